@@ -1,0 +1,1 @@
+"""The papers' experiments: data, models, training, evaluation and reports around `jaxloss`."""

@@ -1,0 +1,52 @@
+"""Losses that shape a feature space, as pure functions for JAX.
+
+Every loss takes what is scored and the labels first, then (where it needs one) the classifier,
+and everything else by keyword. Four keywords are common to all of them:
+
+- `where`: bool `[n]`. False rows are padding: they take part in nothing, not even as references
+  or in a class mean. A negative label has the same effect.
+- `sample_weights`: floats `[n]`, the weights s of the samples.
+- `reduction`: `"mean"` is `Σ s_i ℓ_i / Σ s_i` over the samples that count (0 if none does), `"sum"`
+  is `Σ s_i ℓ_i`, `"none"` gives the terms `s_i ℓ_i` as `[n]`, 0 where a sample does not count. A
+  sample counts if it is neither padding nor ignored and the loss is defined for it.
+- `axis_name`: the mapped axis, or a tuple of them, over which the batch is spread. The value is
+  then that of the global batch on every device, and `jax.lax.pmean` of the gradients is the
+  gradient of one device that holds the whole batch. A `jax.jit` over sharded global arrays needs
+  no `axis_name`.
+
+bfloat16 and float16 are computed in float32. A label of C or more gives NaN. Shapes, dtypes and
+hyperparameters are checked when a loss is traced.
+"""
+
+from jaxloss._diagnostics import Discriminability, discriminability
+from jaxloss._integration import direct_sum_loss, spectral_sum_loss, sum_loss
+from jaxloss._linear import cosine_logits, linear_logits
+from jaxloss._metric import nca_loss, prototypical_loss
+from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
+from jaxloss._subspace import (
+    project_classifier,
+    project_complement,
+    project_spectral_complement,
+    spectral_overlap,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Discriminability",
+    "cosine_logits",
+    "direct_sum_loss",
+    "discriminability",
+    "linear_logits",
+    "margin_softmax_loss",
+    "nca_loss",
+    "project_classifier",
+    "project_complement",
+    "project_spectral_complement",
+    "prototypical_loss",
+    "sigmoid_loss",
+    "softmax_loss",
+    "spectral_overlap",
+    "spectral_sum_loss",
+    "sum_loss",
+]

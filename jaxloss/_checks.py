@@ -1,0 +1,141 @@
+"""Static checks of arguments: they run at trace time, on shapes and dtypes alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def _as_array(name: str, value: Any) -> Array:
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise TypeError(
+            f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}; "
+            "convert it with jnp.asarray"
+        )
+    return jnp.asarray(value)
+
+
+def floating(name: str, value: Any, shape: str) -> Array:
+    """`value` as an array of floats whose rank is the number of words in `shape`."""
+    array = _as_array(name, value)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"`{name}` must hold floats, got dtype {array.dtype}")
+    _rank(name, array, shape)
+    return array
+
+
+def _rank(name: str, array: Array, shape: str) -> None:
+    if array.ndim != len(shape.split()):
+        raise ValueError(
+            f"`{name}` must have shape [{', '.join(shape.split())}], got {array.shape}"
+        )
+
+
+def same_rows(name: str, array: Array, other_name: str, other: Array) -> None:
+    """Raises unless both arrays have as many rows."""
+    if array.shape[0] != other.shape[0]:
+        raise ValueError(
+            f"`{name}` has {array.shape[0]} rows (shape {array.shape}) where `{other_name}` has "
+            f"{other.shape[0]} (shape {other.shape}); they must describe the same samples"
+        )
+
+
+def class_labels(labels: Any, scored_name: str, scored: Array) -> Array:
+    """Integer labels [n], one for every row of `scored`, at least 32 bits wide."""
+    array = _as_array("labels", labels)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`labels` must hold integer class indices, got dtype {array.dtype}")
+    _rank("labels", array, "n")
+    same_rows("labels", array, scored_name, scored)
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def class_targets(targets: Any, scored_name: str, scored: Array) -> Array:
+    """Multi-hot targets [n, C] of the shape of `scored`, in its dtype."""
+    array = _as_array("labels", targets)
+    if array.shape != scored.shape:
+        raise ValueError(
+            f"multi-hot `labels` must have the shape of `{scored_name}`, {scored.shape}, "
+            f"got {array.shape}"
+        )
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"multi-hot `labels` must be bool, integers or floats, got {array.dtype}")
+    return array.astype(scored.dtype)
+
+
+def row_mask(where: Any, scored_name: str, scored: Array) -> Array | None:
+    """`where` as bool [n], or None."""
+    if where is None:
+        return None
+    array = _as_array("where", where)
+    if array.dtype != jnp.bool_:
+        raise TypeError(f"`where` must be bool, got dtype {array.dtype}")
+    _rank("where", array, "n")
+    same_rows("where", array, scored_name, scored)
+    return array
+
+
+def classifier(features: Array, weights: Any, bias: Any = None) -> tuple[Array, Array | None]:
+    """The classifier's weights [d, C] and bias [C] that fit `features` [n, d]."""
+    weights = floating("weights", weights, "d C")
+    if weights.shape[0] != features.shape[1]:
+        raise ValueError(
+            f"`weights` must have shape [d, C] with d = {features.shape[1]} as in `features` "
+            f"{features.shape}, got {weights.shape}; a Flax `kernel` has this layout, "
+            "a PyTorch `weight` is its transpose"
+        )
+    if weights.shape[1] == 0:
+        raise ValueError(f"`weights` must have at least one class, got shape {weights.shape}")
+    if bias is not None:
+        bias = floating("bias", bias, "C")
+        if bias.shape[0] != weights.shape[1]:
+            raise ValueError(
+                f"`bias` must have one number for each of the {weights.shape[1]} classes of "
+                f"`weights` {weights.shape}, got shape {bias.shape}"
+            )
+    return weights, bias
+
+
+def reduction(value: str) -> None:
+    """Raises unless `value` names a reduction."""
+    if value not in REDUCTIONS:
+        raise ValueError(f"`reduction` must be one of {', '.join(REDUCTIONS)}, got {value!r}")
+
+
+def in_range(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raises unless a hyperparameter lies in its range; a traced value cannot be checked."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    number = float(value)
+    wanted = []
+    if above is not None:
+        wanted.append((number > above, f"above {above}"))
+    if at_least is not None:
+        wanted.append((number >= at_least, f"at least {at_least}"))
+    if below is not None:
+        wanted.append((number < below, f"below {below}"))
+    if math.isnan(number) or not all(fits for fits, _ in wanted):
+        text = " and ".join(words for _, words in wanted) or "a number"
+        raise ValueError(f"`{name}` must be {text}, got {value}")
+
+
+def positive_count(name: str, value: Any) -> None:
+    """Raises unless `value` is an integer of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"`{name}` must be a Python integer, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {value}")

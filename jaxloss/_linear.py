@@ -1,0 +1,112 @@
+"""Logits, norms and distances: the linear algebra that the losses share."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float
+
+from jaxloss import _checks
+
+
+def widen(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays in one dtype: float64 if any of them has it, else float32."""
+    wide = jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+    return tuple(array.astype(wide) for array in arrays)
+
+
+def exact_product(a: Array, b: Array) -> Array:
+    """`a @ b` in full precision, also where the accelerator rounds float32 factors by default."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def squared_distances(a: Array, b: Array) -> Array:
+    """`‖a_i − b_j‖²` [n, m] of rows `a` [n, d] and `b` [m, d], never negative."""
+    norms_a = jnp.sum(a * a, axis=1)[:, None]
+    norms_b = jnp.sum(b * b, axis=1)[None, :]
+    return jnp.maximum(norms_a + norms_b - 2 * exact_product(a, b.T), 0)
+
+
+def l2_normalize(x: Array, axis: int = -1) -> Array:
+    """Unit vectors along `axis`; a zero vector stays zero and gets a zero gradient."""
+    # The norm of x / max|x| neither overflows nor underflows. Normalising does not depend on the
+    # scale, so that the scale may be taken as a constant in the gradient.
+    scale = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    nonzero = scale >= jnp.finfo(x.dtype).tiny
+    x = x / jnp.where(nonzero, scale, 1)
+    squared = jnp.sum(x * x, axis=axis, keepdims=True)
+    return jnp.where(nonzero, x * lax.rsqrt(jnp.where(nonzero, squared, 1)), 0)
+
+
+def linear_logits(
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None = None,
+) -> Float[Array, "n C"]:
+    r"""Logits of a linear classifier.
+
+    .. math:: z_{ic} = w_c^\top x_i + b_c
+
+    Args:
+      features: `[n, d]`, any float dtype.
+      weights: `[d, C]`, a column for each class (the layout of a Flax `kernel`).
+      bias: `[C]`, or None.
+
+    Returns:
+      Logits `[n, C]`, float32 or wider.
+
+    Raises:
+      TypeError: an argument does not hold floats.
+      ValueError: the shapes do not fit.
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), the inner product.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features, weights = jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+      >>> print(jaxloss.linear_logits(features, weights, jnp.array([0.5, 0.0, 0.0])))
+      [[1.5 2.  3. ]]
+    """
+    features = _checks.floating("features", features, "n d")
+    weights, bias = _checks.classifier(features, weights, bias)
+    if bias is None:
+        features, weights = widen(features, weights)
+        return features @ weights
+    features, weights, bias = widen(features, weights, bias)
+    return features @ weights + bias[None, :]
+
+
+def cosine_logits(
+    features: Float[Array, "n d"], weights: Float[Array, "d C"]
+) -> Float[Array, "n C"]:
+    r"""Cosines between features and the classes' weight vectors.
+
+    .. math:: z_{ic} = \cos(w_c, x_i) = \frac{w_c^\top x_i}{\|w_c\| \, \|x_i\|}
+
+    A zero vector has zero logits and a zero gradient.
+
+    Args:
+      features: `[n, d]`, any float dtype.
+      weights: `[d, C]`, a column for each class.
+
+    Returns:
+      Cosines `[n, C]`, float32 or wider.
+
+    Raises:
+      TypeError: an argument does not hold floats.
+      ValueError: the shapes do not fit.
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (8).
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> features, weights = jnp.array([[3.0, 4.0]]), jnp.array([[2.0, 0.0], [0.0, 5.0]])
+      >>> print(np.asarray(jaxloss.cosine_logits(features, weights)).round(2))
+      [[0.6 0.8]]
+    """
+    features = _checks.floating("features", features, "n d")
+    weights, _ = _checks.classifier(features, weights)
+    features, weights = widen(features, weights)
+    return l2_normalize(features) @ l2_normalize(weights, axis=0)
