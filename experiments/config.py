@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class ModelConfig:
     """The backbone."""
 
     backbone: Literal["conv4", "resnet12"] = "conv4"
+    """Architecture."""
     widths: tuple[int, ...] = (64, 64, 64, 64)
     """Channels of the four blocks."""
     pooling: Literal["flatten", "mean"] = "flatten"
@@ -60,7 +62,8 @@ class LossConfig:
     metric_weight: float = 1.0
     """Weight of the metric loss within a sum."""
     temperature: float = 1.0
-    """Temperature T of the metric losses: squared distances are divided by T."""
+    """Temperature of the metric losses in units of the feature dimension d: squared distances
+    are divided by temperature·d, as if features were divided by √d."""
     epsilon: float = 1e-4
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: float = 0.3
@@ -72,11 +75,15 @@ class OptimizerConfig:
     """SGD with momentum and its schedule."""
 
     learning_rate: float = 0.1
+    """Peak learning rate."""
     momentum: float = 0.9
+    """Momentum of SGD."""
     nesterov: bool = True
+    """Nesterov's form of momentum."""
     weight_decay: float = 5e-4
     """Added to the gradient of kernels; not of biases and normalisation."""
     schedule: Literal["cosine", "step"] = "cosine"
+    """Cosine to zero, or steps down by ten."""
     warmup_steps: int = 0
     """Steps of linear warm-up from zero."""
     decay_steps: tuple[int, ...] = ()
@@ -88,13 +95,17 @@ class EvaluationConfig:
     """Few-shot evaluation by the nearest prototype."""
 
     ways: int = 5
+    """Classes of an episode."""
     shots: tuple[int, ...] = (1, 5)
+    """Support images of each class, one evaluation for each number."""
     queries: int = 15
     """Query images of each class in an episode."""
     episodes: int = 2000
+    """Episodes of each evaluation."""
     seed: int = 0
     """Seed of the episode list."""
     distance: Literal["euclidean", "cosine"] = "euclidean"
+    """How far a query is from a prototype."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,9 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     steps: int = 500
+    """Training steps."""
     seed: int = 0
+    """Seed of parameters, batches and augmentation."""
     validate_every: int = 100
     """Steps between two validations, each of which writes a checkpoint."""
     validation_episodes: int = 500
@@ -118,26 +131,50 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where a run happens; nothing here changes its result."""
+class Folders:
+    """Where data lies."""
 
-    parallel: Literal["pmap", "jit"] = "pmap"
-    """Data-parallel training by `jax.pmap`, or by a jit over sharded global arrays."""
     data_dir: Path | None = None
-    """Where prepared data sets are kept (TFDS; by default ~/tensorflow_datasets)."""
+    """Folder of prepared data sets (TFDS; by default ~/tensorflow_datasets)."""
     manual_dir: Path | None = None
-    """Where the archives lie that you downloaded (by default DATA_DIR/downloads/manual)."""
+    """Folder of the archives that you downloaded (by default DATA_DIR/downloads/manual)."""
 
 
-def to_dict(config: object) -> dict:
-    """A configuration as plain JSON types."""
+Config = TypeVar("Config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as JSON types: dataclasses become objects, tuples lists, paths strings."""
 
     def plain(value):
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        if isinstance(value, tuple | list):
-            return [plain(v) for v in value]
+        if dataclasses.is_dataclass(value):
+            return {
+                field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            }
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
         return str(value) if isinstance(value, Path) else value
 
-    assert dataclasses.is_dataclass(config) and not isinstance(config, type)
-    return plain(dataclasses.asdict(config))
+    return plain(config)
+
+
+def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
+    """The configuration that `to_dict` made `values` from.
+
+    Raises:
+      ValueError: a key is unknown to this version, or missing.
+    """
+    hints = typing.get_type_hints(kind)
+    unknown, missing = values.keys() - hints.keys(), hints.keys() - values.keys()
+    if unknown or missing:
+        raise ValueError(
+            f"not a configuration of this version ({kind.__name__}): "
+            f"unknown keys {sorted(unknown)}, missing keys {sorted(missing)}"
+        )
+
+    def typed(hint, value):
+        if dataclasses.is_dataclass(hint):
+            return from_dict(hint, value)  # pyright: ignore[reportArgumentType]
+        return tuple(value) if isinstance(value, list) else value
+
+    return kind(**{name: typed(hints[name], value) for name, value in values.items()})

@@ -1,0 +1,58 @@
+"""A grid of losses, samplings and seeds: each cell is a run directory, all of them one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.config import Folders, TrainConfig, to_dict
+from experiments.evaluation.run import evaluate_run
+from experiments.reporting.report import write_run_report
+from experiments.training.checkpoints import claim_run_directory
+from experiments.training.loop import ParallelMode, train
+
+
+def cell_directory(root: Path, config: TrainConfig) -> Path:
+    """The run directory of a cell, for example ROOT/direct-sce+nca/32x4/seed-0."""
+    name = config.loss.name.replace(":", "-")
+    return root / name / config.sampling.strategy / f"seed-{config.seed}"
+
+
+def grid(
+    config: TrainConfig, losses: Sequence[str], samplings: Sequence[str], seeds: Sequence[int]
+) -> list[TrainConfig]:
+    """One configuration for every cell; all methods under a seed and sampling stand together."""
+    return [
+        dataclasses.replace(
+            config,
+            loss=dataclasses.replace(config.loss, name=loss),
+            sampling=dataclasses.replace(config.sampling, strategy=sampling),
+            seed=seed,
+        )
+        for seed in seeds
+        for sampling in samplings
+        for loss in losses
+    ]
+
+
+def run_cell(
+    config: TrainConfig, directory: Path, folders: Folders, *, parallel_mode: ParallelMode = "pmap"
+) -> dict[str, Any]:
+    """Trains one run to its end, evaluates it on the novel classes and writes its report.
+
+    What is finished already is not done again: the report of a finished run is read.
+
+    Raises:
+      ConfigMismatchError: the directory holds a run of another configuration.
+    """
+    path = directory / "report.json"
+    if path.exists() and claim_run_directory(directory, to_dict(config)):
+        return json.loads(path.read_text(encoding="utf-8"))
+    trained = train(config, directory, folders, parallel_mode=parallel_mode)
+    report = evaluate_run(directory, folders)
+    report["seconds"] = trained.seconds
+    write_run_report(directory, report)
+    return report

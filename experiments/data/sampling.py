@@ -1,0 +1,293 @@
+"""Which samples make a batch or an episode: indices only, as pure functions of seed and step.
+
+Every draw sorts raw words of a Philox generator, whose stream is fixed by NumPy's promise for bit
+generators. So a draw is the same on every platform and with every NumPy, a run can resume at any
+step, and every process can draw the same batch and take its own shard.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+# The purposes of a stream: one seed gives independent numbers for each.
+_EPOCH, _EPISODIC, _EVALUATION = range(3)
+
+
+class ClassIndex(NamedTuple):
+    """The samples of every class: class c has `order[offsets[c]:offsets[c + 1]]`."""
+
+    order: np.ndarray
+    """int64 [n], the sample indices, sorted by class."""
+    offsets: np.ndarray
+    """int64 [C + 1], where each class begins in `order`; every class has a sample."""
+
+
+class Episodes(NamedTuple):
+    """Sample indices of E episodes with N classes, K support and Q query samples a class."""
+
+    support: np.ndarray
+    """int32 [E, N, K]."""
+    query: np.ndarray
+    """int32 [E, N, Q]."""
+
+
+def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
+    """Sort the samples by class, once for all draws.
+
+    Args:
+        labels: Integers [n], any values; or a ClassIndex, returned as it is.
+
+    Returns:
+        The ClassIndex, with the classes in the order of their labels.
+
+    Raises:
+        ValueError: If `labels` is empty, not one-dimensional, or not of integers.
+    """
+    if isinstance(labels, ClassIndex):
+        return labels
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"labels must be integers [n] with n > 0, got {labels.dtype} {list(labels.shape)}"
+        )
+    order = np.argsort(labels, kind="stable").astype(np.int64)
+    starts = np.flatnonzero(np.diff(labels[order])) + 1
+    return ClassIndex(order, np.concatenate([[0], starts, [labels.size]]).astype(np.int64))
+
+
+def parse_strategy(strategy: str) -> tuple[int, int] | None:
+    """Read a sampling strategy.
+
+    Args:
+        strategy: `random`, or `NxK` for N classes with K samples each.
+
+    Returns:
+        None for `random`, or (N, K).
+
+    Raises:
+        ValueError: If the string is neither.
+    """
+    if strategy == "random":
+        return None
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", strategy)
+    if match is None:
+        raise ValueError(
+            f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
+            f"for example `32x4`; got {strategy!r}"
+        )
+    return int(match[1]), int(match[2])
+
+
+def batch_size_of(strategy: str, batch_size: int) -> int:
+    """Samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
+    ways_shots = parse_strategy(strategy)
+    return batch_size if ways_shots is None else ways_shots[0] * ways_shots[1]
+
+
+def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> np.ndarray:
+    """A batch of a run through permutations of the samples.
+
+    An epoch is `num_samples // batch_size` full batches of one permutation, which depends on the
+    seed and the epoch; the samples left over are left out of that epoch.
+
+    Args:
+        num_samples: Samples n of the data set.
+        batch_size: Samples of a batch.
+        seed: Seed of the run, not negative.
+        step: Step of the run, counted from 0.
+
+    Returns:
+        int64 [batch_size], distinct sample indices.
+
+    Raises:
+        ValueError: If the batch size is not in 1 … n, or seed or step is negative.
+    """
+    if not 1 <= batch_size <= num_samples:
+        raise ValueError(f"batch_size must be in 1 … {num_samples} samples, got {batch_size}")
+    _check_stream(seed, step)
+    epoch, position = divmod(step, num_samples // batch_size)
+    permutation = _epoch_permutation(num_samples, seed, epoch)
+    return permutation[position * batch_size : (position + 1) * batch_size].copy()
+
+
+def episodic_batch(
+    labels: np.ndarray | ClassIndex, ways: int, shots: int, *, seed: int, step: int
+) -> np.ndarray:
+    """An N-way K-shot batch: N classes, K samples of each, both without replacement.
+
+    Classes with fewer than K samples are never drawn.
+
+    Args:
+        labels: Integers [n], or their ClassIndex, which saves sorting them at every step.
+        ways: Classes N.
+        shots: Samples K of each class.
+        seed: Seed of the run, not negative.
+        step: Step of the run, counted from 0.
+
+    Returns:
+        int64 [ways·shots], the K samples of one class after those of another.
+
+    Raises:
+        ValueError: If fewer than N classes have K samples, or an argument is out of its range.
+    """
+    index = index_classes(labels)
+    eligible = _classes_with(index, ways, shots, f"a {ways}x{shots} batch")
+    return _draw_classes(index, eligible, ways, shots, _stream(_EPISODIC, seed, step)).ravel()
+
+
+def draw_batch(
+    index: ClassIndex, strategy: str, batch_size: int, *, seed: int, step: int
+) -> np.ndarray:
+    """The training batch of a step.
+
+    Args:
+        index: The samples of every class.
+        strategy: `random` or `NxK`.
+        batch_size: Samples of a random batch; an `NxK` batch has N·K.
+        seed: Seed of the run, not negative.
+        step: Step of the run, counted from 0.
+
+    Returns:
+        int64 [batch_size_of(strategy, batch_size)], sample indices.
+
+    Raises:
+        ValueError: As `parse_strategy`, `random_batch` and `episodic_batch`.
+    """
+    ways_shots = parse_strategy(strategy)
+    if ways_shots is None:
+        return random_batch(len(index.order), batch_size, seed=seed, step=step)
+    return episodic_batch(index, *ways_shots, seed=seed, step=step)
+
+
+def shard(indices: np.ndarray, index: int, count: int) -> np.ndarray:
+    """The contiguous part of a batch that one of several processes takes.
+
+    Args:
+        indices: Integers [n], the whole batch.
+        index: Which process, in 0 … count − 1.
+        count: Number of processes; divides n.
+
+    Returns:
+        Integers [n / count].
+
+    Raises:
+        ValueError: If `count` does not divide n, or `index` is out of its range.
+    """
+    if count < 1 or len(indices) % count:
+        raise ValueError(f"a batch of {len(indices)} cannot be divided among {count} processes")
+    if not 0 <= index < count:
+        raise ValueError(f"process index must be in 0 … {count - 1}, got {index}")
+    size = len(indices) // count
+    return indices[index * size : (index + 1) * size]
+
+
+def evaluation_episodes(
+    labels: np.ndarray | ClassIndex,
+    *,
+    num_episodes: int,
+    ways: int,
+    shots: int,
+    queries: int,
+    seed: int,
+) -> Episodes:
+    """The fixed list of few-shot episodes that a seed names.
+
+    Episode e depends on the seed and on e alone: a longer list begins with the shorter one. The
+    classes stand in random order, support and query are disjoint, and classes with fewer than
+    K + Q samples are never drawn.
+
+    Args:
+        labels: Integers [n], or their ClassIndex.
+        num_episodes: Episodes E.
+        ways: Classes N of an episode.
+        shots: Support samples K of a class.
+        queries: Query samples Q of a class.
+        seed: Seed of the list, not negative.
+
+    Returns:
+        Episodes with support int32 [E, N, K] and query int32 [E, N, Q].
+
+    Raises:
+        ValueError: If fewer than N classes have K + Q samples, or an argument is out of its range.
+    """
+    if min(num_episodes, shots, queries) < 1:
+        raise ValueError(
+            f"episodes, shots and queries must be positive, got {num_episodes}, {shots}, {queries}"
+        )
+    index = index_classes(labels)
+    purpose = f"episodes of {ways} classes with {shots} shots and {queries} queries"
+    eligible = _classes_with(index, ways, shots + queries, purpose)
+    samples = np.empty((num_episodes, ways, shots + queries), np.int32)
+    for e in range(num_episodes):
+        stream = _stream(_EVALUATION, seed, e)
+        samples[e] = _draw_classes(index, eligible, ways, shots + queries, stream)
+    return Episodes(samples[:, :, :shots].copy(), samples[:, :, shots:].copy())
+
+
+def episodes_hash(episodes: Episodes) -> str:
+    """16 hexadecimal digits that name a list of episodes, the same on every platform."""
+    digest = hashlib.sha256()
+    for part in episodes:
+        digest.update(np.asarray(part.shape, "<i4").tobytes())
+        digest.update(np.ascontiguousarray(part, "<i4").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _check_stream(seed: int, step: int) -> None:
+    if seed < 0 or step < 0:
+        raise ValueError(f"seed and step must not be negative, got {seed} and {step}")
+
+
+def _stream(tag: int, seed: int, step: int) -> np.random.Philox:
+    """The generator of a purpose, seed and step; tags start 2¹⁹² blocks apart."""
+    _check_stream(seed, step)
+    key = np.array([seed, step], np.uint64)
+    return np.random.Philox(key=key, counter=np.array([0, 0, 0, tag], np.uint64))
+
+
+def _choose(stream: np.random.Philox, size: int, count: int) -> np.ndarray:
+    """`count` of the numbers below `size`, distinct and in random order, as int64 [count]."""
+    keys = stream.random_raw(size)
+    if 4 * count < size:
+        smallest = np.sort(np.argpartition(keys, count - 1)[:count])
+        return smallest[np.argsort(keys[smallest], kind="stable")]
+    return np.argsort(keys, kind="stable")[:count]
+
+
+def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np.ndarray:
+    """The classes that have enough samples; an error if they are too few."""
+    if ways < 1 or needed < 1:
+        raise ValueError(f"ways and shots must be positive, got {ways} and {needed}")
+    counts = np.diff(index.offsets)
+    eligible = np.flatnonzero(counts >= needed)
+    if len(eligible) < ways:
+        raise ValueError(
+            f"{purpose} need {ways} classes with at least {needed} samples; "
+            f"{len(eligible)} of {len(counts)} classes have so many "
+            f"(the largest {counts.max()}, the smallest {counts.min()})"
+        )
+    return eligible
+
+
+def _draw_classes(
+    index: ClassIndex, eligible: np.ndarray, ways: int, count: int, stream: np.random.Philox
+) -> np.ndarray:
+    """int64 [ways, count]: `count` samples of each of `ways` eligible classes."""
+    drawn = np.empty((ways, count), np.int64)
+    for row, c in enumerate(eligible[_choose(stream, len(eligible), ways)]):
+        start, stop = index.offsets[c], index.offsets[c + 1]
+        drawn[row] = index.order[start + _choose(stream, int(stop - start), count)]
+    return drawn
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
+    """The permutation of an epoch, kept because every batch of the epoch reads it."""
+    permutation = _choose(_stream(_EPOCH, seed, epoch), num_samples, num_samples)
+    permutation.setflags(write=False)
+    return permutation

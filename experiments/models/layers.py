@@ -1,0 +1,131 @@
+"""Layers that the backbones share: convolution with normalisation, pooling, DropBlock."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+_KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class ConvNorm(nnx.Module):
+    """A convolution without bias, stride 1, and batch normalisation of its output.
+
+    The convolution computes in `dtype`; statistics and normalisation are float32, and the result
+    is `dtype` again.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        kernel_size: Side of the square kernel.
+        dtype: Compute type of the convolution.
+        axis_name: Device axis over which the batch statistics are synchronised, or None.
+        rngs: Source of the initial kernel.
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel_size: int,
+        *,
+        dtype: DTypeLike,
+        axis_name: str | None,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = dtype
+        self.conv = nnx.Conv(
+            channels_in,
+            channels_out,
+            (kernel_size, kernel_size),
+            use_bias=False,
+            dtype=dtype,
+            kernel_init=_KERNEL_INIT,
+            rngs=rngs,
+        )
+        # float32 whatever `dtype` is: nnx would round the running statistics to bfloat16.
+        self.norm = nnx.BatchNorm(
+            channels_out,
+            momentum=0.9,
+            epsilon=1e-5,
+            dtype=jnp.float32,
+            axis_name=axis_name,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: Array, *, train: bool) -> Array:
+        """Convolve and normalise `x` [n, h, w, channels_in]; in training by its own statistics."""
+        return self.norm(self.conv(x), use_running_average=not train).astype(self.dtype)
+
+
+def max_pool(x: Array) -> Array:
+    """The maximum over windows of 2×2 pixels; an odd last row or column is left out.
+
+    A reshape and a maximum over axes, because the gradient of `lax.reduce_window` is slow on the
+    CPU: it makes a training step of Conv4 about 1.7 times as long. Where several values of a
+    window are its maximum, each takes an equal part of the gradient.
+
+    Args:
+        x: Float [n, h, w, c].
+
+    Returns:
+        Float [n, h // 2, w // 2, c].
+    """
+    n, h, w, c = x.shape
+    h, w = h // 2, w // 2
+    return x[:, : 2 * h, : 2 * w].reshape(n, h, 2, w, 2, c).max((2, 4))
+
+
+def pool_features(x: Array, pooling: str) -> Array:
+    """The features of a last block.
+
+    Args:
+        x: Float [n, h, w, c].
+        pooling: `flatten` for every position, or `mean` for the mean over the positions.
+
+    Returns:
+        float32 [n, h·w·c] or [n, c].
+    """
+    x = x.astype(jnp.float32)
+    return x.mean((1, 2)) if pooling == "mean" else x.reshape(x.shape[0], -1)
+
+
+def drop_block(x: Array, keys: Array, *, rate: float, block_size: int) -> Array:
+    """DropBlock: set square blocks of each channel to zero and scale up what remains.
+
+    A block starts at each place where it fits with the probability γ that removes about `rate` of
+    the units, γ = rate / b² · h·w / ((h − b + 1)(w − b + 1)) (Ghiasi et al., 2018, eq. 1). The
+    remaining units of a sample are scaled by units / units kept. Blocks and scale depend on the
+    sample's own key alone, so that a batch split over devices gives the same values.
+
+    Args:
+        x: Float [n, h, w, c].
+        keys: Typed PRNG keys [n].
+        rate: Expected part of the units removed, before overlaps of blocks.
+        block_size: Side b of a block; clipped to the map.
+
+    Returns:
+        Float [n, h, w, c], of the type of `x`.
+    """
+    h, w, c = x.shape[1:]
+    size_h, size_w = min(block_size, h), min(block_size, w)
+    places_h, places_w = h - size_h + 1, w - size_w + 1
+    gamma = rate / (size_h * size_w) * (h * w) / (places_h * places_w)
+
+    def kept(key: Array) -> Array:
+        starts = jax.random.bernoulli(key, gamma, (places_h, places_w, c)).astype(jnp.float32)
+        removed = lax.reduce_window(
+            starts,
+            0.0,
+            lax.max,
+            (size_h, size_w, 1),
+            (1, 1, 1),
+            ((size_h - 1, size_h - 1), (size_w - 1, size_w - 1), (0, 0)),
+        )
+        mask = 1.0 - removed
+        return mask * (mask.size / jnp.maximum(mask.sum(), 1.0))
+
+    return x * jax.vmap(kept)(keys).astype(x.dtype)

@@ -1,0 +1,33 @@
+"""The papers' protocols, one short file each."""
+
+from typing import NamedTuple
+
+from experiments.config import TrainConfig
+from experiments.presets import (
+    cifar_fs,
+    cub_fewshot,
+    icons,
+    inat2017_fewshot,
+    mini_imagenet,
+    tiered_imagenet,
+)
+
+
+class NamedPreset(NamedTuple):
+    """A configuration and the line that the command line shows for it."""
+
+    description: str
+    config: TrainConfig
+
+
+PRESETS = {
+    name: NamedPreset(module.DESCRIPTION, module.CONFIG)
+    for name, module in {
+        "icons": icons,
+        "mini-imagenet": mini_imagenet,
+        "tiered-imagenet": tiered_imagenet,
+        "cub": cub_fewshot,
+        "cifar-fs": cifar_fs,
+        "inat2017": inat2017_fewshot,
+    }.items()
+}

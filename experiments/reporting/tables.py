@@ -1,0 +1,233 @@
+"""The table of a comparison: methods against sampling strategies, as in the paper.
+
+What a cell is, `experiments.reporting.summary` tells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.reporting.figures import comparison_figure
+from experiments.reporting.summary import (
+    FAMILIES,
+    family_of,
+    sampling_name,
+    sampling_order,
+    summarize,
+)
+
+_MISSING = "–"
+
+
+def markdown_table(
+    cells: Sequence[dict[str, Any]], *, command: str, title: str = "Few-shot accuracy"
+) -> str:
+    """The comparison as a Markdown table with a caption that explains every symbol.
+
+    Args:
+      cells: Runs, as `experiments.reporting.summary` describes them.
+      command: What was typed to get them.
+      title: First line.
+    """
+    rows = summarize(cells)
+    if not rows:
+        return f"### {title}\n\nNo run has finished yet.\n\nCommand: `{command}`\n"
+    samplings = sorted({row["sampling"] for row in rows}, key=sampling_order)
+    shots = sorted({result["shots"] for row in rows for result in row["results"]})
+    by_key = {(row["loss"], row["sampling"]): row for row in rows}
+    labels = {row["loss"]: row["label"] for row in rows}
+    best = {loss: _best_sampling(rows, loss, shots[0]) for loss in labels}
+    lines = [
+        f"### {title}",
+        "",
+        f"| Method | {' | '.join(sampling_name(s) for s in samplings)} |",
+        f"|:--{'|:-:' * len(samplings)}|",
+    ]
+    for family in FAMILIES:
+        members = [loss for loss in labels if family_of(loss) == family]
+        if members:
+            lines.append(f"| **{family} loss** |{' |' * len(samplings)}")
+        for loss in members:
+            entries = [
+                _entry(by_key.get((loss, s)), shots, bold=s == best[loss]) for s in samplings
+            ]
+            lines.append(f"| {labels[loss]} | {' | '.join(entries)} |")
+    return "\n".join([*lines, "", *_caption(cells, rows, samplings, shots, command)]) + "\n"
+
+
+def json_report(cells: Sequence[dict[str, Any]], command: str) -> dict[str, Any]:
+    """The comparison for programs: the command, the rows of `summarize`, and the cells."""
+    return {"command": command, "rows": summarize(cells), "cells": list(cells)}
+
+
+def write_report(
+    directory: Path,
+    cells: Sequence[dict[str, Any]],
+    command: str,
+    *,
+    title: str = "Few-shot accuracy",
+) -> list[Path]:
+    """Write table.md, table.json and figure.png; files that are there are replaced.
+
+    Args:
+      directory: Where to; made if it does not exist.
+      cells: Runs, as `experiments.reporting.summary` describes them.
+      command: What was typed to get them.
+      title: Title of the table and the figure.
+
+    Returns:
+      The paths written. Without a cell there is no figure.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    text = markdown_table(cells, command=command, title=title)
+    if cells:
+        text += "\n![Accuracy of every method and sampling](figure.png)\n"
+    report = json.dumps(json_report(cells, command), indent=2, ensure_ascii=False) + "\n"
+    paths = [
+        _write(directory / "table.md", text),
+        _write(directory / "table.json", report),
+    ]
+    if cells:
+        figure = directory / "figure.png"
+        comparison_figure(cells, figure, title=title, command=command)
+        paths.append(figure)
+    return paths
+
+
+def _result(row: dict[str, Any] | None, shots: int) -> dict[str, Any] | None:
+    return next((r for r in row["results"] if r["shots"] == shots), None) if row else None
+
+
+def _best_sampling(rows: list[dict[str, Any]], loss: str, shots: int) -> str | None:
+    """The sampling of the highest accuracy; None where there is nothing to choose from."""
+    found = [
+        (result["accuracy"], row["sampling"])
+        for row in rows
+        if row["loss"] == loss and (result := _result(row, shots))
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if len(found) > 1 else None
+
+
+def _entry(row: dict[str, Any] | None, shots: list[int], *, bold: bool) -> str:
+    if row is None:
+        return _MISSING
+    parts = []
+    for shot in shots:
+        result = _result(row, shot)
+        if result is None:
+            parts.append(_MISSING)
+            continue
+        part = f"{_percent(result['accuracy'])} ± {_percent(result['interval'])}"
+        if result["spread"] is not None:
+            part += f" (seeds {_percent(result['spread'])})"
+        parts.append(part)
+    text = ", ".join(parts)
+    return f"**{text}**" if bold else text
+
+
+def _caption(
+    cells: Sequence[dict[str, Any]],
+    rows: list[dict[str, Any]],
+    samplings: list[str],
+    shots: list[int],
+    command: str,
+) -> list[str]:
+    listing = " and ".join(f"{s}-shot" for s in shots)
+    where = _common(cells, "data")
+    split = _common(cells, "split")
+    place = (f" on {where}" if where else "") + (f", {split} classes" if split else "")
+    sentences = [
+        f"Accuracy in %{place}: each entry gives {listing} evaluation"
+        + (", in this order." if len(shots) > 1 else "."),
+        "a ± b: mean accuracy over episodes, and half the width of its 95 % confidence interval"
+        + (" (the mean over seeds)." if any(len(row["seeds"]) > 1 for row in rows) else "."),
+    ]
+    evaluation = _common(cells, "evaluation")
+    if evaluation:
+        sentences.append(
+            f"An episode has {evaluation['ways']} classes that training has not seen, K labelled "
+            f"images of each (K-shot) and {evaluation['queries']} images of each to classify, by "
+            f"the nearest class mean in {evaluation['distance']} distance."
+        )
+    if any(result["spread"] is not None for row in rows for result in row["results"]):
+        sentences.append(
+            "(seeds c): several runs were trained that differ in their seed; a is their mean, and "
+            "c the largest minus the smallest."
+        )
+    if any(re.fullmatch(r"\d+x\d+", s) for s in samplings):
+        sentences.append(
+            "Columns tell how a training batch is drawn: N-way K-shot takes N classes with K "
+            "images of each; a random batch takes images without regard to class."
+            if "random" in samplings
+            else "Columns tell how a training batch is drawn: N classes with K images of each."
+        )
+    if len(samplings) > 1:
+        sentences.append(f"Bold: the best sampling of a method by {shots[0]}-shot accuracy.")
+    if len(rows) < len({r["loss"] for r in rows}) * len(samplings):
+        sentences.append(f"{_MISSING}: not run.")
+    sentences.append(_notation(cells, rows))
+    lines = [" ".join(filter(None, sentences)), ""]
+    for shot in shots:
+        results = [r for row in rows if (r := _result(row, shot))]
+        counts = sorted({n for r in results for n in r["episodes"]})
+        hashes = sorted({h for r in results for h in r["hashes"]})
+        line = f"- {shot}-shot: {' or '.join(f'{n:,}' for n in counts)} episodes, "
+        if len(hashes) == 1:
+            line += f"the same for every run (episode list `{hashes[0]}`)"
+        else:
+            shown = ", ".join(f"`{h}`" for h in hashes[:4]) + (", …" if len(hashes) > 4 else "")
+            line += f"**not the same for every run** (episode lists {shown}): compare with care"
+        lines.append(line)
+    seconds = sum(row["seconds"] for row in rows)
+    if seconds:
+        lines.append(f"- {len(cells)} runs, {seconds / 60:.1f} minutes together")
+    return [*lines, f"- Command: `{command}`"]
+
+
+def _notation(cells: Sequence[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    names = {
+        "sce": "SCE: softmax cross-entropy",
+        "bce": "BCE: sigmoid cross-entropy",
+        "nca": "NCA: neighbourhood component analysis",
+        "proto": "Proto: prototypical loss",
+    }
+    used = {part for row in rows for part in row["loss"].rpartition(":")[2].split("+")}
+    parts = [text for name, text in names.items() if name in used]
+    families = {row["family"] for row in rows}
+    if "Sum" in families:
+        parts.append("A+B: sum of two losses on the same features")
+    if "Direct-sum" in families:
+        parts.append("A⊕B: B acts in the complement of the subspace that A's classifier spans")
+    if "Spectral-sum" in families:
+        spectral = [cell for cell in cells if family_of(cell["loss"]) == "Spectral-sum"]
+        power = _common(spectral, "power")
+        parts.append(
+            "A⊕̃B: the same with a soft, spectral complement"
+            + (f" of exponent p = {power:g}" if power is not None else "")
+        )
+    if _common(cells, "num_features"):
+        parts.append(f"features have {_common(cells, 'num_features'):,} dimensions")
+    return "; ".join(parts) + "." if parts else ""
+
+
+def _common(cells: Sequence[dict[str, Any]], key: str) -> Any:
+    values = [cell.get(key) for cell in cells]
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def _write(path: Path, text: str) -> Path:
+    # A reader sees the old file or the new one, never half of it.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+    return path

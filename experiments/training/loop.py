@@ -1,0 +1,196 @@
+"""The training loop: data in, checkpoints and metrics out."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.config import Folders, TrainConfig, to_dict
+from experiments.data.builders import split_names
+from experiments.data.pipeline import ImageSet, load_split
+from experiments.data.sampling import (
+    batch_size_of,
+    draw_batch,
+    evaluation_episodes,
+    index_classes,
+    shard,
+)
+from experiments.evaluation.few_shot import episode_accuracies, extract_features
+from experiments.reporting.metrics import MetricsLog
+from experiments.reporting.progress import progress
+from experiments.training import parallel
+from experiments.training.checkpoints import Checkpoints, claim_run_directory
+from experiments.training.objective import build_objective
+from experiments.training.state import TrainState, initial_setup
+from experiments.training.step import Batch, build_embed, build_step
+
+ParallelMode = Literal["pmap", "jit"]
+
+
+class Interrupted(Exception):
+    """The run was asked to stop (SIGTERM) and has saved its state."""
+
+
+class Trained(NamedTuple):
+    """A finished run."""
+
+    directory: Path
+    steps: int
+    seconds: float
+    """Time spent in this call: less than the whole run where it was resumed."""
+
+
+def train(
+    config: TrainConfig,
+    directory: Path,
+    folders: Folders,
+    *,
+    parallel_mode: ParallelMode = "pmap",
+) -> Trained:
+    """Trains a run to its end, from its newest checkpoint where there is one.
+
+    Args:
+      config: the run; together with the machine it determines every bit of the result.
+      directory: the run directory; gets config.json, metrics.jsonl, TensorBoard events and
+        checkpoints/.
+      folders: where data lies.
+      parallel_mode: data parallelism by `jax.pmap`, or by a jit over sharded global arrays; the
+        numbers are the same.
+
+    Raises:
+      ConfigMismatchError: the directory holds a run of another configuration.
+      Interrupted: SIGTERM came; the state is saved.
+      ValueError: the configuration does not fit the data or the devices.
+    """
+    started = time.monotonic()
+    strategy = config.sampling.strategy
+    batch_size = batch_size_of(strategy, config.sampling.batch_size)
+    parallel.check_batch_size(batch_size)
+    axis_name = parallel.axis_name(parallel_mode)
+
+    base = _load(config, folders, "base")
+    num_classes = len(base.class_names)
+    setup = initial_setup(
+        config,
+        image_shape=base.images.shape[1:],
+        num_classes=num_classes,
+        axis_name=axis_name,
+    )
+    objective = build_objective(
+        config.loss,
+        num_features=setup.num_features,
+        num_classes=num_classes,
+        axis_name=axis_name,
+    )
+    step = build_step(
+        setup.graphdef,
+        objective,
+        setup.optimizer,
+        config.data,
+        key=jax.random.fold_in(jax.random.key(config.seed), 2),
+        axis_name=axis_name,
+    )
+    run = parallel.data_parallel(parallel_mode, step)
+    # Draws the first batch before the directory is claimed: a sampling that the data cannot give
+    # leaves no trace.
+    index = index_classes(base.labels)
+    draw_batch(index, strategy, batch_size, seed=config.seed, step=0)
+    validate = _validation(config, folders, build_embed(setup.graphdef, config.data))
+
+    claim_run_directory(directory, to_dict(config))
+    meta = {"num_classes": num_classes, "image_shape": list(base.images.shape[1:])}
+    with Checkpoints(directory / "checkpoints") as checkpoints, _stop_on_sigterm() as stopping:
+        state = setup.state
+        if checkpoints.latest_step() is not None:
+            state = checkpoints.restore(state).state
+        first = int(state.step)
+        replicated = run.replicate(state)
+        with (
+            MetricsLog(directory / "metrics.jsonl", resume_step=first) as log,
+            progress(config.steps, first, config.loss.name) as bar,
+        ):
+            clock, images = time.monotonic(), 0
+            for number in range(first, config.steps):
+                rows = shard(
+                    draw_batch(index, strategy, batch_size, seed=config.seed, step=number),
+                    jax.process_index(),
+                    jax.process_count(),
+                )
+                batch = Batch(base.images[rows], base.labels[rows])
+                replicated, metrics = run.step(replicated, run.split(batch))
+                done, images = number + 1, images + batch_size
+
+                last = done == config.steps
+                if done % config.log_every == 0 or last:
+                    scalars = {name: float(x) for name, x in run.single(metrics).items()}
+                    now = time.monotonic()
+                    rate, clock, images = images / (now - clock), now, 0
+                    log.log(done, **scalars, images_per_second=rate)
+                    bar.update(done, scalars["loss"], rate)
+                if done % config.validate_every == 0 or last or stopping.is_set():
+                    state = run.single(replicated)
+                    checked = done % config.validate_every == 0 or last
+                    accuracy = validate(state) if checked else None
+                    if accuracy is not None:
+                        log.log(done, validation_accuracy=accuracy)
+                    checkpoints.save(done, state, meta=meta, accuracy=accuracy)
+                    clock = time.monotonic()
+                if stopping.is_set() and not last:
+                    checkpoints.wait()
+                    raise Interrupted(
+                        f"stopped at step {done} of {config.steps}, which is saved in {directory}; "
+                        "the same command goes on from there"
+                    )
+    return Trained(directory, config.steps, time.monotonic() - started)
+
+
+def _load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
+    return load_split(
+        config.data.name, split, data_dir=folders.data_dir, manual_dir=folders.manual_dir
+    )
+
+
+def _validation(
+    config: TrainConfig, folders: Folders, embed: Callable[[TrainState, np.ndarray], jax.Array]
+) -> Callable[[TrainState], float | None]:
+    """1-shot accuracy on the validation classes; None where the data set has none."""
+    if "validation" not in split_names(config.data.name):
+        return lambda state: None
+    held_out = _load(config, folders, "validation")
+    episodes = evaluation_episodes(
+        held_out.labels,
+        num_episodes=config.validation_episodes,
+        ways=config.evaluation.ways,
+        shots=1,
+        queries=config.evaluation.queries,
+        seed=config.evaluation.seed,
+    )
+
+    def validate(state: TrainState) -> float:
+        features = extract_features(lambda images: embed(state, images), held_out.images)
+        accuracies = episode_accuracies(features, episodes, distance=config.evaluation.distance)
+        return float(np.mean(accuracies))
+
+    return validate
+
+
+@contextmanager
+def _stop_on_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets while the context lasts (in the main thread of a process)."""
+    stopping = threading.Event()
+    if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
+        yield stopping
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    try:
+        yield stopping
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,81 @@
+"""Data parallelism over all devices: the one module that knows `pmap` from a sharded `jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from flax import jax_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from experiments.training.state import TrainState
+from experiments.training.step import Batch, Step
+
+AXIS = "batch"
+
+
+class DataParallel(NamedTuple):
+    """How a step runs over devices."""
+
+    replicate: Callable[[TrainState], Any]
+    """A state as the step wants it."""
+    split: Callable[[Batch], Any]
+    """This process's rows of a batch, spread over devices."""
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    single: Callable[[Any], Any]
+    """One copy of a replicated tree, on one device."""
+
+
+def axis_name(mode: Literal["pmap", "jit"]) -> str | None:
+    """The name of the mapped axis that the step and its losses must be given."""
+    return AXIS if mode == "pmap" else None
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises unless a batch spreads evenly over all devices."""
+    if batch_size % jax.device_count():
+        raise ValueError(
+            f"a batch of {batch_size} does not spread evenly over {jax.device_count()} devices; "
+            f"choose a multiple of {jax.device_count()}"
+        )
+
+
+def data_parallel(mode: Literal["pmap", "jit"], step: Step) -> DataParallel:
+    """Runs `step` over all devices.
+
+    Args:
+      mode: `pmap` maps the step over devices, each with its share of the batch; the step was built
+        with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
+      step: the pure step.
+    """
+    if mode == "pmap":
+        return DataParallel(
+            replicate=jax_utils.replicate,
+            split=lambda batch: Batch(*(_by_local_device(rows) for rows in batch)),
+            step=jax.pmap(step, axis_name=AXIS, donate_argnums=0),
+            single=jax_utils.unreplicate,
+        )
+
+    mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    spread = NamedSharding(mesh, PartitionSpec(AXIS))
+
+    def to_all(leaf):
+        value = np.asarray(leaf)
+        return jax.make_array_from_callback(value.shape, replicated, lambda index: value[index])
+
+    return DataParallel(
+        replicate=lambda state: jax.tree.map(to_all, state),
+        split=lambda batch: Batch(
+            *(jax.make_array_from_process_local_data(spread, rows) for rows in batch)
+        ),
+        step=jax.jit(step, donate_argnums=0, out_shardings=replicated),
+        single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0), tree),
+    )
+
+
+def _by_local_device(rows: np.ndarray) -> np.ndarray:
+    devices = jax.local_device_count()
+    return rows.reshape(devices, rows.shape[0] // devices, *rows.shape[1:])

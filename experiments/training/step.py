@@ -1,0 +1,96 @@
+"""One training step, as a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import Array, lax
+
+import jaxloss
+from experiments.config import DataConfig
+from experiments.data.augment import augment, normalize
+from experiments.training.objective import Objective
+from experiments.training.state import TrainState
+
+
+class Batch(NamedTuple):
+    """Images as they are stored, and their classes."""
+
+    images: Any
+    """uint8 [n, h, w, c]."""
+    labels: Any
+    """int32 [n]."""
+
+
+Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
+
+
+def sample_keys(key: Array, step: Array, num_samples: int, axis_name: str | None) -> Array:
+    """A key for every sample, from the step and its place in the global batch."""
+    positions = jnp.arange(num_samples)
+    if axis_name is not None:
+        positions = positions + lax.axis_index(axis_name) * num_samples
+    return jax.vmap(lambda place: jax.random.fold_in(jax.random.fold_in(key, step), place))(
+        positions
+    )
+
+
+def build_step(
+    graphdef: nnx.GraphDef,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    data: DataConfig,
+    *,
+    key: Array,
+    axis_name: str | None,
+) -> Step:
+    """The step of one device's share of the batch; with `axis_name` over all devices.
+
+    The random numbers of a sample depend on its place in the global batch, not on the device.
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        keys = sample_keys(key, state.step, batch.labels.shape[0], axis_name)
+        augment_keys, model_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+        images = augment(batch.images, augment_keys, data)
+
+        def loss_of(params):
+            model = nnx.merge(graphdef, params["backbone"], state.statistics, copy=True)
+            features = model(images, train=True, keys=model_keys)  # pyright: ignore[reportCallIssue]
+            kernel, bias = params["classifier"]["kernel"], params["classifier"]["bias"]
+            loss = objective(features, batch.labels, kernel, bias)
+            logits = jaxloss.linear_logits(features, kernel, bias)
+            accuracy = jnp.mean((jnp.argmax(logits, axis=1) == batch.labels).astype(jnp.float32))
+            return loss, (nnx.state(model, nnx.Not(nnx.Param)), accuracy)
+
+        (loss, (statistics, accuracy)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+            state.params
+        )
+        if axis_name is not None:
+            gradients, accuracy = lax.pmean((gradients, accuracy), axis_name)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        metrics = {
+            "loss": loss,
+            "train_accuracy": accuracy,
+            "gradient_norm": optax.global_norm(gradients),
+        }
+        return TrainState(state.step + 1, params, statistics, opt_state), metrics
+
+    return step
+
+
+def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Array], Array]:
+    """The features [n, d] of uint8 images, as a compiled function of the state."""
+
+    @jax.jit
+    def embed(params, statistics, images):
+        model = nnx.merge(graphdef, params, statistics, copy=True)
+        return model(normalize(images, data), train=False)  # pyright: ignore[reportCallIssue]
+
+    return lambda state, images: embed(state.params["backbone"], state.statistics, images)

@@ -1,0 +1,154 @@
+"""Augmentation: what each setting does to the pixels, and that a sample follows its own key."""
+
+from dataclasses import replace
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.config import DataConfig
+from experiments.data.augment import augment, normalize
+
+PLAIN = DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False, color_jitter=0.0)
+
+
+def images_of(n, shape=(9, 12, 3), low=1, high=256, seed=0):
+    pixels = np.random.default_rng(seed).integers(low, high, (n, *shape))
+    return jnp.asarray(pixels, jnp.uint8)
+
+
+def keys_of(n, seed=0):
+    return jax.random.split(jax.random.key(seed), n)
+
+
+def pixels_of(images):
+    return np.asarray(images, np.float32) / 255
+
+
+def test_normalize_is_its_formula():
+    images = images_of(4)
+    config = replace(PLAIN, mean=(0.2, 0.4, 0.6), std=(0.1, 0.5, 2.0))
+    expected = (np.asarray(images, np.float64) / 255 - [0.2, 0.4, 0.6]) / [0.1, 0.5, 2.0]
+    found = normalize(images, config)
+    chex.assert_type(found, jnp.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    # One number serves all the channels; and augmenting by nothing only normalises.
+    config = replace(PLAIN, mean=(0.25,), std=(0.5,))
+    np.testing.assert_allclose(normalize(images, config), (pixels_of(images) - 0.25) / 0.5, 1e-5)
+    chex.assert_trees_all_close(augment(images, keys_of(4), config), normalize(images, config))
+
+
+def test_crops_are_windows_of_the_padded_image():
+    images = images_of(200, (6, 8, 1))
+    found = np.asarray(augment(images, keys_of(200), replace(PLAIN, pad=2)))
+    padded = np.pad(pixels_of(images), ((0, 0), (2, 2), (2, 2), (0, 0)))
+    places = []
+    for image, source in zip(found, padded, strict=True):
+        matches = [
+            (i, j)
+            for i in range(5)
+            for j in range(5)
+            if np.allclose(source[i : i + 6, j : j + 8], image, atol=1e-6)
+        ]
+        assert len(matches) == 1
+        places += matches
+    assert len(set(places)) == 25
+
+
+def test_half_of_the_images_are_mirrored():
+    images = images_of(400, (3, 4, 3))
+    found = np.asarray(augment(images, keys_of(400), replace(PLAIN, flip=True)))
+    same = np.isclose(found, pixels_of(images), atol=1e-6).all((1, 2, 3))
+    mirrored = np.isclose(found, pixels_of(images)[:, :, ::-1], atol=1e-6).all((1, 2, 3))
+    assert (same ^ mirrored).all()
+    assert 150 < mirrored.sum() < 250
+
+
+def grey_of(pixels):
+    return pixels @ np.array([0.299, 0.587, 0.114])
+
+
+def test_jitter_of_colours_is_brightness_contrast_saturation():
+    # Pixels in the middle, a weak jitter: nothing is clipped, and all three factors are visible.
+    images = images_of(100, (5, 5, 3), 100, 150)
+    found = np.asarray(augment(images, keys_of(100), replace(PLAIN, color_jitter=0.2)), np.float64)
+    pixels = pixels_of(images).astype(np.float64)
+    factors = []
+    for image, source in zip(found, pixels, strict=True):
+        brightness = grey_of(image).mean() / grey_of(source).mean()
+        level = grey_of(source).mean()
+        contrast = np.polyfit(grey_of(source).ravel() - level, grey_of(image).ravel(), 1)[0]
+        colour = (source - grey_of(source)[..., None]).ravel()
+        saturation = np.polyfit(colour, (image - grey_of(image)[..., None]).ravel(), 1)[0]
+        expected = brightness * level + contrast * (grey_of(source) - level)
+        expected = expected[..., None] + saturation * colour.reshape(source.shape)
+        np.testing.assert_allclose(image, expected, atol=1e-5)
+        factors.append((brightness, contrast / brightness, saturation / contrast))
+    factors = np.asarray(factors)
+    assert (factors > 0.799).all()
+    assert (factors < 1.201).all()
+    assert (factors.min(0) < 0.83).all()
+    assert (factors.max(0) > 1.17).all()
+    assert (abs(np.corrcoef(factors.T) - np.eye(3)) < 0.4).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jitter_stays_in_the_range_of_pixels(channels):
+    images = images_of(50, (6, 6, channels), 0)
+    found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
+    assert found.min() == 0
+    assert found.max() == pytest.approx(1)
+    assert (found.std((1, 2, 3)) > 0).any()
+
+
+def test_jitter_of_a_grey_image_is_affine():
+    images = images_of(20, (5, 5, 1), 100, 150)
+    found = np.asarray(augment(images, keys_of(20), replace(PLAIN, color_jitter=0.2)))
+    assert np.isfinite(found).all()
+    for image, source in zip(found, pixels_of(images), strict=True):
+        line = np.polyfit(source.ravel(), image.ravel(), 1)
+        np.testing.assert_allclose(image, np.polyval(line, source), atol=1e-5)
+        assert abs(line[0] - 1) > 1e-4
+
+
+def test_a_sample_follows_its_key_and_not_its_place():
+    config = replace(PLAIN, pad=3, flip=True, color_jitter=0.4)
+    images, keys = images_of(8), keys_of(8)
+    run = jax.jit(partial(augment, config=config))
+    whole = run(images, keys)
+    chex.assert_trees_all_equal(run(images, keys), whole)
+    chex.assert_trees_all_close(run(images[::-1], keys[::-1])[::-1], whole, atol=1e-6)
+    chex.assert_trees_all_close(run(images[2:4], keys[2:4]), whole[2:4], atol=1e-6)
+    assert bool((run(images, keys_of(8, 1)) != whole).any((1, 2, 3)).all())
+
+    parallel = jax.pmap(partial(augment, config=config), devices=jax.devices()[:4])
+    split = parallel(images.reshape(4, 2, 9, 12, 3), keys.reshape(4, 2))
+    chex.assert_trees_all_close(np.asarray(split).reshape(8, 9, 12, 3), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "message"),
+    [
+        ((9, 12, 3), {"pad": -1}, "must not be negative"),
+        ((9, 12, 3), {"color_jitter": -0.1}, "must not be negative"),
+        ((9, 12, 2), {"color_jitter": 0.1}, "1 or 3 channels, got 2"),
+        ((9, 12, 3), {"mean": (0.1, 0.2)}, r"data\.mean needs one number or one for each of 3"),
+        ((9, 12, 1), {"std": (0.1, 0.2, 0.3)}, r"data\.std needs one number"),
+        ((9, 12, 3), {"std": (0.0,)}, "must be positive"),
+    ],
+)
+def test_wrong_settings_name_the_problem(shape, changes, message):
+    with pytest.raises(ValueError, match=message):
+        augment(images_of(2, shape), keys_of(2), replace(PLAIN, **changes))
+
+
+def test_wrong_arrays_name_the_problem():
+    with pytest.raises(ValueError, match=r"uint8 \[n, h, w, c\], got float32"):
+        normalize(jnp.zeros((2, 4, 4, 1)), PLAIN)
+    with pytest.raises(ValueError, match=r"uint8 \[n, h, w, c\], got uint8 \[4, 4, 1\]"):
+        augment(images_of(1, (4, 4, 1))[0], keys_of(4), PLAIN)
+    with pytest.raises(ValueError, match=r"keys of shape \(2,\)"):
+        augment(images_of(2), keys_of(3), PLAIN)

@@ -1,0 +1,181 @@
+"""Few-shot evaluation against explicit loops, and its edge cases."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.config import EvaluationConfig
+from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes
+from experiments.evaluation.few_shot import (
+    episode_accuracies,
+    evaluate_features,
+    extract_features,
+    mean_and_interval,
+)
+
+LABELS = np.arange(300) * 7 % 12
+DISTANCES = ["euclidean", "cosine"]
+
+
+def features_of(spread=1.0, d=6, seed=0):
+    random = np.random.default_rng(seed)
+    centres = spread * random.normal(size=(12, d))
+    return (centres[LABELS] + random.normal(size=(300, d)) + 0.5).astype(np.float32)
+
+
+def episodes_of(num=70, ways=5, shots=3, queries=4, seed=0):
+    return evaluation_episodes(
+        LABELS, num_episodes=num, ways=ways, shots=shots, queries=queries, seed=seed
+    )
+
+
+def accuracies_by_loops(features, episodes, distance):
+    """The nearest prototype in float64, one query at a time."""
+    features = np.asarray(features, np.float64)
+    if distance == "cosine":
+        features = features / np.linalg.norm(features, axis=1, keepdims=True)
+    accuracies = []
+    for support, query in zip(*episodes, strict=True):
+        prototypes = [np.mean([features[i] for i in samples], 0) for samples in support]
+        right = 0
+        for truth, samples in enumerate(query):
+            for i in samples:
+                if distance == "cosine":
+                    scores = [-features[i] @ p / np.linalg.norm(p) for p in prototypes]
+                else:
+                    scores = [np.linalg.norm(features[i] - p) for p in prototypes]
+                right += int(np.argmin(scores)) == truth
+        accuracies.append(right / query.size)
+    return np.array(accuracies)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("shots", [1, 3])
+@pytest.mark.parametrize("num", [1, 64, 70])
+def test_accuracies_equal_the_loops(distance, shots, num):
+    features, episodes = features_of(), episodes_of(num, shots=shots)
+    found = episode_accuracies(features, episodes, distance=distance)
+    assert found.dtype == np.float32
+    assert found.shape == (num,)
+    expected = accuracies_by_loops(features, episodes, distance)
+    assert 0.3 < expected.mean() < 0.95
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_the_distances_differ_and_follow_their_invariances():
+    features, episodes = features_of(), episodes_of()
+    euclidean, cosine = (episode_accuracies(features, episodes, distance=d) for d in DISTANCES)
+    assert (euclidean != cosine).any()
+    moved = episode_accuracies(features + 1000, episodes)
+    np.testing.assert_allclose(moved, euclidean, atol=0.051)
+    assert abs(moved.mean() - euclidean.mean()) < 0.003
+    lengths = np.random.default_rng(1).uniform(0.1, 10, (300, 1)).astype(np.float32)
+    scaled = episode_accuracies(features * lengths, episodes, distance="cosine")
+    np.testing.assert_allclose(scaled, cosine, atol=0.051)
+    assert abs(scaled.mean() - cosine.mean()) < 0.003
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_separated_classes_are_always_right(distance):
+    features = np.eye(12, dtype=np.float32)[LABELS] * 3
+    assert (episode_accuracies(features, episodes_of(), distance=distance) == 1).all()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("value", [0.0, 3.7])
+def test_constant_features_are_right_by_chance(distance, value):
+    features = np.full((300, 6), value, np.float32)
+    found = episode_accuracies(features, episodes_of(), distance=distance)
+    np.testing.assert_allclose(found, 0.2, rtol=1e-6)
+
+
+def test_of_equally_near_prototypes_the_first_is_taken():
+    # Prototypes at −1 and 1; the query of each class stands in the middle.
+    features = np.array([[-1.0], [1.0], [0.0], [0.0]], np.float32)
+    episode = Episodes(np.array([[[0], [1]]], np.int32), np.array([[[2], [3]]], np.int32))
+    np.testing.assert_array_equal(episode_accuracies(features, episode), [0.5])
+
+
+def test_interval_is_its_formula():
+    values = [0.2, 0.4, 0.9, 0.5]
+    mean, interval = mean_and_interval(values)
+    assert type(mean) is float
+    assert type(interval) is float
+    assert mean == pytest.approx(0.5)
+    variance = (0.3**2 + 0.1**2 + 0.4**2) / 3
+    assert interval == pytest.approx(1.96 * variance**0.5 / 2)
+    assert mean_and_interval(np.full(5, 0.25, np.float32)) == (0.25, 0.0)
+    with pytest.raises(ValueError, match="at least two"):
+        mean_and_interval([0.5])
+
+
+def test_features_are_extracted_in_batches_of_one_shape():
+    images = np.random.default_rng(0).integers(0, 256, (23, 4, 5, 1)).astype(np.uint8)
+    shapes = []
+
+    @jax.jit
+    def embed(batch):
+        shapes.append(batch.shape)
+        assert batch.dtype == jnp.uint8
+        return batch.reshape(batch.shape[0], -1).astype(jnp.float32)[:, :7] / 2
+
+    for size in (8, 23, 50):
+        found = extract_features(embed, images, batch_size=size)
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_array_equal(found, images.reshape(23, -1)[:, :7].astype(np.float32) / 2)
+    assert [shape[0] for shape in shapes] == [8, 23, 50]
+
+
+def test_extraction_names_its_problems():
+    images = np.zeros((5, 4, 4, 1), np.uint8)
+    with pytest.raises(ValueError, match="need images"):
+        extract_features(lambda x: x, images[:0])
+    with pytest.raises(ValueError, match="positive batch size"):
+        extract_features(lambda x: x, images, batch_size=0)
+    with pytest.raises(ValueError, match=r"must return \[2, d\], got \[2, 4, 4, 1\]"):
+        extract_features(jnp.asarray, images, batch_size=2)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_results_follow_the_configuration(distance):
+    config = EvaluationConfig(
+        ways=4, shots=(1, 3), queries=5, episodes=80, seed=2, distance=distance
+    )
+    features = features_of()
+    results = evaluate_features(features, LABELS, config=config)
+    assert [result.shots for result in results] == [1, 3]
+    for result in results:
+        episodes = episodes_of(80, 4, result.shots, 5, 2)
+        expected = mean_and_interval(episode_accuracies(features, episodes, distance=distance))
+        assert (result.accuracy, result.interval) == expected
+        assert result.hash == episodes_hash(episodes)
+        assert (result.ways, result.queries, result.episodes) == (4, 5, 80)
+        assert result.distance == distance
+        assert json.loads(json.dumps(result._asdict())) == result._asdict()
+    assert results[1].accuracy > results[0].accuracy
+
+
+def test_wrong_arguments_name_the_problem():
+    features, episodes = features_of(), episodes_of(3)
+    with pytest.raises(ValueError, match="euclidean, cosine, got 'manhattan'"):
+        episode_accuracies(features, episodes, distance="manhattan")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="but there are 100 features"):
+        episode_accuracies(features[:100], episodes)
+    with pytest.raises(ValueError, match="indices from -1"):
+        episode_accuracies(features, Episodes(episodes.support * 0 - 1, episodes.query))
+    with pytest.raises(ValueError, match="need features"):
+        episode_accuracies(features[0], episodes)
+    with pytest.raises(ValueError, match="need features"):
+        episode_accuracies(features, Episodes(episodes.support[:2], episodes.query))
+    with pytest.raises(ValueError, match="empty episodes"):
+        episode_accuracies(features, Episodes(episodes.support[:0], episodes.query[:0]))
+    features[[3, 5], 0] = np.nan, np.inf
+    with pytest.raises(ValueError, match="2 of 300 features are not finite"):
+        episode_accuracies(features, episodes)
+    with pytest.raises(ValueError, match="300 features but 299 labels"):
+        evaluate_features(features, LABELS[:-1], config=EvaluationConfig())
+    with pytest.raises(ValueError, match="need 13 classes"):
+        evaluate_features(features_of(), LABELS, config=EvaluationConfig(ways=13))

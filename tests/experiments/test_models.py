@@ -1,0 +1,337 @@
+"""Backbones: shapes, initial values, normalisation over devices, DropBlock, compute types."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import lax
+
+from experiments.config import ModelConfig
+from experiments.models import build_backbone
+from experiments.models.layers import drop_block, max_pool
+
+SMALL = {
+    "conv4": ModelConfig(widths=(4, 5, 6, 7)),
+    "resnet12": ModelConfig(
+        backbone="resnet12", widths=(4, 5, 6, 7), pooling="mean", drop_block=0.2
+    ),
+}
+
+
+def build(config, image_shape=(32, 32, 3), axis_name=None, seed=0):
+    return build_backbone(config, image_shape=image_shape, axis_name=axis_name, rngs=nnx.Rngs(seed))
+
+
+def images_of(n, image_shape=(32, 32, 3), seed=1):
+    return jax.random.normal(jax.random.key(seed), (n, *image_shape)) + 0.3
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+@pytest.mark.parametrize(
+    ("image_shape", "pooling", "expected"),
+    [
+        ((32, 32, 1), "flatten", 4 * 7),
+        ((32, 32, 1), "mean", 7),
+        ((84, 84, 3), "flatten", 25 * 7),
+        ((16, 39, 3), "flatten", 2 * 7),
+    ],
+)
+def test_feature_shapes(backbone, image_shape, pooling, expected):
+    config = ModelConfig(backbone=backbone, widths=(4, 5, 6, 7), pooling=pooling)
+    model = nnx.eval_shape(lambda: build(config, image_shape))
+    assert model.num_features == expected
+    features = nnx.eval_shape(
+        lambda model, images: model(images, train=False),
+        model,
+        jax.ShapeDtypeStruct((3, *image_shape), jnp.float32),
+    )
+    assert features.shape == (3, expected)
+    assert features.dtype == jnp.float32
+
+
+def test_parameter_counts_are_the_known_ones():
+    def count(config, channels):
+        model = nnx.eval_shape(lambda: build(config, (84, 84, channels)))
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+    resnet = ModelConfig(backbone="resnet12", widths=(64, 160, 320, 640), pooling="mean")
+    assert count(resnet, 3) == 12_424_320
+    # 9·3·64 + 3·9·64² kernels and 4·2·64 of the normalisation.
+    assert count(ModelConfig(), 3) == 9 * 3 * 64 + 3 * 9 * 64**2 + 4 * 2 * 64
+
+
+def test_kernels_begin_with_the_variance_of_fan_out():
+    model = build(ModelConfig(widths=(8, 8, 8, 64)))
+    kernel = model.layers[3].conv.kernel[...]
+    assert kernel.shape == (3, 3, 8, 64)
+    assert float(kernel.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
+
+
+def pooled(x, relu):
+    """Max-pooling by explicit loops, after the activation."""
+    x = relu(np.asarray(x))
+    n, h, w, c = x.shape
+    out = np.empty((n, h // 2, w // 2, c), x.dtype)
+    for i in range(h // 2):
+        for j in range(w // 2):
+            out[:, i, j] = x[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].max((1, 2))
+    return out
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+def test_max_pool_equals_windows_and_commutes_with_the_activation(slope):
+    x = jax.random.normal(jax.random.key(0), (2, 7, 6, 3))
+    ours = jax.nn.leaky_relu(max_pool(x), slope)
+    chex.assert_trees_all_equal(
+        np.asarray(ours), pooled(x, lambda a: np.where(a > 0, a, slope * a))
+    )
+
+    def other(x):
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    weights = jax.random.normal(jax.random.key(1), ours.shape)
+    gradients = [jax.grad(lambda x, f=f: (weights * f(x)).sum())(x) for f in (max_pool, other)]
+    chex.assert_trees_all_equal(*gradients)
+
+
+def test_conv4_equals_its_formula():
+    model = build(ModelConfig(widths=(4, 5, 6, 7)), (16, 16, 2))
+    images = images_of(5, (16, 16, 2))
+    x = np.asarray(images, np.float64)
+    for layer in model.layers:
+        kernel = np.asarray(layer.conv.kernel[...], np.float64)
+        n, h, w, _ = x.shape
+        padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        y = np.zeros((n, h, w, kernel.shape[-1]))
+        for i in range(3):
+            for j in range(3):
+                y += padded[:, i : i + h, j : j + w] @ kernel[i, j]
+        y = (y - y.mean((0, 1, 2))) / np.sqrt(y.var((0, 1, 2)) + 1e-5)
+        x = pooled(y, lambda a: np.maximum(a, 0))
+    features = model(images, train=True)
+    np.testing.assert_allclose(features, x.reshape(5, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_resnet_block_equals_its_formula():
+    block = build(SMALL["resnet12"]).blocks[0]
+    x = images_of(2, (6, 6, 3))
+
+    def layer(x, part):
+        kernel = part.conv.kernel[...]
+        y = lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return (y - y.mean((0, 1, 2))) / jnp.sqrt(y.var((0, 1, 2)) + 1e-5)
+
+    def leaky(x):
+        return jnp.where(x > 0, x, 0.1 * x)
+
+    y = layer(leaky(layer(leaky(layer(x, block.first)), block.second)), block.third)
+    expected = pooled(y + layer(x, block.shortcut), lambda a: np.where(a > 0, a, 0.1 * a))
+    np.testing.assert_allclose(block(x, train=True), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+def test_running_statistics_move_in_training_only(backbone):
+    model = build(SMALL[backbone])
+    images, keys = images_of(8), jax.random.split(jax.random.key(2), 8)
+    statistics = partial(nnx.state, model, nnx.BatchStat)
+    before = jax.tree.map(jnp.copy, statistics())
+    evaluated = model(images, train=False)
+    chex.assert_trees_all_equal(statistics(), before)
+    trained = model(images, train=True, keys=keys)
+    after = statistics()
+    assert all(
+        bool((a != b).all())
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    )
+    assert bool((evaluated != trained).any())
+    if backbone == "conv4":
+        kernel = model.layers[0].conv.kernel[...]
+        y = lax.conv_general_dilated(
+            images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        norm = model.layers[0].norm
+        np.testing.assert_allclose(norm.mean[...], 0.1 * y.mean((0, 1, 2)), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(norm.var[...], 0.9 + 0.1 * y.var((0, 1, 2)), rtol=1e-4)
+
+
+def make_step(model, axis_name):
+    """(params, rest, images, keys) → loss, updated rest, gradients, as the trainer does it."""
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    weights = jnp.linspace(-1, 2, model.num_features)
+
+    def step(params, rest, images, keys):
+        def loss(params):
+            model = nnx.merge(graphdef, params, rest, copy=True)
+            features = model(images, train=True, keys=keys)
+            value = (jnp.tanh(features) * weights).mean()
+            value = value if axis_name is None else lax.pmean(value, axis_name)
+            return value, nnx.state(model, nnx.Not(nnx.Param))
+
+        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        if axis_name is not None:
+            gradients = lax.pmean(gradients, axis_name)
+        return value, rest, gradients
+
+    return step, params, rest
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+def test_four_devices_equal_one(backbone):
+    assert jax.device_count() >= 4
+    # 48 pixels leave 6×6 and 3×3 positions to the two DropBlocks.
+    shape = (48, 48, 3)
+    # Unequal parts of the batch: statistics of a device alone would differ from the global ones.
+    images = images_of(8, shape) * jnp.arange(1, 9)[:, None, None, None]
+    keys = jax.random.split(jax.random.key(3), 8)
+
+    step, params, rest = make_step(build(SMALL[backbone], shape), None)
+    expected = jax.jit(step)(params, rest, images, keys)
+
+    step, params, rest = make_step(build(SMALL[backbone], shape, axis_name="data"), "data")
+    parallel = jax.pmap(
+        step, "data", in_axes=(None, None, 0, 0), devices=jax.devices()[:4], out_axes=None
+    )
+    found = parallel(params, rest, images.reshape(4, 2, *shape), keys.reshape(4, 2))
+    chex.assert_trees_all_close(
+        jax.tree.leaves(found), jax.tree.leaves(expected), rtol=2e-4, atol=2e-6
+    )
+
+    # Without the axis the statistics are those of a device, and the values differ.
+    step, params, rest = make_step(build(SMALL[backbone], shape), "data")
+    alone = jax.pmap(step, "data", in_axes=(None, None, 0, 0), devices=jax.devices()[:4])
+    value = alone(params, rest, images.reshape(4, 2, *shape), keys.reshape(4, 2))[0]
+    assert abs(float(value[0] - expected[0])) > 1e-3 * abs(float(expected[0]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((21, 21), 5), ((10, 12), 5), ((5, 5), 5), ((2, 2), 5)]
+)
+def test_drop_block_removes_about_the_rate_and_keeps_the_sum(shape, size):
+    x = jnp.ones((64, *shape, 32))
+    keys = jax.random.split(jax.random.key(0), 64)
+    y = drop_block(x, keys, rate=0.1, block_size=size)
+    removed = float((y == 0).mean())
+    assert 0.075 < removed < 0.11, "blocks overlap, so that a little less than the rate goes"
+    np.testing.assert_allclose(y.sum((1, 2, 3)), x[0].size, rtol=1e-5)
+
+
+def test_drop_block_removes_squares():
+    x = jnp.ones((1, 12, 12, 200))
+    y = drop_block(x, jax.random.key(1)[None], rate=0.02, block_size=3)[0]
+    areas = np.asarray((y == 0).sum((0, 1)))
+    assert set(areas[(areas > 0) & (areas < 10)]) == {9}
+    channel = int(np.flatnonzero(areas == 9)[0])
+    rows, columns = np.nonzero(np.asarray(y[:, :, channel] == 0))
+    assert np.ptp(rows) == np.ptp(columns) == 2
+
+
+def test_drop_block_of_everything_is_zero_and_not_nan():
+    y = drop_block(
+        jnp.ones((2, 3, 3, 4)), jax.random.split(jax.random.key(0)), rate=0.999, block_size=1
+    )
+    assert bool(jnp.isfinite(y).all())
+
+
+def test_drop_block_follows_the_key_of_the_sample():
+    model = build(SMALL["resnet12"])
+    images, keys = images_of(6), jax.random.split(jax.random.key(2), 6)
+    x = images[:, :10, :10]
+    dropped = drop_block(x, keys, rate=0.3, block_size=3)
+    chex.assert_trees_all_equal(drop_block(x[2:4], keys[2:4], rate=0.3, block_size=3), dropped[2:4])
+    first = model(images, train=True, keys=keys)
+    chex.assert_trees_all_equal(model(images, train=True, keys=keys), first)
+    assert bool((model(images, train=True, keys=keys[::-1]) != first).any())
+    # Evaluation drops nothing and asks for no keys.
+    chex.assert_trees_all_equal(model(images, train=False, keys=keys), model(images, train=False))
+
+
+@pytest.mark.parametrize("keys", [None, jax.random.split(jax.random.key(0), 5)])
+def test_drop_block_without_its_keys_is_refused(keys):
+    with pytest.raises(ValueError, match=r"DropBlock needs keys of shape \(6,\)"):
+        build(SMALL["resnet12"])(images_of(6), train=True, keys=keys)
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+def test_bfloat16_computes_near_float32_and_keeps_float32_state(backbone):
+    half = ModelConfig(backbone=backbone, widths=(8, 8, 8, 8), pooling="mean", dtype="bfloat16")
+    full = ModelConfig(backbone=backbone, widths=(8, 8, 8, 8), pooling="mean")
+    images = images_of(8)
+    model = build(half)
+    features = model(images, train=True)
+    expected = build(full)(images, train=True)
+    chex.assert_type(features, jnp.float32)
+    for leaf in jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))):
+        chex.assert_type(leaf, jnp.float32)
+    np.testing.assert_allclose(features, expected, atol=0.1)
+    assert bool((features != expected).any())
+    # The convolutions themselves are bfloat16.
+    graphdef, state = nnx.split(model)
+    text = str(
+        jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s, copy=True)(x, train=False))(
+            state, images
+        )
+    )
+    lines = [line for line in text.splitlines() if "= conv_general_dilated[" in line]
+    assert len(lines) == (4 if backbone == "conv4" else 16)
+    assert all("bf16[" in line for line in lines)
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_few_steps_reduce_the_loss(backbone, dtype):
+    config = ModelConfig(backbone=backbone, widths=(8, 8, 8, 8), pooling="mean", dtype=dtype)
+    model = build(config, (16, 16, 1))
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    images = images_of(16, (16, 16, 1))
+    labels = jnp.arange(16) % 4
+    optimizer = optax.sgd(0.1, momentum=0.9)
+
+    @jax.jit
+    def step(params, rest, state):
+        def loss(params):
+            model = nnx.merge(graphdef, params, rest, copy=True)
+            logits = model(images, train=True)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), nnx.state(model, nnx.Not(nnx.Param))
+
+        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, state = optimizer.update(gradients, state)
+        return value, optax.apply_updates(params, updates), rest, state
+
+    state = optimizer.init(params)
+    values = []
+    for _ in range(20):
+        value, params, rest, state = step(params, rest, state)
+        values.append(float(value))
+    assert values[-1] < 0.7 * values[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "image_shape", "message"),
+    [
+        ({}, (15, 32, 3), "at least 16×16 pixels, got 15×32×3"),
+        ({}, (32, 32, 0), "at least 16×16"),
+        ({"widths": (64, 64, 64)}, (32, 32, 3), "four positive numbers"),
+        ({"widths": (64, 64, 0, 64)}, (32, 32, 3), "four positive numbers"),
+        ({"backbone": "vgg"}, (32, 32, 3), "conv4 or resnet12, got 'vgg'"),
+        ({"pooling": "max"}, (32, 32, 3), "flatten or mean, got 'max'"),
+        ({"dtype": "float16"}, (32, 32, 3), "float32, bfloat16, got 'float16'"),
+        ({"drop_block": 1.0}, (32, 32, 3), r"drop_block must be in \[0, 1\)"),
+        ({"drop_block": 0.1}, (32, 32, 3), "conv4 has no DropBlock"),
+    ],
+)
+def test_wrong_configurations_name_the_problem(changes, image_shape, message):
+    with pytest.raises(ValueError, match=message):
+        build(ModelConfig(**changes), image_shape)
+
+
+def test_images_of_another_shape_are_refused():
+    with pytest.raises((ValueError, TypeError)):
+        build(SMALL["conv4"])(images_of(2, (32, 32, 1)), train=False)

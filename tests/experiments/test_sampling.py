@@ -1,0 +1,226 @@
+"""Batches and episodes: which samples, in which order, from which seed."""
+
+import time
+
+import numpy as np
+import pytest
+
+from experiments.data.sampling import (
+    Episodes,
+    batch_size_of,
+    draw_batch,
+    episodes_hash,
+    episodic_batch,
+    evaluation_episodes,
+    index_classes,
+    parse_strategy,
+    random_batch,
+    shard,
+)
+
+# Classes of 3, 9, 5, 1 and 12 samples with gaps between the labels, shuffled.
+LABELS = np.repeat([4, 7, 8, 20, 31], [3, 9, 5, 1, 12])[np.arange(30) * 7 % 30]
+
+
+def test_class_index_holds_every_sample_of_every_class():
+    index = index_classes(LABELS)
+    assert sorted(index.order) == list(range(30))
+    np.testing.assert_array_equal(np.diff(index.offsets), [3, 9, 5, 1, 12])
+    for label, start, stop in zip(
+        [4, 7, 8, 20, 31], index.offsets, index.offsets[1:], strict=False
+    ):
+        assert set(index.order[start:stop]) == set(np.flatnonzero(label == LABELS))
+    assert index_classes(index) is index
+
+
+@pytest.mark.parametrize(
+    "labels", [np.zeros(0, int), np.zeros((2, 2), int), np.zeros(3, np.float32)]
+)
+def test_labels_that_are_no_labels_are_refused(labels):
+    with pytest.raises(ValueError, match="labels must be integers"):
+        index_classes(labels)
+
+
+def test_random_batches_cover_an_epoch_without_repetition():
+    epochs = []
+    for epoch in range(3):
+        batches = [random_batch(23, 5, seed=1, step=4 * epoch + i) for i in range(4)]
+        drawn = np.concatenate(batches)
+        assert drawn.dtype == np.int64
+        assert drawn.shape == (20,)
+        assert len(set(drawn)) == 20
+        assert set(drawn) <= set(range(23))
+        epochs.append(tuple(drawn))
+    assert len(set(epochs)) == 3
+    assert tuple(random_batch(23, 5, seed=2, step=0)) != epochs[0][:5]
+
+
+def test_a_batch_can_be_changed_without_changing_the_next_draw():
+    first = random_batch(10, 10, seed=0, step=0)
+    kept = first.copy()
+    first[:] = -1
+    np.testing.assert_array_equal(random_batch(10, 10, seed=0, step=0), kept)
+
+
+@pytest.mark.parametrize("size", [0, 24, -1])
+def test_a_batch_larger_than_the_data_is_refused(size):
+    with pytest.raises(ValueError, match=r"batch_size must be in 1 … 23"):
+        random_batch(23, size, seed=0, step=0)
+
+
+@pytest.mark.parametrize(("seed", "step"), [(-1, 0), (0, -1)])
+def test_negative_seeds_and_steps_are_refused(seed, step):
+    with pytest.raises(ValueError, match="must not be negative"):
+        random_batch(23, 5, seed=seed, step=step)
+    with pytest.raises(ValueError, match="must not be negative"):
+        episodic_batch(LABELS, 2, 2, seed=seed, step=step)
+
+
+@pytest.mark.parametrize("step", range(20))
+def test_episodic_batch_has_whole_groups_of_distinct_classes(step):
+    batch = episodic_batch(LABELS, 3, 4, seed=5, step=step)
+    assert batch.dtype == np.int64
+    groups = LABELS[batch].reshape(3, 4)
+    assert (groups == groups[:, :1]).all()
+    assert len(set(groups[:, 0])) == 3
+    assert len(set(batch)) == 12
+    assert set(groups[:, 0]) <= {7, 8, 31}
+
+
+def test_episodic_batches_draw_every_class_and_sample():
+    drawn = np.concatenate([episodic_batch(LABELS, 2, 3, seed=0, step=s) for s in range(300)])
+    counts = np.bincount(drawn, minlength=30)
+    assert (counts[LABELS == 20] == 0).all()
+    # 300 · 2 / 4 = 150 draws of each class that has three samples, three samples each.
+    for label, size in ((4, 3), (7, 9), (8, 5), (31, 12)):
+        mine = counts[label == LABELS]
+        assert mine.sum() == pytest.approx(450, rel=0.2)
+        np.testing.assert_allclose(mine, 450 / size, rtol=0.4)
+
+
+def test_a_class_index_draws_as_the_labels_do():
+    index = index_classes(LABELS)
+    np.testing.assert_array_equal(
+        episodic_batch(index, 3, 2, seed=9, step=4), episodic_batch(LABELS, 3, 2, seed=9, step=4)
+    )
+
+
+def test_too_few_classes_name_the_counts():
+    with pytest.raises(ValueError, match=r"4x4 batch need 4 classes .* 4 samples; 3 of 5 classes"):
+        episodic_batch(LABELS, 4, 4, seed=0, step=0)
+    with pytest.raises(ValueError, match="largest 12, the smallest 1"):
+        episodic_batch(LABELS, 1, 13, seed=0, step=0)
+    with pytest.raises(ValueError, match="must be positive"):
+        episodic_batch(LABELS, 0, 2, seed=0, step=0)
+
+
+def test_strategies():
+    assert parse_strategy("random") is None
+    assert parse_strategy("32x4") == (32, 4)
+    assert batch_size_of("random", 77) == 77
+    assert batch_size_of("8x16", 77) == 128
+    for wrong in ("", "32", "x4", "32x", "0x4", "4x0", "-1x4", "8x4x2", "8 x 4", "Random"):
+        with pytest.raises(ValueError, match=r"`random`, or `NxK`"):
+            parse_strategy(wrong)
+
+
+def test_draw_batch_follows_the_strategy():
+    index = index_classes(LABELS)
+    np.testing.assert_array_equal(
+        draw_batch(index, "random", 7, seed=2, step=11), random_batch(30, 7, seed=2, step=11)
+    )
+    np.testing.assert_array_equal(
+        draw_batch(index, "3x2", 7, seed=2, step=11), episodic_batch(index, 3, 2, seed=2, step=11)
+    )
+
+
+def test_streams_of_one_seed_are_independent():
+    labels = np.zeros(12, int)
+    epoch = random_batch(12, 12, seed=4, step=0)
+    episodic = episodic_batch(labels, 1, 12, seed=4, step=0)
+    episode = evaluation_episodes(labels, num_episodes=1, ways=1, shots=6, queries=6, seed=4)
+    evaluated = np.concatenate([episode.support, episode.query], -1).ravel()
+    for a, b in ((epoch, episodic), (epoch, evaluated), (episodic, evaluated)):
+        assert (a != b).any()
+
+
+def test_shards_are_disjoint_and_cover_the_batch():
+    batch = random_batch(40, 12, seed=0, step=0)
+    np.testing.assert_array_equal(np.concatenate([shard(batch, i, 3) for i in range(3)]), batch)
+    with pytest.raises(ValueError, match="batch of 12 cannot be divided among 5"):
+        shard(batch, 0, 5)
+    with pytest.raises(ValueError, match=r"must be in 0 … 2, got 3"):
+        shard(batch, 3, 3)
+
+
+def episodes_of(num, seed=0, **changes) -> Episodes:
+    labels = np.arange(400) * 7 % 10
+    settings = {"ways": 5, "shots": 2, "queries": 4} | changes
+    return evaluation_episodes(labels, num_episodes=num, seed=seed, **settings)
+
+
+def test_episodes_are_disjoint_and_of_distinct_classes():
+    labels = np.arange(400) * 7 % 10
+    support, query = episodes_of(60)
+    assert (support.dtype, query.dtype) == (np.int32, np.int32)
+    assert (support.shape, query.shape) == ((60, 5, 2), (60, 5, 4))
+    for s, q in zip(support, query, strict=True):
+        assert len(set(s.ravel()) | set(q.ravel())) == 30
+        classes = labels[s[:, 0]]
+        assert len(set(classes)) == 5
+        assert (labels[s] == classes[:, None]).all()
+        assert (labels[q] == classes[:, None]).all()
+    first = labels[support[:, 0, 0]]
+    assert len(set(first)) == 10, "the class in the first place is always the same"
+
+
+def test_a_longer_list_begins_with_the_shorter():
+    few, many = episodes_of(5), episodes_of(20)
+    np.testing.assert_array_equal(many.support[:5], few.support)
+    np.testing.assert_array_equal(many.query[:5], few.query)
+    assert (episodes_of(5, seed=1).support != few.support).any()
+
+
+def test_episode_hash_names_contents_and_shape():
+    episodes = episodes_of(20)
+    assert episodes_hash(episodes) == episodes_hash(episodes_of(20))
+    big_endian = Episodes(*(np.asfortranarray(part.astype(">i4")) for part in episodes))
+    assert episodes_hash(big_endian) == episodes_hash(episodes)
+    others = [
+        episodes_of(20, seed=1),
+        episodes_of(19),
+        Episodes(episodes.query, episodes.support),
+        Episodes(episodes.support.reshape(20, 2, 5), episodes.query),
+    ]
+    names = {episodes_hash(other) for other in (episodes, *others)}
+    assert len(names) == 5
+    assert all(len(name) == 16 for name in names)
+
+
+def test_the_draws_are_the_same_everywhere():
+    assert random_batch(100, 5, seed=7, step=25).tolist() == [90, 11, 94, 91, 51]
+    assert episodic_batch(LABELS, 2, 2, seed=7, step=3).tolist() == [26, 0, 19, 28]
+    assert episodes_hash(episodes_of(20)) == "bae504785be27b0b"
+
+
+def test_impossible_episodes_name_the_problem():
+    with pytest.raises(ValueError, match=r"episodes of 11 classes .* 10 of 10 classes"):
+        episodes_of(3, ways=11)
+    with pytest.raises(ValueError, match="at least 101 samples"):
+        episodes_of(3, queries=99)
+    for wrong in ({"queries": 0}, {"shots": 0}, {"ways": 0}):
+        with pytest.raises(ValueError, match="must be positive"):
+            episodes_of(3, **wrong)
+
+
+def test_large_sets_are_drawn_fast():
+    labels = np.random.default_rng(0).integers(0, 900, 200_000)
+    index = index_classes(labels)
+    began = time.perf_counter()
+    evaluation_episodes(index, num_episodes=2000, ways=5, shots=5, queries=15, seed=0)
+    assert time.perf_counter() - began < 3
+    began = time.perf_counter()
+    for step in range(20):
+        draw_batch(index, "256x2", 512, seed=0, step=step)
+        draw_batch(index, "random", 512, seed=0, step=step)
+    assert time.perf_counter() - began < 2

@@ -1,0 +1,144 @@
+"""Evaluates a row of the loss table: every reduction with its gradients, in one compiled function."""
+
+import contextlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.jaxloss.loss_table import LossRow
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class Batch(NamedTuple):
+    """Positional arguments of a loss with masks and weights for them, all NumPy, float64."""
+
+    args: tuple[np.ndarray, ...]
+    where: np.ndarray
+    sample_weights: np.ndarray
+    cotangent: np.ndarray
+    """The cotangent of the unreduced losses."""
+
+
+def make_batch(row: LossRow, seed: int = 0, n: int = 12, masked: bool = True) -> Batch:
+    """Random inputs; with `masked`, some rows are masked, some ignored, and the weights differ."""
+    rng = np.random.default_rng(seed)
+    args = row.make_inputs(rng, n, np.float64)
+    where, sample_weights = np.ones(n, bool), np.ones(n)
+    cotangent = rng.normal(size=n)
+    if masked:
+        where[rng.choice(n, max(1, n // 5), replace=False)] = False
+        args = with_labels(args, rng.choice(n, max(1, n // 6), replace=False), -1)
+        sample_weights = rng.uniform(0.2, 2.0, n)
+    return Batch(args, where, sample_weights, cotangent)
+
+
+def with_labels(args: tuple[np.ndarray, ...], rows: Any, label: int) -> tuple[np.ndarray, ...]:
+    labels = args[1].copy()
+    labels[rows] = label
+    return (args[0], labels, *args[2:])
+
+
+def with_scored(args: tuple[np.ndarray, ...], rows: Any, value: Any) -> tuple[np.ndarray, ...]:
+    scored = args[0].copy()
+    scored[rows] = value
+    return (scored, *args[1:])
+
+
+def precision(dtype: Any) -> contextlib.AbstractContextManager:
+    """The context that arrays of this dtype exist in."""
+    return jax.enable_x64(True) if jnp.dtype(dtype) == np.float64 else contextlib.nullcontext()
+
+
+def cast(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) -> tuple:
+    """JAX arrays of the arguments: the floating ones in `dtype`, integers in int64 beside float64."""
+    integer = np.int64 if jnp.dtype(dtype) == np.float64 else np.int32
+    return tuple(
+        jnp.asarray(a, dtype if k in differentiable else integer) for k, a in enumerate(args)
+    )
+
+
+def rounded(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) -> tuple:
+    """The arguments in float64 after a visit to `dtype`."""
+    return tuple(
+        a.astype(jnp.dtype(dtype)).astype(np.float64) if k in differentiable else a
+        for k, a in enumerate(args)
+    )
+
+
+def merge(args: tuple, differentiable: Sequence[int], values: Sequence) -> tuple:
+    merged = list(args)
+    for k, value in zip(differentiable, values, strict=True):
+        merged[k] = value
+    return tuple(merged)
+
+
+@cache
+def evaluator(row: LossRow):
+    """Jitted `(args, where, sample_weights, cotangent)` to values and gradients of all reductions."""
+
+    def run(args, where, sample_weights, cotangent):
+        def loss(leaves, reduction):
+            *values, weights = leaves
+            return row.function(
+                *merge(args, row.differentiable, values),
+                where=where,
+                sample_weights=weights,
+                reduction=reduction,
+                **row.kwargs,
+            )
+
+        leaves = (*(args[k] for k in row.differentiable), sample_weights)
+        results = {}
+        for reduction in ("mean", "sum"):
+            value, grads = jax.value_and_grad(loss)(leaves, reduction)
+            results[reduction], results[f"{reduction}_grad"] = value, grads
+        results["none"], pull_back = jax.vjp(lambda x: loss(x, "none"), leaves)
+        results["none_grad"] = pull_back(cotangent)[0]
+        return results
+
+    return jax.jit(run)
+
+
+def evaluate(row: LossRow, batch: Batch, dtype: Any = np.float32) -> dict[str, Any]:
+    """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
+
+    The keys are "mean", "sum", "none" and the same with "_grad"; "none_grad" is for `batch.cotangent`.
+    """
+    wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
+    with precision(dtype):
+        results = evaluator(row)(
+            cast(batch.args, row.differentiable, dtype),
+            jnp.asarray(batch.where),
+            jnp.asarray(batch.sample_weights, wide),
+            jnp.asarray(batch.cotangent, wide),
+        )
+        return jax.tree.map(np.asarray, results)
+
+
+def reference_values(row: LossRow, batch: Batch) -> dict[str, Any]:
+    return {
+        reduction: row.reference(
+            *batch.args,
+            where=batch.where,
+            sample_weights=batch.sample_weights,
+            reduction=reduction,
+        )
+        for reduction in REDUCTIONS
+    }
+
+
+def widen(tree: Any) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)
+
+
+def magnitude(tree: Any) -> float:
+    return max(float(np.max(np.abs(x), initial=0.0)) for x in jax.tree.leaves(tree))
+
+
+def finite(tree: Any) -> bool:
+    return all(bool(np.all(np.isfinite(np.asarray(x, np.float64)))) for x in jax.tree.leaves(tree))

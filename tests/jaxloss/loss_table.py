@@ -1,0 +1,326 @@
+"""One row a public loss, and one a public function of features and a classifier.
+
+Everything in `test_contract.py` and `test_devices.py` runs over every row: a new loss is tested by adding it here.
+`LOSSES` holds each public loss once with its plainest options; `VARIANTS` further options of the same losses.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+import jaxloss
+from tests.jaxloss import references, torch_references
+
+CLASSES = 4
+DIM = 7
+
+Inputs = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LossRow:
+    """A loss, how to make its positional arguments, and what it should give."""
+
+    name: str
+    function: Callable[..., Any]
+    kind: Literal["logits", "features", "classifier"]
+    make_inputs: Callable[..., Inputs]
+    """`make_inputs(rng, n, dtype)`: what is scored, the labels, then the classifier if it takes one."""
+    reference: Callable[..., Any]
+    torch_reference: Callable[..., Any]
+    differentiable: tuple[int, ...]
+    """The positions of the arguments that gradients are taken for."""
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    bounds_labels: bool = True
+    """Whether a label can be too large: the loss knows the number of classes."""
+    multi_hot: bool = False
+    needs_positives: bool = False
+    """Whether a sample without another one of its class has no loss."""
+    constant: tuple[int, ...] = ()
+    """Positions the loss depends on through a stop-gradient too, so that finite differences along them are
+    not its derivative."""
+    invalid: tuple[tuple[str, Any], ...] = ()
+    """Hyperparameters out of range."""
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionRow:
+    """A public function that is no loss: `function(features, weights, ...)`."""
+
+    name: str
+    function: Callable[..., Any]
+    make_inputs: Callable[..., Inputs]
+    reference: Callable[..., Any]
+    torch_reference: Callable[..., Any]
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    invalid: tuple[tuple[str, Any], ...] = ()
+
+
+# Class 3 has one sample in the first twelve: an anchor without positives.
+_PATTERN = np.array([2, 0, 1, 0, 2, 1, 0, 3, 0, 1, 2, 0])
+
+
+def make_labels(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Unequal class sizes, in no order."""
+    return rng.permutation(np.resize(_PATTERN, n)).astype(np.int32)
+
+
+def make_features(rng, n, dtype, dim=DIM):
+    """Columns of different scale, away from zero mean."""
+    scales = np.linspace(0.3, 0.9, dim)
+    return (rng.normal(0.1, 1.0, (n, dim)) * scales).astype(dtype)
+
+
+def make_weights(rng, dtype, dim=DIM, classes=CLASSES):
+    return (rng.normal(0.05, 0.5, (dim, classes)) * np.linspace(0.6, 1.4, classes)).astype(dtype)
+
+
+def logits_and_labels(rng, n, dtype):
+    logits = rng.normal(0.2, 1.5, (n, CLASSES)).astype(dtype)
+    return logits, make_labels(rng, n)
+
+
+def logits_and_targets(rng, n, dtype):
+    logits = rng.normal(0.2, 1.5, (n, CLASSES)).astype(dtype)
+    return logits, rng.choice(np.array([-1, 0, 1], np.int32), (n, CLASSES), p=[0.2, 0.5, 0.3])
+
+
+def features_and_labels(rng, n, dtype):
+    return make_features(rng, n, dtype), make_labels(rng, n)
+
+
+def classifier_inputs(rng, n, dtype, dim=DIM):
+    features = make_features(rng, n, dtype, dim)
+    bias = rng.normal(0, 0.3, CLASSES).astype(dtype)
+    return features, make_labels(rng, n), make_weights(rng, dtype, dim), bias
+
+
+def features_and_weights(rng, n, dtype, dim=DIM):
+    return make_features(rng, n, dtype, dim), make_weights(rng, dtype, dim)
+
+
+def features_weights_and_bias(rng, n, dtype):
+    return (*features_and_weights(rng, n, dtype), rng.normal(0, 0.3, CLASSES).astype(dtype))
+
+
+LOSSES = (
+    LossRow(
+        name="softmax",
+        function=jaxloss.softmax_loss,
+        kind="logits",
+        make_inputs=logits_and_labels,
+        reference=references.softmax_loss,
+        torch_reference=torch_references.softmax_loss,
+        differentiable=(0,),
+        invalid=(("label_smoothing", -0.1), ("label_smoothing", 1.0), ("label_smoothing", 1.5)),
+    ),
+    LossRow(
+        name="sigmoid",
+        function=jaxloss.sigmoid_loss,
+        kind="logits",
+        make_inputs=logits_and_labels,
+        reference=references.sigmoid_loss,
+        torch_reference=torch_references.sigmoid_loss,
+        differentiable=(0,),
+    ),
+    LossRow(
+        name="margin_softmax",
+        function=jaxloss.margin_softmax_loss,
+        kind="logits",
+        make_inputs=logits_and_labels,
+        reference=partial(references.margin_softmax_loss, margin=-0.3, scale=1.7),
+        torch_reference=partial(torch_references.margin_softmax_loss, margin=-0.3, scale=1.7),
+        differentiable=(0,),
+        kwargs=MappingProxyType({"margin": -0.3, "scale": 1.7}),
+        invalid=(("scale", 0.0), ("scale", -1.0)),
+    ),
+    LossRow(
+        name="nca",
+        function=jaxloss.nca_loss,
+        kind="features",
+        make_inputs=features_and_labels,
+        reference=references.nca_loss,
+        torch_reference=torch_references.nca_loss,
+        differentiable=(0,),
+        bounds_labels=False,
+        needs_positives=True,
+        invalid=(("temperature", 0.0), ("temperature", -1.0)),
+    ),
+    LossRow(
+        name="prototypical",
+        function=jaxloss.prototypical_loss,
+        kind="features",
+        make_inputs=features_and_labels,
+        reference=references.prototypical_loss,
+        torch_reference=torch_references.prototypical_loss,
+        differentiable=(0,),
+        bounds_labels=False,
+        needs_positives=True,
+        invalid=(("temperature", 0.0), ("temperature", -1.0), ("num_classes", 0)),
+    ),
+    LossRow(
+        name="sum",
+        function=jaxloss.sum_loss,
+        kind="classifier",
+        make_inputs=classifier_inputs,
+        reference=references.sum_loss,
+        torch_reference=torch_references.sum_loss,
+        differentiable=(0, 2, 3),
+    ),
+    LossRow(
+        name="direct_sum",
+        function=jaxloss.direct_sum_loss,
+        kind="classifier",
+        make_inputs=classifier_inputs,
+        reference=references.direct_sum_loss,
+        torch_reference=torch_references.direct_sum_loss,
+        differentiable=(0, 2, 3),
+        constant=(2,),
+        invalid=(("epsilon", -1e-3),),
+    ),
+    LossRow(
+        name="spectral_sum",
+        function=jaxloss.spectral_sum_loss,
+        kind="classifier",
+        make_inputs=classifier_inputs,
+        reference=references.spectral_sum_loss,
+        torch_reference=torch_references.spectral_sum_loss,
+        differentiable=(0, 2, 3),
+        constant=(2,),
+        invalid=(("power", -0.1),),
+    ),
+)
+
+VARIANTS = (
+    LossRow(
+        name="softmax_smoothed",
+        function=jaxloss.softmax_loss,
+        kind="logits",
+        make_inputs=logits_and_labels,
+        reference=partial(references.softmax_loss, label_smoothing=0.2),
+        torch_reference=partial(torch_references.softmax_loss, label_smoothing=0.2),
+        differentiable=(0,),
+        kwargs=MappingProxyType({"label_smoothing": 0.2}),
+    ),
+    LossRow(
+        name="sigmoid_multi_hot",
+        function=jaxloss.sigmoid_loss,
+        kind="logits",
+        make_inputs=logits_and_targets,
+        reference=references.sigmoid_loss,
+        torch_reference=torch_references.sigmoid_loss,
+        differentiable=(0,),
+        bounds_labels=False,
+        multi_hot=True,
+    ),
+    LossRow(
+        name="prototypical_num_classes",
+        function=jaxloss.prototypical_loss,
+        kind="features",
+        make_inputs=features_and_labels,
+        reference=partial(
+            references.prototypical_loss, num_classes=CLASSES, temperature=1.3
+        ),
+        torch_reference=partial(torch_references.prototypical_loss, temperature=1.3),
+        differentiable=(0,),
+        kwargs=MappingProxyType({"num_classes": CLASSES, "temperature": 1.3}),
+        needs_positives=True,
+    ),
+    # Every option of a sum away from its default; more classes than dimensions is the spectral sum's case.
+    LossRow(
+        name="spectral_sum_sigmoid_prototypical",
+        function=jaxloss.spectral_sum_loss,
+        kind="classifier",
+        make_inputs=partial(classifier_inputs, dim=3),
+        reference=partial(
+            references.spectral_sum_loss,
+            classification=references.sigmoid_loss,
+            metric=partial(references.prototypical_loss, num_classes=CLASSES),
+            metric_weight=0.6,
+            power=0.5,
+        ),
+        torch_reference=partial(
+            torch_references.spectral_sum_loss,
+            classification=torch_references.sigmoid_loss,
+            metric=torch_references.prototypical_loss,
+            metric_weight=0.6,
+            power=0.5,
+        ),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType(
+            {
+                "classification_loss": jaxloss.sigmoid_loss,
+                "metric_loss": partial(jaxloss.prototypical_loss, num_classes=CLASSES),
+                "metric_weight": 0.6,
+                "power": 0.5,
+            }
+        ),
+        constant=(2,),
+    ),
+)
+
+CASES = LOSSES + VARIANTS
+
+FUNCTIONS = (
+    FunctionRow(
+        name="linear_logits",
+        function=jaxloss.linear_logits,
+        make_inputs=features_weights_and_bias,
+        reference=references.linear_logits,
+        torch_reference=torch_references.linear_logits,
+    ),
+    FunctionRow(
+        name="cosine_logits",
+        function=jaxloss.cosine_logits,
+        make_inputs=features_and_weights,
+        reference=references.cosine_logits,
+        torch_reference=torch_references.cosine_logits,
+    ),
+    FunctionRow(
+        name="project_classifier",
+        function=jaxloss.project_classifier,
+        make_inputs=features_and_weights,
+        reference=references.project_classifier,
+        torch_reference=torch_references.project_classifier,
+        invalid=(("epsilon", -1e-3),),
+    ),
+    FunctionRow(
+        name="project_complement",
+        function=jaxloss.project_complement,
+        make_inputs=features_and_weights,
+        reference=references.project_complement,
+        torch_reference=torch_references.project_complement,
+        invalid=(("epsilon", -1e-3),),
+    ),
+    FunctionRow(
+        name="project_spectral_complement",
+        function=jaxloss.project_spectral_complement,
+        make_inputs=features_and_weights,
+        reference=references.project_spectral_complement,
+        torch_reference=torch_references.project_spectral_complement,
+        invalid=(("power", -0.1),),
+    ),
+    # With a gradient through the projection, on either side of the two shapes of W.
+    *(
+        FunctionRow(
+            name=f"{name}_differentiated_{dim}",
+            function=getattr(jaxloss, name),
+            make_inputs=partial(features_and_weights, dim=dim),
+            reference=partial(getattr(references, name), **options),
+            torch_reference=partial(
+                getattr(torch_references, name), stop_gradient=False, **options
+            ),
+            kwargs=MappingProxyType({"stop_gradient": False, **options}),
+        )
+        for dim in (DIM, 3)
+        for name, options in (
+            ("project_classifier", {"epsilon": 0.02}),
+            ("project_complement", {"epsilon": 0.02}),
+            ("project_spectral_complement", {"power": 0.4}),
+        )
+    ),
+)

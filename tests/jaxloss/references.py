@@ -1,0 +1,285 @@
+"""Float64 references of every loss, as slow loops over scalars written from the formulas.
+
+A row that is masked or ignored is removed before a formula is evaluated, so that nothing here shares the
+library's way of masking. A per-sample function gets the rows that are left and returns one loss per row, or
+None where the loss is undefined.
+"""
+
+import math
+
+import numpy as np
+
+
+def kept_rows(labels, where):
+    """The indices of the rows that take part."""
+    rows = []
+    for i, label in enumerate(labels):
+        masked = where is not None and not where[i]
+        ignored = np.all(np.asarray(label, np.float64) < 0)
+        if not masked and not ignored:
+            rows.append(i)
+    return rows
+
+
+def reduce_rows(losses, num_rows, sample_weights, reduction):
+    """One rule for all losses: `losses` maps a row that counts to its loss."""
+    weight = [1.0] * num_rows if sample_weights is None else [float(s) for s in sample_weights]
+    per_row = [0.0] * num_rows
+    for i, loss in losses.items():
+        per_row[i] = weight[i] * loss
+    if reduction == "none":
+        return np.array(per_row)
+    total = sum(per_row)
+    if reduction == "sum":
+        return np.float64(total)
+    assert reduction == "mean"
+    return np.float64(total / sum(weight[i] for i in losses)) if losses else np.float64(0)
+
+
+def over_rows(per_sample):
+    """Makes `loss(scored, labels, where=, sample_weights=, reduction=, **options)` of a per-sample function."""
+
+    def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+        scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
+        rows = kept_rows(labels, where)
+        values = per_sample(scored[rows], labels[rows], **options)
+        losses = {i: value for i, value in zip(rows, values, strict=True) if value is not None}
+        return reduce_rows(losses, len(labels), sample_weights, reduction)
+
+    return loss
+
+
+def log_sum_exp(values):
+    largest = max(values)
+    return largest + math.log(sum(math.exp(value - largest) for value in values))
+
+
+def squared_distance(a, b):
+    return sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True))
+
+
+# Classification ---------------------------------------------------------------------------------
+
+
+@over_rows
+def softmax_loss(logits, labels, *, label_smoothing=0.0):
+    losses = []
+    for z, y in zip(logits, labels, strict=True):
+        classes = len(z)
+        if y >= classes:
+            losses.append(math.nan)
+            continue
+        log_total = log_sum_exp(z)
+        loss = 0.0
+        for c in range(classes):
+            target = (1 - label_smoothing) * (1.0 if c == y else 0.0) + label_smoothing / classes
+            loss -= target * (z[c] - log_total)
+        losses.append(loss)
+    return losses
+
+
+@over_rows
+def sigmoid_loss(logits, labels):
+    losses = []
+    for z, y in zip(logits, labels, strict=True):
+        loss = 0.0
+        for c in range(len(z)):
+            if labels.ndim == 2 and y[c] < 0:
+                continue
+            positive = y[c] > 0 if labels.ndim == 2 else y == c
+            # -log sigmoid(z) of a positive, -log(1 - sigmoid(z)) of a negative
+            loss += np.logaddexp(0.0, -z[c] if positive else z[c])
+        losses.append(math.nan if labels.ndim == 1 and y >= len(z) else loss)
+    return losses
+
+
+@over_rows
+def margin_softmax_loss(logits, labels, *, margin, scale):
+    losses = []
+    for z, y in zip(logits, labels, strict=True):
+        if y >= len(z):
+            losses.append(math.nan)
+            continue
+        target = scale * (z[y] - margin)
+        rest = [scale * z[j] for j in range(len(z)) if j != y]
+        losses.append(log_sum_exp([target, *rest]) - target)
+    return losses
+
+
+def linear_logits(features, weights, bias=None):
+    n, (dim, classes) = len(features), weights.shape
+    logits = np.zeros((n, classes))
+    for i in range(n):
+        for c in range(classes):
+            logits[i, c] = sum(float(features[i, k]) * float(weights[k, c]) for k in range(dim))
+            logits[i, c] += 0.0 if bias is None else float(bias[c])
+    return logits
+
+
+def cosine_logits(features, weights):
+    n, classes = len(features), weights.shape[1]
+    logits = np.zeros((n, classes))
+    for i in range(n):
+        for c in range(classes):
+            norms = math.hypot(*map(float, features[i])) * math.hypot(*map(float, weights[:, c]))
+            if norms > 0:
+                products = (float(p) * float(q) for p, q in zip(features[i], weights[:, c], strict=True))
+                logits[i, c] = sum(products) / norms
+    return logits
+
+
+# Metric losses ----------------------------------------------------------------------------------
+
+
+@over_rows
+def nca_loss(features, labels, *, temperature=1.0):
+    losses = []
+    for i in range(len(labels)):
+        same, everyone = [], []
+        for j in range(len(labels)):
+            if j == i:
+                continue
+            score = -squared_distance(features[i], features[j]) / temperature
+            everyone.append(score)
+            if labels[j] == labels[i]:
+                same.append(score)
+        losses.append(log_sum_exp(everyone) - log_sum_exp(same) if same else None)
+    return losses
+
+
+@over_rows
+def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
+    losses = []
+    for i in range(len(labels)):
+        if num_classes is not None and labels[i] >= num_classes:
+            losses.append(math.nan)
+            continue
+        logits = {}
+        for c in sorted(set(labels.tolist())):
+            others = [features[j] for j in range(len(labels)) if labels[j] == c and j != i]
+            if others:
+                mean = [sum(column) / len(others) for column in zip(*others, strict=True)]
+                logits[c] = -squared_distance(features[i], mean) / temperature
+        if labels[i] in logits:
+            losses.append(log_sum_exp(list(logits.values())) - logits[labels[i]])
+        else:
+            losses.append(None)
+    return losses
+
+
+# Subspaces --------------------------------------------------------------------------------------
+
+
+def classifier_projector(weights, epsilon=1e-4):
+    """Eq. (vi) as it stands."""
+    weights = np.asarray(weights, np.float64)
+    gram = weights.T @ weights + epsilon * np.eye(weights.shape[1])
+    return weights @ np.linalg.inv(gram) @ weights.T
+
+
+def spectral_weights(weights, power):
+    """The full left basis and `1 - (lambda / max lambda)^p`, 1 for a null direction."""
+    weights = np.asarray(weights, np.float64)
+    basis, singular, _ = np.linalg.svd(weights, full_matrices=True)
+    largest = singular.max()
+    tolerance = largest * max(weights.shape) * np.finfo(np.float64).eps
+    kept = np.ones(len(basis))
+    for j, value in enumerate(singular):
+        if value > tolerance:
+            kept[j] = 1 - (value / largest) ** power
+    return basis, kept
+
+
+def spectral_complement_projector(weights, power=0.3):
+    basis, kept = spectral_weights(weights, power)
+    return sum(
+        kept[j] * np.outer(basis[:, j], basis[:, j]) for j in range(len(basis))
+    )
+
+
+def project_classifier(features, weights, *, epsilon=1e-4):
+    projector = classifier_projector(weights, epsilon)
+    return np.stack([projector @ x for x in np.asarray(features, np.float64)])
+
+
+def project_complement(features, weights, *, epsilon=1e-4):
+    projector = np.eye(len(weights)) - classifier_projector(weights, epsilon)
+    return np.stack([projector @ x for x in np.asarray(features, np.float64)])
+
+
+def project_spectral_complement(features, weights, *, power=0.3):
+    projector = spectral_complement_projector(weights, power)
+    return np.stack([projector @ x for x in np.asarray(features, np.float64)])
+
+
+def spectral_overlap(weights, power):
+    """The spectral norm on the left-hand side of eq. (viii)."""
+    projector = spectral_complement_projector(weights, power)
+    return np.linalg.norm(np.asarray(weights, np.float64).T @ projector, 2)
+
+
+# Sums of a classification loss and a metric loss ---------------------------------------------------
+
+
+def _integrated(transform, features, labels, weights, bias, classification, metric, metric_weight, common):
+    rows = kept_rows(labels, common.get("where"))
+    clean = np.zeros_like(np.asarray(features, np.float64))
+    clean[rows] = np.asarray(features, np.float64)[rows]
+    first = classification(linear_logits(clean, weights, bias), labels, **common)
+    second = metric(transform(clean), labels, **common)
+    return first + metric_weight * second
+
+
+def sum_loss(
+    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
+    metric_weight=1.0, **common,
+):
+    return _integrated(
+        lambda x: x, features, labels, weights, bias, classification, metric, metric_weight, common
+    )
+
+
+def direct_sum_loss(
+    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
+    metric_weight=1.0, epsilon=1e-4, **common,
+):
+    def transform(x):
+        return project_complement(x, weights, epsilon=epsilon)
+
+    return _integrated(
+        transform, features, labels, weights, bias, classification, metric, metric_weight, common
+    )
+
+
+def spectral_sum_loss(
+    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
+    metric_weight=1.0, power=0.3, **common,
+):
+    def transform(x):
+        return project_spectral_complement(x, weights, power=power)
+
+    return _integrated(
+        transform, features, labels, weights, bias, classification, metric, metric_weight, common
+    )
+
+
+# Diagnostics ------------------------------------------------------------------------------------
+
+
+def discriminability(features, labels, *, where=None):
+    """Half the mean squared distance of normalised pairs, (intra, inter), by a loop over pairs."""
+    rows = kept_rows(labels, where)
+    unit = {}
+    for i in rows:
+        norm = math.hypot(*map(float, features[i]))
+        unit[i] = np.asarray(features[i], np.float64) / norm if norm > 0 else np.zeros(features.shape[1])
+    intra, inter = [], []
+    for i in rows:
+        for j in rows:
+            if i < j:
+                half = squared_distance(unit[i], unit[j]) / 2
+                (intra if labels[i] == labels[j] else inter).append(half)
+    return (
+        sum(intra) / len(intra) if intra else 0.0,
+        sum(inter) / len(inter) if inter else 0.0,
+    )

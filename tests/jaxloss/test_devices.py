@@ -1,0 +1,244 @@
+"""Every loss over four devices equals the same loss on one, in value and gradient.
+
+The features (or logits) are inputs times a kernel, so that there is a replicated parameter to take the gradient
+for in every loss; a classifier's weights and bias are two more.
+"""
+
+from functools import cache, partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jaxloss
+from tests.jaxloss.harness import magnitude, precision
+from tests.jaxloss.loss_table import CASES, LossRow
+
+DEVICES = 4
+ROWS = 6
+INPUTS = 5
+
+P = PartitionSpec
+every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
+dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+
+
+@pytest.fixture(autouse=True)
+def four_devices():
+    assert jax.device_count() == DEVICES
+
+
+def mesh(shape=(DEVICES,), names=("batch",)):
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def make_problem(row: LossRow, dtype: Any, masked: bool = True) -> tuple[Any, Any]:
+    """Replicated parameters, and a batch of all devices' rows, as NumPy arrays."""
+    rng = np.random.default_rng(30)
+    n = DEVICES * ROWS
+    scored, labels, *rest = row.make_inputs(rng, n, dtype)
+    kernel = rng.normal(size=(INPUTS, scored.shape[1])) / np.sqrt(INPUTS)
+    params = {"kernel": kernel.astype(dtype), "rest": tuple(rest)}
+    batch = {"inputs": rng.normal(size=(n, INPUTS)).astype(dtype), "labels": labels}
+    if masked:
+        # As uneven as it can be: a full device, one row, none, most rows.
+        where = np.zeros((DEVICES, ROWS), bool)
+        where[0], where[1, 4], where[3, 1:] = True, True, True
+        labels = labels.copy()
+        labels[[2, 10, 20, 21]] = -1
+        weights = rng.uniform(0.2, 2.0, n).astype(dtype)
+        batch.update(labels=labels, where=where.reshape(-1), sample_weights=weights)
+        assert len(set(where.sum(axis=1))) == DEVICES
+    return params, batch
+
+
+def objective(row: LossRow, axis_name: Any, params: Any, batch: Any, reduction: str) -> Any:
+    batch = dict(batch)
+    scored = batch.pop("inputs") @ params["kernel"]
+    labels = batch.pop("labels")
+    return row.function(
+        scored,
+        labels,
+        *params["rest"],
+        reduction=reduction,
+        axis_name=axis_name,
+        **batch,
+        **row.kwargs,
+    )
+
+
+def step(row: LossRow, axis_name: Any, params: Any, batch: Any) -> Any:
+    """((values and gradients of the mean and the sum), the losses of the own rows)."""
+    results = {}
+    for reduction in ("mean", "sum"):
+        loss = partial(objective, row, axis_name)
+        value, grads = jax.value_and_grad(loss)(params, batch, reduction)
+        if axis_name is not None:
+            grads = jax.lax.pmean(grads, axis_name)
+        results[reduction] = (value, grads)
+    return results, objective(row, axis_name, params, batch, "none")
+
+
+@cache
+def single_device(row: LossRow, dtype: Any, masked: bool = True) -> Any:
+    with precision(dtype):
+        params, batch = make_problem(row, dtype, masked)
+        results = jax.jit(partial(step, row, None))(params, batch)
+        return jax.tree.map(np.asarray, results)
+
+
+def check(got: Any, expected: Any, dtype: Any) -> None:
+    """1e-6 in float32 and 1e-9 in float64, relative to the largest number of each array."""
+    tolerance = 1e-9 if dtype == np.float64 else 1e-6
+    assert magnitude(expected[0]["mean"][1]["kernel"]) > 1e-3
+    got, expected = jax.tree.map(np.asarray, (got, expected))
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
+
+    def close(a, b):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, magnitude(b)))
+
+    jax.tree.map(close, got, expected)
+
+
+def per_device(batch: Any) -> Any:
+    return jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
+
+
+@every_case
+@dtypes
+def test_pmap(row, dtype):
+    with precision(dtype):
+        params, batch = make_problem(row, dtype)
+        run = jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
+        results, own = jax.tree.map(np.asarray, run(params, per_device(batch)))
+    for device in range(DEVICES):
+        on_device = jax.tree.map(lambda x, device=device: x[device], results)
+        check((on_device, own.reshape(-1)), single_device(row, dtype), dtype)
+
+
+@every_case
+@dtypes
+@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
+def test_shard_map(row, dtype, check_vma):
+    with precision(dtype):
+        params, batch = make_problem(row, dtype)
+        run = jax.shard_map(
+            partial(step, row, "batch"),
+            mesh=mesh(),
+            in_specs=(P(), P("batch")),
+            out_specs=(P(), P("batch")),
+            check_vma=check_vma,
+        )
+        got = jax.tree.map(np.asarray, jax.jit(run)(params, batch))
+    check(got, single_device(row, dtype), dtype)
+
+
+@every_case
+def test_shard_map_gives_every_device_the_value(row):
+    """Without the replication that `P()` promises but does not test when `check_vma` is off."""
+    dtype = np.float32
+    params, batch = make_problem(row, dtype)
+
+    def run(params, batch):
+        results, own = step(row, "batch", params, batch)
+        return jax.tree.map(lambda x: x[None], results), own
+
+    sharded = jax.shard_map(
+        run, mesh=mesh(), in_specs=(P(), P("batch")), out_specs=P("batch"), check_vma=False
+    )
+    results, own = jax.tree.map(np.asarray, jax.jit(sharded)(params, batch))
+    for device in range(DEVICES):
+        on_device = jax.tree.map(lambda x, device=device: x[device], results)
+        check((on_device, own), single_device(row, dtype), dtype)
+
+
+@every_case
+@dtypes
+def test_jit_over_sharded_arrays(row, dtype):
+    """The single-device loss of a global array needs no axis name."""
+    with precision(dtype):
+        params, batch = make_problem(row, dtype)
+        params = jax.device_put(params, NamedSharding(mesh(), P()))
+        batch = jax.device_put(batch, NamedSharding(mesh(), P("batch")))
+        got = jax.tree.map(np.asarray, jax.jit(partial(step, row, None))(params, batch))
+    check(got, single_device(row, dtype), dtype)
+
+
+@every_case
+def test_two_axis_names(row):
+    axes = ("host", "chip")
+    with precision(np.float64):
+        params, batch = make_problem(row, np.float64)
+        run = jax.shard_map(
+            partial(step, row, axes),
+            mesh=mesh((2, 2), axes),
+            in_specs=(P(), P(axes)),
+            out_specs=(P(), P(axes)),
+        )
+        got = jax.tree.map(np.asarray, jax.jit(run)(params, batch))
+    check(got, single_device(row, np.float64), np.float64)
+
+
+@every_case
+def test_without_masks(row):
+    """`check_vma` sees constants where there are no masks and no weights."""
+    with precision(np.float64):
+        params, batch = make_problem(row, np.float64, masked=False)
+        run = jax.shard_map(
+            partial(step, row, "batch"),
+            mesh=mesh(),
+            in_specs=(P(), P("batch")),
+            out_specs=(P(), P("batch")),
+        )
+        got = jax.tree.map(np.asarray, jax.jit(run)(params, batch))
+    check(got, single_device(row, np.float64, masked=False), np.float64)
+
+
+@every_case
+def test_nothing_counts_anywhere(row):
+    params, batch = make_problem(row, np.float32)
+    batch["where"] = np.zeros_like(batch["where"])
+    run = jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
+    for leaf in jax.tree.leaves(run(params, per_device(batch))):
+        assert not np.asarray(leaf).any()
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@dtypes
+def test_discriminability(dtype, check_vma):
+    rng = np.random.default_rng(31)
+    n = DEVICES * ROWS
+    features = rng.normal(0.4, 1.0, (n, 5)).astype(dtype)
+    labels = rng.integers(-1, 3, n)
+    where = np.arange(n) % 7 < np.arange(n) // ROWS + 1
+    with precision(dtype):
+        arrays = (jnp.asarray(features), jnp.asarray(labels, np.int32), jnp.asarray(where))
+        expected = jax.jit(lambda x, y, w: jaxloss.discriminability(x, y, where=w))(*arrays)
+        run = jax.shard_map(
+            lambda x, y, w: jax.tree.map(
+                lambda value: value[None],
+                jaxloss.discriminability(x, y, where=w, axis_name="batch"),
+            ),
+            mesh=mesh(),
+            in_specs=P("batch"),
+            out_specs=P("batch"),
+            check_vma=check_vma,
+        )
+        got = jax.tree.map(np.asarray, jax.jit(run)(*arrays))
+        pmapped = jax.pmap(
+            lambda x, y, w: jaxloss.discriminability(x, y, where=w, axis_name="batch"),
+            axis_name="batch",
+        )(*per_device(arrays))
+        pmapped, expected = jax.tree.map(np.asarray, (pmapped, expected))
+    for name in ("intra", "inter", "ratio"):
+        assert getattr(expected, name) > 0
+        for result in (got, pmapped):
+            np.testing.assert_allclose(
+                getattr(result, name),
+                np.full(DEVICES, getattr(expected, name)),
+                rtol=1e-9 if dtype == np.float64 else 2e-6,
+            )

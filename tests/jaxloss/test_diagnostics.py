@@ -1,0 +1,121 @@
+"""Discriminability against loops over pairs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.harness import precision
+
+HALF = (jnp.bfloat16, jnp.float16)
+run = jax.jit(jaxloss.discriminability)
+
+
+def make(seed=60, n=15, dim=4):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(0.5, 1.0, (n, dim)) * rng.uniform(0.1, 5.0, (n, 1))
+    return features, rng.integers(-1, 4, n).astype(np.int32), rng.random(n) < 0.8
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_equals_loops_over_pairs(dtype):
+    features, labels, where = make()
+    intra, inter = references.discriminability(features, labels, where=where)
+    with precision(dtype):
+        got = run(jnp.asarray(features, dtype), jnp.asarray(labels), where=jnp.asarray(where))
+        assert all(x.dtype == dtype and x.shape == () for x in got)
+        got = jax.tree.map(np.asarray, got)
+    tolerance = 1e-10 if dtype == np.float64 else 1e-5
+    np.testing.assert_allclose(got.intra, intra, rtol=tolerance)
+    np.testing.assert_allclose(got.inter, inter, rtol=tolerance)
+    np.testing.assert_allclose(got.ratio, inter / intra, rtol=tolerance)
+
+
+def test_without_a_mask():
+    features, labels, _ = make(61)
+    intra, inter = references.discriminability(features, labels)
+    got = run(jnp.asarray(features, np.float32), jnp.asarray(labels))
+    np.testing.assert_allclose(got[:2], (intra, inter), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
+def test_half_precision(dtype):
+    features, labels, where = make(62)
+    narrow = jnp.asarray(features, dtype)
+    got = run(narrow, jnp.asarray(labels), where=jnp.asarray(where))
+    wide = run(narrow.astype(np.float32), jnp.asarray(labels), where=jnp.asarray(where))
+    assert all(x.dtype == np.float32 for x in got)
+    np.testing.assert_allclose(got, wide, rtol=1e-6)
+
+
+def test_rows_that_do_not_count_do_not_leak():
+    features, labels, where = make(63)
+    expected = run(jnp.asarray(features, np.float32), jnp.asarray(labels), where=jnp.asarray(where))
+    poisoned = features.copy()
+    poisoned[~where | (labels < 0)] = np.nan
+    labels = np.where(where, labels, 10**6)
+    got = run(jnp.asarray(poisoned, np.float32), jnp.asarray(labels), where=jnp.asarray(where))
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_nan_is_not_hidden():
+    features, labels, _ = make(64)
+    labels[3] = 1
+    features[3, 0] = np.nan
+    got = run(jnp.asarray(features, np.float32), jnp.asarray(labels))
+    assert np.isnan(got.inter)
+    assert np.isnan(got.ratio)
+
+
+@pytest.mark.parametrize(
+    ("labels", "where"),
+    [([0, 1, 2, 3], True), ([1, 1, 1, 1], True), ([0, 0, 1, 1], False), ([-1, -1, -1, 2], True)],
+    ids=["no same-class pair", "no other-class pair", "all masked", "one sample"],
+)
+def test_no_pairs_give_zero(labels, where):
+    rng = np.random.default_rng(65)
+    features, labels = rng.normal(size=(4, 3)), np.array(labels)
+    where = np.full(4, where)
+    intra, inter = references.discriminability(features, labels, where=where)
+    got = run(jnp.asarray(features, np.float32), jnp.asarray(labels), where=jnp.asarray(where))
+    np.testing.assert_allclose(got.intra, intra, rtol=1e-5)
+    np.testing.assert_allclose(got.inter, inter, rtol=1e-5, atol=1e-7)
+    assert np.isfinite(got.ratio)
+    if inter == 0:
+        np.testing.assert_allclose(got.ratio, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, *HALF], ids=["float32", "bfloat16", "float16"])
+def test_degenerate_features_stay_finite(dtype):
+    labels = jnp.array([0, 0, 1, 1])
+    rows = {
+        "zero": np.zeros((4, 2)),
+        "same": np.ones((4, 2)),
+        "collapsed": np.array([[1, 0], [2, 0], [0, 3], [0, 1]]),
+        "opposite": np.array([[1, 0], [-1, 0], [1, 0], [-1, 0]]),
+    }
+    for name, features in rows.items():
+        got = run(jnp.asarray(features, dtype), labels)
+        assert all(np.isfinite(x) for x in got), name
+        assert all(x >= 0 for x in got), name
+        np.testing.assert_allclose(
+            got[:2], references.discriminability(features, np.asarray(labels)), atol=1e-6
+        )
+    assert run(jnp.asarray(rows["collapsed"], dtype), labels).ratio > 1e5
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="features"):
+        jaxloss.discriminability(jnp.zeros(3), jnp.zeros(3, int))
+    with pytest.raises(ValueError, match="labels"):
+        jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(2, int))
+    with pytest.raises(TypeError, match="labels"):
+        jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3))
+    with pytest.raises(TypeError, match="features"):
+        jaxloss.discriminability(jnp.zeros((3, 2), int), jnp.zeros(3, int))
+    with pytest.raises(ValueError, match="where"):
+        jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3, int), where=jnp.ones(2, bool))
+    with pytest.raises(TypeError, match="where"):
+        jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3, int), where=jnp.ones(3))

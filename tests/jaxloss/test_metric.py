@@ -1,0 +1,189 @@
+"""What is particular to the metric losses."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.loss_table import make_features, make_labels
+
+nca = jaxloss.nca_loss
+proto = jaxloss.prototypical_loss
+
+
+def array_shapes(function, *args):
+    """The shapes of all arrays within the jaxpr of a function, inner jaxprs included."""
+    shapes = set()
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            shapes.update(tuple(v.aval.shape) for v in equation.outvars)
+            for inner in jax.core.jaxprs_in_params(equation.params):
+                visit(inner)
+
+    visit(jax.make_jaxpr(function)(*args).jaxpr)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("loss", "count"),
+    [(nca, None), (proto, None), (partial(proto, num_classes=32), 32)],
+    ids=["nca", "proto", "proto_num_classes"],
+)
+def test_no_array_of_samples_by_references_by_dimensions(loss, count):
+    n, dim = 48, 16
+    rng = np.random.default_rng(50)
+    features = jnp.asarray(make_features(rng, n, np.float32, dim))
+    labels = jnp.asarray(rng.integers(0, 32, n))
+    shapes = array_shapes(jax.value_and_grad(loss), features, labels)
+    assert (n, dim) in shapes
+    assert max(int(np.prod(shape)) for shape in shapes) <= n * max(n, count or 0)
+    assert all(len(shape) <= 2 for shape in shapes)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 6.0])
+def test_temperature(temperature):
+    rng = np.random.default_rng(51)
+    features, labels = make_features(rng, 12, np.float64), make_labels(rng, 12)
+    for loss, reference in ((nca, references.nca_loss), (proto, references.prototypical_loss)):
+        with jax.enable_x64(True):
+            got = loss(jnp.asarray(features), jnp.asarray(labels), temperature=temperature)
+            scaled = loss(jnp.asarray(features / temperature**0.5), jnp.asarray(labels))
+            got, scaled = np.asarray(got), np.asarray(scaled)
+        np.testing.assert_allclose(got, scaled, rtol=1e-10)
+        expected = reference(features, labels, temperature=temperature)
+        np.testing.assert_allclose(got, expected, rtol=1e-10)
+
+
+def test_prototypical_with_and_without_num_classes():
+    """The batch's classes are the candidates either way, whichever numbers they carry."""
+    rng = np.random.default_rng(52)
+    features = make_features(rng, 14, np.float64)
+    labels = rng.choice(np.array([-1, 2, 5, 6, 40], np.int32), 14)
+    where = rng.random(14) < 0.8
+    with jax.enable_x64(True):
+        run = jax.jit(
+            jax.value_and_grad(lambda x, **o: proto(x, jnp.asarray(labels), where=where, **o)),
+            static_argnames="num_classes",
+        )
+        results = [
+            jax.tree.map(np.asarray, run(jnp.asarray(features), **options))
+            for options in ({}, {"num_classes": 41}, {"num_classes": 100})
+        ]
+    expected = references.prototypical_loss(features, labels, where=where)
+    np.testing.assert_allclose(results[0][0], expected, rtol=1e-10)
+    for other in results[1:]:
+        chex.assert_trees_all_close(other, results[0], rtol=1e-10, atol=1e-13)
+
+
+def test_absent_classes_are_no_candidates():
+    """Two classes far from zero: an absent class with mean zero would win for neither, and must not."""
+    features = jnp.array([[0.1, 0.0], [-0.1, 0.0], [3.0, 0.1], [3.0, -0.1]])
+    labels = jnp.array([1, 1, 3, 3])
+    got = proto(features, labels, num_classes=50)
+    np.testing.assert_allclose(got, proto(features, labels), rtol=1e-6)
+    np.testing.assert_allclose(
+        got, references.prototypical_loss(np.asarray(features), np.asarray(labels)), rtol=1e-4
+    )
+
+
+def test_singleton_classes_are_candidates():
+    """A sample alone in its class has no loss of its own, but others may be mistaken for it."""
+    features = np.array([[0.0, 0.0], [1.0, 0.2], [0.3, 0.1]])
+    labels = np.array([0, 0, 1])
+    for loss, reference in ((nca, references.nca_loss), (proto, references.prototypical_loss)):
+        got = loss(jnp.asarray(features, np.float32), jnp.asarray(labels), reduction="none")
+        assert got[2] == 0
+        expected = reference(features, labels, reduction="none")
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+        assert (got[:2] > 0.1).all()
+
+
+@pytest.mark.parametrize("loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"])
+def test_gradient_lies_in_the_span_of_the_features(loss):
+    rng = np.random.default_rng(53)
+    features = rng.normal(0.3, 0.4, (8, 20))
+    labels = np.array([0, 1, 1, 0, 2, 2, 2, 3])
+    with jax.enable_x64(True):
+        gradient = jax.jit(jax.grad(loss))(jnp.asarray(features), jnp.asarray(labels))
+    gradient = np.asarray(gradient)
+    basis = np.linalg.svd(features, full_matrices=False)[2]
+    outside = gradient - gradient @ basis.T @ basis
+    norms = np.linalg.norm(gradient, axis=1)
+    assert (norms > 1e-3).all()
+    np.testing.assert_allclose(outside / norms[:, None], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"])
+def test_large_offset_keeps_accuracy(loss):
+    """Inner products of features far from zero cancel, unless the features are centred first."""
+    rng = np.random.default_rng(54)
+    features = (make_features(rng, 12, np.float64) + 1000).astype(np.float32)
+    labels = make_labels(rng, 12)
+    where = np.arange(12) != 5
+    features[5] = -1e6  # A masked row may not move the centre either.
+    run = jax.jit(jax.value_and_grad(loss))
+    got = jax.tree.map(np.asarray, run(jnp.asarray(features), jnp.asarray(labels), where=where))
+    with jax.enable_x64(True):
+        expected = jax.tree.map(
+            np.asarray, run(jnp.asarray(features, np.float64), jnp.asarray(labels), where=where)
+        )
+    chex.assert_trees_all_close(
+        jax.tree.map(np.float64, got), jax.tree.map(np.float64, expected), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("loss", [nca, proto], ids=["nca", "proto"])
+def test_invariances(loss):
+    """Translation, rotation, and the order of the samples and of the classes."""
+    rng = np.random.default_rng(55)
+    features, labels = make_features(rng, 12, np.float64), make_labels(rng, 12)
+    rotation = np.linalg.qr(rng.normal(size=(7, 7)))[0]
+    order = rng.permutation(12)
+    with jax.enable_x64(True):
+        run = jax.jit(loss)
+        expected = np.asarray(run(jnp.asarray(features), jnp.asarray(labels)))
+        for x, y in (
+            (features + 5, labels),
+            (features @ rotation, labels),
+            (features[order], labels[order]),
+            (features, 3 - labels),
+        ):
+            got = np.asarray(run(jnp.asarray(x), jnp.asarray(y)))
+            np.testing.assert_allclose(got, expected, rtol=1e-10)
+
+
+def test_far_apart_clusters_leave_no_loss_and_wrong_clusters_a_large_one():
+    features = jnp.array([[0.0], [1.0], [100.0], [101.0]])
+    for loss in (nca, proto):
+        right = loss(features, jnp.array([0, 0, 1, 1]))
+        assert right == 0
+        wrong = loss(features, jnp.array([0, 1, 0, 1]))
+        expected = {nca: references.nca_loss, proto: references.prototypical_loss}[loss]
+        np.testing.assert_allclose(
+            wrong, expected(np.asarray(features), np.array([0, 1, 0, 1])), rtol=1e-5
+        )
+
+
+def test_small_losses_keep_their_gradient():
+    """A loss of e^-40 is nothing beside 1, but it must not be rounded to zero in its own gradient."""
+    features = np.array([[0.0], [0.1], [6.5], [6.6]])
+    labels = np.array([0, 0, 1, 1])
+    got = nca(jnp.asarray(features, np.float32), jnp.asarray(labels))
+    positive, negative = np.exp(-0.01), None
+    per_sample = []
+    for i in range(4):
+        negative = sum(np.exp(-((features[i, 0] - features[j, 0]) ** 2)) for j in range(4) if labels[j] != labels[i])
+        per_sample.append(np.log1p(negative / positive))
+    # The logarithm of a tiny ratio has the absolute error of its exponent, 40 * eps(float32).
+    np.testing.assert_allclose(got, np.mean(per_sample), rtol=1e-4)
+
+
+def test_num_classes_must_be_an_integer():
+    with pytest.raises((TypeError, ValueError), match="num_classes"):
+        proto(jnp.zeros((3, 2)), jnp.zeros(3, int), num_classes=2.5)  # pyright: ignore

@@ -1,0 +1,95 @@
+"""The public namespace: complete, documented, and covered by the loss table."""
+
+import inspect
+import re
+import typing
+
+import pytest
+
+import jaxloss
+from tests.jaxloss.loss_table import FUNCTIONS, LOSSES, VARIANTS
+
+PUBLIC = {name: getattr(jaxloss, name) for name in jaxloss.__all__}
+FUNCTION_NAMES = sorted(name for name, value in PUBLIC.items() if inspect.isfunction(value))
+
+
+def test_every_loss_is_in_the_table_once():
+    tabled = [row.function.__name__ for row in LOSSES]
+    public = [name for name in jaxloss.__all__ if name.endswith("_loss")]
+    assert sorted(tabled) == sorted(public)
+    for row in LOSSES:
+        assert row.function is PUBLIC[row.function.__name__]
+
+
+def test_the_tables_names_are_unique_and_variants_are_of_tabled_losses():
+    names = [row.name for row in (*LOSSES, *VARIANTS)]
+    assert len(set(names)) == len(names)
+    assert len({row.name for row in FUNCTIONS}) == len(FUNCTIONS)
+    assert {row.function for row in VARIANTS} <= {row.function for row in LOSSES}
+
+
+def test_names():
+    assert {
+        "softmax_loss",
+        "sigmoid_loss",
+        "margin_softmax_loss",
+        "linear_logits",
+        "cosine_logits",
+        "nca_loss",
+        "prototypical_loss",
+        "project_classifier",
+        "project_complement",
+        "project_spectral_complement",
+        "spectral_overlap",
+        "sum_loss",
+        "direct_sum_loss",
+        "spectral_sum_loss",
+        "discriminability",
+    } <= set(jaxloss.__all__)
+    assert len(set(jaxloss.__all__)) == len(jaxloss.__all__)
+
+
+def test_nothing_else_is_public():
+    undeclared = {
+        name
+        for name, value in vars(jaxloss).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    } - set(jaxloss.__all__)
+    assert not undeclared - {"annotations"}
+
+
+def test_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", jaxloss.__version__)
+
+
+def test_the_package_has_a_docstring():
+    assert jaxloss.__doc__
+
+
+@pytest.mark.parametrize("name", FUNCTION_NAMES)
+def test_docstring(name):
+    docstring = inspect.getdoc(PUBLIC[name]) or ""
+    first = docstring.splitlines()[0]
+    assert first.endswith(".")
+    for part in ("Args:", "Returns:", "Raises:", "Example:", "References:", ">>>"):
+        assert part in docstring, part
+    arguments = docstring.split("Args:")[1].split("Returns:")[0]
+    for parameter in inspect.signature(PUBLIC[name]).parameters:
+        assert re.search(rf"\b{parameter}\b", arguments), parameter
+    # Shapes, as `[n, d]`.
+    assert re.search(r"\[[ndC]", arguments)
+
+
+@pytest.mark.parametrize("name", FUNCTION_NAMES)
+def test_signature_is_annotated(name):
+    signature = inspect.signature(PUBLIC[name])
+    assert signature.return_annotation is not inspect.Signature.empty
+    for parameter in signature.parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty, parameter.name
+    # The annotations must be resolvable, strings or not: tools read them.
+    typing.get_type_hints(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLIC) - set(FUNCTION_NAMES)))
+def test_other_public_names_are_documented(name):
+    assert inspect.getdoc(PUBLIC[name])

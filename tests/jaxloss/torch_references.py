@@ -1,0 +1,180 @@
+"""The losses once more in PyTorch, in double precision, for its autograd.
+
+As in `references`, rows that take no part are removed first, and a per-sample function returns None where the
+loss is undefined.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+torch.set_num_threads(1)
+
+
+def kept_rows(labels, where):
+    known = labels >= 0 if labels.ndim == 1 else (labels >= 0).any(dim=1)
+    return torch.nonzero(known if where is None else known & where)[:, 0]
+
+
+def over_rows(per_sample):
+    def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+        rows = kept_rows(labels, where)
+        values = per_sample(scored[rows], labels[rows], **options)
+        counted = [k for k, value in enumerate(values) if value is not None]
+        if not counted:
+            return (scored * 0).nan_to_num().sum(dim=1) if reduction == "none" else scored.new_zeros(())
+        rows = rows[counted]
+        losses = torch.stack([values[k] for k in counted])
+        weights = losses.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
+        if reduction == "none":
+            return losses.new_zeros(len(labels)).index_put((rows,), weights * losses)
+        total = (weights * losses).sum()
+        return total if reduction == "sum" else total / weights.sum()
+
+    return loss
+
+
+@over_rows
+def softmax_loss(logits, labels, *, label_smoothing=0.0):
+    return list(
+        F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+    )
+
+
+@over_rows
+def sigmoid_loss(logits, labels):
+    targets = F.one_hot(labels, logits.shape[1]) if labels.ndim == 1 else labels
+    return list(
+        F.binary_cross_entropy_with_logits(
+            logits,
+            targets.clamp(min=0).to(logits),
+            weight=(targets >= 0).to(logits),
+            reduction="none",
+        ).sum(dim=1)
+    )
+
+
+@over_rows
+def margin_softmax_loss(logits, labels, *, margin, scale):
+    lowered = logits - margin * F.one_hot(labels, logits.shape[1]).to(logits)
+    return list(F.cross_entropy(scale * lowered, labels, reduction="none"))
+
+
+def linear_logits(features, weights, bias=None):
+    return F.linear(features, weights.T, bias)
+
+
+def cosine_logits(features, weights):
+    return F.cosine_similarity(features[:, :, None], weights[None], dim=1)
+
+
+@over_rows
+def nca_loss(features, labels, *, temperature=1.0):
+    scores = -(features[:, None] - features[None]).pow(2).sum(dim=2) / temperature
+    losses = []
+    for i in range(len(labels)):
+        other = torch.arange(len(labels)) != i
+        same = other & (labels == labels[i])
+        defined = bool(same.any())
+        losses.append(
+            scores[i, other].logsumexp(0) - scores[i, same].logsumexp(0) if defined else None
+        )
+    return losses
+
+
+@over_rows
+def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
+    del num_classes  # The classes of the batch are the candidates with and without it.
+    losses = []
+    for i in range(len(labels)):
+        left = torch.arange(len(labels)) != i
+        present = labels[left].unique()
+        target = torch.nonzero(present == labels[i])[:, 0]
+        if len(target) == 0:
+            losses.append(None)
+            continue
+        means = torch.stack([features[left & (labels == c)].mean(dim=0) for c in present])
+        logits = -(features[i] - means).pow(2).sum(dim=1) / temperature
+        losses.append(F.cross_entropy(logits, target[0]))
+    return losses
+
+
+def classifier_projector(weights, epsilon=1e-4):
+    gram = weights.T @ weights + epsilon * torch.eye(weights.shape[1], dtype=weights.dtype)
+    return weights @ torch.linalg.solve(gram, weights.T)
+
+
+def spectral_complement_projector(weights, power=0.3):
+    """Differentiable where the singular values differ and W has full rank."""
+    basis, singular, _ = torch.linalg.svd(weights, full_matrices=False)
+    soft = basis @ torch.diag((singular / singular.max()) ** power) @ basis.T
+    return torch.eye(len(weights), dtype=weights.dtype) - soft
+
+
+def project_classifier(features, weights, *, epsilon=1e-4, stop_gradient=True):
+    projector = classifier_projector(weights, epsilon)
+    return features @ (projector.detach() if stop_gradient else projector)
+
+
+def project_complement(features, weights, *, epsilon=1e-4, stop_gradient=True):
+    return features - project_classifier(
+        features, weights, epsilon=epsilon, stop_gradient=stop_gradient
+    )
+
+
+def project_spectral_complement(features, weights, *, power=0.3, stop_gradient=True):
+    projector = spectral_complement_projector(weights, power)
+    return features @ (projector.detach() if stop_gradient else projector)
+
+
+def spectral_overlap(weights, power):
+    singular = torch.linalg.svdvals(weights)
+    relative = singular / singular.max()
+    return singular.max() * (relative * (1 - relative**power)).max()
+
+
+def sum_loss(
+    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
+    metric_weight=1.0, transform=None, **common,
+):
+    first = classification(linear_logits(features, weights, bias), labels, **common)
+    projected = features if transform is None else transform(features, weights)
+    return first + metric_weight * metric(projected, labels, **common)
+
+
+def direct_sum_loss(features, labels, weights, bias=None, *, epsilon=1e-4, **options):
+    def transform(x, w):
+        return project_complement(x, w, epsilon=epsilon)
+
+    return sum_loss(features, labels, weights, bias, transform=transform, **options)
+
+
+def spectral_sum_loss(features, labels, weights, bias=None, *, power=0.3, **options):
+    def transform(x, w):
+        return project_spectral_complement(x, w, power=power)
+
+    return sum_loss(features, labels, weights, bias, transform=transform, **options)
+
+
+def evaluate(loss, args, differentiable, *, where, sample_weights, cotangent):
+    """Values and gradients in the shape of `harness.evaluate`."""
+    tensors = [
+        torch.tensor(np.asarray(a, np.float64 if k in differentiable else np.int64))
+        for k, a in enumerate(args)
+    ]
+    leaves = [tensors[k].requires_grad_() for k in differentiable]
+    weights = torch.tensor(np.asarray(sample_weights, np.float64), requires_grad=True)
+    leaves.append(weights)
+    results = {}
+    for reduction in ("mean", "sum", "none"):
+        value = loss(
+            *tensors, where=torch.tensor(where), sample_weights=weights, reduction=reduction
+        )
+        scalar = value if reduction != "none" else value @ torch.tensor(cotangent, dtype=value.dtype)
+        results[reduction] = value.detach().numpy()
+        if scalar.requires_grad:
+            grads = torch.autograd.grad(scalar, leaves, allow_unused=True, materialize_grads=True)
+        else:
+            grads = [torch.zeros_like(leaf) for leaf in leaves]
+        results[f"{reduction}_grad"] = tuple(g.numpy() for g in grads)
+    return results
