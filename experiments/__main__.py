@@ -48,6 +48,7 @@ class Train:
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
     def run(self) -> None:
+        """Trains, evaluates, prints the report."""
         from experiments.compare import run_cell
         from experiments.reporting.report import run_report
 
@@ -78,6 +79,7 @@ class Evaluate:
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
     def run(self) -> None:
+        """Evaluates, prints and writes the report."""
         from experiments.evaluation.run import evaluate_run
         from experiments.reporting.report import run_report, write_run_report
 
@@ -98,8 +100,8 @@ class Evaluate:
 class Compare:
     """Train and evaluate a grid of losses and samplings; write its table and figure.
 
-    Finished cells are kept: the same command goes on where it was stopped, and one with more
-    losses, samplings or seeds adds to the grid.
+    Finished cells are kept: the same command goes on where it was stopped, and one with other
+    losses, samplings or seeds adds to the grid. The table shows all finished cells of the folder.
     """
 
     config: Preset
@@ -116,14 +118,14 @@ class Compare:
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
     def run(self) -> None:
-        from experiments.compare import cell_directory, grid, run_cell
+        """Runs what is missing of the grid, prints its table."""
+        from experiments.compare import cell_directory, finished_cells, grid, run_cell
         from experiments.reporting.tables import write_report
 
         config: Any = self.config
         assert isinstance(config, TrainConfig)
         root = self.directory or Path("runs", f"compare-{config.data.name}")
         cells = grid(config, self.losses, self.sampling, self.seeds)
-        reports = []
         for number, cell in enumerate(cells, start=1):
             print(
                 f"[{number}/{len(cells)}] {cell.loss.name}, {cell.sampling.strategy}, "
@@ -131,9 +133,9 @@ class Compare:
                 flush=True,
             )
             directory = cell_directory(root, cell)
-            reports.append(run_cell(cell, directory, self.folders, parallel_mode=self.parallel))
+            run_cell(cell, directory, self.folders, parallel_mode=self.parallel)
         command = shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
-        paths = write_report(root, reports, command=command)
+        paths = write_report(root, finished_cells(root, config), command=command)
         print("\n" + paths[0].read_text(encoding="utf-8"))
         print("wrote", ", ".join(str(path) for path in paths))
 
@@ -145,9 +147,9 @@ class Datasets:
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
     def run(self) -> None:
+        """Prints the list."""
         from experiments.data.builders import dataset_status
 
-        table = Table("data set", "classes base / validation / novel", "state", "needs", box=None)
         for status in dataset_status(self.folders.data_dir, self.folders.manual_dir):
             print(status)
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Folders, TrainConfig, to_dict
+from experiments.config import Folders, TrainConfig, from_dict, to_dict
 from experiments.evaluation.run import evaluate_run
 from experiments.reporting.report import write_run_report
-from experiments.training.checkpoints import claim_run_directory
+from experiments.training.checkpoints import claim_run_directory, read_config
 from experiments.training.loop import ParallelMode, train
 
 
@@ -36,6 +36,23 @@ def grid(
         for sampling in samplings
         for loss in losses
     ]
+
+
+def finished_cells(root: Path, config: TrainConfig) -> list[dict[str, Any]]:
+    """The reports of all finished cells under `root` that differ from `config` in nothing but
+    loss, sampling and seed, in the order of seeds."""
+    reports = []
+    for path in sorted(root.glob("*/*/seed-*/report.json")):
+        cell = from_dict(TrainConfig, read_config(path.parent))
+        same = dataclasses.replace(
+            cell,
+            loss=dataclasses.replace(cell.loss, name=config.loss.name),
+            sampling=dataclasses.replace(cell.sampling, strategy=config.sampling.strategy),
+            seed=config.seed,
+        )
+        if same == config:
+            reports.append(json.loads(path.read_text(encoding="utf-8")))
+    return sorted(reports, key=lambda report: report["seed"])
 
 
 def run_cell(

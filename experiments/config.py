@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen dataclasses, read by the command line and written beside the results."""
+"""The configuration of a run: frozen dataclasses that the command line fills in."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ Config = TypeVar("Config")
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as JSON types: dataclasses become objects, tuples lists, paths strings."""
 
-    def plain(value):
+    def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value):
             return {
                 field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -155,7 +155,8 @@ def to_dict(config: Any) -> dict[str, Any]:
             return [plain(item) for item in value]
         return str(value) if isinstance(value, Path) else value
 
-    return plain(config)
+    as_json: dict[str, Any] = plain(config)
+    return as_json
 
 
 def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -118,7 +119,7 @@ def in_range(
     below: float | None = None,
 ) -> None:
     """Raises unless a hyperparameter lies in its range; a traced value cannot be checked."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return
     number = float(value)
     wanted = []

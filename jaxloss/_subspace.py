@@ -27,9 +27,9 @@ def _regularized_gram(factors: Array, epsilon: float) -> tuple[Array, Array]:
     # could leave it indefinite, and its factorisation NaN.
     limits = jnp.finfo(gram.dtype)
     rounding = 4 * limits.eps * jnp.max(jnp.sum(jnp.abs(gram), axis=1))
-    epsilon = jnp.maximum(jnp.maximum(epsilon, lax.stop_gradient(rounding)), limits.tiny**0.5)
+    used = jnp.maximum(jnp.maximum(epsilon, lax.stop_gradient(rounding)), limits.tiny**0.5)
     identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
-    return jnp.linalg.cholesky(gram + epsilon * identity), epsilon
+    return jnp.linalg.cholesky(gram + used * identity), used
 
 
 def _solve(cholesky: Array, right: Array) -> Array:
@@ -45,8 +45,8 @@ def _split(features: Array, weights: Array, epsilon: float) -> tuple[Array, Arra
         within = exact_product(weights, coordinates).T
         return within, features - within
     # W(WᵀW+εI)⁻¹Wᵀ = I − ε(WWᵀ+εI)⁻¹ needs the smaller Gram matrix only.
-    cholesky, epsilon = _regularized_gram(weights.T, epsilon)
-    complement = epsilon * _solve(cholesky, features.T).T
+    cholesky, used = _regularized_gram(weights.T, epsilon)
+    complement = used * _solve(cholesky, features.T).T
     return features - complement, complement
 
 

@@ -1,7 +1,8 @@
-"""Archives from outside are data: pickles without code, and zips and tars that stay in their folder."""
+"""Archives from outside are data: pickles run no code, zips and tars stay in their folder."""
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import re
 import shutil
@@ -42,19 +43,23 @@ class _Array(np.ndarray):
 
     def __setstate__(self, state: Any, /) -> None:
         shape, dtype, fortran, raw = state[-4:]
-        dtype = _clean(dtype)
-        if dtype.hasobject:
-            raw = list(raw)
-        else:
-            raw = raw.encode("latin1") if isinstance(raw, str) else bytes(raw)
-        super().__setstate__((1, tuple(shape), dtype, bool(fortran), raw))
+        dtype = _clean(dtype, "biufcSUO")
+        raw = list(raw) if dtype.hasobject else _raw(raw)
+        super().__setstate__((1, tuple(shape), dtype, bool(fortran), raw))  # pyright: ignore
 
 
-def _clean(dtype: Any) -> np.dtype:
+def _clean(dtype: Any, kinds: str = "biufcSU") -> np.dtype:
     """The data type again, built from its name: a pickled state can hold flags that lie."""
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufcSUO" or dtype.names:
+    if not isinstance(dtype, np.dtype) or dtype.kind not in kinds or dtype.names:
         raise UnsafeArchiveError(f"holds an array of type {dtype!r}; plain ones are read")
     return np.dtype(dtype.str)
+
+
+def _raw(content: Any) -> bytes:
+    """The bytes of an array or number, which Python 2 wrote as a string."""
+    if not isinstance(content, bytes | bytearray | str):
+        raise UnsafeArchiveError(f"holds an array made from {type(content).__name__}")
+    return content.encode("latin1") if isinstance(content, str) else bytes(content)
 
 
 def _reconstruct(subtype: object, shape: object, typecode: object) -> np.ndarray:
@@ -68,11 +73,7 @@ def _dtype(name: Any, align: bool = False, copy: bool = True) -> np.dtype:
 
 
 def _scalar(dtype: Any, raw: Any) -> Any:
-    dtype = _clean(dtype)
-    if dtype.hasobject:
-        raise UnsafeArchiveError("holds a scalar of type object")
-    raw = raw.encode("latin1") if isinstance(raw, str) else bytes(raw)
-    return np.frombuffer(raw, dtype, count=1)[0]
+    return np.frombuffer(_raw(raw), _clean(dtype), count=1)[0]
 
 
 def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: str = "C") -> np.ndarray:
@@ -198,6 +199,7 @@ def load_torch_list(path: Path) -> list:
       UnsafeArchiveError: The file holds more than plain values.
       DamagedArchiveError: The file is cut off, or holds no list.
     """
+    value = None
     if zipfile.is_zipfile(path):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -221,9 +223,7 @@ def load_torch_list(path: Path) -> list:
 # --- Zip and tar --------------------------------------------------------------------------------
 
 
-def extract(
-    archive: Path, target: Path, *, keep: Callable[[str], bool] | None = None
-) -> Path:
+def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None = None) -> Path:
     """Extracts a zip or tar into a folder that appears once it is complete.
 
     Members are written as plain files and folders: a link within the archive becomes a copy of
@@ -252,7 +252,10 @@ def extract(
         else:
             _extract_tar(archive, partial, keep)
         partial.rename(target)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError) as error:
+    except (
+        *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile),
+        *(zlib.error, LZMAError, EOFError),
+    ) as error:
         raise DamagedArchiveError(f"{archive} is damaged or no zip or tar: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -311,6 +314,9 @@ def _extract_tar(archive: Path, folder: Path, keep: Callable[[str], bool] | None
                 )
             with source:
                 _write(source, folder / path)
+        # A compressed file is checked against its sum when its end is read.
+        while members.fileobj is not None and members.fileobj.read(1 << 20):
+            pass
 
 
 def _check_link(archive: Path, path: PurePosixPath, member: tarfile.TarInfo) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from experiments.config import EvaluationConfig, Folders, TrainConfig, from_dict, to_dict
 from experiments.data.pipeline import load_split
@@ -13,7 +13,16 @@ from experiments.training.objective import parse_loss
 from experiments.training.state import initial_setup
 from experiments.training.step import build_embed
 
-Which = Literal["best", "latest"]
+
+def _chosen_step(checkpoints: Checkpoints, which: str) -> int:
+    if which in ("best", "latest"):
+        step = checkpoints.best_step() if which == "best" else checkpoints.latest_step()
+        if step is None:
+            raise CheckpointError("the run holds no checkpoint; train it first")
+        return step
+    if not which.isdecimal():
+        raise ValueError(f"checkpoint must be best, latest or the number of a step, got {which!r}")
+    return int(which)
 
 
 def evaluate_run(
@@ -21,7 +30,7 @@ def evaluate_run(
     folders: Folders,
     *,
     split: str = "novel",
-    which: Which | int = "best",
+    which: str = "best",
     evaluation: EvaluationConfig | None = None,
 ) -> dict[str, Any]:
     """Few-shot accuracy of a checkpoint on classes that training has not seen.
@@ -44,11 +53,7 @@ def evaluate_run(
     config = from_dict(TrainConfig, read_config(directory))
     evaluation = evaluation or config.evaluation
     with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        step = {"best": checkpoints.best_step, "latest": checkpoints.latest_step}.get(
-            str(which), lambda: int(which)
-        )()
-        if step is None:
-            raise CheckpointError(f"{directory} holds no checkpoint; train it first")
+        step = _chosen_step(checkpoints, which)
         meta = checkpoints.meta(step)
         height, width, channels = meta["image_shape"]
         setup = initial_setup(

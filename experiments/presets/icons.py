@@ -1,6 +1,10 @@
 """Protocol A on the icons that ship with the experiments."""
 
-from experiments.config import TrainConfig
+from experiments.config import LossConfig, ModelConfig, TrainConfig
 
-DESCRIPTION = "Few-shot transfer on the shipped icons (100 / 29 / 50 classes, 32×32 grey)."
-CONFIG = TrainConfig()
+DESCRIPTION = "Few-shot transfer on the shipped icons (100 / 29 / 50 classes, 32×32 grey, Conv4)."
+CONFIG = TrainConfig(
+    model=ModelConfig(widths=(16, 32, 64, 64)),
+    loss=LossConfig(temperature=1 / 8),
+    steps=400,
+)

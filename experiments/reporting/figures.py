@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from experiments.reporting.summary import FAMILIES, sampling_order, summarize
+from experiments.reporting.summary import (
+    FAMILIES,
+    family_of,
+    sampling_name,
+    sampling_order,
+    summarize,
+)
 
 # Okabe and Ito's colours, which differ for colour-blind eyes and in grey.
 _COLORS = dict(zip(FAMILIES, ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True))
@@ -21,7 +29,7 @@ _DPI = 150
 
 # Inches. The layout is reckoned in them, so that one method and twenty look alike.
 _PANEL_WIDTH = 4.0
-_GAP = 0.2
+_GAP = 0.3
 _LEGEND_WIDTH = 1.9
 _LEGEND_LINE = 0.215
 _MARK = 0.13
@@ -60,7 +68,7 @@ def comparison_figure(
     left = 0.75 + 0.085 * max(map(len, labels.values()))
     width = left + (_PANEL_WIDTH + _GAP) * len(shots) + _LEGEND_WIDTH
     heading = textwrap.wrap(title, int(width * 8.5))
-    caption = _caption(rows, command, columns=int(width * 13))
+    caption = _caption(rows, command, columns=int(width * 14.5))
     bottom = _MARGIN + _CAPTION_LINE * len(caption) + _BELOW_AXES
     total = bottom + height + 0.4 + _TITLE_LINE * len(heading) + _MARGIN
 
@@ -125,6 +133,7 @@ def _draw_panel(
         color, marker = _COLORS[row["family"]], _marker(number)
         if len(result["accuracies"]) > 1:
             seeds = [100 * a for a in result["accuracies"]]
+            axes.plot([min(seeds), max(seeds)], [y, y], color=color, linewidth=0.7, zorder=2)
             axes.plot(seeds, [y] * len(seeds), "|", color=_INK, markersize=6, zorder=4)
         axes.errorbar(
             *(100 * result["accuracy"], y),
@@ -189,7 +198,7 @@ def _caption(rows: list[dict[str, Any]], command: str, *, columns: int) -> list[
         "Bars: 95 % confidence interval of the mean over episodes."
     )
     if any(result["spread"] is not None for row in rows for result in row["results"]):
-        text += " Where several seeds were trained, the mark is their mean, a stroke each of them."
+        text += " Where several seeds were trained, the mark is their mean and every stroke is one."
     return [*textwrap.wrap(text, columns), *textwrap.wrap(f"Command: {command}", columns)]
 
 

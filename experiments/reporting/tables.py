@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -138,41 +137,42 @@ def _caption(
     shots: list[int],
     command: str,
 ) -> list[str]:
-    listing = " and ".join(f"{s}-shot" for s in shots)
-    where = _common(cells, "data")
+    place = _common(cells, "data")
     split = _common(cells, "split")
-    place = (f" on {where}" if where else "") + (f", {split} classes" if split else "")
-    sentences = [
-        f"Accuracy in %{place}: each entry gives {listing} evaluation"
+    several = any(result["spread"] is not None for row in rows for result in row["results"])
+    lines = [
+        f"- Accuracy in %{f' on {place}' if place else ''}{f', {split} classes' if split else ''}. "
+        f"Each entry gives {' and '.join(f'{s}-shot' for s in shots)} evaluation"
         + (", in this order." if len(shots) > 1 else "."),
-        "a ± b: mean accuracy over episodes, and half the width of its 95 % confidence interval"
-        + (" (the mean over seeds)." if any(len(row["seeds"]) > 1 for row in rows) else "."),
+        "- a ± b: mean accuracy over episodes, and half the width of its 95 % confidence interval"
+        + (" (averaged over seeds)." if several else "."),
     ]
+    if several:
+        lines.append(
+            "- (seeds c): several runs were trained that differ in their seed; a is their mean, c "
+            "the largest minus the smallest."
+        )
     evaluation = _common(cells, "evaluation")
     if evaluation:
-        sentences.append(
-            f"An episode has {evaluation['ways']} classes that training has not seen, K labelled "
-            f"images of each (K-shot) and {evaluation['queries']} images of each to classify, by "
-            f"the nearest class mean in {evaluation['distance']} distance."
+        distance = evaluation["distance"].replace("euclidean", "Euclidean")
+        lines.append(
+            f"- An evaluation episode has {evaluation['ways']} classes, K labelled images of each "
+            f"(K-shot), and {evaluation['queries']} images of each to classify by the nearest "
+            f"class mean in {distance} distance."
         )
-    if any(result["spread"] is not None for row in rows for result in row["results"]):
-        sentences.append(
-            "(seeds c): several runs were trained that differ in their seed; a is their mean, and "
-            "c the largest minus the smallest."
-        )
-    if any(re.fullmatch(r"\d+x\d+", s) for s in samplings):
-        sentences.append(
-            "Columns tell how a training batch is drawn: N-way K-shot takes N classes with K "
-            "images of each; a random batch takes images without regard to class."
-            if "random" in samplings
-            else "Columns tell how a training batch is drawn: N classes with K images of each."
+    if any(sampling != "random" for sampling in samplings):
+        lines.append(
+            "- Columns tell how a training batch is drawn: N-way K-shot takes N classes with K "
+            "images of each"
+            + ("; a random batch pays no regard to classes." if "random" in samplings else ".")
         )
     if len(samplings) > 1:
-        sentences.append(f"Bold: the best sampling of a method by {shots[0]}-shot accuracy.")
-    if len(rows) < len({r["loss"] for r in rows}) * len(samplings):
-        sentences.append(f"{_MISSING}: not run.")
-    sentences.append(_notation(cells, rows))
-    lines = [" ".join(filter(None, sentences)), ""]
+        lines.append(f"- Bold: the best sampling of a method by {shots[0]}-shot accuracy.")
+    if len(rows) < len({row["loss"] for row in rows}) * len(samplings):
+        lines.append(f"- The mark {_MISSING}: not run.")
+    notation = _notation(cells, rows)
+    if notation:
+        lines.append(f"- {notation}")
     for shot in shots:
         results = [r for row in rows if (r := _result(row, shot))]
         counts = sorted({n for r in results for n in r["episodes"]})
@@ -186,7 +186,8 @@ def _caption(
         lines.append(line)
     seconds = sum(row["seconds"] for row in rows)
     if seconds:
-        lines.append(f"- {len(cells)} runs, {seconds / 60:.1f} minutes together")
+        runs = f"{len(cells)} runs, together" if len(cells) > 1 else "1 run,"
+        lines.append(f"- {runs} {seconds / 60:.1f} minutes")
     return [*lines, f"- Command: `{command}`"]
 
 

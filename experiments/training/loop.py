@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -78,9 +78,10 @@ def train(
 
     base = _load(config, folders, "base")
     num_classes = len(base.class_names)
+    _, height, width, channels = base.images.shape
     setup = initial_setup(
         config,
-        image_shape=base.images.shape[1:],
+        image_shape=(height, width, channels),
         num_classes=num_classes,
         axis_name=axis_name,
     )
@@ -106,7 +107,7 @@ def train(
     validate = _validation(config, folders, build_embed(setup.graphdef, config.data))
 
     claim_run_directory(directory, to_dict(config))
-    meta = {"num_classes": num_classes, "image_shape": list(base.images.shape[1:])}
+    meta = {"num_classes": num_classes, "image_shape": [height, width, channels]}
     with Checkpoints(directory / "checkpoints") as checkpoints, _stop_on_sigterm() as stopping:
         state = setup.state
         if checkpoints.latest_step() is not None:
@@ -159,7 +160,7 @@ def _load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
 
 
 def _validation(
-    config: TrainConfig, folders: Folders, embed: Callable[[TrainState, np.ndarray], jax.Array]
+    config: TrainConfig, folders: Folders, embed: Callable[[TrainState, Any], jax.Array]
 ) -> Callable[[TrainState], float | None]:
     """1-shot accuracy on the validation classes; None where the data set has none."""
     if "validation" not in split_names(config.data.name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from jax import Array
 
@@ -51,11 +51,12 @@ def parse_loss(name: str) -> LossName:
         if parts in METRIC_LOSSES:
             return LossName("metric", None, parts)
     integration = integration if colon else "sum"
-    if plus and integration in INTEGRATIONS:
-        if classification in CLASSIFICATION_LOSSES and metric in METRIC_LOSSES:
-            return LossName(integration, classification, metric)  # pyright: ignore[reportArgumentType]
+    known = classification in CLASSIFICATION_LOSSES and metric in METRIC_LOSSES
+    if plus and known and integration in INTEGRATIONS:
+        return LossName(cast(Family, integration), classification, metric)
     raise ValueError(
-        f"loss {name!r} is not known; single losses are {', '.join([*CLASSIFICATION_LOSSES, *METRIC_LOSSES])}; "
+        f"loss {name!r} is not known; single losses are "
+        f"{', '.join([*CLASSIFICATION_LOSSES, *METRIC_LOSSES])}; "
         "joined ones are written sce+nca (sum), direct:sce+nca and spectral:sce+nca"
     )
 
@@ -96,7 +97,8 @@ def build_objective(
         assert metric is not None
         return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
 
-    assert classification is not None and metric is not None
+    assert classification is not None
+    assert metric is not None
     integrate = {
         "sum": jaxloss.sum_loss,
         "direct": partial(jaxloss.direct_sum_loss, epsilon=config.epsilon),

@@ -85,7 +85,7 @@ def build_step(
     return step
 
 
-def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Array], Array]:
+def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Any], Array]:
     """The features [n, d] of uint8 images, as a compiled function of the state."""
 
     @jax.jit

@@ -12,19 +12,24 @@ from flax import nnx
 from jax import lax
 
 from experiments.config import ModelConfig
-from experiments.models import build_backbone
+from experiments.models import Conv4, ResNet12, build_backbone
 from experiments.models.layers import drop_block, max_pool
 
+# Equal widths, because every new kernel shape takes half a second to compile its initial values.
+WIDTHS = (8, 8, 8, 8)
 SMALL = {
-    "conv4": ModelConfig(widths=(4, 5, 6, 7)),
-    "resnet12": ModelConfig(
-        backbone="resnet12", widths=(4, 5, 6, 7), pooling="mean", drop_block=0.2
-    ),
+    "conv4": ModelConfig(widths=WIDTHS),
+    "resnet12": ModelConfig(backbone="resnet12", widths=WIDTHS, pooling="mean", drop_block=0.2),
 }
 
 
 def build(config, image_shape=(32, 32, 3), axis_name=None, seed=0):
     return build_backbone(config, image_shape=image_shape, axis_name=axis_name, rngs=nnx.Rngs(seed))
+
+
+@partial(nnx.jit, static_argnames="train")
+def apply(model, images, keys=None, *, train):
+    return model(images, train=train, keys=keys)
 
 
 def images_of(n, image_shape=(32, 32, 3), seed=1):
@@ -67,6 +72,7 @@ def test_parameter_counts_are_the_known_ones():
 
 def test_kernels_begin_with_the_variance_of_fan_out():
     model = build(ModelConfig(widths=(8, 8, 8, 64)))
+    assert isinstance(model, Conv4)
     kernel = model.layers[3].conv.kernel[...]
     assert kernel.shape == (3, 3, 8, 64)
     assert float(kernel.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
@@ -101,6 +107,7 @@ def test_max_pool_equals_windows_and_commutes_with_the_activation(slope):
 
 def test_conv4_equals_its_formula():
     model = build(ModelConfig(widths=(4, 5, 6, 7)), (16, 16, 2))
+    assert isinstance(model, Conv4)
     images = images_of(5, (16, 16, 2))
     x = np.asarray(images, np.float64)
     for layer in model.layers:
@@ -113,12 +120,14 @@ def test_conv4_equals_its_formula():
                 y += padded[:, i : i + h, j : j + w] @ kernel[i, j]
         y = (y - y.mean((0, 1, 2))) / np.sqrt(y.var((0, 1, 2)) + 1e-5)
         x = pooled(y, lambda a: np.maximum(a, 0))
-    features = model(images, train=True)
+    features = apply(model, images, train=True)
     np.testing.assert_allclose(features, x.reshape(5, -1), rtol=1e-4, atol=1e-5)
 
 
 def test_resnet_block_equals_its_formula():
-    block = build(SMALL["resnet12"]).blocks[0]
+    model = build(SMALL["resnet12"])
+    assert isinstance(model, ResNet12)
+    block = model.blocks[0]
     x = images_of(2, (6, 6, 3))
 
     def layer(x, part):
@@ -133,7 +142,9 @@ def test_resnet_block_equals_its_formula():
 
     y = layer(leaky(layer(leaky(layer(x, block.first)), block.second)), block.third)
     expected = pooled(y + layer(x, block.shortcut), lambda a: np.where(a > 0, a, 0.1 * a))
-    np.testing.assert_allclose(block(x, train=True), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        nnx.jit(lambda b, x: b(x, train=True))(block, x), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("backbone", SMALL)
@@ -142,16 +153,16 @@ def test_running_statistics_move_in_training_only(backbone):
     images, keys = images_of(8), jax.random.split(jax.random.key(2), 8)
     statistics = partial(nnx.state, model, nnx.BatchStat)
     before = jax.tree.map(jnp.copy, statistics())
-    evaluated = model(images, train=False)
+    evaluated = apply(model, images, train=False)
     chex.assert_trees_all_equal(statistics(), before)
-    trained = model(images, train=True, keys=keys)
+    trained = apply(model, images, keys, train=True)
     after = statistics()
     assert all(
         bool((a != b).all())
         for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     )
     assert bool((evaluated != trained).any())
-    if backbone == "conv4":
+    if isinstance(model, Conv4):
         kernel = model.layers[0].conv.kernel[...]
         y = lax.conv_general_dilated(
             images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -245,11 +256,13 @@ def test_drop_block_follows_the_key_of_the_sample():
     x = images[:, :10, :10]
     dropped = drop_block(x, keys, rate=0.3, block_size=3)
     chex.assert_trees_all_equal(drop_block(x[2:4], keys[2:4], rate=0.3, block_size=3), dropped[2:4])
-    first = model(images, train=True, keys=keys)
-    chex.assert_trees_all_equal(model(images, train=True, keys=keys), first)
-    assert bool((model(images, train=True, keys=keys[::-1]) != first).any())
+    first = apply(model, images, keys, train=True)
+    chex.assert_trees_all_equal(apply(model, images, keys, train=True), first)
+    assert bool((apply(model, images, keys[::-1], train=True) != first).any())
     # Evaluation drops nothing and asks for no keys.
-    chex.assert_trees_all_equal(model(images, train=False, keys=keys), model(images, train=False))
+    chex.assert_trees_all_equal(
+        apply(model, images, keys, train=False), apply(model, images, train=False)
+    )
 
 
 @pytest.mark.parametrize("keys", [None, jax.random.split(jax.random.key(0), 5)])
@@ -260,12 +273,12 @@ def test_drop_block_without_its_keys_is_refused(keys):
 
 @pytest.mark.parametrize("backbone", SMALL)
 def test_bfloat16_computes_near_float32_and_keeps_float32_state(backbone):
-    half = ModelConfig(backbone=backbone, widths=(8, 8, 8, 8), pooling="mean", dtype="bfloat16")
-    full = ModelConfig(backbone=backbone, widths=(8, 8, 8, 8), pooling="mean")
+    half = ModelConfig(backbone=backbone, widths=WIDTHS, pooling="mean", dtype="bfloat16")
+    full = ModelConfig(backbone=backbone, widths=WIDTHS, pooling="mean")
     images = images_of(8)
     model = build(half)
-    features = model(images, train=True)
-    expected = build(full)(images, train=True)
+    features = apply(model, images, train=True)
+    expected = apply(build(full), images, train=True)
     chex.assert_type(features, jnp.float32)
     for leaf in jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))):
         chex.assert_type(leaf, jnp.float32)
@@ -286,7 +299,7 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_state(backbone):
 @pytest.mark.parametrize("backbone", SMALL)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_few_steps_reduce_the_loss(backbone, dtype):
-    config = ModelConfig(backbone=backbone, widths=(8, 8, 8, 8), pooling="mean", dtype=dtype)
+    config = ModelConfig(backbone=backbone, widths=WIDTHS, pooling="mean", dtype=dtype)
     model = build(config, (16, 16, 1))
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     images = images_of(16, (16, 16, 1))

@@ -32,7 +32,7 @@ from experiments.config import (
 from experiments.presets import PRESETS
 from experiments.training import parallel
 from experiments.training.checkpoints import Checkpoints, ConfigMismatchError
-from experiments.training.loop import train
+from experiments.training.loop import ParallelMode, train
 from experiments.training.objective import build_objective, parse_loss
 from experiments.training.state import build_optimizer, initial_setup, learning_rate
 from experiments.training.step import Batch, build_step
@@ -54,7 +54,7 @@ def folders(tmp_path_factory) -> Folders:
     return Folders(data_dir=tmp_path_factory.mktemp("data"))
 
 
-def run_steps(config: TrainConfig, mode: str, num_steps: int = 3):
+def run_steps(config: TrainConfig, mode: ParallelMode, num_steps: int = 3):
     axis_name = parallel.axis_name(mode)
     setup = initial_setup(config, image_shape=(16, 16, 1), num_classes=5, axis_name=axis_name)
     objective = build_objective(
@@ -196,7 +196,8 @@ def test_sigkill_and_sigterm_at_any_moment_change_nothing(tmp_path, folders):
     other = start(tmp_path / "cut", folders, "--optimizer.learning-rate", "0.05")
     output, _ = other.communicate(timeout=120)
     assert other.returncode == 2
-    assert "optimizer.learning_rate" in output and "0.05" in output
+    assert "optimizer.learning_rate" in output
+    assert "0.05" in output
 
 
 def test_another_configuration_is_refused_and_nothing_is_overwritten(tmp_path, folders):
@@ -222,7 +223,8 @@ def test_train_evaluate_and_compare_from_the_command_line(tmp_path, folders, cap
     grid = ["compare", "icons", "--losses", "sce", "direct:sce+nca", "--sampling", "random", "8x2"]
     assert main([*grid, "--directory", str(tmp_path / "grid"), *common]) == 0
     first = capsys.readouterr().out
-    assert "SCE⊕NCA" in first and "8x2" in first
+    assert "SCE⊕NCA" in first
+    assert "8x2" in first
     for name in ("table.md", "table.json", "figure.png"):
         assert (tmp_path / "grid" / name).stat().st_size > 0
     cell = tmp_path / "grid" / "direct-sce+nca" / "8x2" / "seed-0"
@@ -281,14 +283,12 @@ def test_weight_decay_spares_biases_and_normalisation():
 
 def test_schedules():
     cosine = learning_rate(OptimizerConfig(learning_rate=0.4, warmup_steps=4), 12)
-    np.testing.assert_allclose(
-        [cosine(s) for s in (0, 2, 4, 8, 12)], [0, 0.2, 0.4, 0.2, 0], atol=1e-7
-    )
+    rates = np.array([float(cosine(step)) for step in (0, 2, 4, 8, 12)])  # pyright: ignore[reportArgumentType]
+    np.testing.assert_allclose(rates, [0, 0.2, 0.4, 0.2, 0], atol=1e-7)
     config = OptimizerConfig(learning_rate=1.0, schedule="step", decay_steps=(3, 6), warmup_steps=2)
-    steps = learning_rate(config, 9)
-    np.testing.assert_allclose(
-        [steps(s) for s in (1, 2, 3, 5, 6)], [0.5, 1, 0.1, 0.1, 0.01], rtol=1e-5
-    )
+    by_steps = learning_rate(config, 9)
+    rates = np.array([float(by_steps(step)) for step in (1, 2, 3, 5, 6)])  # pyright: ignore[reportArgumentType]
+    np.testing.assert_allclose(rates, [0.5, 1, 0.1, 0.1, 0.01], rtol=1e-5)
     with pytest.raises(ValueError, match="warmup_steps"):
         learning_rate(OptimizerConfig(warmup_steps=9), 9)
 

@@ -222,9 +222,7 @@ VARIANTS = (
         function=jaxloss.prototypical_loss,
         kind="features",
         make_inputs=features_and_labels,
-        reference=partial(
-            references.prototypical_loss, num_classes=CLASSES, temperature=1.3
-        ),
+        reference=partial(references.prototypical_loss, num_classes=CLASSES, temperature=1.3),
         torch_reference=partial(torch_references.prototypical_loss, temperature=1.3),
         differentiable=(0,),
         kwargs=MappingProxyType({"num_classes": CLASSES, "temperature": 1.3}),

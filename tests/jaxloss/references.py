@@ -58,7 +58,7 @@ def squared_distance(a, b):
     return sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True))
 
 
-# Classification ---------------------------------------------------------------------------------
+# Classification ----
 
 
 @over_rows
@@ -123,12 +123,14 @@ def cosine_logits(features, weights):
         for c in range(classes):
             norms = math.hypot(*map(float, features[i])) * math.hypot(*map(float, weights[:, c]))
             if norms > 0:
-                products = (float(p) * float(q) for p, q in zip(features[i], weights[:, c], strict=True))
+                products = (
+                    float(p) * float(q) for p, q in zip(features[i], weights[:, c], strict=True)
+                )
                 logits[i, c] = sum(products) / norms
     return logits
 
 
-# Metric losses ----------------------------------------------------------------------------------
+# Metric losses ----
 
 
 @over_rows
@@ -167,7 +169,7 @@ def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
     return losses
 
 
-# Subspaces --------------------------------------------------------------------------------------
+# Subspaces ----
 
 
 def classifier_projector(weights, epsilon=1e-4):
@@ -192,9 +194,7 @@ def spectral_weights(weights, power):
 
 def spectral_complement_projector(weights, power=0.3):
     basis, kept = spectral_weights(weights, power)
-    return sum(
-        kept[j] * np.outer(basis[:, j], basis[:, j]) for j in range(len(basis))
-    )
+    return sum(kept[j] * np.outer(basis[:, j], basis[:, j]) for j in range(len(basis)))
 
 
 def project_classifier(features, weights, *, epsilon=1e-4):
@@ -218,10 +218,12 @@ def spectral_overlap(weights, power):
     return np.linalg.norm(np.asarray(weights, np.float64).T @ projector, 2)
 
 
-# Sums of a classification loss and a metric loss ---------------------------------------------------
+# Sums of a classification loss and a metric loss ----
 
 
-def _integrated(transform, features, labels, weights, bias, classification, metric, metric_weight, common):
+def _integrated(
+    transform, features, labels, weights, bias, classification, metric, metric_weight, common
+):
     rows = kept_rows(labels, common.get("where"))
     clean = np.zeros_like(np.asarray(features, np.float64))
     clean[rows] = np.asarray(features, np.float64)[rows]
@@ -231,8 +233,15 @@ def _integrated(transform, features, labels, weights, bias, classification, metr
 
 
 def sum_loss(
-    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
-    metric_weight=1.0, **common,
+    features,
+    labels,
+    weights,
+    bias=None,
+    *,
+    classification=softmax_loss,
+    metric=nca_loss,
+    metric_weight=1.0,
+    **common,
 ):
     return _integrated(
         lambda x: x, features, labels, weights, bias, classification, metric, metric_weight, common
@@ -240,8 +249,16 @@ def sum_loss(
 
 
 def direct_sum_loss(
-    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
-    metric_weight=1.0, epsilon=1e-4, **common,
+    features,
+    labels,
+    weights,
+    bias=None,
+    *,
+    classification=softmax_loss,
+    metric=nca_loss,
+    metric_weight=1.0,
+    epsilon=1e-4,
+    **common,
 ):
     def transform(x):
         return project_complement(x, weights, epsilon=epsilon)
@@ -252,8 +269,16 @@ def direct_sum_loss(
 
 
 def spectral_sum_loss(
-    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
-    metric_weight=1.0, power=0.3, **common,
+    features,
+    labels,
+    weights,
+    bias=None,
+    *,
+    classification=softmax_loss,
+    metric=nca_loss,
+    metric_weight=1.0,
+    power=0.3,
+    **common,
 ):
     def transform(x):
         return project_spectral_complement(x, weights, power=power)
@@ -263,7 +288,7 @@ def spectral_sum_loss(
     )
 
 
-# Diagnostics ------------------------------------------------------------------------------------
+# Diagnostics ----
 
 
 def discriminability(features, labels, *, where=None):
@@ -272,7 +297,9 @@ def discriminability(features, labels, *, where=None):
     unit = {}
     for i in rows:
         norm = math.hypot(*map(float, features[i]))
-        unit[i] = np.asarray(features[i], np.float64) / norm if norm > 0 else np.zeros(features.shape[1])
+        unit[i] = (
+            np.asarray(features[i], np.float64) / norm if norm > 0 else np.zeros(features.shape[1])
+        )
     intra, inter = [], []
     for i in rows:
         for j in rows:

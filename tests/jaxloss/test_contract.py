@@ -46,7 +46,7 @@ def value_and_grad(row: LossRow, **common):
     return run
 
 
-# Values and gradients -----------------------------------------------------------------------------
+# Values and gradients ----
 
 
 @every_case
@@ -91,14 +91,16 @@ def _options(batch: Batch):
     }
 
 
-# Counting -----------------------------------------------------------------------------------------
+# Counting ----
 
 
 def plain_mean(row: LossRow, batch: Batch, keep):
     """The mean over the rows of `keep`, which are the whole batch: no mask, no weights."""
     args = tuple(a[keep] if k < 2 else a for k, a in enumerate(batch.args))
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, jax.jit(value_and_grad(row))(cast(args, row.differentiable, np.float64)))
+        return jax.tree.map(
+            np.asarray, jax.jit(value_and_grad(row))(cast(args, row.differentiable, np.float64))
+        )
 
 
 @every_case
@@ -162,9 +164,7 @@ def test_single_sample(row):
         batch = batch._replace(args=(batch.args[0], np.array([[1, 0, -1, 0]])))
     got = evaluate(row, batch)
     assert finite(got)
-    chex.assert_trees_all_close(
-        widen(got["mean"]), reference_values(row, batch)["mean"], rtol=1e-5
-    )
+    chex.assert_trees_all_close(widen(got["mean"]), reference_values(row, batch)["mean"], rtol=1e-5)
 
 
 @every_case
@@ -178,14 +178,12 @@ def test_no_positives_leave_the_metric_undefined(row):
         batch = batch._replace(args=(batch.args[0], labels, *batch.args[2:]))
     got = evaluate(row, batch)
     assert finite(got)
-    chex.assert_trees_all_close(
-        widen(got["mean"]), reference_values(row, batch)["mean"], rtol=1e-5
-    )
+    chex.assert_trees_all_close(widen(got["mean"]), reference_values(row, batch)["mean"], rtol=1e-5)
     if row.needs_positives:
         assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(got))
 
 
-# NaN and infinity ---------------------------------------------------------------------------------
+# NaN and infinity ----
 
 
 @every_case
@@ -248,7 +246,7 @@ def test_label_out_of_range_is_nan(row):
         assert np.isnan(got["mean_grad"][0]).any(axis=1).sum() == 1
 
 
-# Dtypes -------------------------------------------------------------------------------------------
+# Dtypes ----
 
 
 @every_case
@@ -285,7 +283,9 @@ def test_float32_beside_float64(row):
     """With x64 enabled, float32 inputs still give float32, whatever the dtype of the labels."""
     batch = make_batch(row)
     with jax.enable_x64(True):
-        args = [jnp.asarray(a, np.float32 if k != 1 else np.int64) for k, a in enumerate(batch.args)]
+        args = [
+            jnp.asarray(a, np.float32 if k != 1 else np.int64) for k, a in enumerate(batch.args)
+        ]
         value, grads = jax.eval_shape(value_and_grad(row), args)
         assert value.dtype == np.float32
         assert all(g.dtype == np.float32 for g in grads)
@@ -301,7 +301,7 @@ def test_any_integer_labels(row, dtype):
     chex.assert_trees_all_close(got, evaluate(row, batch)["mean"], rtol=1e-6)
 
 
-# Edge cases ---------------------------------------------------------------------------------------
+# Edge cases ----
 
 
 def edge_batches(row: LossRow):
@@ -313,7 +313,10 @@ def edge_batches(row: LossRow):
     yield "zeros", plain._replace(args=with_scored(plain.args, slice(None), 0.0))
     yield "some zeros", plain._replace(args=with_scored(plain.args, [0, 3, 7], 0.0))
     yield "duplicates", plain._replace(args=with_scored(plain.args, slice(None), plain.args[0][:1]))
-    yield "two duplicates", plain._replace(args=with_scored(plain.args, [1, 2, 6], plain.args[0][0]))
+    yield (
+        "two duplicates",
+        plain._replace(args=with_scored(plain.args, [1, 2, 6], plain.args[0][0])),
+    )
     yield "one class", plain._replace(args=(plain.args[0], one_class, *plain.args[2:]))
     # Rows that are plus or minus a basis vector: cosines of 1, -1 and 0, and large logits.
     corners = signs[:, None] * np.eye(width)[np.arange(n) % width]
@@ -362,7 +365,7 @@ def test_edge_cases_are_finite_and_right(row, dtype):
             )
 
 
-# Errors -------------------------------------------------------------------------------------------
+# Errors ----
 
 
 def specs(row: LossRow, n: int = 5):
@@ -413,7 +416,9 @@ def test_wrong_rank_of_the_scored(row, shape):
 
 
 @every_case
-@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64], ids=["int", "bool", "complex"])
+@pytest.mark.parametrize(
+    "dtype", [np.int32, np.bool_, np.complex64], ids=["int", "bool", "complex"]
+)
 def test_wrong_dtype_of_the_scored(row, dtype):
     args = specs(row)
     bad = jax.ShapeDtypeStruct(args[0].shape, dtype)
@@ -421,7 +426,9 @@ def test_wrong_dtype_of_the_scored(row, dtype):
 
 
 @every_case
-@pytest.mark.parametrize("shape", [(), (1,), (6,), (5, 1), (6, CLASSES), (1, CLASSES), (5, 5, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (6,), (5, 1), (6, CLASSES), (1, CLASSES), (5, 5, 2)], ids=str
+)
 def test_wrong_shape_of_the_labels(row, shape):
     mentions = ["labels", *map(str, shape[:1])]
     raises(row, ValueError, mentions, [specs(row)[0], int_spec(*shape), *specs(row)[2:]])
@@ -490,7 +497,7 @@ def test_hyperparameters_out_of_range(row, name, value):
     raises(row, ValueError, [name], **{name: value})
 
 
-# Transformations ----------------------------------------------------------------------------------
+# Transformations ----
 
 
 @every_case
@@ -572,12 +579,14 @@ def test_without_jit(row):
 @every_case
 def test_numpy_arrays_are_accepted(row):
     batch = make_batch(row, seed=27)
-    args = [np.asarray(a, np.float32 if k in row.differentiable else np.int32)
-            for k, a in enumerate(batch.args)]
+    args = [
+        np.asarray(a, np.float32 if k in row.differentiable else np.int32)
+        for k, a in enumerate(batch.args)
+    ]
     jax.eval_shape(lambda: row.function(*args, where=batch.where, **row.kwargs))
 
 
-# Signatures ---------------------------------------------------------------------------------------
+# Signatures ----
 
 
 @every_loss

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 import jaxloss
 from tests.jaxloss import references
@@ -23,7 +24,7 @@ def array_shapes(function, *args):
     def visit(jaxpr):
         for equation in jaxpr.eqns:
             shapes.update(tuple(v.aval.shape) for v in equation.outvars)
-            for inner in jax.core.jaxprs_in_params(equation.params):
+            for inner in jaxprs_in_params(equation.params):
                 visit(inner)
 
     visit(jax.make_jaxpr(function)(*args).jaxpr)
@@ -104,7 +105,9 @@ def test_singleton_classes_are_candidates():
         assert (got[:2] > 0.1).all()
 
 
-@pytest.mark.parametrize("loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"])
+@pytest.mark.parametrize(
+    "loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"]
+)
 def test_gradient_lies_in_the_span_of_the_features(loss):
     rng = np.random.default_rng(53)
     features = rng.normal(0.3, 0.4, (8, 20))
@@ -119,7 +122,9 @@ def test_gradient_lies_in_the_span_of_the_features(loss):
     np.testing.assert_allclose(outside / norms[:, None], 0, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"])
+@pytest.mark.parametrize(
+    "loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"]
+)
 def test_large_offset_keeps_accuracy(loss):
     """Inner products of features far from zero cancel, unless the features are centred first."""
     rng = np.random.default_rng(54)
@@ -178,7 +183,11 @@ def test_small_losses_keep_their_gradient():
     positive, negative = np.exp(-0.01), None
     per_sample = []
     for i in range(4):
-        negative = sum(np.exp(-((features[i, 0] - features[j, 0]) ** 2)) for j in range(4) if labels[j] != labels[i])
+        negative = sum(
+            np.exp(-((features[i, 0] - features[j, 0]) ** 2))
+            for j in range(4)
+            if labels[j] != labels[i]
+        )
         per_sample.append(np.log1p(negative / positive))
     # The logarithm of a tiny ratio has the absolute error of its exponent, 40 * eps(float32).
     np.testing.assert_allclose(got, np.mean(per_sample), rtol=1e-4)

@@ -40,9 +40,7 @@ def test_margin_equations(problem, margin, cosine):
     function = jaxloss.cosine_logits if cosine else jaxloss.linear_logits
     with jax.enable_x64(True):
         logits = function(jnp.asarray(features), jnp.asarray(weights))
-        loss = jaxloss.margin_softmax_loss(
-            logits, jnp.asarray(labels), margin=margin, scale=scale
-        )
+        loss = jaxloss.margin_softmax_loss(logits, jnp.asarray(labels), margin=margin, scale=scale)
         np.testing.assert_allclose(np.asarray(loss), total / N, rtol=1e-10)
 
 

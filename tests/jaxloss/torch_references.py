@@ -22,7 +22,11 @@ def over_rows(per_sample):
         values = per_sample(scored[rows], labels[rows], **options)
         counted = [k for k, value in enumerate(values) if value is not None]
         if not counted:
-            return (scored * 0).nan_to_num().sum(dim=1) if reduction == "none" else scored.new_zeros(())
+            return (
+                (scored * 0).nan_to_num().sum(dim=1)
+                if reduction == "none"
+                else scored.new_zeros(())
+            )
         rows = rows[counted]
         losses = torch.stack([values[k] for k in counted])
         weights = losses.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
@@ -36,9 +40,7 @@ def over_rows(per_sample):
 
 @over_rows
 def softmax_loss(logits, labels, *, label_smoothing=0.0):
-    return list(
-        F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
-    )
+    return list(F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing))
 
 
 @over_rows
@@ -134,8 +136,16 @@ def spectral_overlap(weights, power):
 
 
 def sum_loss(
-    features, labels, weights, bias=None, *, classification=softmax_loss, metric=nca_loss,
-    metric_weight=1.0, transform=None, **common,
+    features,
+    labels,
+    weights,
+    bias=None,
+    *,
+    classification=softmax_loss,
+    metric=nca_loss,
+    metric_weight=1.0,
+    transform=None,
+    **common,
 ):
     first = classification(linear_logits(features, weights, bias), labels, **common)
     projected = features if transform is None else transform(features, weights)
@@ -170,7 +180,9 @@ def evaluate(loss, args, differentiable, *, where, sample_weights, cotangent):
         value = loss(
             *tensors, where=torch.tensor(where), sample_weights=weights, reduction=reduction
         )
-        scalar = value if reduction != "none" else value @ torch.tensor(cotangent, dtype=value.dtype)
+        scalar = (
+            value if reduction != "none" else value @ torch.tensor(cotangent, dtype=value.dtype)
+        )
         results[reduction] = value.detach().numpy()
         if scalar.requires_grad:
             grads = torch.autograd.grad(scalar, leaves, allow_unused=True, materialize_grads=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.few_shot import (
-    Facts,
-    FewShotBuilder,
-    Layout,
+from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.layouts import Layout, Place
+from experiments.data.builders.pictures import (
     Pictures,
-    Place,
     labelled_pickle,
     list_images,
     picture_files,
+    read_lines,
 )
 
 _SPLITS = {"base": "train", "validation": "val", "novel": "test"}
@@ -28,25 +27,15 @@ def _read_folder(place: Place) -> dict[str, Pictures]:
 
 
 def _read_list(path: Path, images: Path) -> Pictures:
-    names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    return picture_files(
-        {
-            name: list_images(images / name) if (images / name).is_dir() else []
-            for name in names
-            if name
-        },
-        path,
-    )
+    names = [line.strip() for line in read_lines(path)]
+    return picture_files({name: list_images(images / name) for name in names if name}, path)
 
 
 def _read_pickles(place: Place) -> dict[str, Pictures]:
-    splits = {}
-    for split, name in _PICKLES.items():
-        pictures = labelled_pickle(place.get(name))
-        # These pickles number the classes anew in every file, or do not: a name says which file.
-        classes = {f"{split} {name}": rows for name, rows in pictures.classes.items()}
-        splits[split] = Pictures(classes, pictures.open, pictures.source)
-    return splits
+    return {
+        split: labelled_pickle(place.get(name), f"{split} class")
+        for split, name in _PICKLES.items()
+    }
 
 
 def _read_archive(place: Place) -> dict[str, Pictures]:
@@ -56,9 +45,7 @@ def _read_archive(place: Place) -> dict[str, Pictures]:
     for layout in (_FOLDER, _THREE_PICKLES):
         if all(inside.find(*names) for names in layout.needs):
             return layout.read(inside)
-    raise DamagedArchiveError(
-        f"{archive} holds neither {_FOLDER.describe()}, nor {_THREE_PICKLES.describe()}"
-    )
+    raise DamagedArchiveError(f"{archive} holds neither {_FOLDER.title} nor {_THREE_PICKLES.title}")
 
 
 _FOLDER = Layout(

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
-from experiments.data.builders.few_shot import (
-    Facts,
-    FewShotBuilder,
-    Layout,
-    Pictures,
-    Place,
-    entries,
-    list_images,
-    picture_files,
-)
+from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.layouts import Layout, Place
+from experiments.data.builders.pictures import Pictures, list_images, picture_files, read_json
 
 _SPLITS = {"base": "base", "validation": "val", "novel": "novel"}
 _LISTS = tuple(f"{name}.json" for name in _SPLITS.values())
@@ -30,17 +22,11 @@ def _images(place: Place) -> Path:
 
 def _read_lists(place: Place) -> dict[str, Pictures]:
     images = _images(place)
-    return {
-        split: _read_list(place.get(f"{name}.json"), images) for split, name in _SPLITS.items()
-    }
+    return {split: _read_list(place.get(f"{name}.json"), images) for split, name in _SPLITS.items()}
 
 
 def _read_list(path: Path, images: Path) -> Pictures:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DamagedArchiveError(f"{path} is no JSON: {error}") from error
-    content = entries(content, path, "label_names", "image_names", "image_labels")
+    content = read_json(path, "label_names", "image_names", "image_labels")
     names, labels = content["label_names"], content["image_labels"]
     if len(labels) != len(content["image_names"]):
         raise DamagedArchiveError(f"{path}: image_names and image_labels differ in length")

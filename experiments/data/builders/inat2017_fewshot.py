@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from experiments.data.archives import DamagedArchiveError, load_torch_list
-from experiments.data.builders.few_shot import (
-    Facts,
-    FewShotBuilder,
-    Layout,
-    Pictures,
-    Place,
-    entries,
-    list_images,
-    picture_files,
-)
+from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.layouts import Layout, Place
+from experiments.data.builders.pictures import Pictures, list_images, picture_files, read_json
 
 _IMAGES = "train_val_images"
 _ARCHIVES = ("train_val_images.tar.gz", "train_val2017.tar.gz")
@@ -28,14 +19,6 @@ _CATEGORIES = {
 }
 
 
-def _read_json(path: Path, *names: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DamagedArchiveError(f"{path} is no JSON: {error}") from error
-    return entries(content, path, *names)
-
-
 def _read_boxes(place: Place) -> tuple[Path, dict[int, str], dict[int, list[str]]]:
     """The file, species by category, and the image files with a bounding box by category."""
     path = place.get(*_BOXES)
@@ -44,7 +27,7 @@ def _read_boxes(place: Place) -> tuple[Path, dict[int, str], dict[int, list[str]
         if not found:
             raise DamagedArchiveError(f"{path} holds no {_BOXES[0]}")
         path = found[0]
-    content = _read_json(path, "annotations", "images", "categories")
+    content = read_json(path, "annotations", "images", "categories")
     try:
         species = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
         files = {entry["id"]: str(entry["file_name"]) for entry in content["images"]}
@@ -74,11 +57,11 @@ def _read_categories(place: Place) -> dict[str, Pictures]:
 
 def _read_species(place: Place) -> dict[str, Pictures]:
     path = place.get(_SPLIT)
-    lists = _read_json(path, "base", "novel")
+    lists = read_json(path, "base", "novel")
     wanted = {split: [str(name) for name in lists[split]] for split in ("base", "novel")}
     if place.find(*_BOXES):
         _, species, boxed = _read_boxes(place)
-        files = {species[category]: names for category, names in boxed.items()}
+        files = {name: boxed.get(category, []) for category, name in species.items()}
         splits = {
             split: {name: files.get(name, []) for name in names} for split, names in wanted.items()
         }
@@ -90,7 +73,7 @@ def _read_species(place: Place) -> dict[str, Pictures]:
         )
         folders = {folder.name: folder for folder in sorted(images.glob("*/*/"))}
         located = {
-            split: {name: list_images(folders[name]) if name in folders else [] for name in names}
+            split: {name: list_images(folders.get(name, images / name)) for name in names}
             for split, names in wanted.items()
         }
     return {split: picture_files(classes, path) for split, classes in located.items()}
@@ -100,9 +83,7 @@ def _locate(
     place: Place, splits: dict[str, dict[str, list[str]]]
 ) -> dict[str, dict[str, list[Path]]]:
     """Image files by their names in the annotations, which begin with the images' folder."""
-    every = {
-        name for classes in splits.values() for names in classes.values() for name in names
-    }
+    every = {name for classes in splits.values() for names in classes.values() for name in names}
     top = place.folder(
         _IMAGES, _ARCHIVES, lambda member: PurePosixPath(member).as_posix() in every
     ).parent

@@ -6,17 +6,17 @@ import csv
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
-from experiments.data.builders.few_shot import (
-    Facts,
-    FewShotBuilder,
-    Layout,
+from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.layouts import Layout, Place
+from experiments.data.builders.pictures import (
     Pictures,
-    Place,
     entries,
     labelled_pickle,
     picture_files,
     picture_rows,
     pixels,
+    read_lines,
+    text,
 )
 
 _SPLITS = {"base": "train", "validation": "val", "novel": "test"}
@@ -30,22 +30,18 @@ _PHASES = {
 
 def _read_folder(place: Place) -> dict[str, Pictures]:
     images = place.get("images")
-    return {
-        split: _read_list(place.get(f"{part}.csv"), images) for split, part in _SPLITS.items()
-    }
+    return {split: _read_list(place.get(f"{part}.csv"), images) for split, part in _SPLITS.items()}
 
 
 def _read_list(path: Path, images: Path) -> Pictures:
     classes: dict[str, list[Path]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        if not {"filename", "label"} <= set(rows.fieldnames or ()):
-            raise DamagedArchiveError(f"{path} should begin with the line filename,label")
-        for row in rows:
-            name = Path(row["filename"] or "").name
-            if not name or not row["label"]:
-                raise DamagedArchiveError(f"{path}, line {rows.line_num}: no filename and label")
-            classes.setdefault(row["label"], []).append(images / name)
+    rows = csv.DictReader(read_lines(path))
+    if not {"filename", "label"} <= set(rows.fieldnames or ()):
+        raise DamagedArchiveError(f"{path} should begin with the line filename,label")
+    for row in rows:
+        if not row["filename"] or not row["label"]:
+            raise DamagedArchiveError(f"{path}, line {rows.line_num}: no filename and label")
+        classes.setdefault(row["label"], []).append(images / Path(row["filename"]).name)
     return picture_files(classes, path)
 
 
@@ -58,13 +54,15 @@ def _read_cache(path: Path) -> Pictures:
         return entries(load_pickle(path), path, "image_data", "class_dict")
 
     classes = {
-        str(name): [int(row) for row in rows] for name, rows in load()["class_dict"].items()
+        text(name): [int(row) for row in rows] for name, rows in load()["class_dict"].items()
     }
     return picture_rows(classes, lambda: pixels(load()["image_data"], path), path)
 
 
 def _read_phases(place: Place) -> dict[str, Pictures]:
-    return {split: labelled_pickle(place.get(name)) for split, name in _PHASES.items()}
+    return {
+        split: labelled_pickle(place.get(name), f"{split} class") for split, name in _PHASES.items()
+    }
 
 
 class MiniImagenet(FewShotBuilder):

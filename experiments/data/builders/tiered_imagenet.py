@@ -3,74 +3,62 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
-from experiments.data.builders.few_shot import (
-    Facts,
-    FewShotBuilder,
-    Layout,
-    Pictures,
-    Place,
-    entries,
-    picture_rows,
-)
+from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.layouts import Layout, Place
+from experiments.data.builders.pictures import Pictures, Table, entries, picture_rows, text
 
 _SPLITS = {"base": "train", "validation": "val", "novel": "test"}
 
 
 def _read_pickles(place: Place) -> dict[str, Pictures]:
-    return {
-        split: _read_pair(
-            place.get(f"{part}_labels.pkl"), place.get(f"{part}_images_png.pkl"), split
-        )
-        for split, part in _SPLITS.items()
-    }
+    labels, names = {}, {}
+    for split, part in _SPLITS.items():
+        labels[split], names[split] = _read_labels(place.get(f"{part}_labels.pkl"), split)
+    # ImageNet has two cranes and two maillots.
+    times = Counter(name for given in names.values() for name in given)
+    splits = {}
+    for split, part in _SPLITS.items():
+        classes = {
+            name if times[name] == 1 else f"{name} ({split} {label})": np.flatnonzero(
+                labels[split] == label
+            ).tolist()
+            for label, name in enumerate(names[split])
+        }
+        path = place.get(f"{part}_images_png.pkl")
+        splits[split] = picture_rows(classes, _loader(path, len(labels[split])), path)
+    return splits
 
 
-def _read_pair(labels_path: Path, images_path: Path, split: str) -> Pictures:
-    content = entries(load_pickle(labels_path), labels_path, "label_specific")
-    labels = np.asarray(content["label_specific"]).astype(np.int64).ravel()
-    names = _class_names(content, labels, labels_path, split)
+def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
+    content = entries(load_pickle(path), path, "label_specific")
+    try:
+        labels = np.asarray(content["label_specific"]).astype(np.int64).ravel()
+    except (TypeError, ValueError) as error:
+        raise DamagedArchiveError(f"{path}: label_specific holds no numbers") from error
+    count = int(labels.max(initial=-1)) + 1
+    names = [text(name) for name in content.get("label_specific_str", ())]
+    names = names or [f"{split} class {label:03}" for label in range(count)]
+    if labels.min(initial=0) < 0 or count > len(names):
+        raise DamagedArchiveError(f"{path} names {len(names)} classes, but has the label {count}")
+    return labels, names
 
-    def load() -> Sequence[Any]:
-        images = load_pickle(images_path)
-        if not isinstance(images, list | tuple | np.ndarray) or len(images) != len(labels):
+
+def _loader(path: Path, count: int) -> Callable[[], Table]:
+    def load() -> Table:
+        images = load_pickle(path)
+        if not isinstance(images, list | tuple | np.ndarray) or len(images) != count:
             raise DamagedArchiveError(
-                f"{images_path} should hold {len(labels)} encoded images, as {labels_path.name} "
-                "has labels"
+                f"{path} should hold as many encoded images as there are labels, {count}"
             )
         return images
 
-    classes = {
-        name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)
-    }
-    return picture_rows(classes, load, images_path)
-
-
-def _class_names(
-    content: dict[str, Any], labels: np.ndarray, path: Path, split: str
-) -> list[str]:
-    """A name for every label: as given, or with its category or number where that is not one's own.
-
-    ImageNet has two cranes and two maillots.
-    """
-    count = int(labels.max(initial=-1)) + 1
-    if "label_specific_str" not in content:
-        return [f"{split} {label:03}" for label in range(count)]
-    given = [str(name) for name in content["label_specific_str"]]
-    if labels.min(initial=0) < 0 or count > len(given):
-        raise DamagedArchiveError(f"{path} names {len(given)} classes, but labels up to {count}")
-    shared = {name for name, times in Counter(given).items() if times > 1}
-    shared |= {"crane", "maillot"} & set(given)
-    return [
-        f"{name} ({split} {label:03})" if name in shared else name
-        for label, name in enumerate(given)
-    ]
+    return load
 
 
 class TieredImagenet(FewShotBuilder):
@@ -82,7 +70,9 @@ class TieredImagenet(FewShotBuilder):
         image_shape=(84, 84, 3),
         classes={"base": 351, "validation": 97, "novel": 160},
         homepage="https://github.com/renmengye/few-shot-ssl-public",
-        citation="Ren et al.: Meta-learning for semi-supervised few-shot classification. ICLR 2018.",
+        citation=(
+            "Ren et al.: Meta-learning for semi-supervised few-shot classification. ICLR 2018."
+        ),
         folders=("tiered-imagenet", "tiered_imagenet", "tieredImageNet", "."),
         layouts=(
             Layout(

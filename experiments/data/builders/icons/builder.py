@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.builders.few_shot import Facts, FewShotBuilder, Picture, Pictures, Place
+from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.layouts import Place
+from experiments.data.builders.pictures import Picture, Pictures
 
 _SPLITS = {"base": "base", "validation": "val", "novel": "novel"}
 

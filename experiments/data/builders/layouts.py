@@ -1,0 +1,117 @@
+"""The forms in which people have a data set, and the places where its files are looked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.data.archives import DamagedArchiveError, MissingArchiveError, extract
+from experiments.data.builders.pictures import Pictures
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layout looks for its files."""
+
+    folders: tuple[Path, ...]
+    """Searched in this order."""
+    scratch: Path
+    """Archives are extracted here; removed when the data set is prepared."""
+
+    def find(self, *names: str) -> Path | None:
+        """The first that exists of some alternative files or folders.
+
+        Args:
+            *names: Paths relative to the folders.
+
+        Returns:
+            The path, or None.
+        """
+        for name, folder in itertools.product(names, self.folders):
+            if (folder / name).exists():
+                return folder / name
+        return None
+
+    def get(self, *names: str) -> Path:
+        """The first that exists of some alternative files or folders.
+
+        Args:
+            *names: Paths relative to the folders.
+
+        Returns:
+            The path.
+
+        Raises:
+            MissingArchiveError: None of them exists.
+        """
+        path = self.find(*names)
+        if path is None:
+            raise MissingArchiveError(f"no {' or '.join(names)} in {self.folders[-1]}")
+        return path
+
+    def extract(self, archive: Path, keep: Callable[[str], bool] | None = None) -> Path:
+        """The content of an archive.
+
+        Args:
+            archive: A zip or tar.
+            keep: Which members are needed; all by default.
+
+        Returns:
+            A folder that is there while the data set is prepared.
+        """
+        return extract(archive, self.scratch / archive.name, keep=keep)
+
+    def folder(
+        self, name: str, archives: Sequence[str], keep: Callable[[str], bool] | None = None
+    ) -> Path:
+        """A folder, taken from an archive if it has not been extracted.
+
+        Args:
+            name: The folder's path within this place and within the archive.
+            archives: Names of the archive that may hold it.
+            keep: Which members of the archive are needed; all by default.
+
+        Returns:
+            The folder.
+
+        Raises:
+            MissingArchiveError: Neither folder nor archive is there.
+            DamagedArchiveError: The archive does not hold the folder.
+        """
+        path = self.find(name)
+        if path is not None:
+            return path
+        archive = self.get(*archives)
+        path = self.extract(archive, keep) / name
+        if not path.is_dir():
+            raise DamagedArchiveError(f"{archive} holds nothing that is needed of {name}")
+        return path
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form in which people have a data set."""
+
+    title: str
+    """What it is, for messages."""
+    needs: tuple[tuple[str, ...], ...]
+    """The files or folders that must be there, each with its alternatives."""
+    read: Callable[[Place], dict[str, Pictures]]
+    """Finds the images of every split."""
+
+    def missing(self, place: Place) -> list[str]:
+        """What is not there.
+
+        Args:
+            place: Where to look.
+
+        Returns:
+            The missing files, each with its alternatives.
+        """
+        return [" or ".join(names) for names in self.needs if place.find(*names) is None]
+
+    def describe(self) -> str:
+        """The layout and its files, a line each."""
+        return "\n".join([f"{self.title}:", *(f"    {' or '.join(n)}" for n in self.needs)])

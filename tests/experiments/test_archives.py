@@ -1,0 +1,390 @@
+import collections
+import io
+import pickle
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy._core import multiarray, numeric
+
+from experiments.data.archives import (
+    DamagedArchiveError,
+    UnsafeArchiveError,
+    extract,
+    load_pickle,
+    load_torch_list,
+)
+from tests.experiments import fake_archives
+
+
+def _assert_same(value, expected):
+    assert type(value) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert value.dtype == expected.dtype
+        assert value.shape == expected.shape
+        for a, b in zip(value.ravel(), expected.ravel(), strict=True):
+            _assert_same(a, b)
+    elif isinstance(expected, dict):
+        assert list(value) == list(expected)
+        for key in expected:
+            _assert_same(value[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        assert len(value) == len(expected)
+        for a, b in zip(value, expected, strict=True):
+            _assert_same(a, b)
+    else:
+        assert value == expected
+
+
+_OBJECTS = np.empty(3, object)
+_OBJECTS[:] = ["a", np.arange(2), {"b": np.ones(1)}]
+
+PLAIN = {
+    "image_data": np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8),
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "big endian": np.arange(3, dtype=">i4"),
+    "strings": np.array(["ab", "ç"]),
+    "bytes": np.array([b"ab", b"c"]),
+    "empty": np.zeros((0, 2), np.float32),
+    "zero-dimensional": np.array(1.5),
+    "objects": _OBJECTS,
+    "scalars": [np.float32(0.5), np.int64(-3), np.bool_(True)],
+    "plain": [1, -(2**70), 1.5, 1j, True, None, "ü", b"\x00\xff", b"", (1, (np.arange(2),))],
+    "containers": {"set": {1, 2}, "frozen": frozenset({3}), "list": [[]]},
+    "ordered": collections.OrderedDict(a=1, b=[np.arange(2)]),
+    "default": collections.defaultdict(list, {"a": [1]}),
+}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("core", ["core", "_core"])
+def test_plain_pickles_are_read(tmp_path, protocol, core):
+    data = pickle.dumps(PLAIN, protocol=protocol)
+    if protocol < 4:  # later protocols write a length before the name
+        data = data.replace(b"numpy._core.", f"numpy.{core}.".encode())
+    path = tmp_path / "data.pkl"
+    path.write_bytes(data)
+    # Not PLAIN itself: NumPy may give an array of foreign byte order in its own.
+    _assert_same(load_pickle(path), pickle.loads(data))
+
+
+class _Python2Pickler(pickle._Pickler):
+    """Writes `bytes` as Python 2 wrote its `str`."""
+
+    def _save(self, value):
+        pickler: Any = self
+        pickler.write(pickle.BINSTRING + len(value).to_bytes(4, "little") + value)
+        pickler.memoize(value)
+
+    dispatch: ClassVar[Any] = {**pickle._Pickler.dispatch, bytes: _save}
+
+
+def test_pickle_of_python_2_is_read(tmp_path):
+    images = np.arange(256, dtype=np.uint8).reshape(2, 8, 16)
+    buffer = io.BytesIO()
+    _Python2Pickler(buffer, protocol=2).dump({b"data": images, b"names": [b"caf\xe9"]})
+    path = tmp_path / "data.pkl"
+    path.write_bytes(buffer.getvalue().replace(b"numpy._core.", b"numpy.core."))
+    _assert_same(load_pickle(path), {"data": images, "names": ["café"]})
+
+
+class _Call:
+    """Pickles as a call of anything."""
+
+    def __init__(self, function, *args, state=None):
+        self.value = (function, args) if state is None else (function, args, state)
+
+    def __reduce__(self):
+        return self.value
+
+
+def _touch(path):
+    Path(path).touch()
+
+
+_MARK = "touched-by-a-pickle"
+_LYING = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+
+MALICIOUS = {
+    "os.system": b"cos\nsystem\n(S'touch touched-by-a-pickle'\ntR.",
+    "posix.system": b"cposix\nsystem\n(S'touch touched-by-a-pickle'\ntR.",
+    "INST": b"(S'touch touched-by-a-pickle'\nios\nsystem\n.",
+    "STACK_GLOBAL": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R.",
+    "EXT": b"\x80\x02\x82\x01.",
+    "persistent id": b"\x80\x02K\x01Q.",
+    "eval": pickle.dumps(_Call(eval, f"open({_MARK!r}, 'w')")),
+    "getattr": pickle.dumps(_Call(getattr, 1, "real")),
+    "a function of this module": pickle.dumps(_Call(_touch, _MARK)),
+    "numpy.fromfile": pickle.dumps(_Call(np.fromfile, "/etc/hostname")),
+    "numpy.load": pickle.dumps(_Call(np.load, "x", None, True)),
+    "a dotted name": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
+    "numpy.ndarray called": pickle.dumps(_Call(np.ndarray, (1,), "O", b"12345678")),
+    "object scalar": pickle.dumps(_Call(multiarray.scalar, np.dtype("O"), b"12345678")),
+    "object buffer": pickle.dumps(
+        _Call(vars(numeric)["_frombuffer"], b"12345678", np.dtype("O"), (1,), "C"), protocol=5
+    ),
+    "a data type with hidden objects": pickle.dumps(
+        _Call(
+            multiarray._reconstruct,
+            np.ndarray,
+            (0,),
+            b"b",
+            state=(1, (1,), _Call(np.dtype, "V8", state=_LYING), False, b"12345678"),
+        )
+    ),
+    "a data type of fields": pickle.dumps(_Call(np.dtype, [("a", "O")])),
+    "another codec": pickle.dumps(_Call(__import__("_codecs").encode, "x", "rot13")),
+    "bytes of any length": pickle.dumps(_Call(bytes, 10), protocol=4),
+    "a class of the library": pickle.dumps(Path("x")),
+}
+
+
+@pytest.mark.parametrize("kind", MALICIOUS)
+def test_a_pickle_that_asks_for_more_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data.pkl"
+    path.write_bytes(MALICIOUS[kind])
+    # Without a global it is no attack, but nothing that could be read either.
+    error = DamagedArchiveError if kind in ("EXT", "persistent id") else UnsafeArchiveError
+    with pytest.raises(error, match=r"data\.pkl"):
+        load_pickle(path)
+    assert not (tmp_path / _MARK).exists()
+
+
+def test_the_refusal_names_the_global(tmp_path):
+    path = tmp_path / "data.pkl"
+    path.write_bytes(MALICIOUS["os.system"])
+    with pytest.raises(UnsafeArchiveError, match=r"data\.pkl asks for os\.system"):
+        load_pickle(path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 40, 150, -1])
+def test_a_pickle_cut_off_is_damaged(tmp_path, length):
+    path = tmp_path / "data.pkl"
+    path.write_bytes(pickle.dumps(PLAIN["image_data"])[:length])
+    with pytest.raises(DamagedArchiveError, match=r"data\.pkl"):
+        load_pickle(path)
+
+
+def test_an_array_shorter_than_its_shape_is_damaged(tmp_path):
+    path = tmp_path / "data.pkl"
+    state = (1, (1000,), np.dtype("u1"), False, b"12")
+    path.write_bytes(
+        pickle.dumps(_Call(multiarray._reconstruct, np.ndarray, (0,), b"b", state=state))
+    )
+    with pytest.raises(DamagedArchiveError, match=r"data\.pkl"):
+        load_pickle(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_list_of_torch_is_read(tmp_path, zipped):
+    path = tmp_path / "cats.pth"
+    fake_archives.write_torch_list(path, [3, 1, 4000], zipped)
+    assert load_torch_list(path) == [3, 1, 4000]
+
+
+def test_list_written_by_torch_is_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    for zipped in (True, False):
+        path = tmp_path / f"cats{zipped}.pth"
+        torch.save([5, 2], path, _use_new_zipfile_serialization=zipped)
+        assert load_torch_list(path) == [5, 2]
+
+
+def test_other_content_of_torch_is_refused(tmp_path):
+    path = tmp_path / "cats.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cats/data.pkl", MALICIOUS["os.system"])
+    with pytest.raises(UnsafeArchiveError, match=r"cats\.pth asks for os\.system"):
+        load_torch_list(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cats/other", b"")
+    with pytest.raises(DamagedArchiveError, match=r"cats\.pth"):
+        load_torch_list(path)
+    path.write_bytes(b"")
+    with pytest.raises(DamagedArchiveError, match=r"cats\.pth"):
+        load_torch_list(path)
+
+
+# --- Zip and tar --------------------------------------------------------------------------------
+
+FILES = {"top.txt": b"1", "set/images/a.png": b"22", "set/images/b.png": b"333", "set/list": b""}
+
+
+def _tar(path, members, mode="w"):
+    with tarfile.open(path, mode) as archive:  # pyright: ignore
+        for member in members:
+            if not isinstance(member, tarfile.TarInfo):
+                name, content = member
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+            else:
+                archive.addfile(member)
+    return path
+
+
+def _member(name, kind, target=""):
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    member.linkname = target
+    return member
+
+
+def _zip(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+def _content(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
+def test_an_archive_is_extracted_whole(tmp_path, kind):
+    path = tmp_path / f"data.{kind}"
+    if kind == "zip":
+        _zip(path, [("set/", b""), *FILES.items()])
+    else:
+        mode = "w:" + kind.partition(".")[2]
+        _tar(path, [_member("set", tarfile.DIRTYPE), *FILES.items()], mode)
+    target = tmp_path / "out" / "data"
+    assert extract(path, target) == target
+    assert _content(target) == FILES
+    assert [p.name for p in target.parent.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("write", [_tar, _zip])
+def test_only_what_is_kept_is_extracted(tmp_path, write):
+    path = write(tmp_path / "data", FILES.items())
+    extract(path, tmp_path / "out", keep=lambda name: name.endswith(".png"))
+    assert _content(tmp_path / "out") == {k: v for k, v in FILES.items() if k.endswith(".png")}
+
+
+def test_links_inside_become_copies(tmp_path):
+    path = _tar(
+        tmp_path / "data.tar",
+        [
+            *FILES.items(),
+            _member("set/first.png", tarfile.SYMTYPE, "images/a.png"),
+            _member("set/images/up", tarfile.SYMTYPE, "../../top.txt"),
+            _member("set/second.png", tarfile.LNKTYPE, "set/images/b.png"),
+        ],
+    )
+    extract(path, tmp_path / "out")
+    assert _content(tmp_path / "out") == {
+        **FILES,
+        "set/first.png": b"22",
+        "set/images/up": b"1",
+        "set/second.png": b"333",
+    }
+    assert not any(p.is_symlink() for p in (tmp_path / "out").rglob("*"))
+
+
+TARS = {
+    "parent": [("../out.txt", b"x")],
+    "hidden parent": [("a/../../out.txt", b"x")],
+    "parent within": [("a/../b.txt", b"x")],
+    "absolute": [("/{folder}/out.txt", b"x")],
+    "backslash": [("..\\out.txt", b"x")],
+    "drive": [("C:\\out.txt", b"x")],
+    "symbolic link out": [_member("a", tarfile.SYMTYPE, "../out.txt")],
+    "symbolic link out of a folder": [_member("a/b", tarfile.SYMTYPE, "../../out.txt")],
+    "absolute symbolic link": [_member("a", tarfile.SYMTYPE, "/etc/passwd")],
+    "file through a link": [_member("a", tarfile.SYMTYPE, ".."), ("a/out.txt", b"x")],
+    "hard link out": [_member("a/b", tarfile.LNKTYPE, "../out.txt")],
+    "absolute hard link": [_member("a", tarfile.LNKTYPE, "/etc/passwd")],
+    "device": [_member("a", tarfile.CHRTYPE)],
+    "block device": [_member("a", tarfile.BLKTYPE)],
+    "pipe": [_member("a", tarfile.FIFOTYPE)],
+}
+
+
+@pytest.mark.parametrize("kind", TARS)
+def test_a_tar_that_leaves_its_folder_is_refused(tmp_path, kind):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    members = [("fine.txt", b"y"), *TARS[kind]]
+    for i, member in enumerate(members):
+        if isinstance(member, tuple):
+            members[i] = (member[0].replace("{folder}", str(tmp_path)[1:]), member[1])
+    path = _tar(inner / "data.tar", members)
+    with pytest.raises(UnsafeArchiveError, match=r"data\.tar"):
+        extract(path, inner / "out")
+    assert [p.name for p in inner.iterdir()] == ["data.tar"]
+    assert [p.name for p in tmp_path.iterdir()] == ["inner"]
+
+
+def _zip_link(name, target):
+    member = zipfile.ZipInfo(name)
+    member.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return (member, target)
+
+
+ZIPS = {
+    "parent": ("../out.txt", b"x"),
+    "hidden parent": ("a/../../out.txt", b"x"),
+    "absolute": ("/out.txt", b"x"),
+    "backslash": ("..\\out.txt", b"x"),
+    "drive": ("C:/out.txt", b"x"),
+    "link": _zip_link("a", b"../out.txt"),
+}
+
+
+@pytest.mark.parametrize("kind", ZIPS)
+def test_a_zip_that_leaves_its_folder_is_refused(tmp_path, kind):
+    path = _zip(tmp_path / "data.zip", [("fine.txt", b"y"), ZIPS[kind]])
+    with pytest.raises(UnsafeArchiveError, match=r"data\.zip"):
+        extract(path, tmp_path / "inner" / "out")
+    assert list((tmp_path / "inner").iterdir()) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.zip", "inner"]
+
+
+@pytest.mark.parametrize("write", [lambda p, m: _tar(p, m, "w:gz"), _tar, _zip])
+def test_a_damaged_archive_leaves_nothing(tmp_path, write):
+    noise = np.random.default_rng(0).bytes(50_000)
+    path = write(tmp_path / "data", [("a", noise), ("b", noise)])
+    path.write_bytes(path.read_bytes()[:70_000])
+    with pytest.raises(DamagedArchiveError, match="data"):
+        extract(path, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_tar_whose_sum_is_wrong_is_damaged(tmp_path):
+    path = _tar(tmp_path / "data.tgz", FILES.items(), "w:gz")
+    data = bytearray(path.read_bytes())
+    data[-8] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedArchiveError, match=r"data\.tgz"):
+        extract(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_zip_with_flipped_bits_is_damaged(tmp_path):
+    path = _zip(tmp_path / "data.zip", [("a", b"0123456789" * 10)])
+    path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123456788", 1))
+    with pytest.raises(DamagedArchiveError, match=r"data\.zip"):
+        extract(path, tmp_path / "out")
+
+
+def test_what_is_extracted_stays(tmp_path):
+    path = _zip(tmp_path / "data.zip", FILES.items())
+    (tmp_path / "out").mkdir()
+    extract(path, tmp_path / "out")
+    assert _content(tmp_path / "out") == {}
+
+
+def test_a_link_to_nothing_is_damaged(tmp_path):
+    path = _tar(tmp_path / "data.tar", [_member("a", tarfile.SYMTYPE, "b")])
+    with pytest.raises(DamagedArchiveError, match="'a'"):
+        extract(path, tmp_path / "out")

@@ -1,0 +1,493 @@
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.data import builders
+from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
+from experiments.data.builders import few_shot
+from experiments.data.builders.pictures import Picture, to_png
+from experiments.data.pipeline import load_split
+from tests.experiments import fake_archives
+
+ROOT = Path(__file__).parents[2]
+CASES = [
+    pytest.param(name, write, id=write.__name__)
+    for name, layouts in fake_archives.LAYOUTS.items()
+    for write in layouts
+]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
+
+
+def _nothing_prepared(folders):
+    """No record file, and nothing half-done, is in the data directory."""
+    left = [p for p in folders["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
+    return not left
+
+
+@pytest.mark.parametrize(("name", "write"), CASES)
+def test_every_layout_is_read(folders, name, write):
+    expected = write(folders["manual_dir"])
+    assert tuple(expected.splits) == builders.split_names(name)
+    height, width, _ = builders.image_shape(name)
+    for split, classes in expected.splits.items():
+        images = load_split(name, split, **folders)
+        assert images.class_names == tuple(classes)
+        colours = [colour for of in classes.values() for colour in of]
+        assert images.images.shape == (len(colours), height, width, 3)
+        np.testing.assert_array_equal(
+            images.labels, np.repeat(np.arange(len(classes)), [len(of) for of in classes.values()])
+        )
+        pixels = np.asarray(images.images[:])
+        wanted = np.broadcast_to(np.array(colours)[:, None, None], pixels.shape)
+        np.testing.assert_allclose(pixels.astype(int), wanted, atol=0 if expected.exact else 3)
+    assert list((folders["data_dir"] / name).glob("incomplete*")) == []
+    assert not list((folders["data_dir"] / name).rglob("extracted"))
+
+
+@pytest.mark.parametrize("name", fake_archives.LAYOUTS)
+def test_a_missing_archive_says_which_files_go_where(folders, name):
+    with pytest.raises(MissingArchiveError) as error:
+        load_split(name, "base", **folders)
+    message = str(error.value)
+    assert str(folders["manual_dir"]) in message
+    facts = builders.BUILDERS[name].FACTS
+    for layout in facts.layouts:
+        for file in (file for names in layout.needs for file in names):
+            assert file in message
+    for folder in facts.folders[:-1]:
+        assert f"{folder}/" in message
+    assert not folders["data_dir"].exists()
+
+
+def test_a_missing_list_is_named(folders):
+    fake_archives.mini_imagenet_folder(folders["manual_dir"])
+    (folders["manual_dir"] / "mini-imagenet" / "val.csv").unlink()
+    with pytest.raises(MissingArchiveError, match=r"this is missing: val\.csv\."):
+        load_split("mini_imagenet", "base", **folders)
+
+
+def test_two_of_three_lists_do_not_fall_back_on_the_rule(folders):
+    fake_archives.cub_archive(folders["manual_dir"])
+    (folders["manual_dir"] / "val.json").unlink()
+    with pytest.raises(MissingArchiveError, match=r"base\.json is there, but not val\.json"):
+        load_split("cub_fewshot", "base", **folders)
+    assert _nothing_prepared(folders)
+
+
+def test_no_validation_split(folders):
+    with pytest.raises(ValueError, match=r"inat2017_fewshot has no split 'validation'; .*novel"):
+        load_split("inat2017_fewshot", "validation", **folders)
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def _copy(source, target):
+    target.write_bytes(source.read_bytes())
+
+
+def _labels_beyond(path):
+    content = pickle.loads(path.read_bytes())
+    content["label_specific"][0] = 9
+    fake_archives.write_pickle(path, content)
+
+
+# Data set, layout, what is done to it in the manual directory, and what the error must name.
+DAMAGE = {
+    "unreadable image": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_folder,
+        lambda d: _cut(d / "mini-imagenet/images/n0193011200000001.jpg"),
+        "n0193011200000001.jpg",
+    ),
+    "missing image": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_folder,
+        lambda d: (d / "mini-imagenet/images/n0295082600000000.jpg").unlink(),
+        "n0295082600000000.jpg",
+    ),
+    "list without header": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_folder,
+        lambda d: (d / "mini-imagenet/val.csv").write_text("a.jpg,n1\n"),
+        "val.csv",
+    ),
+    "binary list": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_folder,
+        lambda d: (d / "mini-imagenet/val.csv").write_bytes(b"\xff\xfe\x00\xd8"),
+        "val.csv",
+    ),
+    "empty list": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_folder,
+        lambda d: (d / "mini-imagenet/test.csv").write_text("filename,label\n"),
+        "test.csv",
+    ),
+    "the same list twice": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_folder,
+        lambda d: _copy(d / "mini-imagenet/train.csv", d / "mini-imagenet/val.csv"),
+        "val.csv",
+    ),
+    "pickle cut off": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_caches,
+        lambda d: _cut(d / "mini-imagenet-cache-test.pkl"),
+        "mini-imagenet-cache-test.pkl",
+    ),
+    "pickle of another form": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_caches,
+        lambda d: fake_archives.write_pickle(d / "mini-imagenet-cache-val.pkl", {"images": 1}),
+        "mini-imagenet-cache-val.pkl has no entry image_data, class_dict",
+    ),
+    "rows beyond the array": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_caches,
+        lambda d: fake_archives.write_pickle(
+            d / "mini-imagenet-cache-val.pkl",
+            {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"x": [0, 2]}},
+        ),
+        "mini-imagenet-cache-val.pkl",
+    ),
+    "images of another type": (
+        "mini_imagenet",
+        fake_archives.mini_imagenet_caches,
+        lambda d: fake_archives.write_pickle(
+            d / "mini-imagenet-cache-val.pkl",
+            {"image_data": np.zeros((2, 84, 84, 3)), "class_dict": {"x": [0, 1]}},
+        ),
+        "mini-imagenet-cache-val.pkl: images should be uint8",
+    ),
+    "fewer images than labels": (
+        "tiered_imagenet",
+        fake_archives.tiered_imagenet,
+        lambda d: fake_archives.write_pickle(d / "tiered-imagenet/val_images_png.pkl", []),
+        "val_images_png.pkl",
+    ),
+    "label without a name": (
+        "tiered_imagenet",
+        fake_archives.tiered_imagenet,
+        lambda d: _labels_beyond(d / "tiered-imagenet/test_labels.pkl"),
+        "test_labels.pkl",
+    ),
+    "encoded image cut off": (
+        "tiered_imagenet",
+        fake_archives.tiered_imagenet,
+        lambda d: fake_archives.write_pickle(
+            d / "tiered-imagenet/val_images_png.pkl",
+            [fake_archives.png("a", 0, (84, 84)), fake_archives.png("a", 1, (84, 84))[:60]],
+        ),
+        "val_images_png.pkl, image 1",
+    ),
+    "archive cut off": (
+        "cub_fewshot",
+        fake_archives.cub_archive,
+        lambda d: _cut(d / "CUB_200_2011.tgz"),
+        "CUB_200_2011.tgz",
+    ),
+    "class without images": (
+        "cub_fewshot",
+        fake_archives.cub_folder,
+        lambda d: [p.unlink() for p in (d / "CUB_200_2011/images/003.Bird_c").iterdir()],
+        "CUB_200_2011/images names the class '003.Bird_c'",
+    ),
+    "class missing": (
+        "cub_fewshot",
+        fake_archives.cub_folder,
+        lambda d: (d / "CUB_200_2011/images/003.Bird_c").rename(d / "elsewhere"),
+        "004.Bird_d is in place 3",
+    ),
+    "listed class without images": (
+        "cifar_fs",
+        fake_archives.cifar_fs_folder,
+        lambda d: (d / "cifar100/splits/bertinetto/val.txt").write_text("otter\nwhale\n"),
+        "val.txt names the class 'whale', of which there are no images",
+    ),
+    "archive of something else": (
+        "cifar_fs",
+        fake_archives.cifar_fs_archive,
+        lambda d: _copy(fake_archives.zip_of_nothing(d), d / "cifar100.zip"),
+        "cifar100.zip",
+    ),
+    "category without name": (
+        "inat2017_fewshot",
+        fake_archives.inat2017_boxes,
+        lambda d: fake_archives.write_torch_list(d / "inat2017/meta_iNat_testcats.pth", [30, 5]),
+        "meta_iNat_testcats.pth",
+    ),
+    "boxes cut off": (
+        "inat2017_fewshot",
+        fake_archives.inat2017_boxes,
+        lambda d: _cut(d / "inat2017/train_2017_bboxes.json"),
+        "train_2017_bboxes.json",
+    ),
+    "species without images": (
+        "inat2017_fewshot",
+        fake_archives.inat2017_folder,
+        lambda d: (d / "inat2017_fewshot_split.json").write_text(
+            json.dumps({"base": ["Danaus plexippus"], "novel": ["Lynx lynx"]})
+        ),
+        "inat2017_fewshot_split.json names the class 'Lynx lynx'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named_and_nothing_is_prepared(folders, kind):
+    name, write, damage, named = DAMAGE[kind]
+    write(folders["manual_dir"])
+    damage(folders["manual_dir"])
+    with pytest.raises(DamagedArchiveError) as error:
+        load_split(name, "base", **folders)
+    assert named in str(error.value)
+    assert _nothing_prepared(folders)
+    assert not builders.describe(name, **folders).ready
+    # Once it is mended, the same call works.
+    write(folders["manual_dir"])
+    if kind != "class missing":
+        assert len(load_split(name, "base", **folders).labels) > 0
+
+
+def test_a_pickle_with_code_is_refused(folders):
+    fake_archives.mini_imagenet_caches(folders["manual_dir"])
+    path = folders["manual_dir"] / "mini-imagenet-cache-val.pkl"
+    path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(UnsafeArchiveError, match=r"mini-imagenet-cache-val\.pkl asks for os\.sys"):
+        load_split("mini_imagenet", "base", **folders)
+    assert _nothing_prepared(folders)
+
+
+def test_a_killed_preparation_is_not_taken_for_data(folders):
+    fake_archives.mini_imagenet_folder(folders["manual_dir"])
+    # The second split waits until the process is killed.
+    script = """
+        import sys, time
+        from pathlib import Path
+        from experiments.data.builders import few_shot, pictures
+        from experiments.data.pipeline import load_split
+
+        def to_png(picture, shape):
+            if "n02950826" in picture.source:
+                print("now", flush=True)
+                time.sleep(60)
+            return pictures.to_png(picture, shape)
+
+        few_shot.to_png = to_png
+        data_dir, manual_dir = map(Path, sys.argv[1:])
+        load_split("mini_imagenet", "base", data_dir=data_dir, manual_dir=manual_dir)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, folders.values())],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    folder = folders["data_dir"] / "mini_imagenet"
+    assert list(folder.glob("incomplete.*"))
+    assert not builders.describe("mini_imagenet", **folders).ready
+    assert len(load_split("mini_imagenet", "novel", **folders).labels) == 3
+    assert not list(folder.glob("incomplete.*"))
+
+
+def test_several_record_files_keep_the_order(folders, monkeypatch):
+    monkeypatch.setattr(few_shot, "_SHARD", 2)
+    expected = fake_archives.cifar_fs_folder(folders["manual_dir"])
+    images = load_split("cifar_fs", "base", **folders)
+    files = list((folders["data_dir"] / "cifar_fs").rglob("cifar_fs-base*"))
+    assert len(files) == 3
+    colours = [colour for of in expected.splits["base"].values() for colour in of]
+    np.testing.assert_array_equal(images.images[:][:, 0, 0], colours)
+
+
+def test_records_are_the_same_wherever_they_are_written(folders, monkeypatch):
+    fake_archives.mini_imagenet_folder(folders["manual_dir"])
+    load_split("mini_imagenet", "base", **folders)
+    # File systems list files in any order.
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listed(self), reverse=True)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    again = {**folders, "data_dir": folders["data_dir"] / "again"}
+    load_split("mini_imagenet", "base", **again)
+    first, second = (
+        {
+            path.name: path.read_bytes()
+            for path in (d["data_dir"] / "mini_imagenet").rglob("*.array_record*")
+        }
+        for d in (folders, again)
+    )
+    assert len(first) == 3
+    assert first == second
+
+
+def test_the_builder_works_without_the_pipeline(folders):
+    fake_archives.cifar_fs_folder(folders["data_dir"] / "downloads" / "manual")
+    builder = builders.BUILDERS["cifar_fs"](data_dir=str(folders["data_dir"]))
+    builder.download_and_prepare(file_format="array_record")
+    novel = builder.as_data_source("novel")  # pyright: ignore
+    assert [record["label"] for record in novel] == [3, 3, 4]
+    assert builder.info.features["label"].names == [  # pyright: ignore
+        *("apple", "maple_tree", "otter", "baby", "worm")
+    ]
+    np.testing.assert_array_equal(novel[2]["image"], fake_archives.pixels("worm", 0, 32))
+    missing = builders.BUILDERS["mini_imagenet"](data_dir=str(folders["data_dir"] / "other"))
+    with pytest.raises(MissingArchiveError, match=r"train\.csv"):
+        missing.download_and_prepare(file_format="array_record")
+
+
+# --- Images -------------------------------------------------------------------------------------
+
+
+def _decode(data):
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (84, 84, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    for content in (pixels, tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
+        np.testing.assert_array_equal(_decode(to_png(Picture(content, "a"), (84, 84, 3))), pixels)
+
+
+@pytest.mark.parametrize(("height", "width"), [(168, 168), (240, 400), (500, 333), (40, 60)])
+def test_another_image_is_resized_and_its_centre_cut_out(height, width):
+    # Red grows from left to right and green from top to bottom, so colours are positions.
+    rows, columns = np.mgrid[0:height, 0:width]
+    pixels = np.stack(
+        [255 * (columns + 0.5) / width, 255 * (rows + 0.5) / height, np.zeros_like(rows)], -1
+    ).astype(np.uint8)
+    result = _decode(to_png(Picture(pixels, "a"), (84, 84, 3))).astype(float)
+    assert result.shape == (84, 84, 3)
+    scale = 92.4 / min(height, width)  # the shorter side becomes 1.1 · 84
+    for channel, side in ((0, width), (1, height)):
+        line = result.mean(axis=0 if channel == 0 else 1)[:, channel]
+        positions = side * scale / 2 + np.arange(84) - 41.5
+        np.testing.assert_allclose(line, 255 * positions / (side * scale), atol=4)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])
+def test_any_mode_becomes_colour(tmp_path, mode):
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    Image.new("L", (90, 100), 255).convert(mode).save(path)
+    result = _decode(to_png(Picture(path, "a"), (84, 84, 3)))
+    assert result.shape == (84, 84, 3)
+    assert result.min() >= 254
+
+
+# --- The icons ----------------------------------------------------------------------------------
+
+ICONS = Path(builders.__file__).parent / "icons"
+
+
+@pytest.fixture(scope="module")
+def icon_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("icons")
+
+
+def test_the_icons_are_those_of_the_file(icon_folder):
+    facts = json.loads((ICONS / "icons.json").read_text(encoding="utf-8"))
+    with np.load(ICONS / "icons.npz") as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    seen = 0
+    for split, tag, count in (
+        ("base", "base", 100),
+        ("validation", "val", 29),
+        ("novel", "novel", 50),
+    ):
+        loaded = load_split("icons", split, data_dir=icon_folder)
+        names = [n for n, t in zip(facts["classes"], facts["split"], strict=True) if t == tag]
+        assert loaded.class_names == tuple(names)
+        assert len(names) == count
+        rows = np.concatenate(
+            [np.flatnonzero(labels == facts["classes"].index(name)) for name in names]
+        )
+        np.testing.assert_array_equal(np.asarray(loaded.images[:])[..., 0], images[rows])
+        own = [facts["classes"].index(name) for name in names]
+        np.testing.assert_array_equal(np.array(own)[loaded.labels], labels[rows])
+        seen += len(rows)
+    assert seen == len(labels) == 8526
+
+
+def test_the_licences_are_those_of_the_file():
+    facts = json.loads((ICONS / "icons.json").read_text(encoding="utf-8"))
+    text = (ICONS / "LICENSES.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(facts["sets"])
+    for row, entry in zip(rows, facts["sets"], strict=True):
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        assert cells[0] == entry["name"]
+        assert cells[1] == entry["author"]
+        assert cells[2] == entry["license"]
+        assert entry["source"] in cells[3]
+        assert f"\n## {entry['license']}\n" in text
+
+
+# --- Status -------------------------------------------------------------------------------------
+
+
+def test_status_of_every_set(folders):
+    status = {s.name: s for s in builders.dataset_status(**folders)}
+    assert list(status) == list(builders.BUILDERS)
+    assert not any(s.ready for s in status.values())
+    assert status["icons"].missing == "" == status["icons"].needs
+    assert "prepared on first use" in str(status["icons"])
+    assert status["cub_fewshot"].classes == {"base": 100, "validation": 50, "novel": 50}
+    assert "CUB_200_2011.tgz" in status["cub_fewshot"].needs
+    assert "CUB_200_2011.tgz" in str(status["cub_fewshot"])
+    assert status["cub_fewshot"].found == ()
+    assert not folders["data_dir"].exists()
+
+
+def test_status_follows_the_data(folders):
+    fake_archives.cub_archive(folders["manual_dir"])
+    before = builders.describe("cub_fewshot", **folders)
+    assert (before.ready, before.missing, before.images) == (False, "", {})
+    assert {path.name for path in before.found} == {
+        *("CUB_200_2011.tgz", "base.json", "val.json", "novel.json")
+    }
+    assert str(folders["manual_dir"] / "val.json") in str(before)
+    load_split("cub_fewshot", "base", **folders)
+    after = builders.describe("cub_fewshot", **folders)
+    assert after.ready
+    assert after.classes == {"base": 4, "validation": 2, "novel": 2}
+    assert after.images == {"base": 10, "validation": 5, "novel": 5}
+    assert after.location.is_dir()
+    assert f"ready in {after.location}" in str(after)
+
+
+def test_unknown_names_are_answered_with_the_known_ones(folders):
+    for call in (
+        lambda: load_split("omniglot", "base", **folders),
+        lambda: builders.describe("omniglot"),
+        lambda: builders.split_names("omniglot"),
+        lambda: builders.image_shape("omniglot"),
+    ):
+        with pytest.raises(ValueError, match=r"no data set 'omniglot'; there are icons, mini_"):
+            call()
+
+
+def test_description_needs_no_archive():
+    assert builders.split_names("icons") == ("base", "validation", "novel")
+    assert builders.split_names("inat2017_fewshot") == ("base", "novel")
+    assert builders.image_shape("icons") == (32, 32, 1)
+    assert builders.image_shape("tiered_imagenet") == (84, 84, 3)

@@ -1,0 +1,180 @@
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.data import builders
+from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders import few_shot, preparation
+from experiments.data.pipeline import RecordImages, load_split
+from tests.experiments import fake_archives
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cifar")
+    folders = {"data_dir": folder / "data", "manual_dir": folder / "manual"}
+    fake_archives.cifar_fs_folder(folders["manual_dir"])
+    load_split("cifar_fs", "base", **folders)
+    return folders
+
+
+def test_a_split_in_memory(cifar):
+    split = load_split("cifar_fs", "base", **cifar)
+    assert isinstance(split.images, np.ndarray)
+    assert split.images.dtype == np.uint8
+    assert split.images.shape == (5, 32, 32, 3)
+    assert split.labels.dtype == np.int32
+    assert split.labels.tolist() == [0, 0, 0, 1, 1]
+    assert split.class_names == ("apple", "maple_tree")
+
+
+def test_labels_begin_at_zero_in_every_split(cifar):
+    assert load_split("cifar_fs", "validation", **cifar).labels.tolist() == [0, 0]
+    assert load_split("cifar_fs", "novel", **cifar).labels.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.array([4, 0, 0, 2], np.int32),
+        np.array([-1]),
+        np.array([], int),
+        np.array([[0, 1], [4, 3]]),
+        np.array([True, False, False, True, False]),
+        3,
+        slice(1, None, 2),
+    ],
+    ids=lambda i: str(i).replace("\n", ""),
+)
+def test_a_split_beyond_the_limit_is_read_when_asked(cifar, index):
+    inside = load_split("cifar_fs", "base", memory_limit=5 * 32 * 32 * 3, **cifar)
+    beyond = load_split("cifar_fs", "base", memory_limit=5 * 32 * 32 * 3 - 1, **cifar)
+    assert isinstance(inside.images, np.ndarray)
+    assert isinstance(beyond.images, RecordImages)
+    assert beyond.images.shape == inside.images.shape
+    assert beyond.images.dtype == np.uint8
+    assert len(beyond.images) == 5
+    np.testing.assert_array_equal(beyond.labels, inside.labels)
+    assert beyond.images[index].dtype == np.uint8
+    np.testing.assert_array_equal(beyond.images[index], inside.images[index])
+
+
+def test_an_index_beyond_the_end_is_refused(cifar):
+    beyond = load_split("cifar_fs", "base", memory_limit=0, **cifar)
+    with pytest.raises(IndexError):
+        beyond.images[np.array([5])]
+
+
+def test_prepared_data_needs_no_archives(cifar, tmp_path):
+    split = load_split("cifar_fs", "base", data_dir=cifar["data_dir"], manual_dir=tmp_path)
+    assert len(split.labels) == 5
+
+
+def test_archives_are_found_beside_the_data(tmp_path):
+    fake_archives.cifar_fs_folder(tmp_path / "downloads" / "manual")
+    assert len(load_split("cifar_fs", "base", data_dir=tmp_path).labels) == 5
+
+
+def _script(code, *paths):
+    return [sys.executable, "-c", textwrap.dedent(code), *map(str, paths)]
+
+
+def test_processes_may_prepare_at_once(tmp_path):
+    fake_archives.mini_imagenet_folder(tmp_path / "manual")
+    code = """
+        import sys, zlib
+        from pathlib import Path
+        from experiments.data.pipeline import load_split
+        split = load_split("mini_imagenet", "base", data_dir=Path(sys.argv[1]),
+                           manual_dir=Path(sys.argv[2]))
+        print(zlib.crc32(split.images.tobytes()), split.labels.tolist())
+    """
+    command = _script(code, tmp_path / "data", tmp_path / "manual")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(3)]
+    answers = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], answers
+    assert len({out for out, _ in answers}) == 1
+    assert len(list((tmp_path / "data" / "mini_imagenet").glob("*"))) == 2  # data and lock
+
+
+def test_the_faster_process_wins_where_there_is_no_lock(tmp_path, monkeypatch):
+    fake_archives.cifar_fs_folder(tmp_path / "manual")
+    folders = {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
+    check = few_shot._check_classes
+    finished = []
+
+    def overtaken(splits):
+        monkeypatch.setattr(few_shot, "_check_classes", check)
+        finished.append(load_split("cifar_fs", "base", **folders))
+        check(splits)
+
+    monkeypatch.setattr(preparation, "fcntl", None)
+    monkeypatch.setattr(few_shot, "_check_classes", overtaken)
+    assert load_split("cifar_fs", "base", **folders).labels.tolist() == [0, 0, 0, 1, 1]
+    assert len(finished) == 1
+    assert [p.name for p in (tmp_path / "data" / "cifar_fs").iterdir()] == ["1.0.0"]
+
+
+def test_nothing_is_printed_and_nothing_fetched(tmp_path):
+    """No TensorFlow, no network, no word on the terminal, in a process of its own."""
+    code = """
+        import socket, sys
+        from pathlib import Path
+
+        def refuse(*args, **kwargs):
+            raise RuntimeError("the network was asked for")
+
+        socket.socket.connect = refuse
+        socket.getaddrinfo = refuse
+        from experiments.data import builders
+        from experiments.data.pipeline import load_split
+        for _ in range(2):
+            load_split("icons", "validation", data_dir=Path(sys.argv[1]))
+        builders.dataset_status(Path(sys.argv[1]))
+        assert "tensorflow" not in sys.modules
+        assert "jax" not in sys.modules
+    """
+    result = subprocess.run(
+        _script(code, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("damage", ["record file", "info", "metadata", "empty", "counts"])
+def test_prepared_data_with_a_part_missing_is_refused(tmp_path, damage):
+    folders = {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
+    fake_archives.cifar_fs_folder(folders["manual_dir"])
+    load_split("cifar_fs", "base", **folders)
+    folder = folders["data_dir"] / "cifar_fs" / "1.0.0"
+    if damage == "record file":
+        next(folder.glob("cifar_fs-novel*")).unlink()
+    elif damage == "info":
+        (folder / "dataset_info.json").write_text("{")
+    elif damage == "metadata":
+        (folder / "metadata.json").unlink()
+    elif damage == "counts":
+        (folder / "metadata.json").write_text(
+            json.dumps({split: {"apple": 1} for split in ("base", "validation", "novel")})
+        )
+    else:
+        for path in folder.iterdir():
+            path.unlink()
+    with pytest.raises(DamagedArchiveError, match=r"cifar_fs.1\.0\.0.*delete that folder"):
+        load_split("cifar_fs", "base", **folders)
+    if damage != "counts":
+        status = builders.describe("cifar_fs", **folders)
+        assert not status.ready
+        assert "delete that folder" in status.missing
+
+
+def test_unknown_split(cifar):
+    with pytest.raises(ValueError, match=r"cifar_fs has no split 'test'; it has base, valid"):
+        load_split("cifar_fs", "test", **cifar)

@@ -1,0 +1,227 @@
+"""Sums of a classification loss and a metric loss."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.harness import magnitude, widen
+from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_weights
+
+SUMS = {
+    "sum": jaxloss.sum_loss,
+    "direct_sum": jaxloss.direct_sum_loss,
+    "spectral_sum": jaxloss.spectral_sum_loss,
+}
+every_sum = pytest.mark.parametrize("name", SUMS)
+CLASSIFICATION = {
+    "softmax": (jaxloss.softmax_loss, references.softmax_loss),
+    "sigmoid": (jaxloss.sigmoid_loss, references.sigmoid_loss),
+    "margin": (
+        partial(jaxloss.margin_softmax_loss, margin=-0.2, scale=2.0),
+        partial(references.margin_softmax_loss, margin=-0.2, scale=2.0),
+    ),
+}
+METRIC = {
+    "nca": (jaxloss.nca_loss, references.nca_loss),
+    "nca 3": (
+        partial(jaxloss.nca_loss, temperature=3.0),
+        partial(references.nca_loss, temperature=3.0),
+    ),
+    "proto": (jaxloss.prototypical_loss, references.prototypical_loss),
+}
+
+
+def problem(seed=90, n=12):
+    return classifier_inputs(np.random.default_rng(seed), n, np.float64)
+
+
+def gradients(loss, args, **options):
+    """Float64 gradients of the features, weights and bias."""
+    with jax.enable_x64(True):
+        features, labels, *rest = map(jnp.asarray, args)
+
+        def objective(features, *rest):
+            return loss(features, labels, *rest, **options)
+
+        grads = jax.jit(jax.grad(objective, argnums=(0, 1, 2)))(features, *rest)
+        return [np.asarray(g) for g in grads]
+
+
+def metric_gradients(loss, args, **options):
+    """The metric part's gradients: what one more unit of its weight adds."""
+    once = gradients(loss, args, metric_weight=1.0, **options)
+    twice = gradients(loss, args, metric_weight=2.0, **options)
+    return [b - a for a, b in zip(once, twice, strict=True)]
+
+
+@every_sum
+@pytest.mark.parametrize("classification", CLASSIFICATION)
+@pytest.mark.parametrize("metric", METRIC)
+def test_any_two_losses(name, classification, metric):
+    args = problem()
+    where = np.arange(12) % 5 != 1
+    weights = np.linspace(0.4, 1.6, 12)
+    ours, theirs = CLASSIFICATION[classification][0], METRIC[metric][0]
+    expected = getattr(references, f"{name}_loss")(
+        *args,
+        classification=CLASSIFICATION[classification][1],
+        metric=METRIC[metric][1],
+        metric_weight=0.7,
+        where=where,
+        sample_weights=weights,
+    )
+    with jax.enable_x64(True):
+        loss = partial(SUMS[name], classification_loss=ours, metric_loss=theirs, metric_weight=0.7)
+        got = jax.jit(loss)(*map(jnp.asarray, args), where=where, sample_weights=weights)
+        np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-9)
+
+
+@every_sum
+def test_each_part_is_reduced_by_itself(name):
+    """The anchor without positives counts for the classification loss only."""
+    features, labels, weights, bias = problem(91)
+    assert np.sum(labels == 3) == 1
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
+        total = SUMS[name](*args)
+        projected = {
+            "sum": lambda x, w: x,
+            "direct_sum": jaxloss.project_complement,
+            "spectral_sum": jaxloss.project_spectral_complement,
+        }[name](args[0], args[2])
+        first = jaxloss.softmax_loss(jaxloss.linear_logits(args[0], *args[2:]), args[1])
+        second = jaxloss.nca_loss(projected, args[1])
+        total, first, second = map(np.asarray, (total, first, second))
+    np.testing.assert_allclose(total, first + second, rtol=1e-10)
+    assert second > 0.1
+
+
+@every_sum
+def test_weight_zero_is_the_classification_loss(name):
+    args = problem(92)
+    with jax.enable_x64(True):
+        got = SUMS[name](*map(jnp.asarray, args), metric_weight=0.0)
+        logits = jaxloss.linear_logits(*(jnp.asarray(args[k]) for k in (0, 2, 3)))
+        expected = jaxloss.softmax_loss(logits, jnp.asarray(args[1]))
+        np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-12)
+
+
+@pytest.mark.parametrize("metric", [jaxloss.nca_loss, jaxloss.prototypical_loss])
+def test_direct_sums_metric_gradient_is_orthogonal_to_the_classifier(metric):
+    args = problem(93)
+    features, _, weights, _ = args
+    plain = metric_gradients(jaxloss.sum_loss, args, metric_loss=metric)[0]
+    complement = metric_gradients(jaxloss.direct_sum_loss, args, metric_loss=metric, epsilon=1e-10)
+    assert magnitude(plain @ weights) > 1e-2
+    assert magnitude(complement[0]) > 1e-3
+    np.testing.assert_allclose(complement[0] @ weights, 0, atol=1e-9)
+    # What is left by an epsilon is eps / (sigma^2 + eps) of each singular direction, no more.
+    soft = metric_gradients(jaxloss.direct_sum_loss, args, metric_loss=metric)[0]
+    singular = np.linalg.svd(weights, compute_uv=False)
+    bound = np.max(1e-4 * singular / (singular**2 + 1e-4))
+    for row, free in zip(soft @ weights, plain, strict=True):
+        assert np.linalg.norm(row) <= 10 * bound * max(np.linalg.norm(free), 1e-3)
+
+
+def test_spectral_sums_metric_gradient_is_orthogonal_at_power_zero():
+    args = problem(94)
+    complement = metric_gradients(jaxloss.spectral_sum_loss, args, power=0.0)
+    assert magnitude(complement[0]) > 1e-3
+    np.testing.assert_allclose(complement[0] @ args[2], 0, atol=1e-10)
+    with_power = metric_gradients(jaxloss.spectral_sum_loss, args, power=0.3)
+    assert magnitude(with_power[0] @ args[2]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["direct_sum", "spectral_sum", "sum"])
+def test_metric_part_does_not_reach_the_classifier(name):
+    for metric in (jaxloss.nca_loss, jaxloss.prototypical_loss):
+        part = metric_gradients(SUMS[name], problem(95), metric_loss=metric)
+        assert magnitude(part[0]) > 1e-3
+        assert magnitude(part[1:]) < 1e-12
+
+
+def test_direct_sum_equals_spectral_sum_at_its_limits():
+    args = problem(96)
+    with jax.enable_x64(True):
+        arrays = tuple(map(jnp.asarray, args))
+        direct = jaxloss.direct_sum_loss(*arrays, epsilon=1e-11)
+        spectral = jaxloss.spectral_sum_loss(*arrays, power=0.0)
+        np.testing.assert_allclose(np.asarray(direct), np.asarray(spectral), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dim", [CLASSES, CLASSES - 1, 1])
+def test_direct_sum_needs_more_dimensions_than_classes(dim):
+    features, labels = jnp.zeros((5, dim)), jnp.zeros(5, int)
+    weights = jnp.zeros((dim, CLASSES))
+    with pytest.raises(ValueError, match="spectral_sum_loss") as caught:
+        jaxloss.direct_sum_loss(features, labels, weights)
+    assert str(dim) in str(caught.value)
+    assert str(CLASSES) in str(caught.value)
+    assert jaxloss.spectral_sum_loss(features, labels, weights).shape == ()
+    assert jaxloss.sum_loss(features, labels, weights).shape == ()
+
+
+def test_direct_sum_with_just_enough_dimensions():
+    rng = np.random.default_rng(97)
+    args = classifier_inputs(rng, 12, np.float64, dim=CLASSES + 1)
+    with jax.enable_x64(True):
+        got = np.asarray(jaxloss.direct_sum_loss(*map(jnp.asarray, args)))
+    np.testing.assert_allclose(got, references.direct_sum_loss(*args), rtol=1e-9)
+
+
+@every_sum
+def test_bfloat16_features_beside_a_float32_classifier(name):
+    features, labels, weights, bias = problem(98)
+    narrow = jnp.asarray(features, jnp.bfloat16)
+    rest = (jnp.asarray(labels), jnp.asarray(weights, np.float32), jnp.asarray(bias, np.float32))
+
+    def loss(x, labels, weights, bias):
+        return SUMS[name](x, labels, weights, bias)
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 2, 3)))
+    value, grads = run(narrow, *rest)
+    expected, expected_grads = run(narrow.astype(np.float32), *rest)
+    assert value.dtype == np.float32
+    assert [g.dtype for g in grads] == [jnp.bfloat16, np.float32, np.float32]
+    np.testing.assert_allclose(value, expected, rtol=2e-6)
+    for ours, theirs in zip(grads, expected_grads, strict=True):
+        chex.assert_trees_all_close(
+            widen(ours),
+            widen(theirs),
+            rtol=0,
+            atol=magnitude(theirs) * (2**-7 if ours.dtype == jnp.bfloat16 else 1e-5),
+        )
+
+
+def test_memory_of_the_direct_sum():
+    """Neither the loss nor its gradient holds a d×d matrix."""
+    dim, classes, n = 1024, 300, 64
+    specs = (
+        jax.ShapeDtypeStruct((n, dim), np.float32),
+        jax.ShapeDtypeStruct((n,), np.int32),
+        jax.ShapeDtypeStruct((dim, classes), np.float32),
+    )
+    run = jax.jit(jax.value_and_grad(jaxloss.direct_sum_loss, argnums=(0, 2)))
+    assert "1024,1024" not in run.lower(*specs).compile().as_text()
+
+
+@every_sum
+def test_hyperparameters_may_differ_per_call_without_new_weights(name):
+    """A sum does not depend on the scale of its metric part's weight in its classification part."""
+    args = problem(99)
+    low, high = (gradients(SUMS[name], args, metric_weight=w) for w in (0.5, 2.0))
+    part = metric_gradients(SUMS[name], args)
+    for a, b, unit in zip(low, high, part, strict=True):
+        np.testing.assert_allclose(b - a, 1.5 * unit, rtol=1e-8, atol=1e-12)
+
+
+def test_helpers_make_what_they_promise():
+    weights = make_weights(np.random.default_rng(0), np.float64)
+    assert weights.shape == (DIM, CLASSES)
+    assert np.linalg.svd(weights, compute_uv=False).min() > 0.1

@@ -1,0 +1,517 @@
+"""Projections onto and away from the classifier's subspace, and the functions beside the losses."""
+
+import re
+from functools import cache, partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jaxloss
+from tests.jaxloss import references, torch_references
+from tests.jaxloss.harness import magnitude, precision, widen
+from tests.jaxloss.loss_table import FUNCTIONS, FunctionRow
+
+every_function = pytest.mark.parametrize("row", FUNCTIONS, ids=lambda row: row.name)
+PROJECTIONS = (
+    jaxloss.project_classifier,
+    jaxloss.project_complement,
+    jaxloss.project_spectral_complement,
+)
+every_projection = pytest.mark.parametrize("project", PROJECTIONS, ids=lambda f: f.__name__)
+MIB = 2**20
+
+
+@cache
+def evaluator(function, options=()):
+    """Jitted value and pull-back of a function of arrays; `options` are (name, value) pairs."""
+
+    def run(args, cotangent):
+        value, pull_back = jax.vjp(partial(function, **dict(options)), *args)
+        return value, pull_back(cotangent.astype(value.dtype))
+
+    return jax.jit(run)
+
+
+def evaluate(function, args, cotangent, dtype=np.float64, **options):
+    with precision(dtype):
+        cast = tuple(jnp.asarray(a, dtype) for a in args)
+        results = evaluator(function, tuple(options.items()))(cast, jnp.asarray(cotangent))
+        return jax.tree.map(np.asarray, results)
+
+
+def matrix(rng, singular, shape):
+    """A matrix with these singular values and random singular vectors."""
+    left = np.linalg.qr(rng.normal(size=(shape[0], shape[0])))[0]
+    right = np.linalg.qr(rng.normal(size=(shape[1], shape[1])))[0]
+    count = len(singular)
+    return left[:, :count] @ np.diag(singular) @ right[:, :count].T
+
+
+# Every function of the table ----
+
+
+def torch_evaluate(row: FunctionRow, args, cotangent):
+    leaves = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in args]
+    value = row.torch_reference(*leaves)
+    grads = torch.autograd.grad(
+        value, leaves, torch.tensor(cotangent), allow_unused=True, materialize_grads=True
+    )
+    return value.detach().numpy(), tuple(g.numpy() for g in grads)
+
+
+@every_function
+@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+def test_values_and_gradients_equal_references(row, dtype):
+    rng = np.random.default_rng(70)
+    args = [a.astype(dtype).astype(np.float64) for a in row.make_inputs(rng, 6, np.float64)]
+    expected_value = row.reference(*args)
+    cotangent = rng.normal(size=expected_value.shape)
+    got = evaluate(row.function, args, cotangent, dtype, **row.kwargs)
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(got))
+    expected = torch_evaluate(row, args, cotangent)
+    if dtype == np.float64:
+        np.testing.assert_allclose(got[0], expected_value, rtol=1e-10, atol=1e-11)
+        chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-10)
+    else:
+        # The smallest of W's singular values is about 0.2: a Gram matrix costs its square in precision.
+        tolerance = 5e-5 if "project" in row.name else 1e-5
+        got = widen(got)
+        np.testing.assert_allclose(got[0], expected_value, rtol=tolerance, atol=tolerance)
+        for ours, theirs in zip(got[1], expected[1], strict=True):
+            np.testing.assert_allclose(
+                ours, theirs, rtol=tolerance, atol=tolerance * max(1.0, magnitude(theirs))
+            )
+
+
+@every_function
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_half_precision_is_computed_in_float32(row, dtype):
+    rng = np.random.default_rng(71)
+    args = [np.asarray(a, np.float32).astype(dtype) for a in row.make_inputs(rng, 6, np.float32)]
+    cotangent = rng.normal(size=row.reference(*map(np.float64, args)).shape).astype(np.float32)
+    value, grads = evaluate(row.function, args, cotangent, dtype, **row.kwargs)
+    wide_value, wide_grads = evaluate(row.function, args, cotangent, np.float32, **row.kwargs)
+    assert value.dtype == np.float32
+    np.testing.assert_allclose(value, wide_value, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(grads, wide_grads, strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(
+            widen(ours),
+            theirs,
+            rtol=0,
+            atol=float(jnp.finfo(dtype).eps) * max(magnitude(theirs), 1e-6),
+        )
+
+
+@every_function
+def test_vmap_and_forward_over_reverse(row):
+    rng = np.random.default_rng(72)
+    batches = [row.make_inputs(rng, 4, np.float64) for _ in range(2)]
+    function = partial(row.function, **row.kwargs)
+    with jax.enable_x64(True):
+        stacked = [jnp.asarray(np.stack(a)) for a in zip(*batches, strict=True)]
+        got = np.asarray(jax.jit(jax.vmap(function))(*stacked))
+        for k, args in enumerate(batches):
+            np.testing.assert_allclose(got[k], row.reference(*args), rtol=1e-9, atol=1e-10)
+
+        # Along the features alone: the projections may take W as a constant.
+        args = tuple(jnp.asarray(a) for a in batches[0])
+        direction = jnp.asarray(rng.normal(size=args[0].shape))
+
+        @jax.jit
+        def gradient(x):
+            return jax.grad(lambda x: jnp.sum(jnp.sin(function(x, *args[1:]))))(x)
+
+        hessian = jax.jit(lambda x, v: jax.jvp(gradient, (x,), (v,))[1])
+        curved = np.asarray(hessian(args[0], direction))
+        step = 1e-5
+        expected = (gradient(args[0] + step * direction) - gradient(args[0] - step * direction)) / (
+            2 * step
+        )
+        assert magnitude(expected) > 1e-3
+        np.testing.assert_allclose(curved, np.asarray(expected), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in FUNCTIONS if "differentiated" in r.name], ids=lambda r: r.name
+)
+def test_second_derivative_of_the_projection(row):
+    """Forward over reverse along W, for a W with distinct singular values."""
+    rng = np.random.default_rng(73)
+    features, weights = row.make_inputs(rng, 4, np.float64)
+    function = partial(row.function, **row.kwargs)
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def gradient(w):
+            return jax.grad(lambda w: jnp.sum(jnp.sin(function(jnp.asarray(features), w))))(w)
+
+        weights = jnp.asarray(weights)
+        direction = jnp.asarray(rng.normal(size=weights.shape))
+        got = np.asarray(jax.jit(lambda w, v: jax.jvp(gradient, (w,), (v,))[1])(weights, direction))
+        step = 1e-5
+        moved = gradient(weights + step * direction) - gradient(weights - step * direction)
+        expected = np.asarray(moved / (2 * step))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6 * magnitude(expected))
+
+
+# The formulas ----
+
+SHAPES = {
+    "d > C": ((7, 4), (2.0, 1.1, 0.6, 0.2)),
+    "d < C": ((4, 7), (2.0, 1.1, 0.6, 0.2)),
+    "d = C": ((5, 5), (2.0, 1.1, 0.9, 0.6, 0.2)),
+    "rank deficient, d > C": ((7, 4), (2.0, 1.1)),
+    "rank deficient, d < C": ((4, 7), (2.0, 1.1)),
+    "rank one": ((5, 5), (1.7,)),
+    "one class": ((5, 1), (1.7,)),
+    "one dimension": ((1, 5), (1.7,)),
+}
+every_shape = pytest.mark.parametrize("case", SHAPES)
+
+
+@every_shape
+@pytest.mark.parametrize("epsilon", [1e-4, 0.05, 3.0])
+def test_project_classifier_is_the_filtered_svd(case, epsilon):
+    rng = np.random.default_rng(74)
+    shape, singular = SHAPES[case]
+    weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
+    left, values, _ = np.linalg.svd(weights, full_matrices=False)
+    expected = features @ left @ np.diag(values**2 / (values**2 + epsilon)) @ left.T
+    zeros = np.zeros_like(features)
+    within, _ = evaluate(jaxloss.project_classifier, (features, weights), zeros, epsilon=epsilon)
+    rest, _ = evaluate(jaxloss.project_complement, (features, weights), zeros, epsilon=epsilon)
+    np.testing.assert_allclose(within, expected, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(rest, features - expected, rtol=1e-9, atol=1e-10)
+
+
+@every_shape
+def test_projections_in_float32(case):
+    """Null directions must not be taken for small ones: the Gram matrix squares the condition number."""
+    rng = np.random.default_rng(75)
+    shape, singular = SHAPES[case]
+    weights = matrix(rng, singular, shape).astype(np.float32)
+    features = rng.normal(size=(3, shape[0])).astype(np.float32)
+    zeros = np.zeros_like(features)
+    for function, reference, options in (
+        (jaxloss.project_classifier, references.project_classifier, {"epsilon": 1e-2}),
+        (jaxloss.project_complement, references.project_complement, {"epsilon": 1e-2}),
+    ):
+        got, _ = evaluate(function, (features, weights), zeros, np.float32, **options)
+        expected = reference(features, weights, **options)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    # The float32 matrix has its null directions only up to rounding: the reference takes the exact one.
+    exact = matrix(np.random.default_rng(75), singular, shape)
+    for power in (0.0, 0.3, 1.0):
+        got, _ = evaluate(
+            jaxloss.project_spectral_complement, (features, weights), zeros, np.float32, power=power
+        )
+        basis, values, _ = np.linalg.svd(exact, full_matrices=False)
+        gains = np.where(np.arange(len(values)) < len(singular), (values / values[0]) ** power, 0.0)
+        expected = features - features @ basis @ np.diag(gains) @ basis.T
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["d > C", "d < C", "d = C", "rank deficient, d > C"])
+def test_epsilon_zero_is_the_exact_projector(case):
+    rng = np.random.default_rng(76)
+    shape, singular = SHAPES[case]
+    weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
+    if "deficient" in case:
+        # Without a ridge WᵀW is singular; the result still has to be finite.
+        got, _ = evaluate(
+            jaxloss.project_complement, (features, weights), 0 * features, epsilon=0.0
+        )
+        assert np.isfinite(got).all()
+        return
+    basis = np.linalg.svd(weights)[0][:, : min(shape)]
+    got, _ = evaluate(jaxloss.project_classifier, (features, weights), 0 * features, epsilon=0.0)
+    np.testing.assert_allclose(got, features @ basis @ basis.T, rtol=1e-9, atol=1e-10)
+
+
+@every_shape
+@pytest.mark.parametrize("power", [0.0, 0.3, 0.5, 1.0, 2.0])
+def test_spectral_complement(case, power):
+    rng = np.random.default_rng(77)
+    shape, singular = SHAPES[case]
+    weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
+    left = np.linalg.svd(weights, full_matrices=True)[0]
+    padded = np.zeros(shape[0])
+    padded[: len(singular)] = (np.array(singular) / max(singular)) ** power
+    expected = features @ left @ np.diag(1 - padded) @ left.T
+    got, _ = evaluate(
+        jaxloss.project_spectral_complement, (features, weights), 0 * features, power=power
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-10)
+    again = references.project_spectral_complement(features, weights, power=power)
+    np.testing.assert_allclose(again, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "case", ["d > C", "rank deficient, d > C", "rank deficient, d < C", "one class"]
+)
+def test_power_zero_is_the_orthogonal_complement(case):
+    """Eq. (x), (xi), by least squares instead of a decomposition; and it is a projection."""
+    rng = np.random.default_rng(78)
+    shape, singular = SHAPES[case]
+    weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
+    project = partial(evaluate, jaxloss.project_spectral_complement, power=0.0)
+    got, _ = project((features, weights), 0 * features)
+    residual = features.T - weights @ np.linalg.lstsq(weights, features.T, rcond=1e-10)[0]
+    np.testing.assert_allclose(got, residual.T, atol=1e-12)
+    np.testing.assert_allclose(got @ weights, 0, atol=1e-12)
+    np.testing.assert_allclose(project((got, weights), 0 * got)[0], got, atol=1e-12)
+
+
+def test_power_zero_leaves_nothing_where_the_classifier_spans_everything():
+    rng = np.random.default_rng(79)
+    features, weights = rng.normal(size=(3, 4)), rng.normal(size=(4, 7))
+    args = (features, weights)
+    got, _ = evaluate(jaxloss.project_spectral_complement, args, 0 * features, power=0.0)
+    np.testing.assert_allclose(got, 0, atol=1e-12)
+    got, _ = evaluate(jaxloss.project_spectral_complement, args, 0 * features, power=0.3)
+    assert magnitude(got) > 0.1
+
+
+@every_projection
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_projection_does_not_depend_on_a_rotation_of_the_classes(project, stop_gradient):
+    rng = np.random.default_rng(80)
+    features, weights = rng.normal(size=(3, 6)), rng.normal(size=(6, 4))
+    rotation = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    cotangent = rng.normal(size=features.shape)
+    options = {"stop_gradient": stop_gradient}
+    value, grads = evaluate(project, (features, weights), cotangent, **options)
+    turned, turned_grads = evaluate(project, (features, weights @ rotation), cotangent, **options)
+    np.testing.assert_allclose(turned, value, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(turned_grads[1], grads[1] @ rotation, rtol=1e-8, atol=1e-9)
+    assert grads[1].any() == (not stop_gradient)
+
+
+@every_projection
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, jnp.bfloat16, jnp.float16], ids=["f32", "f64", "bf16", "f16"]
+)
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_degenerate_inputs_stay_finite(project, dtype, stop_gradient):
+    rng = np.random.default_rng(81)
+    for shape in ((7, 4), (3, 5)):
+        features = rng.normal(size=(3, shape[0]))
+        for weights in (np.zeros(shape), np.ones(shape), 10 * np.eye(*shape), 100 * np.ones(shape)):
+            for x in (features, 0 * features):
+                value, grads = evaluate(
+                    project, (x, weights), features, dtype, stop_gradient=stop_gradient
+                )
+                for leaf in (value, *grads):
+                    assert np.isfinite(widen(leaf)).all()
+            if not weights.any():
+                expected = 0 if project is jaxloss.project_classifier else widen(x)
+                np.testing.assert_allclose(widen(value), expected, atol=1e-6)
+
+
+def test_wide_classifier_of_narrow_features():
+    """The projection is float32 or wider, whatever the features are."""
+    rng = np.random.default_rng(82)
+    features, weights = rng.normal(size=(3, 6)), rng.normal(size=(6, 4)).astype(np.float32)
+    for project in PROJECTIONS:
+        narrow = jnp.asarray(features, jnp.bfloat16)
+        got = project(narrow, jnp.asarray(weights))
+        assert got.dtype == np.float32
+        expected = project(narrow.astype(np.float32), jnp.asarray(weights))
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+# Gradients through the projection ----
+
+
+def numerical_gradient(function, weights, step=1e-6):
+    gradient = np.zeros_like(weights)
+    for index in np.ndindex(*weights.shape):
+        moved = weights.copy()
+        moved[index] += step
+        above = function(moved)
+        moved[index] -= 2 * step
+        gradient[index] = (above - function(moved)) / (2 * step)
+    return gradient
+
+
+REPEATED = {
+    "middle": ((7, 4), (3.0, 1.0, 1.0, 0.5)),
+    "nearly": ((7, 4), (3.0, 1.0 + 1e-9, 1.0, 0.5)),
+    "d < C": ((4, 6), (3.0, 1.0, 1.0, 0.5)),
+    "orthonormal": ((7, 4), (1.0, 1.0, 1.0, 1.0)),
+    "orthogonal rows": ((4, 6), (2.0, 2.0, 2.0, 2.0)),
+}
+
+
+@pytest.mark.parametrize("case", REPEATED)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("project_classifier", {"epsilon": 0.1}),
+        ("project_complement", {"epsilon": 0.1}),
+        ("project_spectral_complement", {"power": 0.3}),
+        ("project_spectral_complement", {"power": 2.0}),
+    ],
+    ids=["classifier", "complement", "spectral 0.3", "spectral 2"],
+)
+def test_gradient_at_repeated_singular_values(case, name, options):
+    """Against finite differences of the projector itself, of which singular vectors are no part."""
+    rng = np.random.default_rng(83)
+    shape, singular = REPEATED[case]
+    weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
+    cotangent = rng.normal(size=features.shape)
+    if "spectral" in name and max(singular) == min(singular):
+        # The largest singular value has a kink where all are equal; a cotangent that does not see the scale
+        # of the projection does not see the kink.
+        within = features @ weights @ np.linalg.pinv(weights)
+        cotangent -= np.sum(cotangent * within) / np.sum(within**2) * within
+    reference = getattr(references, name)
+
+    def function(w):
+        return np.sum(cotangent * reference(features, w, **options))
+
+    _, grads = evaluate(
+        getattr(jaxloss, name), (features, weights), cotangent, stop_gradient=False, **options
+    )
+    expected = numerical_gradient(function, weights)
+    assert magnitude(expected) > 1e-2
+    # A kink's second-order remainder leaves about the step times the curvature.
+    np.testing.assert_allclose(grads[1], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["orthonormal", "middle"])
+def test_gradient_of_the_exact_complement(case):
+    """power = 0, differentiated: the derivative of I - W W⁺, by autograd of torch."""
+    rng = np.random.default_rng(84)
+    shape, singular = REPEATED[case]
+    weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
+    cotangent = rng.normal(size=features.shape)
+    _, grads = evaluate(
+        jaxloss.project_spectral_complement,
+        (features, weights),
+        cotangent,
+        power=0.0,
+        stop_gradient=False,
+    )
+    leaf = torch.tensor(weights, requires_grad=True)
+    inside = torch_references.project_classifier(
+        torch.tensor(features), leaf, epsilon=0.0, stop_gradient=False
+    )
+    (expected,) = torch.autograd.grad(-inside, leaf, torch.tensor(cotangent))
+    np.testing.assert_allclose(grads[1], expected.numpy(), rtol=1e-8, atol=1e-9)
+
+
+@every_projection
+@pytest.mark.parametrize("dim", [7, 3])
+def test_stop_gradient_is_the_default(project, dim):
+    rng = np.random.default_rng(85)
+    features, weights = rng.normal(size=(3, dim)), rng.normal(size=(dim, 4))
+    cotangent = rng.normal(size=features.shape)
+    value, grads = evaluate(project, (features, weights), cotangent)
+    assert not grads[1].any()
+    other_value, other = evaluate(project, (features, weights), cotangent, stop_gradient=False)
+    assert magnitude(other[1]) > 1e-2
+    np.testing.assert_allclose(other_value, value, rtol=1e-10, atol=1e-12)
+    # The projector is symmetric: the gradient of the features is the projected cotangent.
+    expected, _ = evaluate(project, (cotangent, weights), cotangent)
+    for gradient in (grads[0], other[0]):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-11)
+
+
+# Overlap ----
+
+
+@every_shape
+@pytest.mark.parametrize("power", [0.0, 0.1, 0.3, 1.0, 2.0])
+def test_spectral_overlap_is_a_spectral_norm(case, power):
+    rng = np.random.default_rng(86)
+    shape, singular = SHAPES[case]
+    weights = matrix(rng, singular, shape)
+    expected = references.spectral_overlap(weights, power)
+    with jax.enable_x64(True):
+        got = jaxloss.spectral_overlap(jnp.asarray(weights), power)
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-9, atol=1e-12)
+    got = jaxloss.spectral_overlap(jnp.asarray(weights, np.float32), power)
+    assert got.shape == ()
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_spectral_overlap_gradient():
+    rng = np.random.default_rng(87)
+    weights = rng.normal(size=(6, 4))
+    with jax.enable_x64(True):
+        got = jax.grad(jaxloss.spectral_overlap)(jnp.asarray(weights), 0.3)
+    leaf = torch.tensor(weights, requires_grad=True)
+    (expected,) = torch.autograd.grad(torch_references.spectral_overlap(leaf, 0.3), leaf)
+    np.testing.assert_allclose(np.asarray(got), expected.numpy(), rtol=1e-8, atol=1e-10)
+
+
+def test_spectral_overlap_of_half_precision_and_of_zero():
+    weights = jnp.asarray(np.random.default_rng(88).normal(size=(6, 4)), jnp.bfloat16)
+    got = jaxloss.spectral_overlap(weights, 0.3)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(
+        got, references.spectral_overlap(np.float64(weights), 0.3), rtol=1e-5
+    )
+    assert jaxloss.spectral_overlap(jnp.zeros((4, 3)), 0.3) == 0
+
+
+# Errors ----
+
+
+@every_projection
+def test_errors(project):
+    good = jnp.zeros((5, 4)), jnp.zeros((4, 3))
+    with pytest.raises(ValueError, match="features"):
+        project(jnp.zeros(4), good[1])
+    for shape in [(4,), (5, 3), (1, 3), (1, 4, 3)]:
+        with pytest.raises(ValueError, match=rf"weights.*{shape[0]}"):
+            project(good[0], jnp.zeros(shape))
+    with pytest.raises(TypeError, match="features"):
+        project(jnp.zeros((5, 4), int), good[1])
+    with pytest.raises(TypeError, match="weights"):
+        project(good[0], jnp.zeros((4, 3), int))
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "value"),
+    [(row, name, value) for row in FUNCTIONS for name, value in row.invalid],
+    ids=lambda x: x.name if isinstance(x, FunctionRow) else str(x),
+)
+def test_hyperparameters_out_of_range(row, name, value):
+    with pytest.raises(ValueError, match=name):
+        row.function(jnp.zeros((5, 4)), jnp.zeros((4, 3)), **{name: value})
+
+
+def test_spectral_overlap_errors():
+    with pytest.raises(ValueError, match="power"):
+        jaxloss.spectral_overlap(jnp.ones((4, 3)), -0.1)
+    with pytest.raises(ValueError, match="weights"):
+        jaxloss.spectral_overlap(jnp.ones(4), 0.3)
+    with pytest.raises(TypeError, match="weights"):
+        jaxloss.spectral_overlap(jnp.ones((4, 3), int), 0.3)
+
+
+# Memory ----
+
+
+def test_no_square_projector():
+    """d = 2048, C = 1000, n = 512: a d×d projector would take 16 MiB; the Gram matrix takes 4."""
+    dim, classes, n = 2048, 1000, 512
+    features = jax.ShapeDtypeStruct((n, dim), np.float32)
+    weights = jax.ShapeDtypeStruct((dim, classes), np.float32)
+
+    def objective(x, w):
+        return jnp.sum(jaxloss.project_complement(x, w) ** 2)
+
+    limits = {jaxloss.project_complement: 40 * MIB, jax.value_and_grad(objective): 60 * MIB}
+    for function, limit in limits.items():
+        compiled = jax.jit(function).lower(features, weights).compile()
+        assert not re.search(r"\[(\d+,)*2048,2048", compiled.as_text())
+        assert compiled.memory_analysis().temp_size_in_bytes < limit
