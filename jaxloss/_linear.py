@@ -32,10 +32,10 @@ def l2_normalize(x: Array, axis: int = -1) -> Array:
     # The norm of x / max|x| neither overflows nor underflows. Normalising does not depend on the
     # scale, so that the scale may be taken as a constant in the gradient.
     scale = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
-    nonzero = scale >= jnp.finfo(x.dtype).tiny
-    x = x / jnp.where(nonzero, scale, 1)
+    zero = scale < jnp.finfo(x.dtype).tiny  # False for a NaN, which is not hidden.
+    x = x / jnp.where(zero, 1, scale)
     squared = jnp.sum(x * x, axis=axis, keepdims=True)
-    return jnp.where(nonzero, x * lax.rsqrt(jnp.where(nonzero, squared, 1)), 0)
+    return jnp.where(zero, 0, x * lax.rsqrt(jnp.where(zero, 1, squared)))
 
 
 def linear_logits(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +56,14 @@ class RecordImages:
     Args:
         source: The TFDS data source of one split, images encoded.
         image_shape: Height, width and channels.
+        folder: Where the record files are, for messages.
     """
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, source: Any, image_shape: tuple[int, int, int]):
+    def __init__(self, source: Any, image_shape: tuple[int, int, int], folder: Path):
         self._source = source
+        self._folder = folder
         self._rows = np.arange(len(source))
         self.shape = (len(source), *image_shape)
 
@@ -69,7 +73,8 @@ class RecordImages:
     def __getitem__(self, index: Any) -> np.ndarray:
         rows = self._rows[index]
         images = np.empty((rows.size, *self.shape[1:]), self.dtype)
-        _read(self._source, rows.ravel().tolist(), images)
+        with _damage_named(self._folder):
+            _read(self._source, rows.ravel().tolist(), images)
         return images.reshape(*rows.shape, *self.shape[1:])
 
 
@@ -107,16 +112,26 @@ def load_split(
     builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
     counts: dict[str, int] = builder.info.metadata[split]  # pyright: ignore
     labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
-    source = builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})  # pyright: ignore
-    if len(source) != len(labels):
-        raise DamagedArchiveError(
-            f"{builder.data_dir} holds {len(source)} images of {split}, but names {len(labels)}; "
-            "delete that folder, and it is prepared again"
-        )
-    images = RecordImages(source, builder.FACTS.image_shape)
+    encoded = {"image": tfds.decode.SkipDecoding()}
+    with _damage_named(Path(builder.data_dir)):
+        source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
+        if len(source) != len(labels):
+            raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
+    images = RecordImages(source, builder.FACTS.image_shape, Path(builder.data_dir))
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
     return ImageSet(images, labels, tuple(counts))
+
+
+@contextlib.contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    # The reader of record files finds most damage; some comes as records without an image.
+    except (RuntimeError, OSError, ValueError, KeyError, SyntaxError) as error:
+        raise DamagedArchiveError(
+            f"{folder} is damaged ({error}); delete that folder, and it is prepared again"
+        ) from error
 
 
 def _read(source: Any, rows: list[int], out: np.ndarray, chunk: int = 1024) -> None:

@@ -16,7 +16,8 @@ from experiments.training.step import build_embed
 
 def _chosen_step(checkpoints: Checkpoints, which: str) -> int:
     if which in ("best", "latest"):
-        step = checkpoints.best_step() if which == "best" else checkpoints.latest_step()
+        best = checkpoints.best_step() if which == "best" else None
+        step = checkpoints.latest_step() if best is None else best
         if step is None:
             raise CheckpointError("the run holds no checkpoint; train it first")
         return step
@@ -39,7 +40,8 @@ def evaluate_run(
       directory: a run directory that `train` made.
       folders: where data lies.
       split: `novel`, `validation` or `base`.
-      which: the checkpoint: best by validation accuracy, latest, or a step.
+      which: the checkpoint: `best` by validation accuracy (the latest where a data set has no
+        validation classes), `latest`, or the number of a step.
       evaluation: episodes and distance; those of the run's configuration by default.
 
     Returns:

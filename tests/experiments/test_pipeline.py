@@ -148,7 +148,7 @@ def test_nothing_is_printed_and_nothing_fetched(tmp_path):
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("damage", ["record file", "info", "metadata", "empty", "counts"])
+@pytest.mark.parametrize("damage", ["record file", "info", "metadata", "empty"])
 def test_prepared_data_with_a_part_missing_is_refused(tmp_path, damage):
     folders = {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
     fake_archives.cifar_fs_folder(folders["manual_dir"])
@@ -160,19 +160,36 @@ def test_prepared_data_with_a_part_missing_is_refused(tmp_path, damage):
         (folder / "dataset_info.json").write_text("{")
     elif damage == "metadata":
         (folder / "metadata.json").unlink()
-    elif damage == "counts":
-        (folder / "metadata.json").write_text(
-            json.dumps({split: {"apple": 1} for split in ("base", "validation", "novel")})
-        )
     else:
         for path in folder.iterdir():
             path.unlink()
     with pytest.raises(DamagedArchiveError, match=r"cifar_fs.1\.0\.0.*delete that folder"):
         load_split("cifar_fs", "base", **folders)
-    if damage != "counts":
-        status = builders.describe("cifar_fs", **folders)
-        assert not status.ready
-        assert "delete that folder" in status.missing
+    status = builders.describe("cifar_fs", **folders)
+    assert not status.ready
+    assert "delete that folder" in status.missing
+
+
+@pytest.mark.parametrize("damage", ["counts", "cut", "flip"])
+@pytest.mark.parametrize("memory_limit", [0, 2**30])
+def test_damaged_records_are_named(tmp_path, damage, memory_limit):
+    fake_archives.cifar_fs_folder(tmp_path / "downloads" / "manual")
+    load_split("cifar_fs", "base", data_dir=tmp_path)
+    folder = tmp_path / "cifar_fs" / "1.0.0"
+    [path] = folder.glob("cifar_fs-base*")
+    content = bytearray(path.read_bytes())
+    if damage == "counts":
+        counts = {split: {"apple": 1} for split in ("base", "validation", "novel")}
+        (folder / "metadata.json").write_text(json.dumps(counts))
+    elif damage == "cut":
+        del content[len(content) // 2 :]
+    else:
+        content[100] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(DamagedArchiveError, match=r"cifar_fs.1\.0\.0.*delete that folder"):
+        assert load_split("cifar_fs", "base", data_dir=tmp_path, memory_limit=memory_limit).images[
+            :
+        ]
 
 
 def test_unknown_split(cifar):

@@ -1,4 +1,4 @@
-"""Evaluates a row of the loss table: every reduction with its gradients, in one compiled function."""
+"""Evaluates a row of the loss table: every reduction with gradients, in one compiled function."""
 
 import contextlib
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def precision(dtype: Any) -> contextlib.AbstractContextManager:
 
 
 def cast(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) -> tuple:
-    """JAX arrays of the arguments: the floating ones in `dtype`, integers in int64 beside float64."""
+    """JAX arrays: the floating ones in `dtype`, the integers in int64 beside float64."""
     integer = np.int64 if jnp.dtype(dtype) == np.float64 else np.int32
     return tuple(
         jnp.asarray(a, dtype if k in differentiable else integer) for k, a in enumerate(args)
@@ -79,7 +79,7 @@ def merge(args: tuple, differentiable: Sequence[int], values: Sequence) -> tuple
 
 @cache
 def evaluator(row: LossRow):
-    """Jitted `(args, where, sample_weights, cotangent)` to values and gradients of all reductions."""
+    """Jitted `(args, where, sample_weights, cotangent)` to what `evaluate` gives."""
 
     def run(args, where, sample_weights, cotangent):
         def loss(leaves, reduction):
@@ -107,7 +107,7 @@ def evaluator(row: LossRow):
 def evaluate(row: LossRow, batch: Batch, dtype: Any = np.float32) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
-    The keys are "mean", "sum", "none" and the same with "_grad"; "none_grad" is for `batch.cotangent`.
+    The keys are the reductions and the same with "_grad"; "none_grad" is for `batch.cotangent`.
     """
     wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
     with precision(dtype):

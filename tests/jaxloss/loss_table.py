@@ -1,7 +1,8 @@
 """One row a public loss, and one a public function of features and a classifier.
 
-Everything in `test_contract.py` and `test_devices.py` runs over every row: a new loss is tested by adding it here.
-`LOSSES` holds each public loss once with its plainest options; `VARIANTS` further options of the same losses.
+Everything in `test_contract.py` and `test_devices.py` runs over every row: a new loss is tested by
+adding it here. `LOSSES` holds each public loss once with its plainest options; `VARIANTS` further
+options of the same losses.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ class LossRow:
     function: Callable[..., Any]
     kind: Literal["logits", "features", "classifier"]
     make_inputs: Callable[..., Inputs]
-    """`make_inputs(rng, n, dtype)`: what is scored, the labels, then the classifier if it takes one."""
+    """`make_inputs(rng, n, dtype)`: what is scored, the labels, the classifier if it takes one."""
     reference: Callable[..., Any]
     torch_reference: Callable[..., Any]
     differentiable: tuple[int, ...]
@@ -41,8 +42,8 @@ class LossRow:
     needs_positives: bool = False
     """Whether a sample without another one of its class has no loss."""
     constant: tuple[int, ...] = ()
-    """Positions the loss depends on through a stop-gradient too, so that finite differences along them are
-    not its derivative."""
+    """Positions that the loss depends on through a stop-gradient too, so that finite differences
+    along them are not its derivative."""
     invalid: tuple[tuple[str, Any], ...] = ()
     """Hyperparameters out of range."""
 
@@ -228,7 +229,7 @@ VARIANTS = (
         kwargs=MappingProxyType({"num_classes": CLASSES, "temperature": 1.3}),
         needs_positives=True,
     ),
-    # Every option of a sum away from its default; more classes than dimensions is the spectral sum's case.
+    # Every option of a sum away from its default, and more classes than dimensions.
     LossRow(
         name="spectral_sum_sigmoid_prototypical",
         function=jaxloss.spectral_sum_loss,

@@ -1,8 +1,8 @@
 """Float64 references of every loss, as slow loops over scalars written from the formulas.
 
-A row that is masked or ignored is removed before a formula is evaluated, so that nothing here shares the
-library's way of masking. A per-sample function gets the rows that are left and returns one loss per row, or
-None where the loss is undefined.
+A row that is masked or ignored is removed before a formula is evaluated, so that nothing here
+shares the library's way of masking. A per-sample function gets the rows that are left and returns
+one loss per row, or None where the loss is undefined.
 """
 
 import math
@@ -37,7 +37,7 @@ def reduce_rows(losses, num_rows, sample_weights, reduction):
 
 
 def over_rows(per_sample):
-    """Makes `loss(scored, labels, where=, sample_weights=, reduction=, **options)` of a per-sample function."""
+    """Gives a per-sample function the common keywords of all losses."""
 
     def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
         scored, labels = np.asarray(scored, np.float64), np.asarray(labels)

@@ -1,7 +1,7 @@
 """Every loss over four devices equals the same loss on one, in value and gradient.
 
-The features (or logits) are inputs times a kernel, so that there is a replicated parameter to take the gradient
-for in every loss; a classifier's weights and bias are two more.
+The features (or logits) are inputs times a kernel, so that there is a replicated parameter to take
+the gradient for in every loss; a classifier's weights and bias are two more.
 """
 
 from functools import cache, partial
@@ -72,15 +72,18 @@ def objective(row: LossRow, axis_name: Any, params: Any, batch: Any, reduction: 
 
 
 def step(row: LossRow, axis_name: Any, params: Any, batch: Any) -> Any:
-    """((values and gradients of the mean and the sum), the losses of the own rows)."""
-    results = {}
-    for reduction in ("mean", "sum"):
-        loss = partial(objective, row, axis_name)
-        value, grads = jax.value_and_grad(loss)(params, batch, reduction)
-        if axis_name is not None:
-            grads = jax.lax.pmean(grads, axis_name)
-        results[reduction] = (value, grads)
-    return results, objective(row, axis_name, params, batch, "none")
+    """(the mean, the sum and gradients of both together), the losses of the own rows."""
+
+    def loss(params):
+        mean = objective(row, axis_name, params, batch, "mean")
+        total = objective(row, axis_name, params, batch, "sum")
+        # One backward pass for the two: a factor that is wrong in either shows.
+        return mean + 0.3 * total, (mean, total)
+
+    (_, values), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    if axis_name is not None:
+        grads = jax.lax.pmean(grads, axis_name)
+    return (values, grads), objective(row, axis_name, params, batch, "none")
 
 
 @cache
@@ -94,7 +97,7 @@ def single_device(row: LossRow, dtype: Any, masked: bool = True) -> Any:
 def check(got: Any, expected: Any, dtype: Any) -> None:
     """1e-6 in float32 and 1e-9 in float64, relative to the largest number of each array."""
     tolerance = 1e-9 if dtype == np.float64 else 1e-6
-    assert magnitude(expected[0]["mean"][1]["kernel"]) > 1e-3
+    assert magnitude(expected[0][1]["kernel"]) > 1e-3
     got, expected = jax.tree.map(np.asarray, (got, expected))
     chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
 
@@ -108,13 +111,17 @@ def per_device(batch: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
 
 
+@cache
+def pmapped(row: LossRow) -> Any:
+    return jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
+
+
 @every_case
 @dtypes
 def test_pmap(row, dtype):
     with precision(dtype):
         params, batch = make_problem(row, dtype)
-        run = jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
-        results, own = jax.tree.map(np.asarray, run(params, per_device(batch)))
+        results, own = jax.tree.map(np.asarray, pmapped(row)(params, per_device(batch)))
     for device in range(DEVICES):
         on_device = jax.tree.map(lambda x, device=device: x[device], results)
         check((on_device, own.reshape(-1)), single_device(row, dtype), dtype)
@@ -122,8 +129,7 @@ def test_pmap(row, dtype):
 
 @every_case
 @dtypes
-@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
-def test_shard_map(row, dtype, check_vma):
+def test_shard_map(row, dtype):
     with precision(dtype):
         params, batch = make_problem(row, dtype)
         run = jax.shard_map(
@@ -131,26 +137,26 @@ def test_shard_map(row, dtype, check_vma):
             mesh=mesh(),
             in_specs=(P(), P("batch")),
             out_specs=(P(), P("batch")),
-            check_vma=check_vma,
         )
         got = jax.tree.map(np.asarray, jax.jit(run)(params, batch))
     check(got, single_device(row, dtype), dtype)
 
 
 @every_case
-def test_shard_map_gives_every_device_the_value(row):
-    """Without the replication that `P()` promises but does not test when `check_vma` is off."""
-    dtype = np.float32
-    params, batch = make_problem(row, dtype)
+@dtypes
+def test_shard_map_without_check_vma(row, dtype):
+    """Then nothing checks that what `P()` promises is the same on every device: look at each."""
 
     def run(params, batch):
         results, own = step(row, "batch", params, batch)
         return jax.tree.map(lambda x: x[None], results), own
 
-    sharded = jax.shard_map(
-        run, mesh=mesh(), in_specs=(P(), P("batch")), out_specs=P("batch"), check_vma=False
-    )
-    results, own = jax.tree.map(np.asarray, jax.jit(sharded)(params, batch))
+    with precision(dtype):
+        params, batch = make_problem(row, dtype)
+        sharded = jax.shard_map(
+            run, mesh=mesh(), in_specs=(P(), P("batch")), out_specs=P("batch"), check_vma=False
+        )
+        results, own = jax.tree.map(np.asarray, jax.jit(sharded)(params, batch))
     for device in range(DEVICES):
         on_device = jax.tree.map(lambda x, device=device: x[device], results)
         check((on_device, own), single_device(row, dtype), dtype)
@@ -202,8 +208,7 @@ def test_without_masks(row):
 def test_nothing_counts_anywhere(row):
     params, batch = make_problem(row, np.float32)
     batch["where"] = np.zeros_like(batch["where"])
-    run = jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
-    for leaf in jax.tree.leaves(run(params, per_device(batch))):
+    for leaf in jax.tree.leaves(pmapped(row)(params, per_device(batch))):
         assert not np.asarray(leaf).any()
 
 

@@ -83,7 +83,7 @@ def test_prototypical_with_and_without_num_classes():
 
 
 def test_absent_classes_are_no_candidates():
-    """Two classes far from zero: an absent class with mean zero would win for neither, and must not."""
+    """One class lies around zero, where the mean of an absent class would be, too."""
     features = jnp.array([[0.1, 0.0], [-0.1, 0.0], [3.0, 0.1], [3.0, -0.1]])
     labels = jnp.array([1, 1, 3, 3])
     got = proto(features, labels, num_classes=50)
@@ -175,12 +175,12 @@ def test_far_apart_clusters_leave_no_loss_and_wrong_clusters_a_large_one():
         )
 
 
-def test_small_losses_keep_their_gradient():
-    """A loss of e^-40 is nothing beside 1, but it must not be rounded to zero in its own gradient."""
+def test_small_losses_are_not_rounded_to_zero():
+    """A loss of e^-40 is not rounded to zero, as it is by a difference of two logarithms."""
     features = np.array([[0.0], [0.1], [6.5], [6.6]])
     labels = np.array([0, 0, 1, 1])
     got = nca(jnp.asarray(features, np.float32), jnp.asarray(labels))
-    positive, negative = np.exp(-0.01), None
+    positive = np.exp(-0.01)
     per_sample = []
     for i in range(4):
         negative = sum(

@@ -78,9 +78,9 @@ def test_smoothing_of_uniform_logits_is_the_log_of_the_class_count():
 
 
 def test_confident_logits_keep_their_small_loss():
-    """log(1 + e^-30) would be 0 without a log1p: the loss itself may round, its gradient may not."""
+    """log(1 + e^-30) is 0 without a log1p; the softmax loss may round to it, its gradient not."""
     logits = jnp.array([[30.0, 0.0]])
-    gradient = jax.grad(lambda z: jaxloss.softmax_loss(z, jnp.array([0])))(logits)
+    gradient = jax.jit(jax.grad(lambda z: jaxloss.softmax_loss(z, jnp.array([0]))))(logits)
     np.testing.assert_allclose(gradient[0, 1], math.exp(-30), rtol=1e-5)
     loss = jaxloss.sigmoid_loss(logits[:, :1], jnp.array([0]))
     np.testing.assert_allclose(loss, math.exp(-30), rtol=1e-5)
@@ -131,11 +131,16 @@ def test_cosine_of_zero_vectors(problem):
     features[2], weights[:, 1] = 0, 0
     rng = np.random.default_rng(43)
     cotangent = rng.normal(size=(N, CLASSES))
+
+    @jax.jit
+    def run(features, weights):
+        logits, pull_back = jax.vjp(jaxloss.cosine_logits, features, weights)
+        return logits, *pull_back(jnp.asarray(cotangent, logits.dtype))
+
     for dtype in (np.float32, jnp.bfloat16, jnp.float16):
-        logits, pull_back = jax.vjp(
-            jaxloss.cosine_logits, jnp.asarray(features, dtype), jnp.asarray(weights, dtype)
+        logits, d_features, d_weights = run(
+            jnp.asarray(features, dtype), jnp.asarray(weights, dtype)
         )
-        d_features, d_weights = pull_back(jnp.asarray(cotangent, logits.dtype))
         assert not np.asarray(logits)[2].any()
         assert not np.asarray(logits)[:, 1].any()
         assert not np.asarray(d_features)[2].any()
@@ -143,6 +148,18 @@ def test_cosine_of_zero_vectors(problem):
         for leaf in (logits, d_features, d_weights):
             assert np.isfinite(np.asarray(leaf, np.float32)).all()
         assert np.asarray(d_features)[0].any()
+
+
+def test_cosine_does_not_hide_nan(problem):
+    """A vector with a NaN has no direction, and is not the zero vector."""
+    features, weights, _, _ = problem
+    features, weights = features.astype(np.float32), weights.astype(np.float32)
+    features[2, 1] = np.nan
+    logits = np.asarray(jaxloss.cosine_logits(jnp.asarray(features), jnp.asarray(weights)))
+    assert np.isnan(logits[2]).all()
+    assert np.isfinite(np.delete(logits, 2, axis=0)).all()
+    logits = np.asarray(jaxloss.cosine_logits(jnp.ones((3, 7)), jnp.asarray(features.T)))
+    assert np.isnan(logits[:, 2]).all()
 
 
 def test_cosine_is_scale_free():

@@ -1,7 +1,7 @@
 """The losses once more in PyTorch, in double precision, for its autograd.
 
-As in `references`, rows that take no part are removed first, and a per-sample function returns None where the
-loss is undefined.
+As in `references`, rows that take no part are removed first, and a per-sample function returns None
+where the loss is undefined.
 """
 
 import numpy as np
