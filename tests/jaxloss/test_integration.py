@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import jaxloss
-from tests.jaxloss import references
+from tests.jaxloss import references, torch_references
 from tests.jaxloss.harness import magnitude, widen
 from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_weights
 
@@ -154,6 +155,26 @@ def test_metric_part_does_not_reach_the_classifier(name):
         part = metric_gradients(SUMS[name], problem(95), metric_loss=metric)
         assert magnitude(part[0]) > 1e-3
         assert magnitude(part[1:]) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["direct_sum", "spectral_sum"])
+def test_metric_part_reaches_the_classifier_where_it_is_asked_to(name):
+    """Without the stop-gradient, the whole gradient is torch's through the projection."""
+    args = problem(100)
+    project = {
+        "direct_sum": torch_references.project_complement,
+        "spectral_sum": torch_references.project_spectral_complement,
+    }[name]
+    got = gradients(SUMS[name], args, stop_gradient=False)
+    labels = torch.tensor(args[1], dtype=torch.int64)
+    leaves = [torch.tensor(args[k], requires_grad=True) for k in (0, 2, 3)]
+    loss = torch_references.sum_loss(
+        leaves[0], labels, *leaves[1:], transform=partial(project, stop_gradient=False)
+    )
+    expected = torch.autograd.grad(loss, leaves)
+    for ours, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-8, atol=1e-10)
+    assert magnitude(gradients(SUMS[name], args)[1] - got[1]) > 1e-4
 
 
 def test_direct_sum_equals_spectral_sum_at_its_limits():

@@ -13,8 +13,9 @@ import jaxloss
 from tests.jaxloss import references
 from tests.jaxloss.loss_table import make_features, make_labels
 
-nca = jaxloss.nca_loss
-proto = jaxloss.prototypical_loss
+_STATIC = ("temperature", "num_classes", "reduction")
+nca = jax.jit(jaxloss.nca_loss, static_argnames=_STATIC)
+proto = jax.jit(jaxloss.prototypical_loss, static_argnames=_STATIC)
 
 
 def array_shapes(function, *args):
@@ -47,7 +48,7 @@ def test_no_array_of_samples_by_references_by_dimensions(loss, count):
     assert all(len(shape) <= 2 for shape in shapes)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 6.0])
+@pytest.mark.parametrize("temperature", [0.5, 6.0])
 def test_temperature(temperature):
     rng = np.random.default_rng(51)
     features, labels = make_features(rng, 12, np.float64), make_labels(rng, 12)
