@@ -6,5 +6,5 @@ DESCRIPTION = "Few-shot transfer on the shipped icons (100 / 29 / 50 classes, 32
 CONFIG = TrainConfig(
     model=ModelConfig(widths=(16, 32, 64, 64)),
     loss=LossConfig(temperature=1 / 8),
-    steps=400,
+    steps=300,
 )

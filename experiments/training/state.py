@@ -93,7 +93,9 @@ def initial_setup(
     shape = (model.num_features, num_classes)
     classifier = {
         "kernel": jax.nn.initializers.lecun_normal()(key, shape, jnp.float32),
-        "bias": jnp.zeros(num_classes),
+        # The prior of a class. A constant bias leaves the softmax as it is; with zeros, binary
+        # cross-entropy starts at C·log 2, and its first steps wreck the backbone.
+        "bias": jnp.full(num_classes, -jnp.log(max(num_classes - 1, 1))),
     }
     params = {"backbone": backbone, "classifier": classifier}
     state = TrainState(jnp.zeros((), jnp.int32), params, statistics, optimizer.init(params))

@@ -6,5 +6,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def strict_promotion():
-    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         yield

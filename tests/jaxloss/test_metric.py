@@ -13,9 +13,10 @@ import jaxloss
 from tests.jaxloss import references
 from tests.jaxloss.loss_table import make_features, make_labels
 
-_STATIC = ("temperature", "num_classes", "reduction")
-nca = jax.jit(jaxloss.nca_loss, static_argnames=_STATIC)
-proto = jax.jit(jaxloss.prototypical_loss, static_argnames=_STATIC)
+nca = jax.jit(jaxloss.nca_loss, static_argnames=("temperature", "reduction"))
+proto = jax.jit(
+    jaxloss.prototypical_loss, static_argnames=("temperature", "num_classes", "reduction")
+)
 
 
 def array_shapes(function, *args):
