@@ -107,7 +107,11 @@ def train(
     validate = _validation(config, folders, build_embed(setup.graphdef, config.data))
 
     claim_run_directory(directory, to_dict(config))
-    meta = {"num_classes": num_classes, "image_shape": [height, width, channels]}
+    meta = {
+        "config": to_dict(config),
+        "num_classes": num_classes,
+        "image_shape": [height, width, channels],
+    }
     with Checkpoints(directory / "checkpoints") as checkpoints, _stop_on_sigterm() as stopping:
         state = setup.state
         if checkpoints.latest_step() is not None:
@@ -142,6 +146,7 @@ def train(
                     accuracy = validate(state) if checked else None
                     if accuracy is not None:
                         log.log(done, validation_accuracy=accuracy)
+                    # The sampler's position is the step: batches are functions of seed and step.
                     checkpoints.save(done, state, meta=meta, accuracy=accuracy)
                     clock = time.monotonic()
                 if stopping.is_set() and not last:
