@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxloss
 from tests.jaxloss.harness import magnitude, precision
-from tests.jaxloss.loss_table import CASES, LossRow
+from tests.jaxloss.loss_table import CASES, LOSSES, LossRow
 
 DEVICES = 4
 ROWS = 6
@@ -24,6 +24,7 @@ INPUTS = 5
 
 P = PartitionSpec
 every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
+every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
 dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 
 
@@ -174,7 +175,7 @@ def test_jit_over_sharded_arrays(row, dtype):
     check(got, single_device(row, dtype), dtype)
 
 
-@every_case
+@every_loss
 def test_two_axis_names(row):
     axes = ("host", "chip")
     with precision(np.float64):
@@ -189,7 +190,7 @@ def test_two_axis_names(row):
     check(got, single_device(row, np.float64), np.float64)
 
 
-@every_case
+@every_loss
 def test_without_masks(row):
     """`check_vma` sees constants where there are no masks and no weights."""
     with precision(np.float64):

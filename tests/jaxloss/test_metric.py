@@ -1,6 +1,7 @@
 """What is particular to the metric losses."""
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -13,8 +14,8 @@ import jaxloss
 from tests.jaxloss import references
 from tests.jaxloss.loss_table import make_features, make_labels
 
-nca = jax.jit(jaxloss.nca_loss, static_argnames=("temperature", "reduction"))
-proto = jax.jit(
+nca: Any = jax.jit(jaxloss.nca_loss, static_argnames=("temperature", "reduction"))
+proto: Any = jax.jit(
     jaxloss.prototypical_loss, static_argnames=("temperature", "num_classes", "reduction")
 )
 

@@ -1,6 +1,7 @@
 """Classification losses and the logits they are fed with."""
 
 import math
+from typing import Any
 
 import chex
 import jax
@@ -65,7 +66,8 @@ def test_margin_moves_the_loss_the_right_way(problem):
 def test_margin_and_scale_are_required(problem):
     logits = jnp.zeros((3, 2))
     labels = jnp.zeros(3, int)
-    for options in ({}, {"margin": 0.1}, {"scale": 2.0}):
+    incomplete: tuple[dict[str, Any], ...] = ({}, {"margin": 0.1}, {"scale": 2.0})
+    for options in incomplete:
         with pytest.raises(TypeError):
             jaxloss.margin_softmax_loss(logits, labels, **options)
     with pytest.raises(TypeError):

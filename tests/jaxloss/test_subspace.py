@@ -2,6 +2,7 @@
 
 import re
 from functools import cache, partial
+from typing import Any
 
 import chex
 import jax
@@ -36,7 +37,7 @@ def evaluator(function, options=()):
     return jax.jit(run)
 
 
-def evaluate(function, args, cotangent, dtype=np.float64, **options):
+def evaluate(function, args, cotangent, dtype: Any = np.float64, **options):
     with precision(dtype):
         cast = tuple(jnp.asarray(a, dtype) for a in args)
         results = evaluator(function, tuple(options.items()))(cast, jnp.asarray(cotangent))
@@ -182,9 +183,12 @@ POWERS = (0.0, 0.1, 0.3, 1.0, 2.0)
 def _everything(features, weights):
     results = {}
     for epsilon in EPSILONS:
-        options = {"epsilon": epsilon}
-        results["classifier", epsilon] = jaxloss.project_classifier(features, weights, **options)
-        results["complement", epsilon] = jaxloss.project_complement(features, weights, **options)
+        results["classifier", epsilon] = jaxloss.project_classifier(
+            features, weights, epsilon=epsilon
+        )
+        results["complement", epsilon] = jaxloss.project_complement(
+            features, weights, epsilon=epsilon
+        )
     for power in POWERS:
         results["spectral", power] = jaxloss.project_spectral_complement(
             features, weights, power=power
@@ -193,7 +197,7 @@ def _everything(features, weights):
     return results
 
 
-def everything(features, weights, dtype=np.float64):
+def everything(features, weights, dtype: Any = np.float64):
     """All functions of a classifier at all their options, compiled once a shape."""
     with precision(dtype):
         results = _everything(jnp.asarray(features, dtype), jnp.asarray(weights, dtype))
@@ -537,8 +541,10 @@ def test_no_square_projector():
     def objective(x, w):
         return jnp.sum(jaxloss.project_complement(x, w) ** 2)
 
-    limits = {jaxloss.project_complement: 40 * MIB, jax.value_and_grad(objective): 60 * MIB}
-    for function, limit in limits.items():
+    for function in (jaxloss.project_complement, jax.value_and_grad(objective)):
         compiled = jax.jit(function).lower(features, weights).compile()
-        assert not re.search(r"\[(\d+,)*2048,2048", compiled.as_text())
-        assert compiled.memory_analysis().temp_size_in_bytes < limit
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        assert text is not None
+        assert memory is not None
+        assert not re.search(r"\[(\d+,)*2048,2048", text)
+        assert memory.temp_size_in_bytes < 16 * MIB
