@@ -8,10 +8,7 @@ BIN := $(VENV)/bin
 train: $(VENV)/.experiments
 	$(BIN)/python -m experiments compare icons --losses sce nca sce+nca direct:sce+nca --directory runs/train
 
-test: $(VENV)/.test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+test: lint
 	$(BIN)/python -m pytest -n 2
 
 setup: $(VENV)/.test

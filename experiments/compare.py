@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Folders, TrainConfig, from_dict, to_dict
+from experiments.data.sampling import parse_strategy
 from experiments.evaluation.run import evaluate_run
 from experiments.reporting.report import write_run_report
 from experiments.training.checkpoints import claim_run_directory, read_config
 from experiments.training.loop import ParallelMode, train
+from experiments.training.objective import parse_loss
 
 
 def cell_directory(root: Path, config: TrainConfig) -> Path:
@@ -24,7 +26,15 @@ def cell_directory(root: Path, config: TrainConfig) -> Path:
 def grid(
     config: TrainConfig, losses: Sequence[str], samplings: Sequence[str], seeds: Sequence[int]
 ) -> list[TrainConfig]:
-    """One configuration for every cell; all methods under a seed and sampling stand together."""
+    """One configuration for every cell; all methods under a seed and sampling stand together.
+
+    Raises:
+      ValueError: a loss or a sampling is not known.
+    """
+    for loss in losses:
+        parse_loss(loss)
+    for sampling in samplings:
+        parse_strategy(sampling)
     return [
         dataclasses.replace(
             config,
@@ -40,7 +50,7 @@ def grid(
 
 def finished_cells(root: Path, config: TrainConfig) -> list[dict[str, Any]]:
     """The reports of all finished cells under `root` that differ from `config` in nothing but
-    loss, sampling and seed, in the order of seeds."""
+    loss, sampling and seed, in the order of the paper's tables."""
     reports = []
     for path in sorted(root.glob("*/*/seed-*/report.json")):
         cell = from_dict(TrainConfig, read_config(path.parent))
@@ -52,7 +62,18 @@ def finished_cells(root: Path, config: TrainConfig) -> list[dict[str, Any]]:
         )
         if same == config:
             reports.append(json.loads(path.read_text(encoding="utf-8")))
-    return sorted(reports, key=lambda report: report["seed"])
+    return sorted(reports, key=lambda report: (_paper_order(report["loss"]), report["seed"]))
+
+
+def _paper_order(loss: str) -> tuple[int, ...]:
+    name = parse_loss(loss)
+    families = ("classification", "metric", "sum", "direct", "spectral")
+    parts = ("sce", "bce", None), ("nca", "proto", None)
+    return (
+        families.index(name.family),
+        parts[0].index(name.classification),
+        parts[1].index(name.metric),
+    )
 
 
 def run_cell(

@@ -30,9 +30,9 @@ def clean_rows(rows: Array, counts: Array) -> Array:
     return jnp.where(counts[:, None], rows, 0)
 
 
-def poison(labels: Array, num_classes: int, values: Array) -> Array:
-    """`values` [n], NaN (as is their gradient) where a label is no class."""
-    return values * jnp.where(labels >= num_classes, jnp.nan, 1).astype(values.dtype)
+def poison(labels: Array, counts: Array, num_classes: int, values: Array) -> Array:
+    """`values` [n], NaN (as is their gradient) where the label of a counting sample is no class."""
+    return values * jnp.where(counts & (labels >= num_classes), jnp.nan, 1).astype(values.dtype)
 
 
 def reduce(
@@ -68,8 +68,7 @@ def reduce(
     if reduction == "sum":
         return total
     weight = sum_over(jnp.sum(weights), axis_name)
-    nonzero = weight != 0
-    return jnp.where(nonzero, total / jnp.where(nonzero, weight, 1), 0)
+    return total / jnp.where(weight == 0, 1, weight)  # The total is 0 or NaN there.
 
 
 def sum_over(value: Array, axis_name: AxisName | None) -> Array:

@@ -9,13 +9,22 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction
+from jaxloss._batch import AxisName, Reduction, clean_rows, counting_rows
 from jaxloss._linear import linear_logits
 from jaxloss._metric import nca_loss
 from jaxloss._softmax import softmax_loss
 from jaxloss._subspace import project_complement, project_spectral_complement
 
 Loss = Callable[..., Array]
+
+
+def _prepare(features: Any, labels: Any, weights: Any, where: Any) -> tuple[Array, Array]:
+    """The features, zero where a sample does not count, and the weights."""
+    features = _checks.floating("features", features, "n d")
+    weights, _ = _checks.classifier(features, weights)
+    labels = _checks.class_labels(labels, "features", features)
+    counts = counting_rows(labels, _checks.row_mask(where, "features", features))
+    return clean_rows(features, counts), weights
 
 
 def _integrate(
@@ -82,6 +91,7 @@ def sum_loss(
       1.8814
     """
     _checks.in_range("metric_weight", metric_weight)
+    features, weights = _prepare(features, labels, weights, where)
     return _integrate(
         features,
         features,
@@ -147,8 +157,7 @@ def direct_sum_loss(
       1.9520
     """
     _checks.in_range("metric_weight", metric_weight)
-    features = _checks.floating("features", features, "n d")
-    weights, bias = _checks.classifier(features, weights, bias)
+    features, weights = _prepare(features, labels, weights, where)
     if weights.shape[0] <= weights.shape[1]:
         raise ValueError(
             f"`weights` {weights.shape} leave no complement: direct_sum_loss needs more features "
@@ -220,6 +229,7 @@ def spectral_sum_loss(
       2.5029
     """
     _checks.in_range("metric_weight", metric_weight)
+    features, weights = _prepare(features, labels, weights, where)
     return _integrate(
         features,
         project_spectral_complement(features, weights, power=power, stop_gradient=stop_gradient),

@@ -24,7 +24,9 @@ def squared_distances(a: Array, b: Array) -> Array:
     """`‖a_i − b_j‖²` [n, m] of rows `a` [n, d] and `b` [m, d], never negative."""
     norms_a = jnp.sum(a * a, axis=1)[:, None]
     norms_b = jnp.sum(b * b, axis=1)[None, :]
-    return jnp.maximum(norms_a + norms_b - 2 * exact_product(a, b.T), 0)
+    squared = norms_a + norms_b - 2 * exact_product(a, b.T)
+    # Clamped in value only: a derivative that is cut at 0 is wrong from the second on.
+    return squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)
 
 
 def l2_normalize(x: Array, axis: int = -1) -> Array:

@@ -223,7 +223,7 @@ def prototypical_loss(
     values = _softplus_if(jnp.any(rivals, axis=1), log_odds)
     defined = counts & (own_size >= 2)
     if num_classes is not None:
-        values = poison(labels, num_classes, values)
+        values = poison(labels, counts, num_classes, values)
         defined = defined | (counts & (labels >= num_classes))
     return reduce(
         values,

@@ -21,11 +21,11 @@ def _prepare(logits, labels, where) -> tuple[Array, Array, Array]:
     return clean_rows(logits, counts), labels, counts
 
 
-def _cross_entropy(logits: Array, labels: Array) -> Array:
+def _cross_entropy(logits: Array, labels: Array, counts: Array) -> Array:
     num_classes = logits.shape[1]
     known = jnp.clip(labels, 0, num_classes - 1)
     values = optax.softmax_cross_entropy_with_integer_labels(logits, known)
-    return poison(labels, num_classes, values)
+    return poison(labels, counts, num_classes, values)
 
 
 def softmax_loss(
@@ -69,7 +69,7 @@ def softmax_loss(
     """
     _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
     logits, labels, counts = _prepare(logits, labels, where)
-    values = _cross_entropy(logits, labels)
+    values = _cross_entropy(logits, labels, counts)
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
         uniform = jax.nn.logsumexp(logits, axis=1) - jnp.mean(logits, axis=1)
         values = (1 - label_smoothing) * values + label_smoothing * uniform
@@ -122,7 +122,7 @@ def sigmoid_loss(
         num_classes = logits.shape[1]
         targets = jax.nn.one_hot(labels, num_classes, dtype=logits.dtype)
         values = jnp.sum(optax.sigmoid_binary_cross_entropy(logits, targets), axis=1)
-        values = poison(labels, num_classes, values)
+        values = poison(labels, counts, num_classes, values)
     else:
         logits = _checks.floating("logits", logits, "n C")
         (logits,) = widen(logits)
@@ -184,7 +184,7 @@ def margin_softmax_loss(
     _checks.in_range("scale", scale, above=0)
     logits, labels, counts = _prepare(logits, labels, where)
     is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
-    values = _cross_entropy(scale * jnp.where(is_target, logits - margin, logits), labels)
+    values = _cross_entropy(scale * jnp.where(is_target, logits - margin, logits), labels, counts)
     return reduce(
         values, counts, sample_weights=sample_weights, reduction=reduction, axis_name=axis_name
     )

@@ -148,8 +148,8 @@ def train(
                         log.log(done, validation_accuracy=accuracy)
                     # The sampler's position is the step: batches are functions of seed and step.
                     checkpoints.save(done, state, meta=meta, accuracy=accuracy)
-                    clock = time.monotonic()
-                if stopping.is_set() and not last:
+                    clock, images = time.monotonic(), 0
+                if stopping.is_set():
                     checkpoints.wait()
                     raise Interrupted(
                         f"stopped at step {done} of {config.steps}, which is saved in {directory}; "

@@ -6,6 +6,8 @@ one loss per row, or None where the loss is undefined.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +38,7 @@ def reduce_rows(losses, num_rows, sample_weights, reduction):
     return np.float64(total / sum(weight[i] for i in losses)) if losses else np.float64(0)
 
 
-def over_rows(per_sample):
+def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a per-sample function the common keywords of all losses."""
 
     def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
