@@ -6,9 +6,9 @@ Table: Kobayashi, BMVC 2024, supplement, Tables B and C; results: experiments/RE
 
 Squared distances between features of d = 256 numbers are in the hundreds, and the exponentials of
 the metric losses saturate. Validation 1-shot accuracy after 250 steps of a Conv4 of widths 32, 32,
-64, 64 (NCA / Proto / SCE+NCA), for temperatures in units of d: 1/256 (T = 1): 62 / 62 / 64 %, 1/32: 75 / 74 / 75 %, 1/8: 77 / 75 / 79 %,
-1/2: 76 / 75 / 77 %. So T = d/8, for every method that has a metric loss. A learning rate of 0.3
-lost 8 points against 0.1.
+64, 64 (NCA / Proto / SCE+NCA), for temperatures in units of d: 1/256 (T = 1) 62 / 62 / 64 %,
+1/32 75 / 74 / 75 %, 1/8 77 / 75 / 79 %, 1/2 76 / 75 / 77 %. So T = d/8, for every method that has
+a metric loss. A learning rate of 0.3 lost 8 points (SCE+NCA) against 0.1.
 """
 
 from experiments.config import LossConfig, ModelConfig, TrainConfig
