@@ -83,5 +83,5 @@ def gather(rows: Array, axis_name: AxisName | None) -> Array:
 
 def own_positions(num_rows: int, axis_name: AxisName | None) -> Array:
     """Where this device's rows stand among the gathered ones, int [num_rows]."""
-    positions = jnp.arange(num_rows)
+    positions = jnp.arange(num_rows, dtype=jnp.int32)
     return positions if axis_name is None else positions + lax.axis_index(axis_name) * num_rows

@@ -95,7 +95,7 @@ def nca_loss(
 
     itself = own_positions(features.shape[0], axis_name)
     others = reference_counts[None, :] & (
-        itself[:, None] != jnp.arange(references.shape[0])[None, :]
+        itself[:, None] != jnp.arange(references.shape[0], dtype=jnp.int32)[None, :]
     )
     same_class = labels[:, None] == reference_labels[None, :]
     positives, negatives = others & same_class, others & ~same_class

@@ -196,7 +196,9 @@ def _spectral_part_jvp(power, primals, tangents):
 
     # h depends on the largest eigenvalue, too; where it repeats, on the mean over its eigenspace.
     top = kept & (values >= values[0] * (1 - 10 * jnp.finfo(values.dtype).eps))
-    d_largest = jnp.sum(jnp.where(top, jnp.diagonal(d_gram), 0)) / jnp.maximum(jnp.sum(top), 1)
+    d_largest = jnp.sum(jnp.where(top, jnp.diagonal(d_gram), 0)) / jnp.maximum(
+        jnp.sum(top.astype(values.dtype)), 1
+    )
     d_scale = -power / 2 * d_largest / jnp.where(values[0] > 0, values[0], 1) ** 2
 
     x_left = exact_product(features, left)
