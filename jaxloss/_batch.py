@@ -76,6 +76,11 @@ def sum_over(value: Array, axis_name: AxisName | None) -> Array:
     return value if axis_name is None else lax.psum(value, axis_name)
 
 
+def mean_over(value: Array, axis_name: AxisName | None) -> Array:
+    """The mean of `value` over devices: the same number, where all devices have it already."""
+    return value if axis_name is None else lax.pmean(value, axis_name)
+
+
 def gather(rows: Array, axis_name: AxisName | None) -> Array:
     """The rows of all devices, one device after the other; gradients reach every device's rows."""
     return rows if axis_name is None else lax.all_gather(rows, axis_name, tiled=True)

@@ -33,9 +33,14 @@ def floating(name: str, value: Any, shape: str) -> Array:
 
 
 def _rank(name: str, array: Array, shape: str) -> None:
-    if array.ndim != len(shape.split()):
+    axes = shape.split()
+    if array.ndim != len(axes):
+        raise ValueError(f"`{name}` must have shape [{', '.join(axes)}], got {array.shape}")
+    # An empty batch is a batch of nothing; features and classes there must be.
+    if any(size == 0 and axis != "n" for size, axis in zip(array.shape, axes, strict=True)):
         raise ValueError(
-            f"`{name}` must have shape [{', '.join(shape.split())}], got {array.shape}"
+            f"`{name}` must have shape [{', '.join(axes)}] with at least one entry in every row, "
+            f"got {array.shape}"
         )
 
 
@@ -92,8 +97,6 @@ def classifier(features: Array, weights: Any, bias: Any = None) -> tuple[Array, 
             f"{features.shape}, got {weights.shape}; a Flax `kernel` has this layout, "
             "a PyTorch `weight` is its transpose"
         )
-    if weights.shape[1] == 0:
-        raise ValueError(f"`weights` must have at least one class, got shape {weights.shape}")
     if bias is not None:
         bias = floating("bias", bias, "C")
         if bias.shape[0] != weights.shape[1]:
@@ -117,21 +120,32 @@ def in_range(
     above: float | None = None,
     at_least: float | None = None,
     below: float | None = None,
-) -> None:
-    """Raises unless a hyperparameter lies in its range; a traced value cannot be checked."""
+) -> Any:
+    """The hyperparameter `value`, checked: a Python float, which widens no array it meets.
+
+    A traced value cannot be checked and is handed back as it is.
+    """
     if isinstance(value, Tracer):
-        return
-    number = float(value)
-    wanted = []
-    if above is not None:
-        wanted.append((number > above, f"above {above}"))
-    if at_least is not None:
-        wanted.append((number >= at_least, f"at least {at_least}"))
-    if below is not None:
-        wanted.append((number < below, f"below {below}"))
-    if math.isnan(number) or not all(fits for fits, _ in wanted):
-        text = " and ".join(words for _, words in wanted) or "a number"
-        raise ValueError(f"`{name}` must be {text}, got {value}")
+        return value
+    wanted = ["finite"]
+    wanted += [] if above is None else [f"above {above}"]
+    wanted += [] if at_least is None else [f"at least {at_least}"]
+    wanted += [] if below is None else [f"below {below}"]
+    text = f"`{name}` must be a number, {' and '.join(wanted)}, got {value!r}"
+    if isinstance(value, str | bytes) or np.ndim(value) != 0:
+        raise TypeError(text)
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(text) from error
+    if (
+        not math.isfinite(number)
+        or (above is not None and number <= above)
+        or (at_least is not None and number < at_least)
+        or (below is not None and number >= below)
+    ):
+        raise ValueError(text)
+    return number
 
 
 def positive_count(name: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, clean_rows, counting_rows, gather
+from jaxloss._batch import AxisName, clean_rows, counting_rows, gather, mean_over
 from jaxloss._linear import l2_normalize, widen
 
 
@@ -88,4 +88,4 @@ def discriminability(
         other_pairs > 0, jnp.maximum(total - within, 0) / jnp.maximum(other_pairs, 1), 0
     )
     ratio = jnp.where(same_pairs > 0, inter / jnp.maximum(intra, jnp.finfo(intra.dtype).eps), 0)
-    return Discriminability(intra, inter, ratio)
+    return Discriminability(*(mean_over(value, axis_name) for value in (intra, inter, ratio)))

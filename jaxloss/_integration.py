@@ -90,7 +90,7 @@ def sum_loss(
       >>> print(f"{jaxloss.sum_loss(features, labels, jnp.ones((3, 2))):.4f}")
       1.8814
     """
-    _checks.in_range("metric_weight", metric_weight)
+    metric_weight = _checks.in_range("metric_weight", metric_weight)
     features, weights = _prepare(features, labels, weights, where)
     return _integrate(
         features,
@@ -156,7 +156,7 @@ def direct_sum_loss(
       >>> print(f"{jaxloss.direct_sum_loss(features, labels, jnp.ones((3, 2))):.4f}")
       1.9520
     """
-    _checks.in_range("metric_weight", metric_weight)
+    metric_weight = _checks.in_range("metric_weight", metric_weight)
     features, weights = _prepare(features, labels, weights, where)
     if weights.shape[0] <= weights.shape[1]:
         raise ValueError(
@@ -228,7 +228,7 @@ def spectral_sum_loss(
       >>> print(f"{jaxloss.spectral_sum_loss(features, labels, jnp.eye(3, 4)):.4f}")
       2.5029
     """
-    _checks.in_range("metric_weight", metric_weight)
+    metric_weight = _checks.in_range("metric_weight", metric_weight)
     features, weights = _prepare(features, labels, weights, where)
     return _integrate(
         features,

@@ -74,9 +74,9 @@ def linear_logits(
     weights, bias = _checks.classifier(features, weights, bias)
     if bias is None:
         features, weights = widen(features, weights)
-        return features @ weights
+        return exact_product(features, weights)
     features, weights, bias = widen(features, weights, bias)
-    return features @ weights + bias[None, :]
+    return exact_product(features, weights) + bias[None, :]
 
 
 def cosine_logits(
@@ -111,4 +111,4 @@ def cosine_logits(
     features = _checks.floating("features", features, "n d")
     weights, _ = _checks.classifier(features, weights)
     features, weights = widen(features, weights)
-    return l2_normalize(features) @ l2_normalize(weights, axis=0)
+    return exact_product(l2_normalize(features), l2_normalize(weights, axis=0))

@@ -85,7 +85,7 @@ def nca_loss(
       >>> print(np.asarray(losses).round(4))
       [0.0486 0.0181 0.    ]
     """
-    _checks.in_range("temperature", temperature, above=0)
+    temperature = _checks.in_range("temperature", temperature, above=0)
     features, labels, counts = _prepare(features, labels, where)
     references = gather(features, axis_name)
     reference_labels = gather(labels, axis_name)
@@ -174,7 +174,7 @@ def prototypical_loss(
       >>> print(f"{jaxloss.prototypical_loss(features, labels):.4f}")
       0.2415
     """
-    _checks.in_range("temperature", temperature, above=0)
+    temperature = _checks.in_range("temperature", temperature, above=0)
     if num_classes is not None:
         _checks.positive_count("num_classes", num_classes)
     features, labels, counts = _prepare(features, labels, where)
@@ -196,9 +196,10 @@ def prototypical_loss(
         features, references = _centered(features, center), _centered(references, center)
         sums = exact_product(membership.astype(features.dtype), references)
         means = sums / jnp.maximum(sizes, 1)[:, None]
-        # Each class is a candidate once: at its first sample.
-        first = jnp.argmax(membership, axis=1) == jnp.arange(membership.shape[0])
-        present = first & reference_counts
+        # Each class is a candidate once: at its first sample, which has none before it.
+        position = jnp.arange(membership.shape[0], dtype=jnp.int32)
+        earlier = position[None, :] < position[:, None]
+        present = reference_counts & ~jnp.any(membership & earlier, axis=1)
         own = itself
         is_own = labels[:, None] == reference_labels[None, :]
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from jaxtyping import Bool, Float, Int, Real
@@ -67,7 +68,7 @@ def softmax_loss(
       >>> print(np.asarray(losses).round(4))
       [0.2395 1.0986]
     """
-    _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
+    label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
     logits, labels, counts = _prepare(logits, labels, where)
     values = _cross_entropy(logits, labels, counts)
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
@@ -95,7 +96,8 @@ def sigmoid_loss(
       logits: `[n, C]`, any float dtype.
       labels: classes `[n]` (integers below C; negative ones are ignored, larger ones give NaN), or
         multi-hot targets `[n, C]`: 1 positive, 0 negative, below 0 unknown, which adds nothing. A
-        sample without any known target does not count. Floats within (0, 1) are soft targets.
+        sample without any known target does not count. Floats within (0, 1) are soft targets;
+        more than 1 (a count of objects) is 1.
       where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`.
 
     Returns:
@@ -117,7 +119,7 @@ def sigmoid_loss(
       >>> print(f"{jaxloss.sigmoid_loss(logits, jnp.array([[1, 0], [0, 1]])):.4f}")
       0.9132
     """
-    if getattr(labels, "ndim", 1) == 1:
+    if np.ndim(labels) != 2:
         logits, labels, counts = _prepare(logits, labels, where)
         num_classes = logits.shape[1]
         targets = jax.nn.one_hot(labels, num_classes, dtype=logits.dtype)
@@ -180,8 +182,8 @@ def margin_softmax_loss(
       >>> print(f"{jaxloss.margin_softmax_loss(cosines, labels, margin=-0.3, scale=10.0):.5f}")
       0.00091
     """
-    _checks.in_range("margin", margin)
-    _checks.in_range("scale", scale, above=0)
+    margin = _checks.in_range("margin", margin)
+    scale = _checks.in_range("scale", scale, above=0)
     logits, labels, counts = _prepare(logits, labels, where)
     is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
     values = _cross_entropy(scale * jnp.where(is_target, logits - margin, logits), labels, counts)

@@ -20,33 +20,54 @@ def _prepare(features, weights, stop_gradient: bool) -> tuple[Array, Array]:
     return features, lax.stop_gradient(weights) if stop_gradient else weights
 
 
-def _regularized_gram(factors: Array, epsilon: float) -> tuple[Array, Array]:
-    """The Cholesky factor of `FᵀF + εI` for `F` [m, k], and the ε that was used."""
+def _solve_gram(factors: Array, epsilon: float, right: Array) -> tuple[Array, Array]:
+    """`(FᵀF + εI)⁻¹ R` for `F` [m, k] and `R` [k, n], and the ε that was used.
+
+    Differentiated as the solution of a linear system, not through the factorisation.
+    """
     gram = exact_product(factors.T, factors)
-    # Rounding leaves the Gram matrix uncertain by its norm times the machine epsilon; a smaller ε
-    # could leave it indefinite, and its factorisation NaN.
+    cholesky, used = _cholesky(lax.stop_gradient(gram), epsilon)
+    solution = lax.custom_linear_solve(
+        lambda x: exact_product(gram, x) + used * x,
+        right,
+        lambda _, b: jax.scipy.linalg.cho_solve((cholesky, True), b),
+        symmetric=True,
+    )
+    return solution, used
+
+
+def _cholesky(gram: Array, epsilon: float) -> tuple[Array, Array]:
+    """The Cholesky factor of `G + εI`, and ε, raised where rounding has left that indefinite."""
     limits = jnp.finfo(gram.dtype)
-    rounding = 4 * limits.eps * jnp.max(jnp.sum(jnp.abs(gram), axis=1))
-    used = jnp.maximum(jnp.maximum(epsilon, lax.stop_gradient(rounding)), limits.tiny**0.5)
     identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
-    return jnp.linalg.cholesky(gram + used * identity), used
+    rounding = 4 * limits.eps * jnp.max(jnp.sum(jnp.abs(gram), axis=1))
+    asked = jnp.where(jnp.isnan(rounding), jnp.nan, lax.stop_gradient(epsilon))
+    floor = jnp.maximum(jnp.maximum(asked, rounding), limits.tiny**0.5)
 
+    def unsound(state):
+        factor, used = state
+        smallest_pivot = jnp.min(jnp.diagonal(factor)) ** 2
+        sound = smallest_pivot > limits.eps * jnp.max(jnp.diagonal(gram))  # False for a NaN.
+        return ~sound & (used < floor)
 
-def _solve(cholesky: Array, right: Array) -> Array:
-    return jax.scipy.linalg.cho_solve((cholesky, True), right)
+    def raised(_):
+        return jnp.linalg.cholesky(gram + floor * identity), floor
+
+    first = (jnp.linalg.cholesky(gram + asked * identity), asked)
+    factor, used = lax.while_loop(unsound, raised, first)
+    return factor, jnp.where(used > asked, used, epsilon)
 
 
 def _split(features: Array, weights: Array, epsilon: float) -> tuple[Array, Array]:
     """The part of every feature within the classifier's subspace, and the complement."""
     dim, num_classes = weights.shape
     if num_classes <= dim:
-        cholesky, _ = _regularized_gram(weights, epsilon)
-        coordinates = _solve(cholesky, exact_product(features, weights).T)
+        coordinates, _ = _solve_gram(weights, epsilon, exact_product(features, weights).T)
         within = exact_product(weights, coordinates).T
         return within, features - within
     # W(WᵀW+εI)⁻¹Wᵀ = I − ε(WWᵀ+εI)⁻¹ needs the smaller Gram matrix only.
-    cholesky, used = _regularized_gram(weights.T, epsilon)
-    complement = used * _solve(cholesky, features.T).T
+    solution, used = _solve_gram(weights.T, epsilon, features.T)
+    complement = used * solution.T
     return features - complement, complement
 
 
@@ -63,8 +84,9 @@ def project_classifier(
        = U \operatorname{diag}\!\left(\frac{σ^2}{σ^2 + ε}\right) U^\top x,
        \quad W = U \operatorname{diag}(σ) V^\top
 
-    One Cholesky factorisation of the smaller Gram matrix; no d×d matrix where d > C. An ε below
-    the rounding error of the Gram matrix (about 1e-7·‖WᵀW‖ in float32) is raised to it.
+    One Cholesky factorisation of the smaller Gram matrix; no d×d matrix where d > C. Where W is
+    rank-deficient and ε below the rounding of its Gram matrix (about 1e-7·‖WᵀW‖ in float32), ε is
+    raised to that rounding.
 
     Args:
       features: `[n, d]`, any float dtype.
@@ -88,7 +110,7 @@ def project_classifier(
       >>> print(np.asarray(jaxloss.project_classifier(features, weights)).round(3))
       [[1. 0. 0.]]
     """
-    _checks.in_range("epsilon", epsilon, at_least=0)
+    epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
     features, weights = _prepare(features, weights, stop_gradient)
     return _split(features, weights, epsilon)[0]
 
@@ -128,7 +150,7 @@ def project_complement(
       >>> print(np.asarray(jaxloss.project_complement(features, weights)).round(3))
       [[0. 2. 3.]]
     """
-    _checks.in_range("epsilon", epsilon, at_least=0)
+    epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
     features, weights = _prepare(features, weights, stop_gradient)
     return _split(features, weights, epsilon)[1]
 
@@ -149,7 +171,7 @@ def _weighted_projection(features: Array, basis: Array, gains: Array) -> Array:
 
 
 def _spectrum(weights: Array, power: float) -> tuple[Array, Array, Array, Array]:
-    """Left singular vectors, singular values (1 for a null one), `λ̃^p`, right vectors."""
+    """Left singular vectors, singular values (0 for a null one), `λ̃^p`, right vectors."""
     left, values, right = jnp.linalg.svd(weights, full_matrices=False)
     largest = values[0]
     null = values <= _rank_tolerance(weights.shape, largest)
@@ -233,7 +255,8 @@ def project_spectral_complement(
       weights: `[d, C]`, a column for each class.
       power: p ≥ 0, a Python number.
       stop_gradient: take the projection as a constant, so that gradients reach the features only.
-        With False the derivative is right for repeated singular values, too.
+        With False the first derivative is right for repeated singular values, too; the second
+        needs distinct ones.
 
     Returns:
       `[n, d]`, float32 or wider.
@@ -252,7 +275,7 @@ def project_spectral_complement(
       >>> print(jaxloss.project_spectral_complement(features, weights, power=0.5))
       [[0.  0.5 1. ]]
     """
-    _checks.in_range("power", power, at_least=0)
+    power = _checks.in_range("power", power, at_least=0)
     features, weights = _prepare(features, weights, stop_gradient)
     if stop_gradient:
         basis, _, gains, _ = _spectrum(weights, power)
@@ -285,7 +308,7 @@ def spectral_overlap(weights: Float[Array, "d C"], power: float) -> Float[Array,
       >>> print(jaxloss.spectral_overlap(jnp.diag(jnp.array([4.0, 1.0])), 0.5))
       0.5
     """
-    _checks.in_range("power", power, at_least=0)
+    power = _checks.in_range("power", power, at_least=0)
     weights = _checks.floating("weights", weights, "d C")
     (weights,) = widen(weights)
     values = jnp.linalg.svd(weights, compute_uv=False)

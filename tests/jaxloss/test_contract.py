@@ -497,6 +497,48 @@ def test_hyperparameters_out_of_range(row, name, value):
     raises(row, ValueError, [name], **{name: value})
 
 
+HYPERPARAMETERS = [
+    (row, name) for row in LOSSES for name in dict.fromkeys(name for name, _ in row.invalid)
+]
+
+
+@pytest.mark.parametrize(("row", "name"), HYPERPARAMETERS, ids=lambda x: getattr(x, "name", x))
+def test_hyperparameters_that_are_no_numbers(row, name):
+    default = row.kwargs.get(name, inspect.signature(row.function).parameters[name].default)
+    if default is None or isinstance(default, int):
+        pytest.skip("counts something")
+    for value in ("1.0", [1.0], np.ones(2), 1j):
+        raises(row, TypeError, [name], **{name: value})
+    for value in (np.inf, -np.inf, np.nan):
+        raises(row, ValueError, [name], **{name: value})
+
+
+@pytest.mark.parametrize(("row", "name"), HYPERPARAMETERS, ids=lambda x: getattr(x, "name", x))
+def test_hyperparameters_widen_nothing(row, name):
+    value = row.kwargs.get(name, inspect.signature(row.function).parameters[name].default)
+    if value is None or isinstance(value, int):
+        pytest.skip("counts something")
+    with jax.enable_x64(True):
+        kwargs = {**row.kwargs, name: np.float64(value)}
+        assert jax.eval_shape(partial(row.function, **kwargs), *specs(row)).dtype == np.float32
+
+
+@every_case
+def test_empty_batch(row):
+    """No samples: the value and every gradient are zero."""
+    args = cast(make_batch(row, seed=29, masked=False).args, row.differentiable, np.float32)
+    args = (args[0][:0], args[1][:0], *args[2:])
+    value, grads = jax.jit(value_and_grad(row))(args, jnp.ones(0, bool))
+    assert value == 0
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(grads))
+
+
+@every_case
+def test_no_columns(row):
+    scored, *rest = specs(row)
+    raises(row, ValueError, [scored_name(row)], [float_spec(scored.shape[0], 0), *rest])
+
+
 # Transformations ----
 
 

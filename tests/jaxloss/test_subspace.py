@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import PartitionSpec as P
 
 import jaxloss
 from tests.jaxloss import references, torch_references
@@ -548,3 +549,36 @@ def test_no_square_projector():
         assert memory is not None
         assert not re.search(r"\[(\d+,)*2048,2048", text)
         assert memory.temp_size_in_bytes < 16 * MIB
+
+
+@pytest.mark.parametrize("shape", [(512, 500), (512, 100), (90, 110)])
+def test_large_weights_keep_their_epsilon(shape):
+    """ε is raised only where the Gram matrix is too uncertain for the one asked for."""
+    rng = np.random.default_rng(61)
+    weights, features = rng.normal(0, 3, shape), rng.normal(size=(8, shape[0]))
+    left, values, _ = np.linalg.svd(weights, full_matrices=False)
+    expected = features - (features @ left) * (values**2 / (values**2 + 1e-4)) @ left.T
+    got = jaxloss.project_complement(jnp.float32(features), jnp.float32(weights))
+    # The condition of the Gram matrix, about 1e4 in the first, amplifies float32's rounding.
+    np.testing.assert_allclose(got, expected, atol=5e-4)
+
+
+def test_weights_of_each_device():
+    """Classifiers that differ from device to device, as in an ensemble."""
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    rng = np.random.default_rng(62)
+    features = jnp.float32(rng.normal(size=(4, 3, 20)))
+    weights = jnp.float32(rng.normal(size=(4, 20, 5)))
+    weights = weights.at[1].set(0).at[2, :, 0].set(weights[2, :, 1])
+    for check in (True, False):
+        spread = jax.shard_map(
+            lambda x, w: jaxloss.project_complement(x[0], w[0], stop_gradient=False)[None],
+            mesh=mesh,
+            in_specs=(P("i"), P("i")),
+            out_specs=P("i"),
+            check_vma=check,
+        )
+        expected = jnp.stack(
+            [jaxloss.project_complement(*pair) for pair in zip(features, weights, strict=True)]
+        )
+        np.testing.assert_allclose(jax.jit(spread)(features, weights), expected, atol=1e-5)
