@@ -49,6 +49,7 @@ def nca_loss(
     labels: Int[Array, " n"],
     *,
     temperature: float = 1.0,
+    block_size: int | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
@@ -64,6 +65,8 @@ def nca_loss(
         (or features divided by √d) keeps the exponentials in a useful range.
       labels: `[n]`, integers; a sample with a negative label is ignored, as a reference too.
       temperature: T > 0.
+      block_size: compare with so many samples at a time, which bounds the memory by n·block_size
+        instead of n², exact in value and gradient, at the price of computing the distances twice.
       where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`. A sample
         without another one of its class (on any device) does not count.
 
@@ -72,7 +75,7 @@ def nca_loss(
 
     Raises:
       TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, or the temperature is not positive.
+      ValueError: shapes do not fit, or the temperature or the block size is not positive.
 
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (NCA);
@@ -86,6 +89,8 @@ def nca_loss(
       [0.0486 0.0181 0.    ]
     """
     temperature = _checks.in_range("temperature", temperature, above=0)
+    if block_size is not None:
+        _checks.positive_count("block_size", block_size)
     features, labels, counts = _prepare(features, labels, where)
     references = gather(features, axis_name)
     reference_labels = gather(labels, axis_name)
@@ -93,28 +98,60 @@ def nca_loss(
     num_counting = jnp.maximum(jnp.sum(reference_counts), 1).astype(features.dtype)
     center = jnp.sum(references, axis=0) / num_counting
 
+    anchors = _centered(features, center)
     itself = own_positions(features.shape[0], axis_name)
-    others = reference_counts[None, :] & (
-        itself[:, None] != jnp.arange(references.shape[0], dtype=jnp.int32)[None, :]
-    )
-    same_class = labels[:, None] == reference_labels[None, :]
-    positives, negatives = others & same_class, others & ~same_class
 
-    similarities = (
-        -squared_distances(_centered(features, center), _centered(references, center)) / temperature
+    def compare(block) -> tuple[Array, Array, Array, Array]:
+        rows, row_labels, row_counts, positions = block
+        others = row_counts[None, :] & (itself[:, None] != positions[None, :])
+        same_class = labels[:, None] == row_labels[None, :]
+        positives, negatives = others & same_class, others & ~same_class
+        similarities = -squared_distances(anchors, rows) / temperature
+        return (
+            _masked_logsumexp(similarities, positives),
+            jnp.any(positives, axis=1),
+            _masked_logsumexp(similarities, negatives),
+            jnp.any(negatives, axis=1),
+        )
+
+    everything = (
+        _centered(references, center),
+        reference_labels,
+        reference_counts,
+        jnp.arange(references.shape[0], dtype=jnp.int32),
     )
+    if block_size is None or block_size >= references.shape[0]:
+        positive, has_positive, negative, has_negative = compare(everything)
+    else:
+        # The comparisons with a block are computed again for the gradient, not kept.
+        parts = lax.map(jax.checkpoint(compare), _blocks(everything, block_size))
+        positive, has_positive = _join(*parts[:2])
+        negative, has_negative = _join(*parts[2:])
     # −log(p / (p + q)) = softplus(log q − log p) is exact also where the loss is tiny.
-    log_odds = _masked_logsumexp(similarities, negatives) - _masked_logsumexp(
-        similarities, positives
-    )
-    values = _softplus_if(jnp.any(negatives, axis=1), log_odds)
+    values = _softplus_if(has_negative, negative - positive)
     return reduce(
         values,
-        counts & jnp.any(positives, axis=1),
+        counts & has_positive,
         sample_weights=sample_weights,
         reduction=reduction,
         axis_name=axis_name,
     )
+
+
+def _blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
+    """Every array `[m, ...]` as `[ceil(m / size), size, ...]`, filled up with zeros."""
+    missing = -arrays[0].shape[0] % size
+    return tuple(
+        jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1)).reshape(
+            -1, size, *array.shape[1:]
+        )
+        for array in arrays
+    )
+
+
+def _join(logsumexps: Array, present: Array) -> tuple[Array, Array]:
+    """One log-sum-exp [n] of those of the blocks [k, n], and whether any of them has a term."""
+    return _masked_logsumexp(logsumexps.T, present.T), jnp.any(present, axis=0)
 
 
 def _softplus_if(condition: Array, x: Array) -> Array:

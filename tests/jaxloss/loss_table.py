@@ -218,6 +218,19 @@ VARIANTS = (
         bounds_labels=False,
         multi_hot=True,
     ),
+    # Blocks that do not divide the batch.
+    LossRow(
+        name="nca_in_blocks",
+        function=jaxloss.nca_loss,
+        kind="features",
+        make_inputs=features_and_labels,
+        reference=partial(references.nca_loss, temperature=1.3),
+        torch_reference=partial(torch_references.nca_loss, temperature=1.3),
+        differentiable=(0,),
+        kwargs=MappingProxyType({"block_size": 5, "temperature": 1.3}),
+        bounds_labels=False,
+        needs_positives=True,
+    ),
     LossRow(
         name="prototypical_num_classes",
         function=jaxloss.prototypical_loss,

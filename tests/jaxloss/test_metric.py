@@ -199,3 +199,31 @@ def test_small_losses_are_not_rounded_to_zero():
 def test_num_classes_must_be_an_integer():
     with pytest.raises((TypeError, ValueError), match="num_classes"):
         proto(jnp.zeros((3, 2)), jnp.zeros(3, int), num_classes=2.5)  # pyright: ignore
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 23, 24, 100])
+def test_blocks_of_any_size_change_nothing(block_size):
+    rng = np.random.default_rng(71)
+    features = jnp.float32(rng.normal(size=(24, 5)))
+    labels = jnp.int32(rng.integers(0, 4, 24))
+    expected = jax.value_and_grad(jaxloss.nca_loss)(features, labels)
+    loss = jax.jit(jax.value_and_grad(partial(jaxloss.nca_loss, block_size=block_size)))
+    chex.assert_trees_all_close(loss(features, labels), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_blocks_bound_the_memory():
+    """A batch of 16,384: a matrix of all similarities would be 1 GiB."""
+    features = jax.ShapeDtypeStruct((16384, 64), jnp.float32)
+    labels = jax.ShapeDtypeStruct((16384,), jnp.int32)
+    loss = jax.jit(jax.value_and_grad(partial(jaxloss.nca_loss, block_size=256)))
+    memory = loss.lower(features, labels).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 128 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("block_size", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError)]
+)
+def test_block_size_out_of_range(block_size, error):
+    with pytest.raises(error, match="block_size"):
+        jaxloss.nca_loss(jnp.ones((3, 2)), jnp.zeros(3, int), block_size=block_size)
