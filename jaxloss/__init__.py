@@ -19,6 +19,12 @@ hyperparameters are checked when a loss is traced.
 """
 
 from jaxloss._diagnostics import Discriminability, discriminability
+from jaxloss._grouping import (
+    contiguous_groups,
+    discriminative_groups,
+    group_softmax_loss,
+    random_groups,
+)
 from jaxloss._integration import direct_sum_loss, spectral_sum_loss, sum_loss
 from jaxloss._linear import cosine_logits, linear_logits
 from jaxloss._metric import nca_loss, prototypical_loss
@@ -34,9 +40,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Discriminability",
+    "contiguous_groups",
     "cosine_logits",
     "direct_sum_loss",
     "discriminability",
+    "discriminative_groups",
+    "group_softmax_loss",
     "linear_logits",
     "margin_softmax_loss",
     "nca_loss",
@@ -44,6 +53,7 @@ __all__ = [
     "project_complement",
     "project_spectral_complement",
     "prototypical_loss",
+    "random_groups",
     "sigmoid_loss",
     "softmax_loss",
     "spectral_overlap",

@@ -104,10 +104,38 @@ def classifier(features: Array, weights: Any, bias: Any = None) -> tuple[Array, 
     return weights, bias
 
 
+def feature_groups(groups: Any, features: Array) -> Array:
+    """The group of every one of the `features` [n, d], at least 32 bits wide."""
+    array = _as_array("groups", groups)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`groups` must hold integers, 0 to G−1, got dtype {array.dtype}")
+    if array.shape != features.shape:
+        raise ValueError(
+            f"`groups` must have the shape of `features`, {features.shape}, got {array.shape}; "
+            "broadcast groups that all samples share with jnp.broadcast_to"
+        )
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def group_count(num_groups: Any, dim: Any) -> None:
+    """Raises unless d features can be split into that many groups."""
+    positive_count("num_groups", num_groups)
+    positive_count("dim", dim)
+    if num_groups > dim:
+        raise ValueError(
+            f"`num_groups` must be at most the number of features, {dim}, got {num_groups}"
+        )
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
+
+
 def reduction(value: str) -> None:
     """Raises unless `value` names a reduction."""
-    if value not in REDUCTIONS:
-        raise ValueError(f"`reduction` must be one of {', '.join(REDUCTIONS)}, got {value!r}")
+    choice("reduction", value, REDUCTIONS)
 
 
 def in_range(
