@@ -197,9 +197,10 @@ def discriminative_groups(
     .. math:: λ_{ij} = W_{jy} x_{ij} - \frac{1}{C-1} \sum_{c≠y} W_{jc} x_{ij}
 
     A sample's features are ranked by λ, lowest first, and the ranking is cut into G equal parts.
-    Of all equal parts these maximise `Σ_g log(1 + e^{−Σ_{j∈g} λ_j})`, a lower bound of the loose
-    group softmax loss. The ranking is that of a stable sort: ties go by index, lowest first, and NaN
-    comes last. No gradient flows through it, and nothing of n·d·C numbers is formed or sorted.
+    Where G divides d, no other equal parts give a larger `Σ_g log(1 + e^{−Σ_{j∈g} λ_j})`, which is
+    a lower bound of the loose group softmax loss. The ranking is that of a stable sort: ties go by
+    index, lowest first, and NaN comes last. No gradient flows through it, no array of n·d·C numbers
+    is needed, and nothing is sorted.
 
     Args:
       features: `[n, d]`, any float dtype.
@@ -285,7 +286,7 @@ def random_groups(
 
     Raises:
       TypeError: a number is no integer, or the key is none.
-      ValueError: a number is below 1, or there are fewer features than groups.
+      ValueError: a number is below 1, there are fewer features than groups, or more keys than one.
 
     References:
       Kobayashi, Group Softmax Loss with Discriminative Feature Grouping, WACV 2021: a grouping to

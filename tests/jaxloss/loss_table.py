@@ -194,6 +194,17 @@ LOSSES = (
         constant=(2,),
         invalid=(("power", -0.1),),
     ),
+    LossRow(
+        name="group_softmax",
+        function=jaxloss.group_softmax_loss,
+        kind="classifier",
+        make_inputs=classifier_inputs,
+        reference=partial(references.group_softmax_loss, num_groups=3),
+        torch_reference=partial(torch_references.group_softmax_loss, num_groups=3),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType({"num_groups": 3}),
+        invalid=(("num_groups", 0), ("num_groups", DIM + 1), ("bound", "type-I")),
+    ),
 )
 
 VARIANTS = (
@@ -259,6 +270,16 @@ VARIANTS = (
             }
         ),
         constant=(2,),
+    ),
+    LossRow(
+        name="group_softmax_tight",
+        function=jaxloss.group_softmax_loss,
+        kind="classifier",
+        make_inputs=partial(classifier_inputs, dim=6),
+        reference=partial(references.group_softmax_loss, num_groups=2, bound="tight"),
+        torch_reference=partial(torch_references.group_softmax_loss, num_groups=2, bound="tight"),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType({"num_groups": 2, "bound": "tight"}),
     ),
 )
 

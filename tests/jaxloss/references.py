@@ -290,6 +290,66 @@ def spectral_sum_loss(
     )
 
 
+# Group softmax ----
+
+
+def discriminativity(features, labels, weights):
+    """The scores of eq. (A.14), from all ingredient logits [n, d, C]."""
+    features, weights = np.asarray(features, np.float64), np.asarray(weights, np.float64)
+    ingredients = features[:, :, None] * weights[None]
+    scores = np.zeros(features.shape)
+    for i, y in enumerate(labels):
+        rivals = np.delete(ingredients[i], y, axis=1)
+        scores[i] = ingredients[i, :, y]
+        if rivals.shape[1]:
+            scores[i] -= rivals.mean(axis=1)
+    return scores
+
+
+def ranked_groups(scores, num_groups):
+    """Each row's ranking, ties by index, in parts as equal as they can be."""
+    groups = np.full(np.shape(scores), -1)
+    for i, row in enumerate(scores):
+        for g, part in enumerate(np.array_split(np.argsort(row, kind="stable"), num_groups)):
+            groups[i, part] = g
+    return groups
+
+
+def group_softmax_loss(
+    features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
+):
+    """Eq. (A.2), with every sum over the features of a group written out."""
+    classes = weights.shape[1]
+    bias = np.zeros(classes) if bias is None else bias
+    rows = kept_rows(labels, common.get("where"))
+    if groups is not None:
+        groups = np.asarray(groups)[rows]
+    sharpness = {"loose": 1, "tight": num_groups}[bound]
+
+    @over_rows
+    def loss(features, labels):
+        known = [i for i, y in enumerate(labels) if y < classes]
+        grouping = groups
+        if grouping is None:
+            grouping = np.zeros(features.shape, int)
+            scores = discriminativity(features[known], labels[known], weights)
+            grouping[known] = ranked_groups(scores, num_groups)
+        losses = [math.nan] * len(labels)
+        for i in known:
+            losses[i] = 0.0
+            for g in range(num_groups):
+                members = [j for j in range(features.shape[1]) if grouping[i, j] == g]
+                logits = [
+                    sharpness * (sum(features[i, j] * weights[j, c] for j in members))
+                    + sharpness * bias[c] / num_groups
+                    for c in range(classes)
+                ]
+                losses[i] += (log_sum_exp(logits) - logits[labels[i]]) / sharpness
+        return losses
+
+    return loss(features, labels, **common)
+
+
 # Diagnostics ----
 
 

@@ -618,6 +618,6 @@ def test_signature(row):
 def test_bias_is_optional(row):
     batch = make_batch(row, seed=28, masked=False)
     args = cast(batch.args, row.differentiable, np.float32)
-    got = jax.jit(row.function)(*args[:3])
+    got = jax.jit(partial(row.function, **row.kwargs))(*args[:3])
     zero = batch._replace(args=(*batch.args[:3], 0 * batch.args[3]))
     chex.assert_trees_all_close(got, evaluate(row, zero)["mean"], rtol=1e-6)

@@ -44,6 +44,10 @@ def test_names():
         "sum_loss",
         "direct_sum_loss",
         "spectral_sum_loss",
+        "group_softmax_loss",
+        "discriminative_groups",
+        "contiguous_groups",
+        "random_groups",
         "discriminability",
     } <= set(jaxloss.__all__)
     assert len(set(jaxloss.__all__)) == len(jaxloss.__all__)

@@ -166,6 +166,31 @@ def spectral_sum_loss(features, labels, weights, bias=None, *, power=0.3, **opti
     return sum_loss(features, labels, weights, bias, transform=transform, **options)
 
 
+def group_softmax_loss(
+    features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
+):
+    """From the tensor of all ingredient logits, [n, d, C], and a sort."""
+    ingredients = features[:, :, None] * weights[None]
+    if groups is None:
+        with torch.no_grad():
+            own = F.one_hot(labels.clamp(min=0), weights.shape[1]).to(features)
+            target = (ingredients * own[:, None]).sum(dim=2)
+            rivals = (ingredients * (1 - own[:, None])).sum(dim=2) / (weights.shape[1] - 1)
+            ranking = (target - rivals).sort(dim=1, stable=True).indices
+            groups = torch.empty_like(ranking)
+            for g, part in enumerate(ranking.tensor_split(num_groups, dim=1)):
+                groups.scatter_(1, part, g)
+
+    def of_group(g):
+        logits = torch.where(groups[:, :, None] == g, ingredients, 0).sum(dim=1)
+        return logits if bias is None else logits + bias / num_groups
+
+    if bound == "loose":
+        return sum(softmax_loss(of_group(g), labels, **common) for g in range(num_groups))
+    parts = [softmax_loss(num_groups * of_group(g), labels, **common) for g in range(num_groups)]
+    return torch.stack(parts).mean(dim=0)
+
+
 def evaluate(loss, args, differentiable, *, where, sample_weights, cotangent):
     """Values and gradients in the shape of `harness.evaluate`."""
     tensors = [
