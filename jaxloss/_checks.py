@@ -39,6 +39,28 @@ def _rank(name: str, array: Array, shape: str) -> None:
         )
 
 
+def integers(name: str, value: Any, shape: str) -> Array:
+    """`value` as integers, at least 32 bits wide, of the rank of `shape`."""
+    array = _as_array(name, value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must hold integers, got dtype {array.dtype}")
+    _rank(name, array, shape)
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Array:
+    """`value` as floats, a column of length `dim` (as in `source`) for each class or prototype."""
+    array = floating(name, value, shape)
+    if array.shape[0] != dim:
+        raise ValueError(
+            f"`{name}` must have shape [{', '.join(shape.split())}] with d = {dim} as in "
+            f"{source}, got {array.shape}"
+        )
+    if array.shape[1] == 0:
+        raise ValueError(f"`{name}` must have at least one column, got shape {array.shape}")
+    return array
+
+
 def same_rows(name: str, array: Array, other_name: str, other: Array) -> None:
     """Raises unless both arrays have as many rows."""
     if array.shape[0] != other.shape[0]:
