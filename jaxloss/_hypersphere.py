@@ -102,8 +102,8 @@ def class_balanced_lengths(
 
     .. math:: \sqrt{\frac{n / C_{\mathrm{present}}}{n_c}}
 
-    Their squares sum to n/n_c in the mean of the dot-regression loss, whose gradient grows with the
-    square: each class that is present pulls as hard as the others.
+    The gradient of `dot_regression_loss` grows with the square of the length, so that in its mean
+    every class that is present has the same weight.
 
     Args:
       labels: `[n]`, integers below C; negative ones are ignored, larger ones left out.
@@ -177,9 +177,9 @@ def prototype_loss(
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
-      >>> features, prototypes = jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.eye(2)
+      >>> features, labels = jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.array([0, 1])
       >>> losses = jaxloss.prototype_loss(
-      ...     features, jnp.array([0, 1]), prototypes, assignment=jnp.array([1, 0]), reduction="none"
+      ...     features, labels, jnp.eye(2), assignment=jnp.array([1, 0]), reduction="none"
       ... )
       >>> print(np.asarray(losses).round(4))
       [0.04 1.  ]
@@ -214,8 +214,9 @@ def dot_regression_loss(
     .. math:: \ell_i = \frac{(x_i^\top q_i - \|q_i\| \, \mathrm{sg}(\|x_i\|))^2}
        {2 \, \mathrm{sg}(\|x_i\|)}, \quad q_i = b_{y_i} p_{A(y_i)}
 
-    sg stops the gradient, so that the one for a feature is `−(1 − cos)·‖q‖·q`: it points along the
-    prototype, and does not depend on the feature's norm. A zero feature has no loss and no gradient.
+    sg stops the gradient, so that the one for a feature is `−(1 − cos)·‖q‖·q`: it is parallel to
+    the prototype and independent of the feature's norm. A zero feature has neither loss nor
+    gradient.
 
     Args:
       features: `[n, d]`, any float dtype.

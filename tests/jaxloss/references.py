@@ -41,10 +41,10 @@ def reduce_rows(losses, num_rows, sample_weights, reduction):
 def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a per-sample function the common keywords of all losses."""
 
-    def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
         rows = kept_rows(labels, where)
-        values = per_sample(scored[rows], labels[rows], **options)
+        values = per_sample(scored[rows], labels[rows], *shared, **options)
         losses = {i: value for i, value in zip(rows, values, strict=True) if value is not None}
         return reduce_rows(losses, len(labels), sample_weights, reduction)
 
@@ -348,6 +348,69 @@ def group_softmax_loss(
         return losses
 
     return loss(features, labels, **common)
+
+
+# Prototypes on the sphere ----
+
+
+def _target(y, prototypes, assignment):
+    """The prototype of the class y, or None where the class or its prototype does not exist."""
+    columns = range(prototypes.shape[1]) if assignment is None else assignment
+    if y >= len(columns) or not 0 <= columns[y] < prototypes.shape[1]:
+        return None
+    return [float(value) for value in prototypes[:, columns[y]]]
+
+
+@over_rows
+def prototype_loss(features, labels, prototypes, *, assignment=None):
+    losses = []
+    for x, y in zip(features, labels, strict=True):
+        p = _target(y, prototypes, assignment)
+        if p is None:
+            losses.append(math.nan)
+            continue
+        product = sum(float(a) * b for a, b in zip(x, p, strict=True))
+        norms = math.hypot(*map(float, x)) * math.hypot(*p)
+        losses.append((1 - (product / norms if norms > 0 else 0.0)) ** 2)
+    return losses
+
+
+@over_rows
+def dot_regression_loss(features, labels, prototypes, *, assignment=None, lengths=None):
+    losses = []
+    for x, y in zip(features, labels, strict=True):
+        p = _target(y, prototypes, assignment)
+        if p is None:
+            losses.append(math.nan)
+            continue
+        q = [value * (1.0 if lengths is None else float(lengths[y])) for value in p]
+        norm = math.hypot(*map(float, x))
+        product = sum(float(a) * b for a, b in zip(x, q, strict=True))
+        losses.append((product - math.hypot(*q) * norm) ** 2 / (2 * norm) if norm > 0 else 0.0)
+    return losses
+
+
+def class_means(old, features, labels, *, decay=0.9, where=None):
+    new = np.array(old, np.float64)
+    rows = kept_rows(labels, where)
+    for c in range(new.shape[1]):
+        members = [np.asarray(features[i], np.float64) for i in rows if labels[i] == c]
+        if members:
+            mean = sum(members) / len(members)
+            norm = math.hypot(*mean)
+            moved = decay * new[:, c] + (1 - decay) * (mean / norm if norm > 0 else mean)
+            norm = math.hypot(*moved)
+            new[:, c] = moved / norm if norm > 0 else moved
+    return new
+
+
+def class_balanced_lengths(labels, num_classes, *, where=None):
+    known = [int(labels[i]) for i in kept_rows(labels, where) if labels[i] < num_classes]
+    lengths = []
+    for c in range(num_classes):
+        size = known.count(c)
+        lengths.append(math.sqrt(len(known) / len(set(known)) / size) if size else 1.0)
+    return np.array(lengths)
 
 
 # Diagnostics ----

@@ -48,6 +48,14 @@ def test_names():
         "discriminative_groups",
         "contiguous_groups",
         "random_groups",
+        "simplex_prototypes",
+        "uniform_prototypes",
+        "prototype_separation",
+        "assign_prototypes",
+        "update_class_means",
+        "class_balanced_lengths",
+        "prototype_loss",
+        "dot_regression_loss",
         "discriminability",
     } <= set(jaxloss.__all__)
     assert len(set(jaxloss.__all__)) == len(jaxloss.__all__)
