@@ -44,6 +44,28 @@ def _rank(name: str, array: Array, shape: str) -> None:
         )
 
 
+def integers(name: str, value: Any, shape: str) -> Array:
+    """`value` as integers, at least 32 bits wide, of the rank of `shape`."""
+    array = _as_array(name, value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must hold integers, got dtype {array.dtype}")
+    _rank(name, array, shape)
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Array:
+    """`value` as floats, a column of length `dim` (as in `source`) for each class or prototype."""
+    array = floating(name, value, shape)
+    if array.shape[0] != dim:
+        raise ValueError(
+            f"`{name}` must have shape [{', '.join(shape.split())}] with d = {dim} as in "
+            f"{source}, got {array.shape}"
+        )
+    if array.shape[1] == 0:
+        raise ValueError(f"`{name}` must have at least one column, got shape {array.shape}")
+    return array
+
+
 def same_rows(name: str, array: Array, other_name: str, other: Array) -> None:
     """Raises unless both arrays have as many rows."""
     if array.shape[0] != other.shape[0]:
@@ -107,10 +129,38 @@ def classifier(features: Array, weights: Any, bias: Any = None) -> tuple[Array, 
     return weights, bias
 
 
+def feature_groups(groups: Any, features: Array) -> Array:
+    """The group of every one of the `features` [n, d], at least 32 bits wide."""
+    array = _as_array("groups", groups)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`groups` must hold integers, 0 to G−1, got dtype {array.dtype}")
+    if array.shape != features.shape:
+        raise ValueError(
+            f"`groups` must have the shape of `features`, {features.shape}, got {array.shape}; "
+            "broadcast groups that all samples share with jnp.broadcast_to"
+        )
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def group_count(num_groups: Any, dim: Any) -> None:
+    """Raises unless d features can be split into that many groups."""
+    positive_count("num_groups", num_groups)
+    positive_count("dim", dim)
+    if num_groups > dim:
+        raise ValueError(
+            f"`num_groups` must be at most the number of features, {dim}, got {num_groups}"
+        )
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
+
+
 def reduction(value: str) -> None:
     """Raises unless `value` names a reduction."""
-    if value not in REDUCTIONS:
-        raise ValueError(f"`reduction` must be one of {', '.join(REDUCTIONS)}, got {value!r}")
+    choice("reduction", value, REDUCTIONS)
 
 
 def in_range(

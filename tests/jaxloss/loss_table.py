@@ -18,6 +18,8 @@ from tests.jaxloss import references, torch_references
 
 CLASSES = 4
 DIM = 7
+ASSIGNMENT = np.array([4, 1, 5, 0], np.int32)
+LENGTHS = np.array([0.5, 1.25, 2.0, 0.75])
 
 Inputs = tuple[np.ndarray, ...]
 
@@ -28,9 +30,10 @@ class LossRow:
 
     name: str
     function: Callable[..., Any]
-    kind: Literal["logits", "features", "classifier"]
+    kind: Literal["logits", "features", "classifier", "prototypes"]
     make_inputs: Callable[..., Inputs]
-    """`make_inputs(rng, n, dtype)`: what is scored, the labels, the classifier if it takes one."""
+    """`make_inputs(rng, n, dtype)`: what is scored, the labels, the classifier or the prototypes if
+    it takes them."""
     reference: Callable[..., Any]
     torch_reference: Callable[..., Any]
     differentiable: tuple[int, ...]
@@ -98,6 +101,12 @@ def classifier_inputs(rng, n, dtype, dim=DIM):
     features = make_features(rng, n, dtype, dim)
     bias = rng.normal(0, 0.3, CLASSES).astype(dtype)
     return features, make_labels(rng, n), make_weights(rng, dtype, dim), bias
+
+
+def prototype_inputs(rng, n, dtype, num_prototypes=CLASSES):
+    """Prototypes that are no unit vectors."""
+    features, labels = features_and_labels(rng, n, dtype)
+    return features, labels, make_weights(rng, dtype, classes=num_prototypes)
 
 
 def features_and_weights(rng, n, dtype, dim=DIM):
@@ -194,6 +203,36 @@ LOSSES = (
         constant=(2,),
         invalid=(("power", -0.1),),
     ),
+    LossRow(
+        name="group_softmax",
+        function=jaxloss.group_softmax_loss,
+        kind="classifier",
+        make_inputs=classifier_inputs,
+        reference=partial(references.group_softmax_loss, num_groups=3),
+        torch_reference=partial(torch_references.group_softmax_loss, num_groups=3),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType({"num_groups": 3}),
+        invalid=(("num_groups", 0), ("num_groups", DIM + 1), ("bound", "type-I")),
+    ),
+    LossRow(
+        name="prototype",
+        function=jaxloss.prototype_loss,
+        kind="prototypes",
+        make_inputs=prototype_inputs,
+        reference=references.prototype_loss,
+        torch_reference=torch_references.prototype_loss,
+        differentiable=(0, 2),
+    ),
+    LossRow(
+        name="dot_regression",
+        function=jaxloss.dot_regression_loss,
+        kind="prototypes",
+        make_inputs=prototype_inputs,
+        reference=references.dot_regression_loss,
+        torch_reference=torch_references.dot_regression_loss,
+        differentiable=(0, 2),
+        constant=(0,),
+    ),
 )
 
 VARIANTS = (
@@ -272,6 +311,39 @@ VARIANTS = (
             }
         ),
         constant=(2,),
+    ),
+    LossRow(
+        name="group_softmax_tight",
+        function=jaxloss.group_softmax_loss,
+        kind="classifier",
+        make_inputs=partial(classifier_inputs, dim=6),
+        reference=partial(references.group_softmax_loss, num_groups=2, bound="tight"),
+        torch_reference=partial(torch_references.group_softmax_loss, num_groups=2, bound="tight"),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType({"num_groups": 2, "bound": "tight"}),
+    ),
+    LossRow(
+        name="prototype_assigned",
+        function=jaxloss.prototype_loss,
+        kind="prototypes",
+        make_inputs=partial(prototype_inputs, num_prototypes=6),
+        reference=partial(references.prototype_loss, assignment=ASSIGNMENT),
+        torch_reference=partial(torch_references.prototype_loss, assignment=ASSIGNMENT),
+        differentiable=(0, 2),
+        kwargs=MappingProxyType({"assignment": ASSIGNMENT}),
+    ),
+    LossRow(
+        name="dot_regression_assigned_lengths",
+        function=jaxloss.dot_regression_loss,
+        kind="prototypes",
+        make_inputs=partial(prototype_inputs, num_prototypes=6),
+        reference=partial(references.dot_regression_loss, assignment=ASSIGNMENT, lengths=LENGTHS),
+        torch_reference=partial(
+            torch_references.dot_regression_loss, assignment=ASSIGNMENT, lengths=LENGTHS
+        ),
+        differentiable=(0, 2),
+        kwargs=MappingProxyType({"assignment": ASSIGNMENT, "lengths": LENGTHS}),
+        constant=(0,),
     ),
 )
 

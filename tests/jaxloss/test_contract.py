@@ -337,6 +337,14 @@ def edge_batches(row: LossRow):
         yield "zero column", plain._replace(args=(features, labels, weights * [1, 0, 1, 1], bias))
         everything = (0 * features, labels, 0 * weights, 0 * bias)
         yield "all zero", plain._replace(args=everything)
+    if row.kind == "prototypes":
+        features, labels, prototypes = plain.args
+        yield "zero prototypes", plain._replace(args=(features, labels, 0 * prototypes))
+        yield "all zero", plain._replace(args=(0 * features, labels, 0 * prototypes))
+        same = prototypes[:, :1] + 0 * prototypes
+        for sign in (1, -1):
+            args = with_scored(plain.args, slice(None), sign * same[:, 0])
+            yield f"cosine {sign}", plain._replace(args=(*args[:2], same))
 
 
 @every_case
@@ -645,6 +653,9 @@ def test_signature(row):
     if row.kind == "classifier":
         expected += ["weights", "bias"]
         assert parameters["bias"].default is None
+    if row.kind == "prototypes":
+        expected += ["prototypes"]
+        assert parameters["assignment"].default is None
     assert positional == expected
     common = {"where": None, "sample_weights": None, "reduction": "mean", "axis_name": None}
     for name, p in parameters.items():
@@ -660,6 +671,6 @@ def test_signature(row):
 def test_bias_is_optional(row):
     batch = make_batch(row, seed=28, masked=False)
     args = cast(batch.args, row.differentiable, np.float32)
-    got = jax.jit(row.function)(*args[:3])
+    got = jax.jit(partial(row.function, **row.kwargs))(*args[:3])
     zero = batch._replace(args=(*batch.args[:3], 0 * batch.args[3]))
     chex.assert_trees_all_close(got, evaluate(row, zero)["mean"], rtol=1e-6)

@@ -44,6 +44,18 @@ def test_names():
         "sum_loss",
         "direct_sum_loss",
         "spectral_sum_loss",
+        "group_softmax_loss",
+        "discriminative_groups",
+        "contiguous_groups",
+        "random_groups",
+        "simplex_prototypes",
+        "uniform_prototypes",
+        "prototype_separation",
+        "assign_prototypes",
+        "update_class_means",
+        "class_balanced_lengths",
+        "prototype_loss",
+        "dot_regression_loss",
         "discriminability",
     } <= set(jaxloss.__all__)
     assert len(set(jaxloss.__all__)) == len(jaxloss.__all__)

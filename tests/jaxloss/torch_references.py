@@ -17,9 +17,9 @@ def kept_rows(labels, where):
 
 
 def over_rows(per_sample):
-    def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         rows = kept_rows(labels, where)
-        values = per_sample(scored[rows], labels[rows], **options)
+        values = per_sample(scored[rows], labels[rows], *shared, **options)
         counted = [k for k, value in enumerate(values) if value is not None]
         if not counted:
             return (
@@ -164,6 +164,47 @@ def spectral_sum_loss(features, labels, weights, bias=None, *, power=0.3, **opti
         return project_spectral_complement(x, w, power=power)
 
     return sum_loss(features, labels, weights, bias, transform=transform, **options)
+
+
+def group_softmax_loss(
+    features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
+):
+    """From the tensor of all ingredient logits, [n, d, C], and a sort."""
+    ingredients = features[:, :, None] * weights[None]
+    if groups is None:
+        with torch.no_grad():
+            own = F.one_hot(labels.clamp(min=0), weights.shape[1]).to(features)
+            target = (ingredients * own[:, None]).sum(dim=2)
+            rivals = (ingredients * (1 - own[:, None])).sum(dim=2) / (weights.shape[1] - 1)
+            ranking = (target - rivals).sort(dim=1, stable=True).indices
+            groups = torch.empty_like(ranking)
+            for g, part in enumerate(ranking.tensor_split(num_groups, dim=1)):
+                groups.scatter_(1, part, g)
+
+    def of_group(g):
+        logits = torch.where(groups[:, :, None] == g, ingredients, 0).sum(dim=1)
+        return logits if bias is None else logits + bias / num_groups
+
+    if bound == "loose":
+        return sum(softmax_loss(of_group(g), labels, **common) for g in range(num_groups))
+    parts = [softmax_loss(num_groups * of_group(g), labels, **common) for g in range(num_groups)]
+    return torch.stack(parts).mean(dim=0)
+
+
+@over_rows
+def prototype_loss(features, labels, prototypes, *, assignment=None):
+    targets = prototypes.T[labels if assignment is None else torch.tensor(assignment)[labels]]
+    return list((1 - F.cosine_similarity(features, targets, dim=1)) ** 2)
+
+
+@over_rows
+def dot_regression_loss(features, labels, prototypes, *, assignment=None, lengths=None):
+    targets = prototypes.T[labels if assignment is None else torch.tensor(assignment)[labels]]
+    if lengths is not None:
+        targets = targets * torch.tensor(lengths)[labels][:, None]
+    norms = torch.linalg.vector_norm(features, dim=1).detach()
+    full = torch.linalg.vector_norm(targets, dim=1) * norms
+    return list(((features * targets).sum(dim=1) - full) ** 2 / norms / 2)
 
 
 def evaluate(loss, args, differentiable, *, where, sample_weights, cotangent):
