@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from experiments.benchmark.command import Benchmark
 from experiments.config import EvaluationConfig, Folders, TrainConfig
 from experiments.presets import PRESETS
 
@@ -159,6 +160,7 @@ COMMANDS = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]
+    | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
 )
 
 

@@ -31,7 +31,7 @@ class Size:
     """Batch size."""
     d: int
     """Dimension of the features."""
-    C: int  # noqa: N815
+    C: int
     """Number of classes."""
 
     def __str__(self) -> str:
@@ -68,7 +68,9 @@ class Case:
         if name == "toy":
             return self.toy
         factor = {"paper": 1, "middle": 3, "large": 10}[name]
-        return dataclasses.replace(self.paper, **{self.grows: factor * getattr(self.paper, self.grows)})
+        return dataclasses.replace(
+            self.paper, **{self.grows: factor * getattr(self.paper, self.grows)}
+        )
 
 
 # ---------------------------------------------------------------------------------------- arrays
@@ -183,7 +185,7 @@ def direct_sum_products(features: Array, labels: Array, weights: Array, *_: Arra
 
 def spectral_sum_products(features: Array, labels: Array, weights: Array, *_: Array):
     """Those of the sum and, with the singular vectors given, two projections by them."""
-    _, d_features, d_weights = classifier_products(features, labels, weights)
+    d_features, d_weights = classifier_products(features, labels, weights)[1:]
     basis = weights[:, : weights.shape[0]]
     within = _product(_product(features, basis), basis.T)
     products, metric_gradient = pairwise_products(features - within)

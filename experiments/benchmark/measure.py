@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-_SHORTEST_SAMPLE = 0.01
+_TURN = 0.005
 _FEWEST_TURNS = 3
+_MOST_CALLS = 50
 
 
 @dataclass(frozen=True)
@@ -30,25 +31,33 @@ class Form:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one form, one number a turn."""
+    """Seconds of one form, one number a call."""
 
     seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """Of the turns."""
+        """Of the calls."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """Interquartile range of the turns."""
+        """Interquartile range of the calls."""
         low, high = np.percentile(self.seconds, [25, 75])
         return float(high - low)
 
+    @property
+    def fastest(self) -> float:
+        """The call that the rest of the machine disturbed least."""
+        return min(self.seconds)
+
     def ratio(self, other: Timing) -> float:
-        """How many times as long as `other` it takes: the median over turns, each of which has
-        both, so that what slows a while of the run falls out."""
-        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+        """How many times as long as `other` it takes, by the fastest calls.
+
+        Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
+        another process takes a core for a while; the medians of a busy machine would flatter JAX.
+        """
+        return self.fastest / other.fastest
 
 
 def num_cores() -> int:
@@ -109,8 +118,8 @@ def torch_form(
             torch.cuda.synchronize()
         return value, *gradients
 
-    for _ in range(2):  # Compiled code is loaded at the first call.
-        outcome = run()
+    run()  # Compiles.
+    outcome = run()
     results = [result.detach().cpu().numpy() for result in outcome]
     del outcome
     return Form(run, results, _torch_temporary_bytes(run))
@@ -127,13 +136,13 @@ def _torch_temporary_bytes(run: Callable[[], Any]) -> int:
     with profile(activities=activities, profile_memory=True) as profiler:
         outcome = run()
     kept = {tensor.untyped_storage().data_ptr() for tensor in outcome}
-    results = profiler.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
+    recorded: Any = profiler.profiler
     events = []
-    pending = list(results.experimental_event_tree())
+    pending: list[Any] = list(recorded.kineto_results.experimental_event_tree())
     while pending:
         event = pending.pop()
         pending += event.children
-        if event.tag == torch._C._profiler._EventType.Allocation:
+        if event.name == "[memory]":
             fields = event.extra_fields
             events.append((event.start_time_ns, fields.ptr, fields.alloc_size))
     events.sort()
@@ -167,30 +176,29 @@ def disagreement(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) 
 def interleave(
     runs: Mapping[str, Callable[[], Any]], *, repeats: int, seconds: float
 ) -> dict[str, Timing]:
-    """Times the forms in turns, A B C A B C ..., each turn a mean over about 10 ms.
+    """Times the forms in turns, A B C A B C ..., each turn as many calls as take about 5 ms.
 
     Args:
       runs: forms, ready to run.
       repeats: number of turns.
-      seconds: no further turn is begun after so long, but three are made at least.
+      seconds: no further turn is begun after so long, but three are made.
     """
-    once = {name: min(_timed(run, 1) for _ in range(2)) for name, run in runs.items()}
-    calls = {name: max(1, round(_SHORTEST_SAMPLE / s)) for name, s in once.items()}
+    once = {name: min(_timed(run) for _ in range(2)) for name, run in runs.items()}
     samples: dict[str, list[float]] = {name: [] for name in runs}
     started = time.perf_counter()
     for turn in range(repeats):
         if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
             break
         for name, run in runs.items():
-            if once[name] < 5 * _SHORTEST_SAMPLE:
+            if once[name] < 10 * _TURN:
                 run()  # Fetches what the form before has driven out of the caches, untimed.
-            samples[name].append(_timed(run, calls[name]))
+            calls = min(max(1, round(_TURN / once[name])), _MOST_CALLS)
+            samples[name] += [_timed(run) for _ in range(calls)]
     return {name: Timing(tuple(times)) for name, times in samples.items()}
 
 
-def _timed(run: Callable[[], Any], calls: int) -> float:
-    """Mean seconds of a call."""
+def _timed(run: Callable[[], Any]) -> float:
+    """Seconds of a call."""
     started = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - started) / calls
+    run()
+    return time.perf_counter() - started

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.benchmark.cases import BASE_CLASSES, GROUPS, MARGIN, SCALE
@@ -168,12 +169,16 @@ def metric_learning_forms() -> Mapping[str, TorchLoss]:
     Raises:
       ImportError: the package is not installed.
     """
-    from pytorch_metric_learning.distances import LpDistance
-    from pytorch_metric_learning.losses import NCALoss
+    from pytorch_metric_learning.distances import (  # pyright: ignore[reportMissingImports]
+        LpDistance,
+    )
+    from pytorch_metric_learning.losses import (  # pyright: ignore[reportMissingImports]
+        NCALoss,
+    )
 
     def nca(features: Tensor, labels: Tensor) -> Tensor:
         distance = LpDistance(normalize_embeddings=False, p=2, power=2)
-        loss = NCALoss(softmax_scale=1 / features.shape[1], distance=distance)
-        return loss(features, labels)
+        scale: Any = 1 / features.shape[1]
+        return NCALoss(softmax_scale=scale, distance=distance)(features, labels)
 
     return {"nca": nca, "nca_in_blocks": nca}
