@@ -4,6 +4,8 @@ As in `references`, rows that take no part are removed first, and a per-sample f
 where the loss is undefined.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -181,14 +183,15 @@ def group_softmax_loss(
             for g, part in enumerate(ranking.tensor_split(num_groups, dim=1)):
                 groups.scatter_(1, part, g)
 
-    def of_group(g):
+    parts: list[Any] = []
+    for g in range(num_groups):
         logits = torch.where(groups[:, :, None] == g, ingredients, 0).sum(dim=1)
-        return logits if bias is None else logits + bias / num_groups
-
-    if bound == "loose":
-        return sum(softmax_loss(of_group(g), labels, **common) for g in range(num_groups))
-    parts = [softmax_loss(num_groups * of_group(g), labels, **common) for g in range(num_groups)]
-    return torch.stack(parts).mean(dim=0)
+        logits = logits if bias is None else logits + bias / num_groups
+        parts.append(
+            softmax_loss(logits * (num_groups if bound == "tight" else 1), labels, **common)
+        )
+    total = torch.stack(parts).sum(dim=0)
+    return total / num_groups if bound == "tight" else total
 
 
 @over_rows
