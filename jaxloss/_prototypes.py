@@ -94,9 +94,9 @@ def uniform_prototypes(
       final_temperature: t > 0 at the last step.
 
     Returns:
-      Prototypes `[d, M]`, float32, one unit column each. With the defaults, M ≤ d + 1 of them form a
-      randomly turned regular simplex up to rounding (`simplex_prototypes` is exact and cheaper),
-      and for d + 1 < M ≤ 2d the largest cosine is within 0.005 of the optimum, 0.
+      Prototypes `[d, M]`, float32, one unit column each. With the defaults, M ≤ d + 1 of them end
+      as a randomly turned regular simplex up to rounding (`simplex_prototypes` is exact and
+      cheaper), and for d + 1 < M ≤ 2d the largest cosine is within 0.005 of the optimum, 0.
 
     Raises:
       TypeError: a count is no integer.

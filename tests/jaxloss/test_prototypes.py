@@ -104,7 +104,7 @@ def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
     ],
 )
 def test_uniform_prototypes_reach_known_optima(num_prototypes, dim, optimum):
-    """Two points, simplices, (almost) parts of the cross-polytope and all of it, the icosahedron."""
+    """Two points, simplices, a part of the cross-polytope and all of it, the icosahedron."""
     for seed in (3, 4):
         prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
         assert prototypes.shape == (dim, num_prototypes)
@@ -311,7 +311,7 @@ def test_ties_and_duplicates(num_prototypes):
 
 
 def test_no_preference_takes_the_prototypes_in_order():
-    """The initial state, all zeros, must be cheap as well: see the time of thousands of classes."""
+    """The initial state is all zeros."""
     prototypes = sphere(np.random.default_rng(17), 8, 700)
     np.testing.assert_array_equal(assign(np.zeros((8, 600)), prototypes), np.arange(600))
 
