@@ -4,6 +4,7 @@ The properties that all losses share are in `test_contract.py` and `test_devices
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +163,7 @@ def test_class_means_and_lengths_over_devices(mode, dtype):
     where = np.array([[1] * 6, [0, 0, 1, 0, 0, 0], [0] * 6, [0, 1, 1, 1, 1, 1]], bool).ravel()
     features = features.astype(dtype)
 
-    def run(means, features, labels, where, axis_name="batch"):
+    def run(means, features, labels, where, axis_name: Any = "batch"):
         return (
             jaxloss.update_class_means(means, features, labels, where=where, axis_name=axis_name),
             jaxloss.class_balanced_lengths(labels, CLASSES, where=where, axis_name=axis_name),
@@ -280,7 +281,8 @@ def test_dot_regression_gradient_is_a_pull_along_the_prototype():
     """−(1 − cos) ‖q‖ q, whatever the feature's norm."""
     features, labels, prototypes, assignment = make_problem(55)
     lengths = np.array([0.5, 2.0, 1.0, 1.5, 0.7])
-    run = partial(jaxloss.dot_regression_loss, assignment=assignment, lengths=lengths)
+    options: Any = {"assignment": assignment, "lengths": lengths}
+    run = partial(jaxloss.dot_regression_loss, **options)
     got = gradient(run, features, labels, prototypes)
     targets = (prototypes[:, assignment] * lengths)[:, labels].T
     cosines = np.sum(units(features, 1) * units(targets, 1), axis=1, keepdims=True)
@@ -426,17 +428,21 @@ def test_errors_of_lengths():
 def test_assignment_follows_the_features():
     """Class directions far from the prototypes of the same number, seen through noisy batches."""
     rng = np.random.default_rng(64)
-    prototypes = np.asarray(jaxloss.simplex_prototypes(CLASSES, 6))
+    prototypes = jaxloss.simplex_prototypes(CLASSES, 6)
     order = np.array([3, 0, 4, 1, 2])
+
+    def batch():
+        labels = rng.integers(0, CLASSES, 32)
+        clean = np.asarray(prototypes)[:, order[labels]].T
+        return jnp.asarray(clean + 0.3 * rng.normal(size=(32, 6)), np.float32), jnp.asarray(labels)
+
     means = jnp.zeros((6, CLASSES), jnp.float32)
     for _ in range(5):
-        labels = rng.integers(0, CLASSES, 32)
-        noise = 0.3 * rng.normal(size=(32, 6))
-        features = jnp.asarray(prototypes[:, order[labels]].T + noise, np.float32)
-        means = update(means, features, labels)
+        means = update(means, *batch())
     assignment = jax.jit(jaxloss.assign_prototypes)(means, prototypes)
     np.testing.assert_array_equal(assignment, order)
+    features, labels = batch()
     assigned = jaxloss.prototype_loss(features, labels, prototypes, assignment=assignment)
     assert assigned < 0.3 * jaxloss.prototype_loss(features, labels, prototypes)
-    logits = jaxloss.cosine_logits(features, prototypes[:, np.asarray(assignment)])
+    logits = jaxloss.cosine_logits(features, prototypes[:, assignment])
     assert np.mean(np.argmax(logits, axis=1) == labels) > 0.9

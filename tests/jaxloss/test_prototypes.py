@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from itertools import permutations
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -182,7 +183,7 @@ def test_uniform_prototypes_under_vmap_and_x64():
 
 
 def test_uniform_prototypes_errors():
-    make = partial(jaxloss.uniform_prototypes, jax.random.key(0))
+    make: Any = partial(jaxloss.uniform_prototypes, jax.random.key(0))
     for name, args in (("num_prototypes", (0, 3)), ("dim", (3, 0))):
         with pytest.raises(ValueError, match=name):
             make(*args)
