@@ -224,7 +224,7 @@ def test_too_large_labels_have_no_length():
 
 def test_lengths_give_every_class_the_same_weight():
     """The gradients of a class's samples, which all have cosine 0, sum to the same length."""
-    labels = np.array([0, 0, 0, 0, 0, 1, 2, 2])
+    labels = jnp.array([0, 0, 0, 0, 0, 1, 2, 2])
     features = jnp.tile(jnp.eye(4)[3:], (8, 1))
     lengths = lengths_of(labels, 4)
 
