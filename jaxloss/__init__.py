@@ -34,6 +34,14 @@ from jaxloss._hypersphere import (
 from jaxloss._integration import direct_sum_loss, spectral_sum_loss, sum_loss
 from jaxloss._linear import cosine_logits, linear_logits
 from jaxloss._metric import nca_loss, prototypical_loss
+from jaxloss._multilabel import (
+    asymmetric_loss,
+    class_wise_loss,
+    multilabel_softmax_loss,
+    sample_wise_loss,
+    two_way_loss,
+    warp_loss,
+)
 from jaxloss._prototypes import (
     PrototypeSeparation,
     assign_prototypes,
@@ -55,7 +63,9 @@ __all__ = [
     "Discriminability",
     "PrototypeSeparation",
     "assign_prototypes",
+    "asymmetric_loss",
     "class_balanced_lengths",
+    "class_wise_loss",
     "contiguous_groups",
     "cosine_logits",
     "direct_sum_loss",
@@ -65,6 +75,7 @@ __all__ = [
     "group_softmax_loss",
     "linear_logits",
     "margin_softmax_loss",
+    "multilabel_softmax_loss",
     "nca_loss",
     "project_classifier",
     "project_complement",
@@ -73,12 +84,15 @@ __all__ = [
     "prototype_separation",
     "prototypical_loss",
     "random_groups",
+    "sample_wise_loss",
     "sigmoid_loss",
     "simplex_prototypes",
     "softmax_loss",
     "spectral_overlap",
     "spectral_sum_loss",
     "sum_loss",
+    "two_way_loss",
     "uniform_prototypes",
     "update_class_means",
+    "warp_loss",
 ]

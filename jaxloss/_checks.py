@@ -85,16 +85,16 @@ def class_labels(labels: Any, scored_name: str, scored: Array) -> Array:
     return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
 
 
-def class_targets(targets: Any, scored_name: str, scored: Array) -> Array:
+def class_targets(name: str, targets: Any, scored_name: str, scored: Array) -> Array:
     """Multi-hot targets [n, C] of the shape of `scored`, in its dtype."""
-    array = _as_array("labels", targets)
+    array = _as_array(name, targets)
     if array.shape != scored.shape:
         raise ValueError(
-            f"multi-hot `labels` must have the shape of `{scored_name}`, {scored.shape}, "
+            f"multi-hot `{name}` must have the shape of `{scored_name}`, {scored.shape}, "
             f"got {array.shape}"
         )
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise TypeError(f"multi-hot `labels` must be bool, integers or floats, got {array.dtype}")
+        raise TypeError(f"multi-hot `{name}` must be bool, integers or floats, got {array.dtype}")
     return array.astype(scored.dtype)
 
 

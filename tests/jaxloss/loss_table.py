@@ -30,7 +30,8 @@ class LossRow:
 
     name: str
     function: Callable[..., Any]
-    kind: Literal["logits", "features", "classifier", "prototypes"]
+    kind: Literal["logits", "targets", "features", "classifier", "prototypes"]
+    """What the positional arguments are; "targets" are logits with multi-hot targets."""
     make_inputs: Callable[..., Inputs]
     """`make_inputs(rng, n, dtype)`: what is scored, the labels, the classifier or the prototypes if
     it takes them."""
@@ -42,6 +43,9 @@ class LossRow:
     bounds_labels: bool = True
     """Whether a label can be too large: the loss knows the number of classes."""
     multi_hot: bool = False
+    terms: Literal["samples", "classes"] | None = "samples"
+    """What `reduction="none"` gives a number for; None if the loss is no sum of terms."""
+    piecewise_linear: bool = False
     needs_positives: bool = False
     """Whether a sample without another one of its class has no loss."""
     constant: tuple[int, ...] = ()
@@ -49,6 +53,14 @@ class LossRow:
     along them are not its derivative."""
     invalid: tuple[tuple[str, Any], ...] = ()
     """Hyperparameters out of range."""
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        return ("mean", "sum") if self.terms is None else ("mean", "sum", "none")
+
+    @property
+    def takes_logits(self) -> bool:
+        return self.kind in ("logits", "targets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +128,28 @@ def features_and_weights(rng, n, dtype, dim=DIM):
 def features_weights_and_bias(rng, n, dtype):
     return (*features_and_weights(rng, n, dtype), rng.normal(0, 0.3, CLASSES).astype(dtype))
 
+
+def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRow:
+    """The row of a multi-label loss; its references take the same hyperparameters."""
+    kwargs = options.pop("kwargs", {})
+    return LossRow(
+        name=name or loss,
+        function=getattr(jaxloss, f"{loss}_loss"),
+        kind="targets",
+        make_inputs=logits_and_targets,
+        reference=partial(getattr(references, f"{loss}_loss"), **kwargs),
+        torch_reference=partial(getattr(torch_references, f"{loss}_loss"), **kwargs),
+        differentiable=(0,),
+        kwargs=MappingProxyType(kwargs),
+        bounds_labels=False,
+        multi_hot=True,
+        **options,
+    )
+
+
+TEMPERATURES_OUT_OF_RANGE = tuple(
+    (f"{sign}_temperature", value) for sign in ("positive", "negative") for value in (0.0, -1.0)
+)
 
 LOSSES = (
     LossRow(
@@ -233,6 +267,20 @@ LOSSES = (
         differentiable=(0, 2),
         constant=(0,),
     ),
+    targets_row("sample_wise", invalid=TEMPERATURES_OUT_OF_RANGE),
+    targets_row("class_wise", terms="classes", invalid=TEMPERATURES_OUT_OF_RANGE),
+    targets_row("two_way", terms=None, invalid=TEMPERATURES_OUT_OF_RANGE),
+    targets_row("multilabel_softmax"),
+    targets_row(
+        "asymmetric",
+        invalid=(
+            ("positive_focus", -0.1),
+            ("negative_focus", -0.1),
+            ("clip", -0.1),
+            ("clip", 1.0),
+        ),
+    ),
+    targets_row("warp", piecewise_linear=True),
 )
 
 VARIANTS = (
@@ -344,6 +392,17 @@ VARIANTS = (
         differentiable=(0, 2),
         kwargs=MappingProxyType({"assignment": ASSIGNMENT, "lengths": LENGTHS}),
         constant=(0,),
+    ),
+    targets_row(
+        "two_way",
+        name="two_way_tempered",
+        terms=None,
+        kwargs={"positive_temperature": 1.7, "negative_temperature": 0.6, "margin": 0.4},
+    ),
+    targets_row(
+        "asymmetric",
+        name="asymmetric_unclipped",
+        kwargs={"positive_focus": 1.5, "negative_focus": 0.5, "clip": 0.0},
     ),
 )
 

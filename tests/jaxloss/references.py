@@ -413,6 +413,97 @@ def class_balanced_lengths(labels, num_classes, *, where=None):
     return np.array(lengths)
 
 
+# Multi-label ----
+
+
+def _two_sided(
+    scores, targets, weights, *, positive_temperature=4.0, negative_temperature=1.0, margin=0.0
+):
+    """softplus of the hardest negative minus the hardest positive; None without a positive."""
+
+    def side(sign, temperature, belongs):
+        exponents = [
+            sign * float(x) / temperature + math.log(s)
+            for x, t, s in zip(scores, targets, weights, strict=True)
+            if belongs(t) and s != 0
+        ]
+        return temperature * log_sum_exp(exponents) if exponents else None
+
+    positive = side(-1, positive_temperature, lambda t: t > 0)
+    negative = side(1, negative_temperature, lambda t: t == 0)
+    if positive is None:
+        return None
+    return 0.0 if negative is None else np.logaddexp(0.0, negative + positive + margin)
+
+
+@over_rows
+def sample_wise_loss(logits, targets, **hyperparameters):
+    ones = np.ones(logits.shape[1])
+    return [_two_sided(x, t, ones, **hyperparameters) for x, t in zip(logits, targets, strict=True)]
+
+
+def class_wise_loss(
+    logits, targets, *, where=None, sample_weights=None, reduction="mean", **hyperparameters
+):
+    rows = kept_rows(targets, where)
+    weights = np.ones(len(rows)) if sample_weights is None else np.asarray(sample_weights)[rows]
+    losses = {}
+    for c in range(targets.shape[1]):
+        loss = _two_sided(logits[rows, c], targets[rows, c], weights, **hyperparameters)
+        if loss is not None:
+            losses[c] = loss
+    return reduce_rows(losses, targets.shape[1], None, reduction)
+
+
+def two_way_loss(logits, targets, **options):
+    assert options.get("reduction") != "none"
+    return class_wise_loss(logits, targets, **options) + sample_wise_loss(
+        logits, targets, **options
+    )
+
+
+@over_rows
+def multilabel_softmax_loss(logits, targets):
+    losses = []
+    for x, t in zip(logits, targets, strict=True):
+        log_total = log_sum_exp([float(x[c]) for c in range(len(x)) if t[c] >= 0])
+        whole = sum(float(t[c]) for c in range(len(x)) if t[c] > 0)
+        terms = [t[c] / whole * (log_total - x[c]) for c in range(len(x)) if t[c] > 0]
+        losses.append(sum(terms) if terms else None)
+    return losses
+
+
+@over_rows
+def asymmetric_loss(logits, targets, *, positive_focus=0.0, negative_focus=4.0, clip=0.05):
+    losses = []
+    for x, t in zip(logits, targets, strict=True):
+        loss = 0.0
+        for z, kind in zip(x, t, strict=True):
+            p, not_p = np.exp(-np.logaddexp(0.0, -z)), np.exp(-np.logaddexp(0.0, z))
+            if kind > 0:
+                loss += not_p**positive_focus * np.logaddexp(0.0, -z)
+            elif kind == 0 and p > clip:
+                minus_log = np.logaddexp(0.0, z) if clip == 0 else -math.log(not_p + clip)
+                loss += (p - clip) ** negative_focus * minus_log
+        losses.append(loss)
+    return losses
+
+
+@over_rows
+def warp_loss(logits, targets):
+    losses = []
+    for x, t in zip(logits, targets, strict=True):
+        loss = 0.0
+        for p in np.flatnonzero(t > 0):
+            hinges = [1 - x[p] + x[k] for k in np.flatnonzero(t == 0)]
+            inside = [float(hinge) for hinge in hinges if hinge > 0]
+            if inside:
+                harmonic = sum(1 / j for j in range(1, len(inside) + 1))
+                loss += harmonic * sum(inside) / len(inside)
+        losses.append(loss)
+    return losses
+
+
 # Diagnostics ----
 
 

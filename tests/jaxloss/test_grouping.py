@@ -12,20 +12,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
 
 import jaxloss
+from jaxloss._grouping import Bound
 from tests.jaxloss import references, torch_references
 from tests.jaxloss.harness import finite, magnitude, precision, widen
 from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_features, make_weights
 
-BOUNDS = ("tight", "loose")
+BOUNDS: tuple[Bound, ...] = ("tight", "loose")
 every_bound = pytest.mark.parametrize("bound", BOUNDS)
 DTYPES = (np.float32, np.float64, jnp.bfloat16)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64", "bfloat16"])
 
 
 @cache
-def losses(num_groups, bound="loose"):
+def losses(num_groups, bound: Bound = "loose"):
     """Jitted: a loss for every sample."""
     return jax.jit(
         partial(jaxloss.group_softmax_loss, num_groups=num_groups, bound=bound, reduction="none")
@@ -208,7 +210,7 @@ def test_random_groups_of_either_kind_of_key():
 # Proposition 1 and Lemma 1 ----
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     scale=st.floats(-3, 3),
@@ -226,11 +228,14 @@ def test_proposition_1(seed, scale, offset, kind, num_groups):
         args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
         groups = {
             "discriminative": lambda: discriminative(*args[:3], num_groups),
-            "contiguous": lambda: jaxloss.contiguous_groups(8, 6, num_groups),
-            "random": lambda: jaxloss.random_groups(jax.random.key(seed), 8, 6, num_groups),
-            "any": lambda: jnp.asarray(rng.integers(0, num_groups, (8, 6)), np.int32),
+            "contiguous": lambda: np.tile(np.arange(6) * num_groups // 6, (8, 1)),
+            "random": lambda: rng.permuted(np.tile(np.arange(6) % num_groups, (8, 1)), axis=1),
+            "any": lambda: rng.integers(0, num_groups, (8, 6)),
         }[kind]()
-        tight, loose = (np.asarray(losses(num_groups, b)(*args, groups=groups)) for b in BOUNDS)
+        tight, loose = (
+            np.asarray(losses(num_groups, b)(*args, groups=jnp.asarray(groups, np.int32)))
+            for b in BOUNDS
+        )
         plain = np.asarray(losses(1)(*args))
         if kind == "discriminative":
             chex.assert_trees_all_equal(np.asarray(losses(num_groups)(*args)), loose)
@@ -261,7 +266,7 @@ def test_one_group_is_the_softmax_loss(bound):
 def relaxed(scores, groupings, num_groups, sharpness=1):
     """The objective of (A.20) for each grouping of one sample's scores."""
     sums = [np.where(groupings == g, scores, 0).sum(axis=1) for g in range(num_groups)]
-    return sum(np.logaddexp(0, -sharpness * total) for total in sums) / sharpness
+    return np.sum([np.logaddexp(0, -sharpness * total) for total in sums], axis=0) / sharpness
 
 
 @pytest.mark.parametrize("num_groups", [2, 3])
@@ -493,7 +498,7 @@ def test_wrong_groups():
     ids=["group_softmax_loss", "discriminative_groups", "contiguous_groups", "random_groups"],
 )
 def test_wrong_number_of_groups(function):
-    function(4)
+    jax.eval_shape(lambda: function(4))
     with pytest.raises(ValueError, match=r"`num_groups` must be at most .* 4, got 5"):
         function(5)
     with pytest.raises(ValueError, match="`num_groups` must be at least 1, got 0"):
@@ -575,7 +580,7 @@ def primitives_and_sizes(jaxpr):
     """The names of all operations, and the sizes of all that they give, in nested jaxprs too."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name, max(out.aval.size for out in equation.outvars)
-        for nested in jax.core.jaxprs_in_params(equation.params):
+        for nested in jaxprs_in_params(equation.params):
             yield from primitives_and_sizes(nested)
 
 

@@ -56,6 +56,12 @@ def test_names():
         "class_balanced_lengths",
         "prototype_loss",
         "dot_regression_loss",
+        "sample_wise_loss",
+        "class_wise_loss",
+        "two_way_loss",
+        "multilabel_softmax_loss",
+        "asymmetric_loss",
+        "warp_loss",
         "discriminability",
     } <= set(jaxloss.__all__)
     assert len(set(jaxloss.__all__)) == len(jaxloss.__all__)
