@@ -248,8 +248,33 @@ def _optax_sigmoid(logits: Array, labels: Array) -> Array:
     return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
 
 
+def _optax_multilabel_softmax(logits: Array, targets: Array) -> Array:
+    proportions = targets / jnp.sum(targets, axis=1, keepdims=True)
+    return optax.softmax_cross_entropy(logits, proportions).mean()
+
+
+def _optax_multilabel_sigmoid(logits: Array, targets: Array) -> Array:
+    return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
+
+
+def _multilabel(name: str, loss: Callable[..., Array], grows: Literal["n", "C"], **rivals) -> Case:
+    return Case(
+        name=name,
+        paper=COCO,
+        source="MS-COCO, batch 512",
+        grows=grows,
+        make_arrays=logits_and_targets,
+        loss=loss,
+        differentiable=(0,),
+        floor=one_pass,
+        products=ONE_PASS,
+        rivals=MappingProxyType(rivals),
+    )
+
+
 ONE_PASS = "no product; one pass over what is scored, reading and writing"
 IMAGENET = Size(256, 0, 1000)
+COCO = Size(512, 0, 80)
 MINI_IMAGENET = Size(512, 640, BASE_CLASSES)
 
 CASES = (
@@ -410,4 +435,13 @@ CASES = (
         floor=one_pass,
         products=ONE_PASS,
     ),
+    _multilabel("sigmoid_of_targets", jaxloss.sigmoid_loss, "n", optax=_optax_multilabel_sigmoid),
+    _multilabel("two_way", jaxloss.two_way_loss, "n"),
+    _multilabel("sample_wise", jaxloss.sample_wise_loss, "n"),
+    _multilabel("class_wise", jaxloss.class_wise_loss, "n"),
+    _multilabel(
+        "multilabel_softmax", jaxloss.multilabel_softmax_loss, "n", optax=_optax_multilabel_softmax
+    ),
+    _multilabel("asymmetric", jaxloss.asymmetric_loss, "n"),
+    _multilabel("warp", jaxloss.warp_loss, "n"),
 )

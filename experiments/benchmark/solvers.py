@@ -18,10 +18,11 @@ from experiments.benchmark.measure import Timing, interleave
 # The largest cosine of the prototypes that the authors have published, by (M, d).
 PUBLISHED = {(100, 16): 0.326, (100, 32): 0.246, (200, 50): 0.205, (1000, 512): 0.156}
 
-# (M, d, steps); a step of the last one is a hundred times as long as one of the others.
+# (M, d, steps, steps that are timed); a step of the last takes a hundred times as long.
 SPREADS = {
-    "paper": ((100, 16, 2000), (100, 32, 2000), (200, 50, 2000)),
-    "large": ((1000, 512, 200),),
+    "toy": ((8, 4, 50, 20),),
+    "paper": ((100, 16, 2000, 200), (100, 32, 2000, 200), (200, 50, 2000, 200)),
+    "large": ((1000, 512, 200, 20),),
 }
 # (classes, prototypes, d)
 ASSIGNMENTS = {

@@ -144,6 +144,63 @@ def dot_regression_loss(
     return (0.5 * (dots - targets.norm(dim=1) * norms).square() / norms).mean()
 
 
+def multilabel_sigmoid_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy, summed over the classes of a sample."""
+    targets = targets.to(logits.dtype)
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
+
+
+def _soft_gap(logits: Tensor, targets: Tensor, dim: int) -> Tensor:
+    positive = targets > 0
+    # As the authors write it: masked log-sum-exps, and a mean over what has a positive.
+    hardest_negative = logits.masked_fill(positive, -torch.inf).logsumexp(dim)
+    hardest_positive = 4 * (-logits / 4).masked_fill(~positive, -1e30).logsumexp(dim)
+    has_positive = positive.any(dim)
+    gaps = F.softplus(hardest_negative + hardest_positive)
+    return torch.where(has_positive, gaps, 0).sum() / has_positive.sum()
+
+
+def sample_wise_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Over the classes of every sample."""
+    return _soft_gap(logits, targets, 1)
+
+
+def class_wise_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Over the samples of every class."""
+    return _soft_gap(logits, targets, 0)
+
+
+def two_way_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Both."""
+    return class_wise_loss(logits, targets) + sample_wise_loss(logits, targets)
+
+
+def multilabel_softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy with proportions as targets."""
+    return F.cross_entropy(logits, targets / targets.sum(1, keepdim=True))
+
+
+def asymmetric_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """As its authors' code: probabilities, a shift of the negatives', and focusing."""
+    p = logits.sigmoid()
+    not_q = (1 - p + 0.05).clamp(max=1)
+    negatives = -((1 - not_q) ** 4) * not_q.clamp(min=1e-8).log()
+    values = torch.where(targets > 0, -F.logsigmoid(logits), negatives)
+    return values.sum() / len(logits)
+
+
+def warp_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """All pairs of a positive and a negative; the rank is a constant."""
+    positive = targets > 0
+    margins = 1 - logits[:, :, None] + logits[:, None, :]
+    violated = positive[:, :, None] & ~positive[:, None, :] & (margins > 0)
+    ranks = violated.sum(2)
+    numbers = torch.arange(1, logits.shape[1] + 1, device=logits.device, dtype=logits.dtype)
+    harmonic = F.pad(numbers.reciprocal().cumsum(0), (1, 0))
+    weights = harmonic[ranks] / ranks.clamp(min=1)
+    return (weights * (violated * margins).sum(2)).sum() / len(logits)
+
+
 TORCH_FORMS: Mapping[str, TorchLoss] = {
     "softmax": softmax_loss,
     "sigmoid": sigmoid_loss,
@@ -159,6 +216,13 @@ TORCH_FORMS: Mapping[str, TorchLoss] = {
     "group_softmax": group_softmax_loss,
     "prototype": prototype_loss,
     "dot_regression": dot_regression_loss,
+    "sigmoid_of_targets": multilabel_sigmoid_loss,
+    "two_way": two_way_loss,
+    "sample_wise": sample_wise_loss,
+    "class_wise": class_wise_loss,
+    "multilabel_softmax": multilabel_softmax_loss,
+    "asymmetric": asymmetric_loss,
+    "warp": warp_loss,
 }
 """For every case of `experiments.benchmark.cases` its form in PyTorch."""
 
