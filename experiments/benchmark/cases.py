@@ -19,7 +19,7 @@ from jax import Array, lax
 
 import jaxloss
 
-SizeName = Literal["toy", "paper", "middle", "large"]
+SizeName = Literal["toy", "paper", "large"]
 Arrays = tuple[np.ndarray, ...]
 
 
@@ -64,13 +64,12 @@ class Case:
     toy: Size = Size(24, 12, 4)
 
     def size(self, name: SizeName) -> Size:
-        """The size of that name: `middle` is three times and `large` ten times `paper`."""
+        """The size of that name; `large` is ten times `paper`."""
         if name == "toy":
             return self.toy
-        factor = {"paper": 1, "middle": 3, "large": 10}[name]
-        return dataclasses.replace(
-            self.paper, **{self.grows: factor * getattr(self.paper, self.grows)}
-        )
+        factor = {"paper": 1, "large": 10}[name]
+        grown = factor * getattr(self.paper, self.grows)
+        return dataclasses.replace(self.paper, **{self.grows: grown})
 
 
 # ---------------------------------------------------------------------------------------- arrays

@@ -183,16 +183,16 @@ def interleave(
       repeats: number of turns.
       seconds: no further turn is begun after so long, but three are made.
     """
-    once = {name: min(_timed(run) for _ in range(2)) for name, run in runs.items()}
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    samples = {name: [_timed(run)] for name, run in runs.items()}
     started = time.perf_counter()
     for turn in range(repeats):
         if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
             break
         for name, run in runs.items():
-            if once[name] < 10 * _TURN:
+            fastest = min(samples[name])
+            if fastest < 10 * _TURN:
                 run()  # Fetches what the form before has driven out of the caches, untimed.
-            calls = min(max(1, round(_TURN / once[name])), _MOST_CALLS)
+            calls = min(max(1, round(_TURN / fastest)), _MOST_CALLS)
             samples[name] += [_timed(run) for _ in range(calls)]
     return {name: Timing(tuple(times)) for name, times in samples.items()}
 

@@ -24,7 +24,6 @@ _COLUMNS = {
 _SIZES = {
     "toy": "A toy size",
     "paper": "The size of the paper",
-    "middle": "Three times larger",
     "large": "Ten times larger",
 }
 

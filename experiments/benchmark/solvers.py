@@ -106,7 +106,7 @@ def measure_spread(
             row["failure"] = f"differs by {row['disagreement']:.1g} after {_STEPS_THAT_AGREE} steps"
         else:
             runs["torch"] = partial(torch_prototypes, start, num_timed)
-    return row | _timings(interleave(runs, repeats=repeats, seconds=10.0))
+    return row | _timings(interleave(runs, repeats=repeats, seconds=8.0))
 
 
 def measure_assignment(
