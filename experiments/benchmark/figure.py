@@ -22,8 +22,9 @@ _STYLES: dict[str, tuple[str, str, str, Any]] = {
     "optax": ("optax", "#009E73", "v", "--"),
     "floor": ("floor", "#888888", "", ":"),
 }
-_COLUMNS = 5
-_WIDTH, _HEIGHT = 2.35, 1.75  # Inches of a panel with its labels.
+_COLUMNS = 7
+_WIDTH, _HEIGHT = 2.0, 1.3  # Inches from a panel to the next.
+_HEAD, _BAND = 1.0, 3.3  # Inches of title and legend, and of a row of losses.
 
 
 def benchmark_figure(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
@@ -37,7 +38,8 @@ def benchmark_figure(rows: Sequence[dict[str, Any]], path: Path, *, title: str) 
     losses = list(dict.fromkeys(row["loss"] for row in rows))
     columns = min(_COLUMNS, len(losses))
     bands = -(-len(losses) // columns)
-    width, height = columns * _WIDTH + 0.5, bands * (2 * _HEIGHT + 0.3) + 0.9
+    width = max(columns * _WIDTH + 0.45, 4.3)
+    height = bands * _BAND + _HEAD - 0.1
     figure = Figure(figsize=(width, height), dpi=150)
     FigureCanvasAgg(figure)
     figure.text(0.1 / width, 1 - 0.1 / height, title, size=11, weight="bold", va="top")
@@ -46,7 +48,7 @@ def benchmark_figure(rows: Sequence[dict[str, Any]], path: Path, *, title: str) 
         handles=[_handle(name) for name in names],
         loc="upper left",
         bbox_to_anchor=(0.0, 1 - 0.32 / height),
-        ncols=min(len(names), 2 * columns),
+        ncols=max(3, min(len(names), columns)),
         frameon=False,
         fontsize=8,
         handlelength=2.4,
@@ -57,17 +59,17 @@ def benchmark_figure(rows: Sequence[dict[str, Any]], path: Path, *, title: str) 
             (row for row in rows if row["loss"] == loss), key=lambda row: row["shape"][row["grows"]]
         )
         grows = of_loss[0]["grows"]
-        top = height - 0.95 - band * (2 * _HEIGHT + 0.3)
+        top = height - _HEAD - 0.1 - band * _BAND
         for part, (key, factor, unit) in enumerate(
             (("fastest_ms", 1.0, "time (ms)"), ("temporary_bytes", 1e-6, "memory (MB)"))
         ):
-            corner = (0.65 + column * _WIDTH, top - (part + 1) * (_HEIGHT - 0.22))
+            corner = (0.6 + column * _WIDTH, top - (part + 1) * _HEIGHT)
             axes = figure.add_axes(
                 (
                     corner[0] / width,
                     corner[1] / height,
-                    (_WIDTH - 0.6) / width,
-                    (_HEIGHT - 0.42) / height,
+                    (_WIDTH - 0.5) / width,
+                    (_HEIGHT - 0.15) / height,
                 )
             )
             _draw(axes, of_loss, names, key, factor)
@@ -109,9 +111,9 @@ def _draw(
     axes.set_xlim(min(sizes) / 1.35, max(sizes) * 1.35)
     axes.xaxis.set_minor_locator(NullLocator())
     low, high = axes.get_ylim()
-    if high / low < 12:  # At least a decade, so that there are ticks and noise stays small.
-        middle = (low * high) ** 0.5
-        axes.set_ylim(middle / 12**0.5, middle * 12**0.5)
+    least = 100**0.5  # At least two decades, so that there are ticks and noise stays small.
+    centre = (low * high) ** 0.5
+    axes.set_ylim(min(low, centre / least), max(high, centre * least))
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -86,6 +86,9 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _explanation(rows: list[dict[str, Any]]) -> list[str]:
+    floors: dict[str, list[str]] = {}
+    for row in {row["loss"]: row for row in rows}.values():
+        floors.setdefault(row["products"], []).append(row["loss"])
     return [
         "- Value and gradients of all float arguments, float32, compiled, after warm-up; all forms "
         "in one process on the same arrays, in turns A B C A B C ... A form whose value or "
@@ -94,15 +97,11 @@ def _explanation(rows: list[dict[str, Any]]) -> list[str]:
         "jaxloss's time over that of the column: below 1 jaxloss is faster. Ratios take the "
         "fastest call of each, which the rest of the machine disturbed least.",
         "- best: the fastest form in PyTorch. floor: what the loss and its gradient cannot avoid, "
-        "as a compiled JAX function of its own: "
-        + "; ".join(f"{row['loss']} {row['products']}" for row in _distinct(rows))
+        "as a compiled JAX function of its own, which has "
+        + "; ".join(f"for {', '.join(names)} {products}" for products, names in floors.items())
         + ".",
         "- Temporary memory: the most that a run holds beside its arguments, value and gradients.",
     ]
-
-
-def _distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({row["loss"]: row for row in rows}.values())
 
 
 def _time_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -237,8 +236,9 @@ def _markdown_table(table: list[list[str]]) -> list[str]:
 
 
 def _title(report: dict[str, Any]) -> str:
-    machine = report["machine"]
-    return f"Loss and gradient on {machine['device']}, {machine['cores']} cores"
+    cores = report["machine"]["cores"]
+    place = report["machine"]["device"]
+    return f"Loss and gradient: {place}, {cores} core{'s' if cores > 1 else ''}"
 
 
 def _write(path: Path, text: str) -> Path:
