@@ -46,16 +46,20 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def nca_loss(features: Tensor, labels: Tensor) -> Tensor:
-    """NCA by two log-sum-exps of masked scores; a mean over the samples that have a positive."""
-    itself = torch.eye(len(features), dtype=torch.bool, device=features.device)
-    scores = -_squared_distances(features, features) / features.shape[1]
-    scores = scores.masked_fill(itself, -torch.inf)
+    """NCA by one softmax, as pytorch-metric-learning writes it, on distances by one `addmm`.
+
+    `‖x_i‖²` is left out: it cancels in the softmax of row i. Of the forms that were tried this is
+    the fastest; two masked log-sum-exps, exact where the probability is near 0, take 1.5 to 2 times
+    as long.
+    """
+    squares = features.square().sum(1)
+    scores = torch.addmm(-squares[None, :], features, features.T, alpha=2) / features.shape[1]
+    scores.fill_diagonal_(-torch.inf)
     same_class = labels[:, None] == labels[None, :]
-    # A finite number keeps the gradient of a row without positives finite.
-    positives = scores.masked_fill(~same_class, -1e30)
+    probability = (scores.softmax(1) * same_class).sum(1)
     has_positive = same_class.sum(1) > 1
-    values = scores.logsumexp(1) - positives.logsumexp(1)
-    return torch.where(has_positive, values, 0).sum() / has_positive.sum()
+    values = torch.where(has_positive, -probability.clamp(min=1e-30).log(), 0)
+    return values.sum() / has_positive.sum()
 
 
 def prototypical_loss(features: Tensor, labels: Tensor, *, num_classes: int) -> Tensor:
