@@ -22,6 +22,7 @@ _STYLES: dict[str, tuple[str, str, str, Any]] = {
     "optax": ("optax", "#009E73", "v", "--"),
     "floor": ("floor", "#888888", "", ":"),
 }
+_LEAST = {"fastest_ms": 0.0, "temporary_bytes": 1e-3}  # A few bytes would stretch the axis.
 _COLUMNS = 7
 _WIDTH, _HEIGHT = 2.0, 1.3  # Inches from a panel to the next.
 _HEAD, _BAND = 1.0, 3.3  # Inches of title and legend, and of a row of losses.
@@ -92,7 +93,7 @@ def _draw(
     sizes = [row["shape"][row["grows"]] for row in rows]
     for name in names:
         points = [
-            (size, factor * value)
+            (size, max(factor * value, _LEAST[key]))
             for size, row in zip(sizes, rows, strict=True)
             if (value := _values(row, name, key)) and not (name == "floor" and key != "fastest_ms")
         ]

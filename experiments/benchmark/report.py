@@ -60,7 +60,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         f"Command: `{report['command']}`",
         "",
-        f"{machine['processor']}, {machine['cores']} cores, device {machine['device']}; "
+        f"{machine['processor']}, {_cores(machine)}, device {machine['device']}; "
         f"load {machine['load_at_start']} at the start, {machine['load_at_end']} at the end. "
         f"Python {machine['python']}, "
         + ", ".join(f"{name} {version}" for name, version in packages.items())
@@ -236,9 +236,11 @@ def _markdown_table(table: list[list[str]]) -> list[str]:
 
 
 def _title(report: dict[str, Any]) -> str:
-    cores = report["machine"]["cores"]
-    place = report["machine"]["device"]
-    return f"Loss and gradient: {place}, {cores} core{'s' if cores > 1 else ''}"
+    return f"Loss and gradient: {report['machine']['device']}, {_cores(report['machine'])}"
+
+
+def _cores(machine: dict[str, Any]) -> str:
+    return f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''}"
 
 
 def _write(path: Path, text: str) -> Path:
