@@ -25,8 +25,8 @@ class Benchmark:
 
     All forms of a loss run in one process on the same arrays, in turns, after it was checked that
     their values and gradients agree. Without PyTorch and pytorch-metric-learning (the extra
-    `benchmark`) their columns are left out. A CPU takes some ten minutes at the paper's sizes
-    and half an hour in all, most of it for torch.compile.
+    `benchmark`) their columns are left out. Two CPU cores take some five minutes at the
+    papers' sizes and ten minutes more at the large ones.
     """
 
     loss: tuple[str, ...] = ()

@@ -87,8 +87,10 @@ def markdown(report: dict[str, Any]) -> str:
 
 def _explanation(rows: list[dict[str, Any]]) -> list[str]:
     floors: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for row in {row["loss"]: row for row in rows}.values():
         floors.setdefault(row["products"], []).append(row["loss"])
+        sources.setdefault(row["source"], []).append(row["loss"])
     return [
         "- Value and gradients of all float arguments, float32, compiled, after warm-up; all forms "
         "in one process on the same arrays, in turns A B C A B C ... A form whose value or "
@@ -100,6 +102,9 @@ def _explanation(rows: list[dict[str, Any]]) -> list[str]:
         "as a compiled JAX function of its own, which has "
         + "; ".join(f"for {', '.join(names)} {products}" for products, names in floors.items())
         + ".",
+        "- size: n × d × C, or n × C for a loss on logits. The papers' sizes: "
+        + "; ".join(f"{', '.join(names)}: {source}" for source, names in sources.items())
+        + ". Ten times larger is the batch, or the number of classes.",
         "- Temporary memory: the most that a run holds beside its arguments, value and gradients.",
     ]
 
