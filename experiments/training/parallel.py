@@ -10,6 +10,7 @@ import numpy as np
 from flax import jax_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from experiments.errors import ConfigError
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, Step
 
@@ -36,7 +37,7 @@ def axis_name(mode: Literal["pmap", "jit"]) -> str | None:
 def check_batch_size(batch_size: int) -> None:
     """Raises unless a batch spreads evenly over all devices."""
     if batch_size % jax.device_count():
-        raise ValueError(
+        raise ConfigError(
             f"a batch of {batch_size} does not spread evenly over {jax.device_count()} devices; "
             f"choose a multiple of {jax.device_count()}"
         )
