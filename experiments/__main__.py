@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import tyro
 
@@ -33,6 +34,7 @@ INTEGRATED = tuple(
     for second in ("nca", "proto")
 )
 Mode = Literal["pmap", "jit"]
+Distributed = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 _OF_THE_RUN = "(default: the run's)"
 _Number = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_OF_THE_RUN)]
@@ -57,6 +59,10 @@ class Train:
     """Run directory (by default runs/DATA-LOSS-SAMPLING-SEED)."""
     parallel: Mode = "pmap"
     """Data-parallel over all devices by jax.pmap, or by a jit over sharded global arrays."""
+    distributed: Distributed = False
+    """One of several processes that share the run's directory: start the same command in each,
+    with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its environment, or under
+    a scheduler that JAX knows (Slurm, Open MPI, cloud TPU)."""
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
@@ -157,12 +163,17 @@ class Compare:
     """Folder of the grid (by default runs/compare-DATA)."""
     parallel: Mode = "pmap"
     """Data-parallel over all devices by jax.pmap, or by a jit over sharded global arrays."""
+    distributed: Distributed = False
+    """One of several processes that share the run's directory: start the same command in each,
+    with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its environment, or under
+    a scheduler that JAX knows (Slurm, Open MPI, cloud TPU)."""
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
         """Runs what is missing of the grid, prints its table."""
         from experiments.compare import cell_directory, check_grid, finished_cells, grid, run_cell
         from experiments.reporting.tables import write_report
+        from experiments.training.processes import on_first
 
         for option, instead in GRID_OPTIONS.items():
             if any(word.replace("_", "-").partition("=")[0] == option for word in command):
@@ -186,7 +197,7 @@ class Compare:
             if "diverged" in report:
                 diverged.append(f"{directory}: {report['diverged']}")
                 print(report["diverged"], flush=True)
-        paths = write_report(root, finished_cells(root, config), command=typed)
+        paths = on_first(lambda: write_report(root, finished_cells(root, config), command=typed))
         print("\n" + paths[0].read_text(encoding="utf-8"))
         print("wrote", ", ".join(str(path) for path in paths))
         if diverged:
@@ -217,6 +228,16 @@ COMMANDS = (
 )
 
 
+def _output(command: Any) -> TextIO | None:
+    """Where a command prints: of several processes, only the first does."""
+    if not getattr(command, "distributed", False):
+        return sys.stdout
+    from experiments.training import processes
+
+    processes.initialize()
+    return sys.stdout if processes.is_first() else None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; an error that its user can mend is a message, not a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -234,7 +255,8 @@ def main(arguments: list[str] | None = None) -> int:
     from experiments.training.loop import Interrupted
 
     try:
-        return command.run(["python", "-m", "experiments", *arguments])
+        with contextlib.redirect_stdout(_output(command)):
+            return command.run(["python", "-m", "experiments", *arguments])
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 128 + signal.SIGTERM

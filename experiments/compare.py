@@ -17,6 +17,7 @@ from experiments.reporting.report import write_run_report
 from experiments.training.checkpoints import claim_run_directory, read_config
 from experiments.training.loop import ParallelMode, train
 from experiments.training.preflight import check_run
+from experiments.training.processes import on_first
 
 logger = logging.getLogger(__name__)
 
@@ -119,10 +120,14 @@ def run_cell(
       ConfigMismatchError: the directory holds a run of another configuration.
     """
     path = directory / "report.json"
-    if path.exists() and claim_run_directory(directory, to_dict(config)):
-        report = _read_report(path, config)
-        if report is not None:
-            return report
+
+    def finished() -> dict[str, Any] | None:
+        there = path.exists() and claim_run_directory(directory, to_dict(config))
+        return _read_report(path, config) if there else None
+
+    report = on_first(finished)
+    if report is not None:
+        return report
     try:
         trained = train(config, directory, folders, parallel_mode=parallel_mode)
         report = evaluate_run(directory, folders) | {"seconds": trained.seconds}
@@ -134,5 +139,5 @@ def run_cell(
             "diverged": str(error),
         }
     report["command"] = command
-    write_run_report(directory, report)
+    on_first(lambda: write_run_report(directory, report))
     return report

@@ -20,5 +20,9 @@ class DivergedError(ExperimentError):
     """
 
     def __init__(self, step: int, what: str):
-        super().__init__(f"diverged: {what} at step {step}")
+        super().__init__(step, what)
         self.step = step
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"diverged: {self.what} at step {self.step}"

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,11 +29,12 @@ from experiments.errors import DivergedError
 from experiments.evaluation.few_shot import episode_accuracies, extract_features
 from experiments.loss_names import parse_loss
 from experiments.reporting.metrics import MetricsLog
-from experiments.reporting.progress import progress
+from experiments.reporting.progress import Progress, progress
 from experiments.training import parallel
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, claim_run_directory
 from experiments.training.objective import build_objective
 from experiments.training.preflight import check_run
+from experiments.training.processes import is_first, on_first
 from experiments.training.state import TrainState, initial_setup
 from experiments.training.step import Batch, build_embed, build_step
 
@@ -61,6 +63,9 @@ def train(
     parallel_mode: ParallelMode = "pmap",
 ) -> Trained:
     """Trains a run to its end, from its newest checkpoint where there is one.
+
+    Several processes (`jax.process_count() > 1`) all call this with the same arguments and share
+    the directory. Each reads its shard of every batch; the first writes the run's files.
 
     Args:
       config: the run; together with the machine it determines every bit of the result.
@@ -110,7 +115,7 @@ def train(
     index = index_classes(base.labels)
     validate = _validation(config, folders, build_embed(setup.graphdef, config.data))
 
-    claim_run_directory(directory, to_dict(config))
+    on_first(lambda: claim_run_directory(directory, to_dict(config)))
     meta = {
         "config": to_dict(config),
         "num_classes": num_classes,
@@ -123,10 +128,7 @@ def train(
             state, before = restored.state, restored.meta.get("seconds", 0.0)
         first = int(state.step)
         replicated = run.replicate(state)
-        with (
-            MetricsLog(directory / "metrics.jsonl", resume_step=first) as log,
-            progress(config.steps, first, config.loss.name) as bar,
-        ):
+        with _reports(config, directory, first) as (log, bar):
             clock, images = time.monotonic(), 0
             for number in range(first, config.steps):
                 rows = shard(
@@ -152,7 +154,7 @@ def train(
                     _check_finite(done, scalars)
                 if saved:
                     state = run.single(replicated)
-                    accuracy = validate(state) if validated else None
+                    accuracy = on_first(partial(validate, state)) if validated else None
                     if accuracy is not None:
                         log.log(done, validation_accuracy=accuracy)
                     # The sampler's position is the step: batches are functions of seed and step.
@@ -169,6 +171,31 @@ def train(
                     )
     trained = time.monotonic() - started if first < config.steps else 0.0
     return Trained(directory, config.steps, before + trained)
+
+
+class _Silent:
+    """The metrics and the progress of the processes that report nothing."""
+
+    def log(self, step: int, **scalars: object) -> None:
+        """Writes nothing."""
+
+    def update(self, step: int, loss: float | None, images_per_second: float | None) -> None:
+        """Shows nothing."""
+
+
+@contextmanager
+def _reports(
+    config: TrainConfig, directory: Path, first: int
+) -> Iterator[tuple[MetricsLog | _Silent, Progress]]:
+    """The metrics file and the progress; the first of several processes alone has them."""
+    if not is_first():
+        yield _Silent(), _Silent()
+        return
+    with (
+        MetricsLog(directory / "metrics.jsonl", resume_step=first) as log,
+        progress(config.steps, first, config.loss.name) as bar,
+    ):
+        yield log, bar
 
 
 def _check_finite(step: int, scalars: dict[str, float]) -> None:

@@ -56,7 +56,7 @@ def data_parallel(mode: Literal["pmap", "jit"], step: Step) -> DataParallel:
             replicate=jax_utils.replicate,
             split=lambda batch: Batch(*(_by_local_device(rows) for rows in batch)),
             step=jax.pmap(step, axis_name=AXIS, donate_argnums=0),
-            single=jax_utils.unreplicate,
+            single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
         )
 
     mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
