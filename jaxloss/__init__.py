@@ -19,9 +19,36 @@ hyperparameters are checked when a loss is traced.
 """
 
 from jaxloss._diagnostics import Discriminability, discriminability
+from jaxloss._grouping import (
+    contiguous_groups,
+    discriminative_groups,
+    group_softmax_loss,
+    random_groups,
+)
+from jaxloss._hypersphere import (
+    class_balanced_lengths,
+    dot_regression_loss,
+    prototype_loss,
+    update_class_means,
+)
 from jaxloss._integration import direct_sum_loss, spectral_sum_loss, sum_loss
 from jaxloss._linear import cosine_logits, linear_logits
 from jaxloss._metric import nca_loss, prototypical_loss
+from jaxloss._multilabel import (
+    asymmetric_loss,
+    class_wise_loss,
+    multilabel_softmax_loss,
+    sample_wise_loss,
+    two_way_loss,
+    warp_loss,
+)
+from jaxloss._prototypes import (
+    PrototypeSeparation,
+    assign_prototypes,
+    prototype_separation,
+    simplex_prototypes,
+    uniform_prototypes,
+)
 from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss._subspace import (
     project_classifier,
@@ -34,19 +61,38 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Discriminability",
+    "PrototypeSeparation",
+    "assign_prototypes",
+    "asymmetric_loss",
+    "class_balanced_lengths",
+    "class_wise_loss",
+    "contiguous_groups",
     "cosine_logits",
     "direct_sum_loss",
     "discriminability",
+    "discriminative_groups",
+    "dot_regression_loss",
+    "group_softmax_loss",
     "linear_logits",
     "margin_softmax_loss",
+    "multilabel_softmax_loss",
     "nca_loss",
     "project_classifier",
     "project_complement",
     "project_spectral_complement",
+    "prototype_loss",
+    "prototype_separation",
     "prototypical_loss",
+    "random_groups",
+    "sample_wise_loss",
     "sigmoid_loss",
+    "simplex_prototypes",
     "softmax_loss",
     "spectral_overlap",
     "spectral_sum_loss",
     "sum_loss",
+    "two_way_loss",
+    "uniform_prototypes",
+    "update_class_means",
+    "warp_loss",
 ]

@@ -81,6 +81,27 @@ def mean_over(value: Array, axis_name: AxisName | None) -> Array:
     return value if axis_name is None else lax.pmean(value, axis_name)
 
 
+def logsumexp_over(
+    logits: Array, mask: Array, *, axis: int, axis_name: AxisName | None = None
+) -> Array:
+    """`log Σ e^z` along `axis` and over devices, of the entries in `mask`; 0 where there is none.
+
+    Only maxima and sums travel, never the logits.
+    """
+    peak = jnp.max(logits, axis=axis, where=mask, initial=-jnp.inf, keepdims=True)
+    peak = _max_over(lax.stop_gradient(peak), axis_name)
+    number = sum_over(jnp.sum(mask, axis=axis, keepdims=True, dtype=jnp.int32), axis_name)
+    peak = jnp.where(number > 0, peak, 0)
+    shifted = jnp.where(mask, logits - peak, 0)
+    total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0), axis=axis)
+    total = sum_over(total, axis_name)
+    return jnp.log(jnp.where(total == 0, 1, total)) + jnp.squeeze(peak, axis)
+
+
+def _max_over(value: Array, axis_name: AxisName | None) -> Array:
+    return value if axis_name is None else lax.pmax(value, axis_name)
+
+
 def gather(rows: Array, axis_name: AxisName | None) -> Array:
     """The rows of all devices, one device after the other; gradients reach every device's rows."""
     return rows if axis_name is None else lax.all_gather(rows, axis_name, tiled=True)

@@ -39,9 +39,28 @@ def _rank(name: str, array: Array, shape: str) -> None:
     # An empty batch is a batch of nothing; features and classes there must be.
     if any(size == 0 and axis != "n" for size, axis in zip(array.shape, axes, strict=True)):
         raise ValueError(
-            f"`{name}` must have shape [{', '.join(axes)}] with at least one entry in every row, "
-            f"got {array.shape}"
+            f"`{name}` must have shape [{', '.join(axes)}] and only n may be 0, got {array.shape}"
         )
+
+
+def integers(name: str, value: Any, shape: str) -> Array:
+    """`value` as integers, at least 32 bits wide, of the rank of `shape`."""
+    array = _as_array(name, value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must hold integers, got dtype {array.dtype}")
+    _rank(name, array, shape)
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Array:
+    """`value` as floats, a column of length `dim` (as in `source`) for each class or prototype."""
+    array = floating(name, value, shape)
+    if array.shape[0] != dim:
+        raise ValueError(
+            f"`{name}` must have shape [{', '.join(shape.split())}] with d = {dim} as in "
+            f"{source}, got {array.shape}"
+        )
+    return array
 
 
 def same_rows(name: str, array: Array, other_name: str, other: Array) -> None:
@@ -63,16 +82,16 @@ def class_labels(labels: Any, scored_name: str, scored: Array) -> Array:
     return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
 
 
-def class_targets(targets: Any, scored_name: str, scored: Array) -> Array:
+def class_targets(name: str, targets: Any, scored_name: str, scored: Array) -> Array:
     """Multi-hot targets [n, C] of the shape of `scored`, in its dtype."""
-    array = _as_array("labels", targets)
+    array = _as_array(name, targets)
     if array.shape != scored.shape:
         raise ValueError(
-            f"multi-hot `labels` must have the shape of `{scored_name}`, {scored.shape}, "
+            f"multi-hot `{name}` must have the shape of `{scored_name}`, {scored.shape}, "
             f"got {array.shape}"
         )
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise TypeError(f"multi-hot `labels` must be bool, integers or floats, got {array.dtype}")
+        raise TypeError(f"multi-hot `{name}` must be bool, integers or floats, got {array.dtype}")
     return array.astype(scored.dtype)
 
 
@@ -107,10 +126,38 @@ def classifier(features: Array, weights: Any, bias: Any = None) -> tuple[Array, 
     return weights, bias
 
 
+def feature_groups(groups: Any, features: Array) -> Array:
+    """The group of every one of the `features` [n, d], at least 32 bits wide."""
+    array = _as_array("groups", groups)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`groups` must hold integers, 0 to G−1, got dtype {array.dtype}")
+    if array.shape != features.shape:
+        raise ValueError(
+            f"`groups` must have the shape of `features`, {features.shape}, got {array.shape}; "
+            "broadcast groups that all samples share with jnp.broadcast_to"
+        )
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def group_count(num_groups: Any, dim: Any) -> None:
+    """Raises unless d features can be split into that many groups."""
+    positive_count("num_groups", num_groups)
+    positive_count("dim", dim)
+    if num_groups > dim:
+        raise ValueError(
+            f"`num_groups` must be at most the number of features, {dim}, got {num_groups}"
+        )
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
+
+
 def reduction(value: str) -> None:
     """Raises unless `value` names a reduction."""
-    if value not in REDUCTIONS:
-        raise ValueError(f"`reduction` must be one of {', '.join(REDUCTIONS)}, got {value!r}")
+    choice("reduction", value, REDUCTIONS)
 
 
 def in_range(

@@ -14,6 +14,7 @@ from jaxloss._batch import (
     clean_rows,
     counting_rows,
     gather,
+    logsumexp_over,
     own_positions,
     poison,
     reduce,
@@ -28,15 +29,6 @@ def _prepare(features, labels, where) -> tuple[Array, Array, Array]:
     counts = counting_rows(labels, _checks.row_mask(where, "features", features))
     (features,) = widen(features)
     return clean_rows(features, counts), labels, counts
-
-
-def _masked_logsumexp(logits: Array, mask: Array) -> Array:
-    """`log Σ_j e^{z_ij}` over the columns in `mask`; 0 for a row that has none."""
-    peak = lax.stop_gradient(jnp.max(logits, axis=1, where=mask, initial=-jnp.inf))
-    peak = jnp.where(jnp.any(mask, axis=1), peak, 0)
-    shifted = jnp.where(mask, logits - peak[:, None], 0)
-    total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0), axis=1)
-    return jnp.log(jnp.where(total == 0, 1, total)) + peak
 
 
 def _centered(rows: Array, center: Array) -> Array:
@@ -108,9 +100,9 @@ def nca_loss(
         positives, negatives = others & same_class, others & ~same_class
         similarities = -squared_distances(anchors, rows) / temperature
         return (
-            _masked_logsumexp(similarities, positives),
+            logsumexp_over(similarities, positives, axis=1),
             jnp.any(positives, axis=1),
-            _masked_logsumexp(similarities, negatives),
+            logsumexp_over(similarities, negatives, axis=1),
             jnp.any(negatives, axis=1),
         )
 
@@ -151,7 +143,7 @@ def _blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
 
 def _join(logsumexps: Array, present: Array) -> tuple[Array, Array]:
     """One log-sum-exp [n] of those of the blocks [k, n], and whether any of them has a term."""
-    return _masked_logsumexp(logsumexps.T, present.T), jnp.any(present, axis=0)
+    return logsumexp_over(logsumexps, present, axis=0), jnp.any(present, axis=0)
 
 
 def _softplus_if(condition: Array, x: Array) -> Array:
@@ -257,7 +249,7 @@ def prototypical_loss(
     own_logit = -jnp.sum((features - means[own]) ** 2, axis=1) * leave_one_out**2 / temperature
     rivals = present[None, :] & ~is_own
     logits = -squared_distances(features, means) / temperature
-    log_odds = _masked_logsumexp(logits, rivals) - own_logit
+    log_odds = logsumexp_over(logits, rivals, axis=1) - own_logit
     values = _softplus_if(jnp.any(rivals, axis=1), log_odds)
     defined = counts & (own_size >= 2)
     if num_classes is not None:

@@ -128,7 +128,7 @@ def sigmoid_loss(
     else:
         logits = _checks.floating("logits", logits, "n C")
         (logits,) = widen(logits)
-        targets = _checks.class_targets(labels, "logits", logits)
+        targets = _checks.class_targets("labels", labels, "logits", logits)
         known = ~(targets < 0)  # A NaN among the targets is not hidden.
         mask = _checks.row_mask(where, "logits", logits)
         counts = jnp.any(known, axis=1) if mask is None else jnp.any(known, axis=1) & mask

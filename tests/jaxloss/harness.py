@@ -11,8 +11,6 @@ import numpy as np
 
 from tests.jaxloss.loss_table import LossRow
 
-REDUCTIONS = ("mean", "sum", "none")
-
 
 class Batch(NamedTuple):
     """Positional arguments of a loss with masks and weights for them, all NumPy, float64."""
@@ -29,7 +27,7 @@ def make_batch(row: LossRow, seed: int = 0, n: int = 12, masked: bool = True) ->
     rng = np.random.default_rng(seed)
     args = row.make_inputs(rng, n, np.float64)
     where, sample_weights = np.ones(n, bool), np.ones(n)
-    cotangent = rng.normal(size=n)
+    cotangent = rng.normal(size=args[0].shape[1] if row.terms == "classes" else n)
     if masked:
         where[rng.choice(n, max(1, n // 5), replace=False)] = False
         args = with_labels(args, rng.choice(n, max(1, n // 6), replace=False), -1)
@@ -97,8 +95,9 @@ def evaluator(row: LossRow):
         for reduction in ("mean", "sum"):
             value, grads = jax.value_and_grad(loss)(leaves, reduction)
             results[reduction], results[f"{reduction}_grad"] = value, grads
-        results["none"], pull_back = jax.vjp(lambda x: loss(x, "none"), leaves)
-        results["none_grad"] = pull_back(cotangent)[0]
+        if row.terms is not None:
+            results["none"], pull_back = jax.vjp(lambda x: loss(x, "none"), leaves)
+            results["none_grad"] = pull_back(cotangent)[0]
         return results
 
     return jax.jit(run)
@@ -107,7 +106,8 @@ def evaluator(row: LossRow):
 def evaluate(row: LossRow, batch: Batch, dtype: Any = np.float32) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
-    The keys are the reductions and the same with "_grad"; "none_grad" is for `batch.cotangent`.
+    The keys are the reductions of the row and these with "_grad"; "none_grad" is for
+    `batch.cotangent`.
     """
     wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
     with precision(dtype):
@@ -128,7 +128,7 @@ def reference_values(row: LossRow, batch: Batch) -> dict[str, Any]:
             sample_weights=batch.sample_weights,
             reduction=reduction,
         )
-        for reduction in REDUCTIONS
+        for reduction in row.reductions
     }
 
 

@@ -18,6 +18,8 @@ from tests.jaxloss import references, torch_references
 
 CLASSES = 4
 DIM = 7
+ASSIGNMENT = np.array([4, 1, 5, 0], np.int32)
+LENGTHS = np.array([0.5, 1.25, 2.0, 0.75])
 
 Inputs = tuple[np.ndarray, ...]
 
@@ -28,9 +30,11 @@ class LossRow:
 
     name: str
     function: Callable[..., Any]
-    kind: Literal["logits", "features", "classifier"]
+    kind: Literal["logits", "targets", "features", "classifier", "prototypes"]
+    """What the positional arguments are; "targets" are logits with multi-hot targets."""
     make_inputs: Callable[..., Inputs]
-    """`make_inputs(rng, n, dtype)`: what is scored, the labels, the classifier if it takes one."""
+    """`make_inputs(rng, n, dtype)`: what is scored, the labels, the classifier or the prototypes if
+    it takes them."""
     reference: Callable[..., Any]
     torch_reference: Callable[..., Any]
     differentiable: tuple[int, ...]
@@ -39,6 +43,9 @@ class LossRow:
     bounds_labels: bool = True
     """Whether a label can be too large: the loss knows the number of classes."""
     multi_hot: bool = False
+    terms: Literal["samples", "classes"] | None = "samples"
+    """What `reduction="none"` gives a number for; None if the loss is no sum of terms."""
+    piecewise_linear: bool = False
     needs_positives: bool = False
     """Whether a sample without another one of its class has no loss."""
     constant: tuple[int, ...] = ()
@@ -46,6 +53,14 @@ class LossRow:
     along them are not its derivative."""
     invalid: tuple[tuple[str, Any], ...] = ()
     """Hyperparameters out of range."""
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        return ("mean", "sum") if self.terms is None else ("mean", "sum", "none")
+
+    @property
+    def takes_logits(self) -> bool:
+        return self.kind in ("logits", "targets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +115,12 @@ def classifier_inputs(rng, n, dtype, dim=DIM):
     return features, make_labels(rng, n), make_weights(rng, dtype, dim), bias
 
 
+def prototype_inputs(rng, n, dtype, num_prototypes=CLASSES):
+    """Prototypes that are no unit vectors."""
+    features, labels = features_and_labels(rng, n, dtype)
+    return features, labels, make_weights(rng, dtype, classes=num_prototypes)
+
+
 def features_and_weights(rng, n, dtype, dim=DIM):
     return make_features(rng, n, dtype, dim), make_weights(rng, dtype, dim)
 
@@ -107,6 +128,28 @@ def features_and_weights(rng, n, dtype, dim=DIM):
 def features_weights_and_bias(rng, n, dtype):
     return (*features_and_weights(rng, n, dtype), rng.normal(0, 0.3, CLASSES).astype(dtype))
 
+
+def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRow:
+    """The row of a multi-label loss; its references take the same hyperparameters."""
+    kwargs = options.pop("kwargs", {})
+    return LossRow(
+        name=name or loss,
+        function=getattr(jaxloss, f"{loss}_loss"),
+        kind="targets",
+        make_inputs=logits_and_targets,
+        reference=partial(getattr(references, f"{loss}_loss"), **kwargs),
+        torch_reference=partial(getattr(torch_references, f"{loss}_loss"), **kwargs),
+        differentiable=(0,),
+        kwargs=MappingProxyType(kwargs),
+        bounds_labels=False,
+        multi_hot=True,
+        **options,
+    )
+
+
+TEMPERATURES_OUT_OF_RANGE = tuple(
+    (f"{sign}_temperature", value) for sign in ("positive", "negative") for value in (0.0, -1.0)
+)
 
 LOSSES = (
     LossRow(
@@ -194,6 +237,50 @@ LOSSES = (
         constant=(2,),
         invalid=(("power", -0.1),),
     ),
+    LossRow(
+        name="group_softmax",
+        function=jaxloss.group_softmax_loss,
+        kind="classifier",
+        make_inputs=classifier_inputs,
+        reference=partial(references.group_softmax_loss, num_groups=3),
+        torch_reference=partial(torch_references.group_softmax_loss, num_groups=3),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType({"num_groups": 3}),
+        invalid=(("num_groups", 0), ("num_groups", DIM + 1), ("bound", "type-I")),
+    ),
+    LossRow(
+        name="prototype",
+        function=jaxloss.prototype_loss,
+        kind="prototypes",
+        make_inputs=prototype_inputs,
+        reference=references.prototype_loss,
+        torch_reference=torch_references.prototype_loss,
+        differentiable=(0, 2),
+    ),
+    LossRow(
+        name="dot_regression",
+        function=jaxloss.dot_regression_loss,
+        kind="prototypes",
+        make_inputs=prototype_inputs,
+        reference=references.dot_regression_loss,
+        torch_reference=torch_references.dot_regression_loss,
+        differentiable=(0, 2),
+        constant=(0,),
+    ),
+    targets_row("sample_wise", invalid=TEMPERATURES_OUT_OF_RANGE),
+    targets_row("class_wise", terms="classes", invalid=TEMPERATURES_OUT_OF_RANGE),
+    targets_row("two_way", terms=None, invalid=TEMPERATURES_OUT_OF_RANGE),
+    targets_row("multilabel_softmax"),
+    targets_row(
+        "asymmetric",
+        invalid=(
+            ("positive_focus", -0.1),
+            ("negative_focus", -0.1),
+            ("clip", -0.1),
+            ("clip", 1.0),
+        ),
+    ),
+    targets_row("warp", piecewise_linear=True),
 )
 
 VARIANTS = (
@@ -272,6 +359,50 @@ VARIANTS = (
             }
         ),
         constant=(2,),
+    ),
+    LossRow(
+        name="group_softmax_tight",
+        function=jaxloss.group_softmax_loss,
+        kind="classifier",
+        make_inputs=partial(classifier_inputs, dim=6),
+        reference=partial(references.group_softmax_loss, num_groups=2, bound="tight"),
+        torch_reference=partial(torch_references.group_softmax_loss, num_groups=2, bound="tight"),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType({"num_groups": 2, "bound": "tight"}),
+    ),
+    LossRow(
+        name="prototype_assigned",
+        function=jaxloss.prototype_loss,
+        kind="prototypes",
+        make_inputs=partial(prototype_inputs, num_prototypes=6),
+        reference=partial(references.prototype_loss, assignment=ASSIGNMENT),
+        torch_reference=partial(torch_references.prototype_loss, assignment=ASSIGNMENT),
+        differentiable=(0, 2),
+        kwargs=MappingProxyType({"assignment": ASSIGNMENT}),
+    ),
+    LossRow(
+        name="dot_regression_assigned_lengths",
+        function=jaxloss.dot_regression_loss,
+        kind="prototypes",
+        make_inputs=partial(prototype_inputs, num_prototypes=6),
+        reference=partial(references.dot_regression_loss, assignment=ASSIGNMENT, lengths=LENGTHS),
+        torch_reference=partial(
+            torch_references.dot_regression_loss, assignment=ASSIGNMENT, lengths=LENGTHS
+        ),
+        differentiable=(0, 2),
+        kwargs=MappingProxyType({"assignment": ASSIGNMENT, "lengths": LENGTHS}),
+        constant=(0,),
+    ),
+    targets_row(
+        "two_way",
+        name="two_way_tempered",
+        terms=None,
+        kwargs={"positive_temperature": 1.7, "negative_temperature": 0.6, "margin": 0.4},
+    ),
+    targets_row(
+        "asymmetric",
+        name="asymmetric_unclipped",
+        kwargs={"positive_focus": 1.5, "negative_focus": 0.5, "clip": 0.0},
     ),
 )
 

@@ -41,10 +41,10 @@ def reduce_rows(losses, num_rows, sample_weights, reduction):
 def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a per-sample function the common keywords of all losses."""
 
-    def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
         rows = kept_rows(labels, where)
-        values = per_sample(scored[rows], labels[rows], **options)
+        values = per_sample(scored[rows], labels[rows], *shared, **options)
         losses = {i: value for i, value in zip(rows, values, strict=True) if value is not None}
         return reduce_rows(losses, len(labels), sample_weights, reduction)
 
@@ -288,6 +288,220 @@ def spectral_sum_loss(
     return _integrated(
         transform, features, labels, weights, bias, classification, metric, metric_weight, common
     )
+
+
+# Group softmax ----
+
+
+def discriminativity(features, labels, weights):
+    """The scores of eq. (A.14), from all ingredient logits [n, d, C]."""
+    features, weights = np.asarray(features, np.float64), np.asarray(weights, np.float64)
+    ingredients = features[:, :, None] * weights[None]
+    scores = np.zeros(features.shape)
+    for i, y in enumerate(labels):
+        rivals = np.delete(ingredients[i], y, axis=1)
+        scores[i] = ingredients[i, :, y]
+        if rivals.shape[1]:
+            scores[i] -= rivals.mean(axis=1)
+    return scores
+
+
+def ranked_groups(scores, num_groups):
+    """Each row's ranking, ties by index, in parts as equal as they can be."""
+    groups = np.full(np.shape(scores), -1)
+    for i, row in enumerate(scores):
+        for g, part in enumerate(np.array_split(np.argsort(row, kind="stable"), num_groups)):
+            groups[i, part] = g
+    return groups
+
+
+def group_softmax_loss(
+    features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
+):
+    """Eq. (A.2), with every sum over the features of a group written out."""
+    classes = weights.shape[1]
+    bias = np.zeros(classes) if bias is None else bias
+    rows = kept_rows(labels, common.get("where"))
+    if groups is not None:
+        groups = np.asarray(groups)[rows]
+    sharpness = {"loose": 1, "tight": num_groups}[bound]
+
+    @over_rows
+    def loss(features, labels):
+        known = [i for i, y in enumerate(labels) if y < classes]
+        grouping = groups
+        if grouping is None:
+            grouping = np.zeros(features.shape, int)
+            scores = discriminativity(features[known], labels[known], weights)
+            grouping[known] = ranked_groups(scores, num_groups)
+        losses = [math.nan] * len(labels)
+        for i in known:
+            losses[i] = 0.0
+            for g in range(num_groups):
+                members = [j for j in range(features.shape[1]) if grouping[i, j] == g]
+                logits = [
+                    sharpness * (sum(features[i, j] * weights[j, c] for j in members))
+                    + sharpness * bias[c] / num_groups
+                    for c in range(classes)
+                ]
+                losses[i] += (log_sum_exp(logits) - logits[labels[i]]) / sharpness
+        return losses
+
+    return loss(features, labels, **common)
+
+
+# Prototypes on the sphere ----
+
+
+def _target(y, prototypes, assignment):
+    """The prototype of the class y, or None where the class or its prototype does not exist."""
+    columns = range(prototypes.shape[1]) if assignment is None else assignment
+    if y >= len(columns) or not 0 <= columns[y] < prototypes.shape[1]:
+        return None
+    return [float(value) for value in prototypes[:, columns[y]]]
+
+
+@over_rows
+def prototype_loss(features, labels, prototypes, *, assignment=None):
+    losses = []
+    for x, y in zip(features, labels, strict=True):
+        p = _target(y, prototypes, assignment)
+        if p is None:
+            losses.append(math.nan)
+            continue
+        product = sum(float(a) * b for a, b in zip(x, p, strict=True))
+        norms = math.hypot(*map(float, x)) * math.hypot(*p)
+        losses.append((1 - (product / norms if norms > 0 else 0.0)) ** 2)
+    return losses
+
+
+@over_rows
+def dot_regression_loss(features, labels, prototypes, *, assignment=None, lengths=None):
+    losses = []
+    for x, y in zip(features, labels, strict=True):
+        p = _target(y, prototypes, assignment)
+        if p is None:
+            losses.append(math.nan)
+            continue
+        q = [value * (1.0 if lengths is None else float(lengths[y])) for value in p]
+        norm = math.hypot(*map(float, x))
+        product = sum(float(a) * b for a, b in zip(x, q, strict=True))
+        losses.append((product - math.hypot(*q) * norm) ** 2 / (2 * norm) if norm > 0 else 0.0)
+    return losses
+
+
+def class_means(old, features, labels, *, decay=0.9, where=None):
+    new = np.array(old, np.float64)
+    rows = kept_rows(labels, where)
+    for c in range(new.shape[1]):
+        members = [np.asarray(features[i], np.float64) for i in rows if labels[i] == c]
+        if members:
+            mean = np.sum(members, axis=0) / len(members)
+            norm = math.hypot(*mean)
+            moved = decay * new[:, c] + (1 - decay) * (mean / norm if norm > 0 else mean)
+            norm = math.hypot(*moved)
+            new[:, c] = moved / norm if norm > 0 else moved
+    return new
+
+
+def class_balanced_lengths(labels, num_classes, *, where=None):
+    known = [int(labels[i]) for i in kept_rows(labels, where) if labels[i] < num_classes]
+    lengths = []
+    for c in range(num_classes):
+        size = known.count(c)
+        lengths.append(math.sqrt(len(known) / len(set(known)) / size) if size else 1.0)
+    return np.array(lengths)
+
+
+# Multi-label ----
+
+
+def _two_sided(
+    scores, targets, weights, *, positive_temperature=4.0, negative_temperature=1.0, margin=0.0
+):
+    """softplus of the hardest negative minus the hardest positive; None without a positive."""
+
+    def side(sign, temperature, belongs):
+        exponents = [
+            sign * float(x) / temperature + math.log(s)
+            for x, t, s in zip(scores, targets, weights, strict=True)
+            if belongs(t) and s != 0
+        ]
+        return temperature * log_sum_exp(exponents) if exponents else None
+
+    positive = side(-1, positive_temperature, lambda t: t > 0)
+    negative = side(1, negative_temperature, lambda t: t == 0)
+    if positive is None:
+        return None
+    return 0.0 if negative is None else np.logaddexp(0.0, negative + positive + margin)
+
+
+@over_rows
+def sample_wise_loss(logits, targets, **hyperparameters):
+    ones = np.ones(logits.shape[1])
+    return [_two_sided(x, t, ones, **hyperparameters) for x, t in zip(logits, targets, strict=True)]
+
+
+def class_wise_loss(
+    logits, targets, *, where=None, sample_weights=None, reduction="mean", **hyperparameters
+):
+    rows = kept_rows(targets, where)
+    weights = np.ones(len(rows)) if sample_weights is None else np.asarray(sample_weights)[rows]
+    losses = {}
+    for c in range(targets.shape[1]):
+        loss = _two_sided(logits[rows, c], targets[rows, c], weights, **hyperparameters)
+        if loss is not None:
+            losses[c] = loss
+    return reduce_rows(losses, targets.shape[1], None, reduction)
+
+
+def two_way_loss(logits, targets, **options):
+    assert options.get("reduction") != "none"
+    return class_wise_loss(logits, targets, **options) + sample_wise_loss(
+        logits, targets, **options
+    )
+
+
+@over_rows
+def multilabel_softmax_loss(logits, targets):
+    losses = []
+    for x, t in zip(logits, targets, strict=True):
+        log_total = log_sum_exp([float(x[c]) for c in range(len(x)) if t[c] >= 0])
+        whole = sum(float(t[c]) for c in range(len(x)) if t[c] > 0)
+        terms = [t[c] / whole * (log_total - x[c]) for c in range(len(x)) if t[c] > 0]
+        losses.append(sum(terms) if terms else None)
+    return losses
+
+
+@over_rows
+def asymmetric_loss(logits, targets, *, positive_focus=0.0, negative_focus=4.0, clip=0.05):
+    losses = []
+    for x, t in zip(logits, targets, strict=True):
+        loss = 0.0
+        for z, kind in zip(x, t, strict=True):
+            p, not_p = np.exp(-np.logaddexp(0.0, -z)), np.exp(-np.logaddexp(0.0, z))
+            if kind > 0:
+                loss += not_p**positive_focus * np.logaddexp(0.0, -z)
+            elif kind == 0 and p > clip:
+                minus_log = np.logaddexp(0.0, z) if clip == 0 else -math.log(not_p + clip)
+                loss += (p - clip) ** negative_focus * minus_log
+        losses.append(loss)
+    return losses
+
+
+@over_rows
+def warp_loss(logits, targets):
+    losses = []
+    for x, t in zip(logits, targets, strict=True):
+        loss = 0.0
+        for p in np.flatnonzero(t > 0):
+            hinges = [1 - x[p] + x[k] for k in np.flatnonzero(t == 0)]
+            inside = [float(hinge) for hinge in hinges if hinge > 0]
+            if inside:
+                harmonic = sum(1 / j for j in range(1, len(inside) + 1))
+                loss += harmonic * sum(inside) / len(inside)
+        losses.append(loss)
+    return losses
 
 
 # Diagnostics ----

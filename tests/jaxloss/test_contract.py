@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxloss
 from tests.jaxloss import torch_references
 from tests.jaxloss.harness import (
-    REDUCTIONS,
     Batch,
     cast,
     evaluate,
@@ -56,12 +56,12 @@ def test_float64_equals_references(row, masked):
         batch = make_batch(row, seed, masked=masked)
         got = evaluate(row, batch, np.float64)
         expected = reference_values(row, batch)
-        for reduction in REDUCTIONS:
+        for reduction in row.reductions:
             chex.assert_trees_all_close(
                 got[reduction], np.asarray(expected[reduction]), rtol=1e-10, atol=1e-10
             )
         torch_expected = torch_references.evaluate(
-            row.torch_reference, batch.args, row.differentiable, **_options(batch)
+            row.torch_reference, batch.args, row.differentiable, **_options(row, batch)
         )
         chex.assert_trees_all_equal_shapes_and_dtypes(got, torch_expected)
         chex.assert_trees_all_close(got, torch_expected, rtol=1e-9, atol=1e-10)
@@ -73,18 +73,19 @@ def test_float32_equals_references(row):
     batch = batch._replace(args=rounded(batch.args, row.differentiable, np.float32))
     got = widen(evaluate(row, batch, np.float32))
     expected = reference_values(row, batch)
-    for reduction in REDUCTIONS:
+    for reduction in row.reductions:
         chex.assert_trees_all_close(
             got[reduction], np.asarray(expected[reduction]), rtol=1e-5, atol=1e-6
         )
     torch_expected = torch_references.evaluate(
-        row.torch_reference, batch.args, row.differentiable, **_options(batch)
+        row.torch_reference, batch.args, row.differentiable, **_options(row, batch)
     )
     chex.assert_trees_all_close(got, torch_expected, rtol=1e-5, atol=5e-6)
 
 
-def _options(batch: Batch):
+def _options(row: LossRow, batch: Batch):
     return {
+        "reductions": row.reductions,
         "where": batch.where,
         "sample_weights": batch.sample_weights,
         "cotangent": batch.cotangent,
@@ -123,16 +124,20 @@ def test_masked_rows_equal_removed_rows(row):
 
 @every_case
 def test_sum_is_the_sum_of_none(row):
+    if row.terms is None:
+        pytest.skip("has no terms")
     got = evaluate(row, make_batch(row, seed=4), np.float64)
     chex.assert_trees_all_close(got["none"].sum(), got["sum"], rtol=1e-12)
-    ones = make_batch(row, seed=4)._replace(cotangent=np.ones(12))
-    got = evaluate(row, ones, np.float64)
+    batch = make_batch(row, seed=4)
+    got = evaluate(row, batch._replace(cotangent=np.ones_like(batch.cotangent)), np.float64)
     chex.assert_trees_all_close(got["none_grad"], got["sum_grad"], rtol=1e-10, atol=1e-13)
 
 
 @every_case
 def test_mean_is_independent_of_the_scale_of_the_weights(row):
     """Weights that sum to less than one must not be divided by one."""
+    if row.terms != "samples":
+        pytest.skip("weighs the samples within its terms")
     batch = make_batch(row, seed=5)
     scaled = batch._replace(sample_weights=batch.sample_weights * 1e-3)
     got, expected = evaluate(row, scaled, np.float64), evaluate(row, batch, np.float64)
@@ -222,9 +227,10 @@ def test_nan_in_a_counting_sample_is_not_hidden(row, poison):
         batch = batch._replace(args=with_labels(batch.args, [3, 8], 0))
     args = with_scored(batch.args, (3, 1) if np.isnan(poison) else 3, poison)
     got = evaluate(row, batch._replace(args=args))
+    term = 1 if row.terms == "classes" else 3
     if np.isnan(poison):
-        for reduction in REDUCTIONS:
-            assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else 3])
+        for reduction in row.reductions:
+            assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else term])
             assert np.isnan(got[f"{reduction}_grad"][0]).any()
     else:
         assert not np.isfinite(got["mean"]) or row.multi_hot
@@ -238,10 +244,10 @@ def test_label_out_of_range_is_nan(row):
     for label in (CLASSES, CLASSES + 1, 10**6):
         args = with_labels(batch.args, 5, label)
         got = evaluate(row, batch._replace(args=args))
-        for reduction in REDUCTIONS:
+        for reduction in row.reductions:
             assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else 5])
             assert np.isnan(got[f"{reduction}_grad"][0]).any()
-    if row.kind == "logits":
+    if row.takes_logits:
         assert np.isnan(got["none"]).sum() == 1
         assert np.isnan(got["mean_grad"][0]).any(axis=1).sum() == 1
 
@@ -255,7 +261,7 @@ def test_half_precision_is_computed_in_float32(row, dtype):
     batch = make_batch(row, seed=12)
     batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
     got, expected = evaluate(row, batch, dtype), evaluate(row, batch, np.float32)
-    for reduction in REDUCTIONS:
+    for reduction in row.reductions:
         assert got[reduction].dtype == np.float32
         chex.assert_trees_all_close(got[reduction], expected[reduction], rtol=2e-6, atol=1e-6)
         gradients = got[f"{reduction}_grad"]
@@ -295,8 +301,10 @@ def test_float32_beside_float64(row):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32], ids=["uint8", "int8", "uint32"])
 def test_any_integer_labels(row, dtype):
     batch = make_batch(row, seed=14, masked=False)
+    labels = np.maximum(batch.args[1], 0)  # Unsigned ones have no unknown targets.
+    batch = batch._replace(args=(batch.args[0], labels, *batch.args[2:]))
     args = cast(batch.args, row.differentiable, np.float32)
-    narrow = (args[0], jnp.asarray(batch.args[1], dtype), *args[2:])
+    narrow = (args[0], jnp.asarray(labels, dtype), *args[2:])
     got = jax.jit(partial(row.function, **row.kwargs))(*narrow)
     chex.assert_trees_all_close(got, evaluate(row, batch)["mean"], rtol=1e-6)
 
@@ -320,14 +328,14 @@ def edge_batches(row: LossRow):
     yield "one class", plain._replace(args=(plain.args[0], one_class, *plain.args[2:]))
     # Rows that are plus or minus a basis vector: cosines of 1, -1 and 0, and large logits.
     corners = signs[:, None] * np.eye(width)[np.arange(n) % width]
-    for scale in (1.0, 1e3, 1e4) if row.kind == "logits" else (1.0, 1e3):
+    for scale in (1.0, 1e3, 1e4) if row.takes_logits else (1.0, 1e3):
         args = with_scored(plain.args, slice(None), scale * corners)
         if row.kind == "classifier":
             # Orthonormal columns times 10: the logits reach 1e4 and the features lie in their span.
             weights = 10 * np.eye(width, plain.args[2].shape[1])
             args = (*args[:2], weights, args[3])
         yield f"corners {scale:g}", plain._replace(args=args)
-    if row.kind == "logits":
+    if row.takes_logits:
         args = with_scored(plain.args, slice(None), 1e4 * signs[:, None])
         yield "constant logits", plain._replace(args=args)
     if row.kind == "classifier":
@@ -337,6 +345,14 @@ def edge_batches(row: LossRow):
         yield "zero column", plain._replace(args=(features, labels, weights * [1, 0, 1, 1], bias))
         everything = (0 * features, labels, 0 * weights, 0 * bias)
         yield "all zero", plain._replace(args=everything)
+    if row.kind == "prototypes":
+        features, labels, prototypes = plain.args
+        yield "zero prototypes", plain._replace(args=(features, labels, 0 * prototypes))
+        yield "all zero", plain._replace(args=(0 * features, labels, 0 * prototypes))
+        same = prototypes[:, :1] + 0 * prototypes
+        for sign in (1, -1):
+            args = with_scored(plain.args, slice(None), sign * same[:, 0])
+            yield f"cosine {sign}", plain._replace(args=(*args[:2], same))
 
 
 @every_case
@@ -351,11 +367,11 @@ def test_edge_cases_are_finite_and_right(row, dtype):
         expected = reference_values(row, batch)
         # A small loss may be the difference of two numbers as large as the largest logit or squared
         # feature, and has their absolute error.
-        largest = magnitude(expected["none"]) + magnitude(batch.args[0]) ** (
-            1 if row.kind == "logits" else 2
+        largest = magnitude(expected[row.reductions[-1]]) + magnitude(batch.args[0]) ** (
+            1 if row.takes_logits else 2
         )
         tolerance = 1e-12 if dtype == np.float64 else 1e-6
-        for reduction in REDUCTIONS:
+        for reduction in row.reductions:
             np.testing.assert_allclose(
                 got[reduction],
                 expected[reduction],
@@ -401,7 +417,11 @@ def int_spec(*shape):
 
 
 def scored_name(row):
-    return "logits" if row.kind == "logits" else "features"
+    return "logits" if row.takes_logits else "features"
+
+
+def labels_name(row):
+    return "targets" if row.kind == "targets" else "labels"
 
 
 @every_case
@@ -430,13 +450,13 @@ def test_wrong_dtype_of_the_scored(row, dtype):
     "shape", [(), (1,), (6,), (5, 1), (6, CLASSES), (1, CLASSES), (5, 5, 2)], ids=str
 )
 def test_wrong_shape_of_the_labels(row, shape):
-    mentions = ["labels", *map(str, shape[:1])]
+    mentions = [labels_name(row), *map(str, shape[:1])]
     raises(row, ValueError, mentions, [specs(row)[0], int_spec(*shape), *specs(row)[2:]])
 
 
 @every_case
 def test_multi_hot_labels_where_they_have_no_meaning(row):
-    if "sigmoid" in row.name and row.kind == "logits":
+    if row.function is jaxloss.sigmoid_loss or row.kind == "targets":
         pytest.skip("takes multi-hot targets")
     args = specs(row)
     raises(row, ValueError, ["labels"], [args[0], int_spec(5, CLASSES), *args[2:]])
@@ -445,9 +465,21 @@ def test_multi_hot_labels_where_they_have_no_meaning(row):
 @every_case
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_], ids=["float", "bool"])
 def test_wrong_dtype_of_the_labels(row, dtype):
+    if row.kind == "targets":
+        pytest.skip("takes bools and floats")
     args = specs(row)
     bad = jax.ShapeDtypeStruct((5,), dtype)
     raises(row, TypeError, ["labels"], [args[0], bad, *args[2:]])
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in LOSSES if row.kind == "targets"], ids=lambda row: row.name
+)
+def test_wrong_targets(row):
+    logits, targets = specs(row)
+    raises(row, ValueError, ["targets", "5"], [logits, int_spec(5)])
+    complex_targets = jax.ShapeDtypeStruct(targets.shape, np.complex64)
+    raises(row, TypeError, ["targets"], [logits, complex_targets])
 
 
 @every_case
@@ -602,7 +634,7 @@ def test_forward_over_reverse(row):
         shifted_batch = batch._replace(args=merge(batch.args, row.differentiable, shifted))
         moved.append(evaluate(row, shifted_batch, np.float64)["mean_grad"][:-1])
     expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), *moved)
-    assert magnitude(expected) > 1e-3
+    assert magnitude(expected) > 1e-3 or row.piecewise_linear
     # Central differences with this step are good to about 1e-9.
     chex.assert_trees_all_close(got, expected, rtol=1e-6, atol=1e-8)
 
@@ -641,10 +673,13 @@ def test_signature(row):
     positional = [
         name for name, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     ]
-    expected = [scored_name(row), "labels"]
+    expected = [scored_name(row), labels_name(row)]
     if row.kind == "classifier":
         expected += ["weights", "bias"]
         assert parameters["bias"].default is None
+    if row.kind == "prototypes":
+        expected += ["prototypes"]
+        assert parameters["assignment"].default is None
     assert positional == expected
     common = {"where": None, "sample_weights": None, "reduction": "mean", "axis_name": None}
     for name, p in parameters.items():
@@ -660,6 +695,6 @@ def test_signature(row):
 def test_bias_is_optional(row):
     batch = make_batch(row, seed=28, masked=False)
     args = cast(batch.args, row.differentiable, np.float32)
-    got = jax.jit(row.function)(*args[:3])
+    got = jax.jit(partial(row.function, **row.kwargs))(*args[:3])
     zero = batch._replace(args=(*batch.args[:3], 0 * batch.args[3]))
     chex.assert_trees_all_close(got, evaluate(row, zero)["mean"], rtol=1e-6)

@@ -73,7 +73,10 @@ def objective(row: LossRow, axis_name: Any, params: Any, batch: Any, reduction: 
 
 
 def step(row: LossRow, axis_name: Any, params: Any, batch: Any) -> Any:
-    """(the mean, the sum and gradients of both together), the losses of the own rows."""
+    """(the mean, the sum, and gradients of both together), the losses of the own rows.
+
+    The losses of classes are the same on every device and stand beside the sum.
+    """
 
     def loss(params):
         mean = objective(row, axis_name, params, batch, "mean")
@@ -84,7 +87,12 @@ def step(row: LossRow, axis_name: Any, params: Any, batch: Any) -> Any:
     (_, values), grads = jax.value_and_grad(loss, has_aux=True)(params)
     if axis_name is not None:
         grads = jax.lax.pmean(grads, axis_name)
-    return (values, grads), objective(row, axis_name, params, batch, "none")
+    if row.terms is None:
+        return (values, grads), ()
+    terms = objective(row, axis_name, params, batch, "none")
+    if row.terms == "classes":
+        return ((*values, terms), grads), ()
+    return (values, grads), terms
 
 
 @cache
@@ -112,6 +120,10 @@ def per_device(batch: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
 
 
+def merged(own: Any) -> Any:
+    return jax.tree.map(lambda x: x.reshape(-1), own)
+
+
 @cache
 def pmapped(row: LossRow) -> Any:
     return jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
@@ -125,7 +137,7 @@ def test_pmap(row, dtype):
         results, own = jax.tree.map(np.asarray, pmapped(row)(params, per_device(batch)))
     for device in range(DEVICES):
         on_device = jax.tree.map(lambda x, device=device: x[device], results)
-        check((on_device, own.reshape(-1)), single_device(row, dtype), dtype)
+        check((on_device, merged(own)), single_device(row, dtype), dtype)
 
 
 @every_case

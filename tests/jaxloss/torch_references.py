@@ -4,6 +4,9 @@ As in `references`, rows that take no part are removed first, and a per-sample f
 where the loss is undefined.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,10 +19,10 @@ def kept_rows(labels, where):
     return torch.nonzero(known if where is None else known & where)[:, 0]
 
 
-def over_rows(per_sample):
-    def loss(scored, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
+    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         rows = kept_rows(labels, where)
-        values = per_sample(scored[rows], labels[rows], **options)
+        values = per_sample(scored[rows], labels[rows], *shared, **options)
         counted = [k for k, value in enumerate(values) if value is not None]
         if not counted:
             return (
@@ -166,7 +169,119 @@ def spectral_sum_loss(features, labels, weights, bias=None, *, power=0.3, **opti
     return sum_loss(features, labels, weights, bias, transform=transform, **options)
 
 
-def evaluate(loss, args, differentiable, *, where, sample_weights, cotangent):
+def group_softmax_loss(
+    features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
+):
+    """From the tensor of all ingredient logits, [n, d, C], and a sort."""
+    ingredients = features[:, :, None] * weights[None]
+    if groups is None:
+        with torch.no_grad():
+            own = F.one_hot(labels.clamp(min=0), weights.shape[1]).to(features)
+            target = (ingredients * own[:, None]).sum(dim=2)
+            rivals = (ingredients * (1 - own[:, None])).sum(dim=2) / (weights.shape[1] - 1)
+            ranking = (target - rivals).sort(dim=1, stable=True).indices
+            groups = torch.empty_like(ranking)
+            for g, part in enumerate(ranking.tensor_split(num_groups, dim=1)):
+                groups.scatter_(1, part, g)
+
+    parts: list[Any] = []
+    for g in range(num_groups):
+        logits = torch.where(groups[:, :, None] == g, ingredients, 0).sum(dim=1)
+        logits = logits if bias is None else logits + bias / num_groups
+        parts.append(
+            softmax_loss(logits * (num_groups if bound == "tight" else 1), labels, **common)
+        )
+    total = torch.stack(parts).sum(dim=0)
+    return total / num_groups if bound == "tight" else total
+
+
+@over_rows
+def prototype_loss(features, labels, prototypes, *, assignment=None):
+    targets = prototypes.T[labels if assignment is None else torch.tensor(assignment)[labels]]
+    return list((1 - F.cosine_similarity(features, targets, dim=1)) ** 2)
+
+
+@over_rows
+def dot_regression_loss(features, labels, prototypes, *, assignment=None, lengths=None):
+    targets = prototypes.T[labels if assignment is None else torch.tensor(assignment)[labels]]
+    if lengths is not None:
+        targets = targets * torch.tensor(lengths)[labels][:, None]
+    norms = torch.linalg.vector_norm(features, dim=1).detach()
+    full = torch.linalg.vector_norm(targets, dim=1) * norms
+    return list(((features * targets).sum(dim=1) - full) ** 2 / norms / 2)
+
+
+def _soft_gaps(
+    logits, targets, log_weights, *, positive_temperature=4.0, negative_temperature=1.0, margin=0.0
+):
+    """The loss of each row of the matrices, None without a positive."""
+    values = []
+    for x, t, s in zip(logits, targets, log_weights, strict=True):
+        positive = (-x[t > 0] / positive_temperature + s[t > 0]).logsumexp(0)
+        negative = (x[t == 0] / negative_temperature + s[t == 0]).logsumexp(0)
+        gap = negative_temperature * negative + positive_temperature * positive + margin
+        values.append(F.softplus(gap, threshold=500) if (t == 0).any() else 0 * x.sum())
+    return [v if (t > 0).any() else None for v, t in zip(values, targets, strict=True)]
+
+
+@over_rows
+def sample_wise_loss(logits, targets, **hyperparameters):
+    return _soft_gaps(logits, targets, torch.zeros_like(logits), **hyperparameters)
+
+
+def class_wise_loss(
+    logits, targets, *, where=None, sample_weights=None, reduction="mean", **hyperparameters
+):
+    rows = kept_rows(targets, where)
+    weights = torch.ones(len(logits)).to(logits) if sample_weights is None else sample_weights
+    logits, targets, log_weights = logits[rows], targets[rows], weights[rows].log()
+    values = _soft_gaps(
+        logits.T, targets.T, log_weights[:, None].expand_as(logits).T, **hyperparameters
+    )
+    if reduction == "none":
+        return torch.stack([logits.new_zeros(()) if v is None else v for v in values])
+    defined = [v for v in values if v is not None]
+    total = sum(defined, logits.new_zeros(()))
+    return total if reduction == "sum" else total / max(len(defined), 1)
+
+
+def two_way_loss(logits, targets, **options):
+    return class_wise_loss(logits, targets, **options) + sample_wise_loss(
+        logits, targets, **options
+    )
+
+
+@over_rows
+def multilabel_softmax_loss(logits, targets):
+    values = []
+    for x, t in zip(logits, targets, strict=True):
+        proportions = t.clamp(min=0).to(x) / t.clamp(min=0).sum()
+        values.append(F.cross_entropy(x[t >= 0], proportions[t >= 0]) if (t > 0).any() else None)
+    return values
+
+
+@over_rows
+def asymmetric_loss(logits, targets, *, positive_focus=0.0, negative_focus=4.0, clip=0.05):
+    """As in the authors' code: the clip is on the probability of being no negative."""
+    p = logits.sigmoid()
+    not_p = (1 - p + clip).clamp(max=1)
+    positives = (1 - p) ** positive_focus * p.log()
+    negatives = (1 - not_p) ** negative_focus * not_p.log()
+    return list(-(positives * (targets > 0) + negatives * (targets == 0)).sum(dim=1))
+
+
+@over_rows
+def warp_loss(logits, targets):
+    values = []
+    for x, t in zip(logits, targets, strict=True):
+        hinges = (1 - x[t > 0][:, None] + x[t == 0][None]).clamp(min=0)
+        ranks = (hinges > 0).sum(dim=1)
+        harmonic = x.new_tensor([sum(1 / j for j in range(1, r + 1)) for r in ranks.tolist()])
+        values.append((hinges.sum(dim=1) * harmonic / ranks.clamp(min=1)).sum())
+    return values
+
+
+def evaluate(loss, args, differentiable, *, reductions, where, sample_weights, cotangent):
     """Values and gradients in the shape of `harness.evaluate`."""
     tensors = [
         torch.tensor(np.asarray(a, np.float64 if k in differentiable else np.int64))
@@ -176,7 +291,7 @@ def evaluate(loss, args, differentiable, *, where, sample_weights, cotangent):
     weights = torch.tensor(np.asarray(sample_weights, np.float64), requires_grad=True)
     leaves.append(weights)
     results = {}
-    for reduction in ("mean", "sum", "none"):
+    for reduction in reductions:
         value = loss(
             *tensors, where=torch.tensor(where), sample_weights=weights, reduction=reduction
         )

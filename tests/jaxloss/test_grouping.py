@@ -1,0 +1,622 @@
+"""Group softmax: its bounds and gradients, and groups that equal those of a stable sort."""
+
+import itertools
+import re
+from functools import cache, partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
+
+import jaxloss
+from jaxloss._grouping import Bound
+from tests.jaxloss import references, torch_references
+from tests.jaxloss.harness import finite, magnitude, precision, widen
+from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_features, make_weights
+
+BOUNDS: tuple[Bound, ...] = ("tight", "loose")
+every_bound = pytest.mark.parametrize("bound", BOUNDS)
+DTYPES = (np.float32, np.float64, jnp.bfloat16)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64", "bfloat16"])
+
+
+@cache
+def losses(num_groups, bound: Bound = "loose"):
+    """Jitted: a loss for every sample."""
+    return jax.jit(
+        partial(jaxloss.group_softmax_loss, num_groups=num_groups, bound=bound, reduction="none")
+    )
+
+
+discriminative = jax.jit(jaxloss.discriminative_groups, static_argnums=3)
+
+
+def problem(seed=110, n=12, dim=DIM):
+    return classifier_inputs(np.random.default_rng(seed), n, np.float64, dim)
+
+
+def equal_groupings(dim, num_groups):
+    """Every way to put features into numbered groups of equal size, int [ways, d]."""
+    one = np.repeat(np.arange(num_groups), dim // num_groups)
+    return np.array(sorted(set(itertools.permutations(one.tolist()))), np.int32)
+
+
+# Groups equal those of a stable sort ----
+
+
+def nasty_scores(dim, dtype):
+    """Rows of scores that a ranking may get wrong."""
+    rng = np.random.default_rng(111)
+    limits = jnp.finfo(dtype)
+    one = np.asarray(1, dtype)
+    spread = rng.choice([-1.0, 1.0], dim) * 10.0 ** rng.uniform(-30, 30, dim)
+    rows = {
+        "normal": rng.normal(size=dim),
+        "all positive": rng.uniform(1, 2, dim),
+        "all negative": -rng.uniform(1, 2, dim),
+        "scales": spread,
+        "tiny": spread * 1e-5,
+        "few values": rng.integers(-1, 2, dim),
+        "two values": rng.integers(0, 2, dim) * 1e30,
+        "equal": np.full(dim, -0.7),
+        "zeros": np.zeros(dim),
+        "signed zeros": rng.choice([-0.0, 0.0], dim),
+        "negative zeros first": np.where(np.arange(dim) % 2, -0.0, 0.0),
+        "zeros among others": rng.choice([-0.0, 0.0, -1.0, 1.0], dim),
+        "infinities": rng.choice([-np.inf, np.inf, 0.0, 1.0], dim),
+        "one NaN": np.where(np.arange(dim) == dim // 2, np.nan, rng.normal(size=dim)),
+        "some NaN": rng.choice([np.nan, -np.nan, np.inf, -np.inf, 1.0, -1.0], dim),
+        "all NaN": np.full(dim, np.nan),
+        "ascending": np.arange(dim),
+        "descending": -np.arange(dim),
+        "next to one": one + np.asarray(limits.eps, dtype) * rng.integers(0, 3, dim).astype(dtype),
+        "limits": rng.choice(
+            [float(x) for x in (limits.max, limits.min, limits.tiny, -limits.tiny, 0.0)], dim
+        ),
+    }
+    return np.stack([np.asarray(row).astype(dtype) for row in rows.values()])
+
+
+def groups_of_scores(scores, num_groups):
+    """W of ones and zeros: the score of a feature is the feature itself."""
+    with precision(scores.dtype):
+        weights = jnp.zeros((scores.shape[1], 2), scores.dtype).at[:, 0].set(1)
+        labels = jnp.zeros(len(scores), np.int32)
+        return np.asarray(discriminative(jnp.asarray(scores), labels, weights, num_groups))
+
+
+@every_dtype
+@pytest.mark.parametrize(
+    ("dim", "num_groups"), [(1, 1), (2, 2), (7, 1), (7, 3), (7, 7), (16, 4), (33, 5)]
+)
+def test_groups_equal_those_of_a_stable_sort(dim, num_groups, dtype):
+    scores = nasty_scores(dim, dtype)
+    with np.errstate(invalid="ignore"):
+        expected = references.ranked_groups(scores.astype(np.float64), num_groups)
+    np.testing.assert_array_equal(groups_of_scores(scores, num_groups), expected)
+
+
+def test_denormal_scores_still_give_equal_groups():
+    """Whether they are flushed to zero is the backend's choice."""
+    scores = np.random.default_rng(112).choice([1e-40, -1e-40, 0.0, 1.0], (30, 8))
+    groups = groups_of_scores(scores.astype(np.float32), 4)
+    for row, scored in zip(groups, scores, strict=True):
+        np.testing.assert_array_equal(np.bincount(row), [2, 2, 2, 2])
+        assert row[scored == 1].min(initial=3) >= row[scored < 1].max(initial=0)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_scores_are_those_of_the_formula(classes):
+    rng = np.random.default_rng(113)
+    features = make_features(rng, 40, np.float64, dim=11)
+    weights = make_weights(rng, np.float64, dim=11, classes=classes)
+    labels = rng.integers(0, classes, 40)
+    expected = references.ranked_groups(
+        references.discriminativity(features, labels, weights), num_groups=4
+    )
+    with jax.enable_x64(True):
+        got = discriminative(*map(jnp.asarray, (features, labels, weights)), 4)
+    np.testing.assert_array_equal(np.asarray(got), expected)
+    assert [np.sum(expected[0] == g) for g in range(4)] == [3, 3, 3, 2]
+
+
+def test_equal_features_go_by_index():
+    """Twins have the same score to the last bit, whatever the rounding."""
+    rng = np.random.default_rng(114)
+    features = np.repeat(make_features(rng, 50, np.float32, dim=9), 4, axis=1)
+    weights = np.repeat(make_weights(rng, np.float32, dim=9, classes=37), 4, axis=0)
+    labels = rng.integers(0, 37, 50).astype(np.int32)
+    groups = np.asarray(discriminative(*map(jnp.asarray, (features, labels, weights)), 7))
+    twins = groups.reshape(50, 9, 4)
+    assert np.all(np.diff(twins, axis=2) >= 0)
+    assert np.any(np.diff(twins, axis=2) > 0)
+
+
+def test_groups_of_bfloat16_are_those_of_the_same_numbers_in_float32():
+    rng = np.random.default_rng(115)
+    arrays = [make_features(rng, 20, np.float32), make_weights(rng, np.float32)]
+    features, weights = (jnp.asarray(a, jnp.bfloat16) for a in arrays)
+    labels = jnp.asarray(rng.integers(0, CLASSES, 20), np.int32)
+    wide = (features.astype(np.float32), labels, weights.astype(np.float32))
+    expected = discriminative(*wide, 3)
+    assert expected.dtype == np.int32
+    chex.assert_trees_all_equal(discriminative(features, labels, weights, 3), expected)
+    chex.assert_trees_all_equal(discriminative(wide[0], labels, weights, 3), expected)
+    chex.assert_trees_all_equal(jaxloss.discriminative_groups(*wide, 3), expected)
+    mapped = jax.vmap(lambda x, y: jaxloss.discriminative_groups(x[None], y[None], wide[2], 3)[0])
+    chex.assert_trees_all_equal(jax.jit(mapped)(wide[0], labels), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint32], ids=lambda t: t.__name__)
+def test_labels_that_are_no_class_get_equal_groups(dtype):
+    rng = np.random.default_rng(116)
+    features, weights = make_features(rng, 3, np.float32), make_weights(rng, np.float32)
+    labels = jnp.asarray(np.array([CLASSES, 100, 0 if dtype == np.uint32 else -1], dtype))
+    groups = discriminative(jnp.asarray(features), labels, jnp.asarray(weights), 3)
+    for row in np.asarray(groups):
+        np.testing.assert_array_equal(np.bincount(row), [3, 2, 2])
+
+
+# The other groupings ----
+
+
+@pytest.mark.parametrize(("dim", "num_groups"), [(1, 1), (6, 3), (7, 3), (8, 3), (5, 5)])
+def test_contiguous_groups(dim, num_groups):
+    groups = jaxloss.contiguous_groups(3, dim, num_groups)
+    assert groups.shape == (3, dim)
+    assert groups.dtype == np.int32
+    for row in np.asarray(groups):
+        for g, part in enumerate(np.array_split(np.arange(dim), num_groups)):
+            np.testing.assert_array_equal(np.flatnonzero(row == g), part)
+
+
+def test_random_groups_are_equal_parts_in_any_order():
+    """Shares and pairs as random permutations have them, within 5 standard deviations."""
+    n, dim, sizes = 20000, 7, np.array([3, 2, 2])
+    draw = jax.jit(partial(jaxloss.random_groups, num_samples=n, dim=dim, num_groups=3))
+    groups = np.asarray(draw(jax.random.key(3)))
+    assert groups.dtype == np.int32
+    members = groups[:, :, None] == np.arange(3)
+    np.testing.assert_array_equal(members.sum(axis=1), np.tile(sizes, (n, 1)))
+    np.testing.assert_allclose(
+        members.mean(axis=0), np.tile(sizes / dim, (dim, 1)), atol=5 * 0.5 / np.sqrt(n)
+    )
+    together = np.sum(sizes * (sizes - 1)) / (dim * (dim - 1))
+    for j, k in itertools.combinations(range(dim), 2):
+        share = np.mean(groups[:, j] == groups[:, k])
+        assert abs(share - together) < 5 * 0.5 / np.sqrt(n)
+    # Neighbouring samples are drawn independently.
+    assert abs(np.mean(groups[1:] == groups[:-1]) - np.sum((sizes / dim) ** 2)) < 0.01
+    np.testing.assert_array_equal(groups, np.asarray(draw(jax.random.key(3))))
+    assert np.any(groups != np.asarray(draw(jax.random.key(4))))
+
+
+def test_random_groups_of_either_kind_of_key():
+    typed, older = jax.random.key(5), jax.random.PRNGKey(5)
+    expected = jaxloss.random_groups(typed, 4, 6, 2)
+    chex.assert_trees_all_equal(jaxloss.random_groups(older, 4, 6, 2), expected)
+    draw = partial(jaxloss.random_groups, num_samples=4, dim=6, num_groups=2)
+    keys = jax.random.split(typed, 3)
+    stacked = jnp.stack([draw(key) for key in keys])
+    chex.assert_trees_all_equal(jax.vmap(draw)(keys), stacked)
+
+
+# Proposition 1 and Lemma 1 ----
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    scale=st.floats(-3, 3),
+    offset=st.sampled_from([0.0, 1.0, 100.0]),
+    kind=st.sampled_from(["discriminative", "contiguous", "random", "any"]),
+    num_groups=st.sampled_from([2, 3]),
+)
+def test_proposition_1(seed, scale, offset, kind, num_groups):
+    """Softmax ≤ type I ≤ type II, for any grouping, equal or not."""
+    rng = np.random.default_rng(seed)
+    features = 10**scale * rng.normal(size=(8, 6))
+    weights, bias = rng.normal(offset, 1, (6, 4)), rng.normal(0, 10 ** min(scale, 1), 4)
+    labels = rng.integers(0, 4, 8)
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
+        groups = {
+            "discriminative": lambda: discriminative(*args[:3], num_groups),
+            "contiguous": lambda: np.tile(np.arange(6) * num_groups // 6, (8, 1)),
+            "random": lambda: rng.permuted(np.tile(np.arange(6) % num_groups, (8, 1)), axis=1),
+            "any": lambda: rng.integers(0, num_groups, (8, 6)),
+        }[kind]()
+        tight, loose = (
+            np.asarray(losses(num_groups, b)(*args, groups=jnp.asarray(groups, np.int32)))
+            for b in BOUNDS
+        )
+        plain = np.asarray(losses(1)(*args))
+        if kind == "discriminative":
+            chex.assert_trees_all_equal(np.asarray(losses(num_groups)(*args)), loose)
+    rounding = 1e-13 * np.max(np.abs(features)) * np.max(np.abs(weights)) * 6
+    assert np.all(plain >= 0)
+    assert np.all(plain <= tight + rounding)
+    assert np.all(tight <= loose + rounding)
+
+
+@every_bound
+def test_one_group_is_the_softmax_loss(bound):
+    with jax.enable_x64(True):
+        features, labels, weights, bias = map(jnp.asarray, problem(117))
+
+        def plain(x, w, b):
+            return jaxloss.softmax_loss(jaxloss.linear_logits(x, w, b), labels)
+
+        def grouped(x, w, b):
+            return jaxloss.group_softmax_loss(x, labels, w, b, num_groups=1, bound=bound)
+
+        both = [
+            jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(features, weights, bias)
+            for f in (plain, grouped)
+        ]
+    chex.assert_trees_all_close(*both, rtol=1e-12, atol=1e-14)
+
+
+def relaxed(scores, groupings, num_groups, sharpness=1):
+    """The objective of (A.20) for each grouping of one sample's scores."""
+    sums = [np.where(groupings == g, scores, 0).sum(axis=1) for g in range(num_groups)]
+    return np.sum([np.logaddexp(0, -sharpness * total) for total in sums], axis=0) / sharpness
+
+
+@pytest.mark.parametrize("num_groups", [2, 3])
+def test_lemma_1(num_groups):
+    """Sorting maximises the relaxed objective over all equal groupings, by brute force."""
+    everything = equal_groupings(6, num_groups)
+    assert len(everything) == {2: 20, 3: 90}[num_groups]
+    features, labels, weights, bias = problem(118, n=40, dim=6)
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, (features, labels, weights)))
+        groups = np.asarray(discriminative(*args, num_groups))
+        bounds = {bound: np.asarray(losses(num_groups, bound)(*args)) for bound in BOUNDS}
+    scores = references.discriminativity(features, labels, weights)
+    for i in range(40):
+        for bound, sharpness in (("loose", 1), ("tight", num_groups)):
+            objective = relaxed(scores[i], everything, num_groups, sharpness)
+            reached = relaxed(scores[i], groups[i][None], num_groups, sharpness)[0]
+            assert reached >= objective.max() - 1e-12
+            assert np.sum(objective > reached - 1e-9) < len(everything)
+            # (A.18): and it bounds the loss from below, that has no bias.
+            assert reached <= bounds[bound][i] + 1e-12
+        # (A.21): of two groups, all features of the one score higher than all of the other.
+        for low, high in itertools.combinations(range(num_groups), 2):
+            assert scores[i][groups[i] == low].max() < scores[i][groups[i] == high].min()
+    assert bias.any()
+
+
+@every_bound
+@pytest.mark.parametrize("num_groups", [2, 3])
+def test_for_two_classes_no_equal_grouping_has_a_larger_loss(num_groups, bound):
+    """Then the log-sum-exp over the other classes is their mean: nothing is relaxed."""
+    everything = equal_groupings(6, num_groups)
+    rng = np.random.default_rng(119)
+    for _ in range(5):
+        features = np.tile(rng.normal(size=(1, 6)), (len(everything), 1))
+        labels = np.full(len(everything), rng.integers(0, 2))
+        weights = rng.normal(size=(6, 2))
+        with jax.enable_x64(True):
+            args = tuple(map(jnp.asarray, (features, labels, weights)))
+            of_groups = losses(num_groups, bound)(*args, groups=jnp.asarray(everything))
+            of_groups, chosen = map(np.asarray, (of_groups, losses(num_groups, bound)(*args)))
+        np.testing.assert_allclose(chosen, np.max(of_groups), rtol=1e-12)
+        assert np.min(of_groups) < np.max(of_groups) - 1e-3
+
+
+# Gradients ----
+
+
+def posterior(logits):
+    exponentials = np.exp(logits - logits.max())
+    return exponentials / exponentials.sum()
+
+
+def test_gradients_of_softmax_cross_entropy():
+    """Assigned prototypes' supplement, eq. (11) and (12), which sum over the batch."""
+    features, labels, weights, _ = problem(120)
+    with jax.enable_x64(True):
+
+        def loss(x, w):
+            logits = jaxloss.linear_logits(x, w)
+            return jaxloss.softmax_loss(logits, jnp.asarray(labels), reduction="sum")
+
+        arrays = (jnp.asarray(features), jnp.asarray(weights))
+        by_features, by_weights = map(np.asarray, jax.jit(jax.grad(loss, (0, 1)))(*arrays))
+    p = [posterior(x @ weights) for x in features]
+    for i, y in enumerate(labels):
+        attraction = -(1 - p[i][y]) * weights[:, y]
+        repulsion = sum(p[i][j] * weights[:, j] for j in range(CLASSES) if j != y)
+        np.testing.assert_allclose(by_features[i], attraction + repulsion, rtol=1e-10, atol=1e-13)
+    for j in range(CLASSES):
+        own = sum(-(1 - p[i][j]) * features[i] for i in np.flatnonzero(labels == j))
+        passive = sum(p[i][j] * features[i] for i in np.flatnonzero(labels != j))
+        np.testing.assert_allclose(by_weights[:, j], own + passive, rtol=1e-10, atol=1e-13)
+
+
+@cache
+def feature_gradients(num_groups, bound):
+    def loss(x, y, w, b, groups):
+        return jaxloss.group_softmax_loss(
+            x, y, w, b, num_groups=num_groups, bound=bound, groups=groups, reduction="sum"
+        )
+
+    return jax.jit(jax.grad(loss))
+
+
+@every_bound
+def test_feature_gradient_is_that_of_the_paper(bound):
+    """Eq. (B.2): a block of the classifier for each group times that group's posterior."""
+    features, labels, weights, bias = problem(121)
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
+        got = np.asarray(feature_gradients(3, bound)(*args, None))
+    scores = references.discriminativity(features, labels, weights)
+    groups = references.ranked_groups(scores, 3)
+    sharpness = {"loose": 1, "tight": 3}[bound]
+    for i, y in enumerate(labels):
+        for g in range(3):
+            members = groups[i] == g
+            logits = features[i, members] @ weights[members] + bias / 3
+            error = posterior(sharpness * logits) - np.eye(CLASSES)[y]
+            np.testing.assert_allclose(
+                got[i, members], weights[members] @ error, rtol=1e-10, atol=1e-13
+            )
+
+
+@every_bound
+def test_rank_of_the_feature_gradients(bound):
+    """Softmax moves features within C−1 dimensions (p − e_y sums to 0), G groups within G(C−1)."""
+    rng = np.random.default_rng(122)
+    n, dim, classes = 60, 12, 3
+    features, weights = rng.normal(size=(n, dim)), rng.normal(size=(dim, classes))
+    labels, bias = rng.integers(0, classes, n), np.zeros(classes)
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
+        ranks = {}
+        for num_groups in (1, 2, 4):
+            groups = jaxloss.contiguous_groups(n, dim, num_groups)
+            gradients = np.asarray(feature_gradients(num_groups, bound)(*args, groups))
+            ranks[num_groups] = np.linalg.matrix_rank(gradients, tol=1e-9)
+            blocks = np.kron(np.eye(num_groups), np.ones((dim // num_groups, classes)))
+            basis = np.tile(weights, num_groups) * blocks
+            outside = gradients.T - basis @ np.linalg.lstsq(basis, gradients.T, rcond=None)[0]
+            assert magnitude(outside) < 1e-12
+            assert np.linalg.matrix_rank(basis) == min(classes * num_groups, dim)
+        per_sample = np.asarray(feature_gradients(4, bound)(*args, None))
+    assert ranks == {1: 2, 2: 4, 4: 8}
+    # Groups of each sample's own together leave no direction out.
+    assert np.linalg.matrix_rank(per_sample, tol=1e-9) == dim
+
+
+@every_bound
+def test_no_gradient_flows_through_the_grouping(bound):
+    features, labels, weights, bias = problem(123)
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
+        groups = discriminative(*args[:3], 3)
+
+        def loss(x, w, b, groups):
+            return jaxloss.group_softmax_loss(
+                x, args[1], w, b, num_groups=3, bound=bound, groups=groups
+            )
+
+        run = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+        chosen, given_groups = (run(args[0], args[2], args[3], g) for g in (None, groups))
+        chex.assert_trees_all_close(chosen, given_groups, rtol=1e-12, atol=1e-15)
+
+
+# Groups that are given ----
+
+
+@every_bound
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_given_groups_equal_references(bound, with_bias):
+    features, labels, weights, bias = problem(124)
+    labels[[2, 5]] = -1
+    rng = np.random.default_rng(125)
+    groups = rng.integers(0, 4, (12, DIM))  # Unequal; some are empty.
+    where, sample_weights = np.arange(12) % 5 != 3, rng.uniform(0.2, 2, 12)
+    options = {"num_groups": 4, "bound": bound}
+    positions = (0, 2, 3) if with_bias else (0, 2)
+    args = (features, labels, weights, bias)[: 4 if with_bias else 3]
+    masks = {"where": where, "sample_weights": sample_weights}
+    expected = references.group_softmax_loss(*args, groups=groups, **options, **masks)
+
+    torch_args = [
+        torch.tensor(a, dtype=torch.int64 if k == 1 else None) for k, a in enumerate(args)
+    ]
+    leaves = [torch_args[k].requires_grad_() for k in positions]
+    torch_loss = torch_references.group_softmax_loss(
+        *torch_args,
+        groups=torch.tensor(groups),
+        **options,
+        **{name: torch.tensor(mask) for name, mask in masks.items()},
+    )
+    torch_grads = tuple(g.numpy() for g in torch.autograd.grad(torch_loss, leaves))
+
+    # What is given for rows that do not count does not matter.
+    groups[~where], groups[5] = 99, -7
+    with jax.enable_x64(True):
+        run = jax.jit(
+            jax.value_and_grad(partial(jaxloss.group_softmax_loss, **options), argnums=positions)
+        )
+        value, grads = run(*map(jnp.asarray, args), groups=groups, **masks)
+        value, grads = jax.tree.map(np.asarray, (value, grads))
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
+    chex.assert_trees_all_close(grads, torch_grads, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("stray", [-1, 3, 100])
+@pytest.mark.parametrize("dtype", [np.int32, np.int8], ids=lambda t: t.__name__)
+def test_a_feature_in_no_group_is_not_dropped_silently(stray, dtype):
+    args = [jnp.asarray(a, np.float32 if k != 1 else np.int32) for k, a in enumerate(problem(126))]
+    groups = np.array(jaxloss.contiguous_groups(12, DIM, 3)).astype(dtype)
+    expected = np.asarray(losses(3)(*args, groups=jnp.asarray(groups)))
+    groups[4, 2] = stray
+    got = np.asarray(losses(3)(*args, groups=jnp.asarray(groups)))
+    assert np.isnan(got[4])
+    others = np.arange(12) != 4
+    np.testing.assert_array_equal(got[others], expected[others])
+    grads = np.asarray(feature_gradients(3, "loose")(*args, jnp.asarray(groups)))
+    np.testing.assert_array_equal(np.isnan(grads).any(axis=1), ~others)
+
+
+def test_wrong_groups():
+    features, labels, weights = jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((4, 3))
+    loss = partial(jaxloss.group_softmax_loss, features, labels, weights, num_groups=2)
+    for shape in [(), (4,), (1, 4), (4, 5), (5, 3)]:
+        with pytest.raises(ValueError, match=r"`groups`.*\(5, 4\).*broadcast_to"):
+            loss(groups=jnp.zeros(shape, int))
+    for dtype in (np.float32, np.bool_):
+        with pytest.raises(TypeError, match="`groups` must hold integers"):
+            loss(groups=jnp.zeros((5, 4), dtype))
+    with pytest.raises(ValueError, match="`bound` must be one of tight, loose, got 'II'"):
+        loss(bound="II")  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda g: jaxloss.group_softmax_loss(
+            jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((4, 3)), num_groups=g
+        ),
+        lambda g: jaxloss.discriminative_groups(
+            jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((4, 3)), g
+        ),
+        lambda g: jaxloss.contiguous_groups(5, 4, g),
+        lambda g: jaxloss.random_groups(jax.random.key(0), 5, 4, g),
+    ],
+    ids=["group_softmax_loss", "discriminative_groups", "contiguous_groups", "random_groups"],
+)
+def test_wrong_number_of_groups(function):
+    jax.eval_shape(lambda: function(4))
+    with pytest.raises(ValueError, match=r"`num_groups` must be at most .* 4, got 5"):
+        function(5)
+    with pytest.raises(ValueError, match="`num_groups` must be at least 1, got 0"):
+        function(0)
+    for number in (2.0, True, None):
+        with pytest.raises(TypeError, match="`num_groups` must be a Python integer"):
+            function(number)
+
+
+def test_wrong_shapes_of_groups_to_make():
+    for make in (
+        jaxloss.contiguous_groups,
+        partial(jaxloss.random_groups, jax.random.key(0)),
+    ):
+        with pytest.raises(ValueError, match="`num_samples`"):
+            make(0, 4, 2)
+        with pytest.raises(ValueError, match="`dim`"):
+            make(3, 0, 1)
+    with pytest.raises(ValueError, match=r"`weights` must have shape \[d, C\] with d = 4"):
+        jaxloss.discriminative_groups(jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((3, 4)), 2)
+
+
+# Numerics, memory ----
+
+
+def test_a_nan_stays_in_its_sample_and_its_group():
+    args = [jnp.asarray(a, np.float32 if k != 1 else np.int32) for k, a in enumerate(problem(127))]
+    expected = np.asarray(losses(3)(*args))
+    broken = args[0].at[4, 2].set(jnp.nan)
+    groups = np.asarray(discriminative(broken, *args[1:3], 3))
+    np.testing.assert_array_equal(np.bincount(groups[4]), [3, 2, 2])
+    assert groups[4, 2] == 2
+    got = np.asarray(losses(3)(broken, *args[1:]))
+    np.testing.assert_array_equal(np.isnan(got), np.arange(12) == 4)
+    others = ~np.isnan(got)
+    np.testing.assert_array_equal(got[others], expected[others])
+    grads = np.asarray(feature_gradients(3, "loose")(broken, *args[1:], None))
+    np.testing.assert_array_equal(np.isnan(grads[4]), groups[4] == 2)
+    assert finite(grads[others])
+
+
+@every_bound
+def test_large_logits(bound):
+    """Group logits of ±1e4, in favour of the label and against it, at every label."""
+    features = np.repeat([[1e2, -1e2, 1e2, 1.0], [-1e2, 1e2, -1e2, 0.0]], 2, axis=0)
+    weights = 1e2 * np.array([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [0.5, 0.5]])
+    labels = np.array([0, 1, 0, 1], np.int32)
+    arrays = [jnp.asarray(a, np.float32) for a in (features, weights, np.zeros(2))]
+    args = (arrays[0], jnp.asarray(labels), *arrays[1:])
+    got = np.asarray(losses(2, bound)(*args))
+    expected = references.group_softmax_loss(
+        features, labels, weights, num_groups=2, bound=bound, reduction="none"
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert got.max() > 1e4
+    assert finite(feature_gradients(2, bound)(*args, None))
+
+
+def test_bfloat16_features_beside_a_float32_classifier():
+    features, labels, weights, bias = problem(128)
+    narrow = jnp.asarray(features, jnp.bfloat16)
+    rest = (jnp.asarray(weights, np.float32), jnp.asarray(bias, np.float32))
+
+    def loss(x, w, b):
+        return jaxloss.group_softmax_loss(x, jnp.asarray(labels), w, b, num_groups=3)
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+    value, grads = run(narrow, *rest)
+    expected, expected_grads = run(narrow.astype(np.float32), *rest)
+    assert value.dtype == np.float32
+    assert [g.dtype for g in grads] == [jnp.bfloat16, np.float32, np.float32]
+    np.testing.assert_allclose(value, expected, rtol=2e-6)
+    np.testing.assert_allclose(
+        widen(grads[0]), expected_grads[0], rtol=0, atol=2**-7 * magnitude(expected_grads[0])
+    )
+
+
+def primitives_and_sizes(jaxpr):
+    """The names of all operations, and the sizes of all that they give, in nested jaxprs too."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name, max(out.aval.size for out in equation.outvars)
+        for nested in jaxprs_in_params(equation.params):
+            yield from primitives_and_sizes(nested)
+
+
+def test_neither_a_sort_nor_all_ingredient_logits():
+    n, dim, classes, num_groups = 256, 2048, 1000, 4
+    specs = (
+        jax.ShapeDtypeStruct((n, dim), np.float32),
+        jax.ShapeDtypeStruct((n,), np.int32),
+        jax.ShapeDtypeStruct((dim, classes), np.float32),
+        jax.ShapeDtypeStruct((classes,), np.float32),
+    )
+    loss = partial(jaxloss.group_softmax_loss, num_groups=num_groups)
+    run = jax.jit(jax.grad(loss, argnums=(0, 2, 3)))
+
+    found = list(primitives_and_sizes(run.trace(*specs).jaxpr.jaxpr))
+    names = {name for name, _ in found}
+    assert "dot_general" in names
+    assert not {name for name in names if "sort" in name or "top_k" in name}
+    assert max(size for _, size in found) <= num_groups * n * max(dim, classes)
+
+    compiled = run.lower(*specs).compile()
+    text = compiled.as_text()
+    assert text is not None
+    assert not re.search(r"\bsort\b|topk", text, re.IGNORECASE)
+    # The masked features and their gradient, n·G·d each, and the logits and theirs, n·G·C.
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 1.2 * 4 * 2 * n * num_groups * (dim + classes)
+    assert memory.temp_size_in_bytes < n * dim * classes * 4 / 40
+
+
+def test_random_groups_are_drawn_without_a_sort():
+    draw = jax.jit(partial(jaxloss.random_groups, num_samples=8, dim=64, num_groups=4))
+    text = draw.lower(jax.random.key(0)).compile().as_text()
+    assert text is not None
+    assert not re.search(r"\bsort\b", text)
+    sorting = jax.jit(jnp.argsort).lower(jnp.zeros((8, 64))).compile().as_text()
+    assert sorting is not None
+    assert re.search(r"\bsort\b", sorting)

@@ -1,0 +1,448 @@
+"""Class means, balanced lengths, and what the prototype losses claim about their gradients.
+
+The properties that all losses share are in `test_contract.py` and `test_devices.py`.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.harness import precision
+
+DEVICES = 4
+CLASSES = 5
+HALF = (jnp.bfloat16, jnp.float16)
+P = PartitionSpec
+losses = pytest.mark.parametrize(
+    "loss", [jaxloss.prototype_loss, jaxloss.dot_regression_loss], ids=["prototype", "dot"]
+)
+update = jax.jit(jaxloss.update_class_means)
+lengths_of = jax.jit(jaxloss.class_balanced_lengths, static_argnums=1)
+
+
+def units(x, axis=0):
+    return x / np.linalg.norm(x, axis=axis, keepdims=True)
+
+
+def make_batch(seed, n=24, dim=6):
+    """Class 4 is absent, class 3 is only in rows that do not count."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(0.3, 1.0, (n, dim)) * rng.uniform(0.1, 5.0, (n, 1))
+    labels = rng.choice([-1, 0, 1, 2], n, p=[0.2, 0.4, 0.25, 0.15]).astype(np.int32)
+    where = rng.random(n) < 0.7
+    labels[np.flatnonzero(~where)[:3]] = 3
+    return features, labels, where
+
+
+def make_means(seed, dim=6):
+    means = units(np.random.default_rng(seed).normal(size=(dim, CLASSES)))
+    means[:, 1] = 0
+    return means
+
+
+# Class means ----
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_class_means_equal_a_loop(dtype, decay):
+    means, (features, labels, where) = make_means(40), make_batch(41)
+    expected = references.class_means(means, features, labels, decay=decay, where=where)
+    assert np.abs(expected - means).max() > 0.1
+    with precision(dtype):
+        got = update(
+            jnp.asarray(means, dtype),
+            jnp.asarray(features, dtype),
+            jnp.asarray(labels),
+            decay=decay,
+            where=jnp.asarray(where),
+        )
+        assert got.dtype == dtype
+        got = np.asarray(got)
+    np.testing.assert_allclose(got, expected, atol=1e-12 if dtype == np.float64 else 1e-6)
+    np.testing.assert_array_equal(got[:, 3:], means[:, 3:].astype(dtype))
+
+
+def test_absent_classes_stay_bit_for_bit():
+    """Also means of any length: only what is updated is normalised."""
+    means = np.random.default_rng(42).normal(size=(6, CLASSES)).astype(np.float32)
+    features = np.ones((2, 6), np.float32)
+    got = np.asarray(update(means, features, np.array([2, -1])))
+    others = [0, 1, 3, 4]
+    np.testing.assert_array_equal(got[:, others], means[:, others])
+    np.testing.assert_allclose(np.linalg.norm(got[:, 2]), 1, rtol=1e-6)
+    nothing = update(means, features, np.array([2, 2]), where=np.zeros(2, bool))
+    np.testing.assert_array_equal(nothing, means)
+
+
+def test_first_step_from_zeros_gives_the_direction_of_the_mean():
+    features = np.array([[1.0, 0.0], [5.0, 2.0], [0.0, -3.0]], np.float32)
+    got = update(np.zeros((2, 3), np.float32), features, np.array([0, 0, 2]))
+    expected = np.array([[3 / 10**0.5, 0, 0], [1 / 10**0.5, 0, -1]])
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_degenerate_class_means_stay_finite():
+    old = np.array([[1.0, 0.0, 0.6], [0.0, 0.0, 0.8]], np.float32)
+    zero = update(old, np.zeros((3, 2), np.float32), np.arange(3))
+    np.testing.assert_allclose(zero, old, atol=1e-7)
+    # Samples that cancel, and a class that turns by exactly 180 degrees.
+    opposite = np.array([[1.0, 2.0], [-1.0, -2.0], [-0.6, -0.8]], np.float32)
+    got = update(old, opposite, np.array([0, 0, 2]), decay=0.5)
+    np.testing.assert_allclose(got, [[1, 0, 0], [0, 0, 0]], atol=1e-7)
+
+
+def test_rows_that_do_not_count_do_not_leak_into_the_means():
+    means, (features, labels, where) = make_means(43), make_batch(44)
+    expected = update(means, features, labels, where=where)
+    features[~where | (labels < 0)] = np.nan
+    labels = np.where(where, labels, 10**6)
+    np.testing.assert_array_equal(update(means, features, labels, where=where), expected)
+
+
+def test_too_large_labels_are_left_out_of_the_means():
+    means, (features, labels, _) = make_means(45), make_batch(46)
+    expected = update(means, features, np.where(labels == 2, -1, labels))
+    for label in (CLASSES, 10**6):
+        got = update(means, features, np.where(labels == 2, label, labels))
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_nan_spoils_the_mean_of_its_own_class_only():
+    means, (features, labels, _) = make_means(47), make_batch(48)
+    labels[3], features[3, 1] = 0, np.nan
+    got = np.asarray(update(means, features, labels))
+    assert np.isnan(got[:, 0]).any()
+    assert np.isfinite(got[:, 1:]).all()
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
+def test_half_precision_features_update_float32_means(dtype):
+    means, (features, labels, _) = make_means(49).astype(np.float32), make_batch(50)
+    narrow = jnp.asarray(features, dtype)
+    got = update(means, narrow, labels)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, update(means, narrow.astype(np.float32), labels), rtol=1e-6)
+    # The state keeps its dtype, so that it can be carried through a loop.
+    assert update(jnp.asarray(means, dtype), features.astype(np.float32), labels).dtype == dtype
+
+
+def spread(run, mode):
+    """`run(shared, *rows)` over four devices, every device's result."""
+
+    def on_device(shared, *rows):
+        return jax.tree.map(lambda x: x[None], run(shared, *rows))
+
+    if mode == "pmap":
+        mapped = jax.pmap(run, axis_name="batch", in_axes=(None, 0, 0, 0))
+        return lambda shared, *rows: mapped(
+            shared, *(x.reshape(DEVICES, -1, *x.shape[1:]) for x in rows)
+        )
+    mesh = jax.make_mesh((DEVICES,), ("batch",), axis_types=(AxisType.Auto,))
+    specs = (P(), P("batch"), P("batch"), P("batch"))
+    check_vma = mode == "check_vma"
+    return jax.jit(
+        jax.shard_map(
+            on_device, mesh=mesh, in_specs=specs, out_specs=P("batch"), check_vma=check_vma
+        )
+    )
+
+
+@pytest.mark.parametrize("mode", ["pmap", "check_vma", "without check_vma"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_class_means_and_lengths_over_devices(mode, dtype):
+    """With masks as uneven as they can be; every device ends with the very same numbers."""
+    means, (features, labels, where) = make_means(51).astype(dtype), make_batch(52)
+    where = np.array([[1] * 6, [0, 0, 1, 0, 0, 0], [0] * 6, [0, 1, 1, 1, 1, 1]], bool).ravel()
+    features = features.astype(dtype)
+
+    def run(means, features, labels, where, axis_name: Any = "batch"):
+        return (
+            jaxloss.update_class_means(means, features, labels, where=where, axis_name=axis_name),
+            jaxloss.class_balanced_lengths(labels, CLASSES, where=where, axis_name=axis_name),
+        )
+
+    with precision(dtype):
+        args = tuple(map(jnp.asarray, (means, features, labels, where)))
+        expected = jax.tree.map(np.asarray, jax.jit(partial(run, axis_name=None))(*args))
+        got = jax.tree.map(np.asarray, spread(run, mode)(*args))
+    assert np.abs(expected[0] - means).max() > 0.1
+    tolerance = 1e-12 if dtype == np.float64 else 1e-6
+    for own, whole in zip(got, expected, strict=True):
+        assert own.shape == (DEVICES, *whole.shape)
+        np.testing.assert_allclose(own[0], whole, rtol=0, atol=tolerance)
+        for device in range(1, DEVICES):
+            np.testing.assert_array_equal(own[device], own[0])
+
+
+def test_class_means_errors():
+    means, features, labels = jnp.ones((3, 4)), jnp.ones((5, 3)), jnp.zeros(5, int)
+    with pytest.raises(ValueError, match=r"class_means.*d = 3.*\(4, 3\)"):
+        jaxloss.update_class_means(means.T, features, labels)
+    with pytest.raises(ValueError, match="class_means"):
+        jaxloss.update_class_means(means[0], features, labels)
+    with pytest.raises(ValueError, match="class_means"):
+        jaxloss.update_class_means(means[:, :0], features, labels)
+    with pytest.raises(TypeError, match="class_means"):
+        jaxloss.update_class_means(jnp.ones((3, 4), int), features, labels)
+    with pytest.raises(TypeError, match="features"):
+        jaxloss.update_class_means(means, jnp.ones((5, 3), int), labels)
+    with pytest.raises(ValueError, match="labels"):
+        jaxloss.update_class_means(means, features, labels[:4])
+    with pytest.raises(ValueError, match="where"):
+        jaxloss.update_class_means(means, features, labels, where=jnp.ones(4, bool))
+    for decay in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="decay"):
+            jaxloss.update_class_means(means, features, labels, decay=decay)
+
+
+# Lengths ----
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8])
+def test_lengths_equal_a_loop(dtype):
+    _, labels, where = make_batch(53)
+    labels = np.abs(labels) if dtype == np.uint8 else labels
+    for mask in (where, None, np.zeros(24, bool)):
+        got = lengths_of(labels.astype(dtype), CLASSES, where=mask)
+        assert got.dtype == np.float32
+        expected = references.class_balanced_lengths(labels, CLASSES, where=mask)
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_too_large_labels_have_no_length():
+    got = lengths_of(np.array([0, 0, 0, 1, CLASSES, 10**6]), CLASSES)
+    np.testing.assert_allclose(got, lengths_of(np.array([0, 0, 0, 1]), CLASSES))
+
+
+def test_lengths_give_every_class_the_same_weight():
+    """The gradients of a class's samples, which all have cosine 0, sum to the same length."""
+    labels = jnp.array([0, 0, 0, 0, 0, 1, 2, 2])
+    features = jnp.tile(jnp.eye(4)[3:], (8, 1))
+    lengths = lengths_of(labels, 4)
+
+    def loss(features):
+        return jaxloss.dot_regression_loss(features, labels, jnp.eye(4), lengths=lengths)
+
+    total = -np.asarray(jax.grad(loss)(features)).sum(axis=0)
+    np.testing.assert_allclose(total, [1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-6)
+
+
+def test_lengths_errors():
+    labels = jnp.zeros(5, int)
+    with pytest.raises(TypeError, match="labels"):
+        jaxloss.class_balanced_lengths(jnp.zeros(5), 3)
+    with pytest.raises(ValueError, match="labels"):
+        jaxloss.class_balanced_lengths(jnp.zeros((5, 1), int), 3)
+    with pytest.raises(ValueError, match="num_classes"):
+        jaxloss.class_balanced_lengths(labels, 0)
+    with pytest.raises(ValueError, match="where"):
+        jaxloss.class_balanced_lengths(labels, 3, where=jnp.ones(4, bool))
+
+
+# Gradients of the losses ----
+
+
+def make_problem(seed, n=9, dim=6):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(0.2, 1.0, (n, dim)) * rng.uniform(0.2, 4.0, (n, 1))
+    prototypes = units(rng.normal(size=(dim, 7)))
+    assignment = rng.permutation(7)[:CLASSES]
+    return features, rng.integers(0, CLASSES, n), prototypes, assignment
+
+
+def gradient(loss, features, labels, prototypes, **options):
+    with jax.enable_x64(True):
+        run = partial(loss, reduction="sum", **options)
+        grad = jax.jit(jax.grad(run))(*map(jnp.asarray, (features, labels, prototypes)))
+        return np.asarray(grad)
+
+
+def test_prototype_gradient_is_a_pull_along_the_sphere():
+    """−2 (1 − cos) (p − cos·u) / ‖x‖: towards the prototype, at a right angle to the feature."""
+    features, labels, prototypes, assignment = make_problem(54)
+    got = gradient(jaxloss.prototype_loss, features, labels, prototypes, assignment=assignment)
+    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    directions, targets = features / norms, prototypes[:, assignment[labels]].T
+    cosines = np.sum(directions * targets, axis=1, keepdims=True)
+    expected = -2 * (1 - cosines) * (targets - cosines * directions) / norms
+    np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(np.sum(got * features, axis=1), 0, atol=1e-12)
+
+
+def test_dot_regression_gradient_is_a_pull_along_the_prototype():
+    """−(1 − cos) ‖q‖ q, whatever the feature's norm."""
+    features, labels, prototypes, assignment = make_problem(55)
+    lengths = np.array([0.5, 2.0, 1.0, 1.5, 0.7])
+    options: Any = {"assignment": assignment, "lengths": lengths}
+    run = partial(jaxloss.dot_regression_loss, **options)
+    got = gradient(run, features, labels, prototypes)
+    targets = (prototypes[:, assignment] * lengths)[:, labels].T
+    cosines = np.sum(units(features, 1) * units(targets, 1), axis=1, keepdims=True)
+    expected = -(1 - cosines) * np.linalg.norm(targets, axis=1, keepdims=True) * targets
+    np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(got, gradient(run, 100 * features, labels, prototypes), rtol=1e-10)
+
+
+@losses
+def test_no_other_prototype_has_a_part(loss):
+    """Unlike cross-entropy (supplement, eq. 11), there is no push away from other prototypes."""
+    features, labels, prototypes, assignment = make_problem(56)
+    labels = np.where(labels == 2, 3, labels)
+    moved = prototypes.copy()
+    others = np.setdiff1d(np.arange(7), assignment[labels])
+    assert len(others) >= 3
+    moved[:, others] = np.random.default_rng(57).normal(size=(6, len(others)))
+    run = partial(loss, assignment=assignment)
+    np.testing.assert_array_equal(
+        gradient(run, features, labels, prototypes), gradient(run, features, labels, moved)
+    )
+    cross_entropy = partial(
+        lambda x, y, p, reduction: jaxloss.softmax_loss(
+            jaxloss.cosine_logits(x, p[:, assignment]), y, reduction=reduction
+        )
+    )
+    difference = gradient(cross_entropy, features, labels, prototypes) - gradient(
+        cross_entropy, features, labels, moved
+    )
+    assert np.abs(difference).max() > 1e-2
+
+
+@losses
+def test_an_aligned_feature_is_at_rest(loss):
+    """Neural collapse, features along their prototypes, is the minimum: 0, without a gradient."""
+    _, labels, prototypes, assignment = make_problem(58)
+    features = prototypes[:, assignment[labels]].T * np.linspace(0.1, 30, 9)[:, None]
+    got = gradient(partial(loss, assignment=assignment), features, labels, prototypes)
+    np.testing.assert_allclose(got, 0, atol=1e-12)
+    features, labels, prototypes = map(jnp.asarray, (features, labels, prototypes))
+    values = loss(features, labels, prototypes, assignment=jnp.asarray(assignment))
+    np.testing.assert_allclose(values, 0, atol=1e-10)
+
+
+@losses
+@pytest.mark.parametrize("scale", [1e-30, 1e-5, 1e5, 1e15])
+def test_extreme_norms(loss, scale):
+    """Squares of these would underflow or overflow in float32."""
+    features, labels, prototypes, _ = make_problem(59)
+    features = scale * features
+    run = jax.jit(jax.value_and_grad(partial(loss, reduction="sum")))
+    value, grad = run(*(jnp.asarray(a) for a in (np.float32(features), labels, prototypes)))
+    reference = {
+        jaxloss.prototype_loss: references.prototype_loss,
+        jaxloss.dot_regression_loss: references.dot_regression_loss,
+    }[loss]
+    expected = reference(features, labels, prototypes, reduction="sum")
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(grad, gradient(loss, features, labels, prototypes), rtol=1e-4)
+
+
+@losses
+def test_zero_features(loss):
+    features, labels, prototypes, _ = make_problem(60)
+    features[[2, 5]] = 0
+    args = [jnp.asarray(a) for a in (np.float32(features), labels, prototypes)]
+    values = loss(*args, reduction="none")
+    np.testing.assert_array_equal(values[np.array([2, 5])], loss is jaxloss.prototype_loss)
+    grads = jax.grad(loss, argnums=(0, 2))(*args)
+    assert all(np.isfinite(g).all() for g in grads)
+    assert not np.asarray(grads[0])[[2, 5]].any()
+
+
+# Assignments and lengths that do not fit ----
+
+
+@losses
+def test_identity_is_the_default(loss):
+    features, labels, prototypes, _ = make_problem(61)
+    args = [jnp.asarray(a) for a in (np.float32(features), labels, prototypes)]
+    for identity in (jnp.arange(7), jnp.arange(7, dtype=jnp.int8)):
+        np.testing.assert_array_equal(loss(*args), loss(*args, assignment=identity))
+
+
+@losses
+@pytest.mark.parametrize("column", [-1, -8, 7, 10**6])
+def test_an_assignment_out_of_range_is_nan_for_its_class_only(loss, column):
+    features, labels, prototypes, assignment = make_problem(62)
+    labels[:3], assignment = [1, 1, 2], assignment.astype(np.int32)
+    assignment[1] = column
+    args = [jnp.asarray(a) for a in (np.float32(features), labels, prototypes)]
+    run = jax.jit(partial(loss, reduction="none"))
+    values = run(*args, assignment=jnp.asarray(assignment))
+    np.testing.assert_array_equal(np.isnan(values), labels == 1)
+    where = jnp.asarray(labels != 1)
+    assert np.isfinite(run(*args, assignment=jnp.asarray(assignment), where=where)).all()
+
+
+@losses
+def test_a_label_beyond_the_assignment_is_nan(loss):
+    """There is a prototype of that number, but the assignment knows no such class."""
+    features, labels, prototypes, assignment = make_problem(63)
+    labels[4] = CLASSES
+    args = [jnp.asarray(a) for a in (np.float32(features), labels, prototypes)]
+    values = loss(*args, assignment=jnp.asarray(assignment), reduction="none")
+    np.testing.assert_array_equal(np.isnan(values), np.arange(9) == 4)
+    assert np.isfinite(loss(*args, reduction="none")).all()
+
+
+@losses
+def test_errors(loss):
+    features, labels, prototypes = jnp.ones((5, 3)), jnp.zeros(5, int), jnp.ones((3, 4))
+    for bad in (prototypes.T, prototypes[0], prototypes[:, :0], prototypes[None]):
+        with pytest.raises(ValueError, match=rf"`prototypes`.*\({bad.shape[0]},"):
+            loss(features, labels, bad)
+    with pytest.raises(TypeError, match="prototypes"):
+        loss(features, labels, jnp.ones((3, 4), int))
+    for bad in (jnp.zeros(0, int), jnp.zeros((4, 1), int)):
+        with pytest.raises(ValueError, match="assignment"):
+            loss(features, labels, prototypes, assignment=bad)
+    with pytest.raises(TypeError, match="assignment"):
+        loss(features, labels, prototypes, assignment=jnp.zeros(4))
+    with pytest.raises(TypeError, match="assignment"):
+        loss(features, labels, prototypes, assignment=[0, 1, 2, 3])
+
+
+def test_errors_of_lengths():
+    args = jnp.ones((5, 3)), jnp.zeros(5, int), jnp.ones((3, 4))
+    run = jaxloss.dot_regression_loss
+    with pytest.raises(ValueError, match=r"`lengths`.*4 classes.*\(3,\)"):
+        run(*args, lengths=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"`lengths`.*2 classes.*\(4,\)"):
+        run(*args, assignment=jnp.array([1, 0]), lengths=jnp.ones(4))
+    with pytest.raises(ValueError, match="`lengths`"):
+        run(*args, lengths=jnp.ones((4, 1)))
+    with pytest.raises(TypeError, match="`lengths`"):
+        run(*args, lengths=jnp.ones(4, int))
+
+
+# All of it together ----
+
+
+def test_assignment_follows_the_features():
+    """Class directions far from the prototypes of the same number, seen through noisy batches."""
+    rng = np.random.default_rng(64)
+    prototypes = jaxloss.simplex_prototypes(CLASSES, 6)
+    order = np.array([3, 0, 4, 1, 2])
+
+    def batch():
+        labels = rng.integers(0, CLASSES, 32)
+        clean = np.asarray(prototypes)[:, order[labels]].T
+        return jnp.asarray(clean + 0.3 * rng.normal(size=(32, 6)), np.float32), jnp.asarray(labels)
+
+    means = jnp.zeros((6, CLASSES), jnp.float32)
+    for _ in range(5):
+        means = update(means, *batch())
+    assignment = jax.jit(jaxloss.assign_prototypes)(means, prototypes)
+    np.testing.assert_array_equal(assignment, order)
+    features, labels = batch()
+    assigned = jaxloss.prototype_loss(features, labels, prototypes, assignment=assignment)
+    assert assigned < 0.3 * jaxloss.prototype_loss(features, labels, prototypes)
+    logits = jaxloss.cosine_logits(features, prototypes[:, assignment])
+    assert np.mean(np.argmax(logits, axis=1) == labels) > 0.9

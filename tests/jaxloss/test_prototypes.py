@@ -1,0 +1,408 @@
+"""Prototypes on the sphere: closed form, separation, and assignment against SciPy's."""
+
+import re
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+from scipy.optimize import linear_sum_assignment
+
+import jaxloss
+from tests.jaxloss.harness import precision
+
+HALF = (jnp.bfloat16, jnp.float16)
+assign = jax.jit(jaxloss.assign_prototypes)
+separation = jax.jit(jaxloss.prototype_separation)
+
+
+def norms(prototypes):
+    return np.linalg.norm(np.asarray(prototypes, np.float64), axis=0)
+
+
+def cosines(prototypes):
+    """Of all pairs, without a prototype's own."""
+    units = np.asarray(prototypes, np.float64) / norms(prototypes)
+    return (units.T @ units)[~np.eye(units.shape[1], dtype=bool)]
+
+
+def sphere(rng, dim, num):
+    points = rng.normal(size=(dim, num))
+    return points / np.linalg.norm(points, axis=0)
+
+
+# The simplex ----
+
+
+@pytest.mark.parametrize(
+    ("num_prototypes", "dim"),
+    [(2, 1), (2, 2), (3, 2), (2, 7), (4, 3), (5, 9), (10, 9), (101, 100), (300, 512)],
+)
+def test_simplex_has_equal_cosines(num_prototypes, dim):
+    prototypes = jaxloss.simplex_prototypes(num_prototypes, dim)
+    assert prototypes.shape == (dim, num_prototypes)
+    assert prototypes.dtype == np.float32
+    np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
+    np.testing.assert_allclose(cosines(prototypes), -1 / (num_prototypes - 1), atol=1e-6)
+    # Which says that they sum to zero.
+    np.testing.assert_allclose(np.asarray(prototypes).sum(axis=1), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 4])
+def test_simplex_of_one(dim):
+    np.testing.assert_array_equal(jaxloss.simplex_prototypes(1, dim)[:, 0], np.eye(dim)[0])
+
+
+def test_simplex_is_float32_with_x64_too():
+    with jax.enable_x64(True):
+        assert jaxloss.simplex_prototypes(3, 4).dtype == np.float32
+
+
+def test_simplex_errors():
+    with pytest.raises(ValueError, match=r"num_prototypes.*5.*7.*uniform_prototypes"):
+        jaxloss.simplex_prototypes(7, 4)
+    for bad in (0, -1):
+        with pytest.raises(ValueError, match="num_prototypes"):
+            jaxloss.simplex_prototypes(bad, 4)
+        with pytest.raises(ValueError, match="dim"):
+            jaxloss.simplex_prototypes(1, bad)
+    with pytest.raises(TypeError, match="num_prototypes"):
+        jaxloss.simplex_prototypes(2.0, 4)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="dim"):
+        jaxloss.simplex_prototypes(2, True)
+
+
+# Uniform prototypes ----
+
+
+@pytest.mark.parametrize(
+    ("num_prototypes", "dim", "largest"), [(100, 16, 0.215), (100, 32, 0.085), (200, 50, 0.085)]
+)
+def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
+    """The published prototypes have 0.326, 0.246 and 0.205."""
+    for seed in (0, 1, 2):
+        prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
+        assert prototypes.shape == (dim, num_prototypes)
+        assert prototypes.dtype == np.float32
+        np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
+        assert cosines(prototypes).max() < largest
+
+
+@pytest.mark.parametrize(
+    ("num_prototypes", "dim", "optimum"),
+    [
+        (2, 1, -1.0),
+        (5, 1, 1.0),
+        (3, 2, -0.5),
+        (10, 16, -1 / 9),
+        (18, 16, 0.005),
+        (32, 16, 0.0),
+        (12, 3, 5**-0.5),
+    ],
+)
+def test_uniform_prototypes_reach_known_optima(num_prototypes, dim, optimum):
+    """Two points, simplices, a part of the cross-polytope and all of it, the icosahedron."""
+    for seed in (3, 4):
+        prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
+        assert prototypes.shape == (dim, num_prototypes)
+        assert prototypes.dtype == np.float32
+        assert cosines(prototypes).max() < optimum + 1e-4
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_a_single_uniform_prototype(dim):
+    prototypes = jaxloss.uniform_prototypes(jax.random.key(5), 1, dim, num_steps=7)
+    assert prototypes.shape == (dim, 1)
+    np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
+
+
+def test_rising_temperature_separates_the_closest_pair():
+    run = partial(jaxloss.uniform_prototypes, jax.random.key(6), 60, 12)
+    rising, fixed = run(), run(final_temperature=2.0)
+    assert cosines(rising).max() < cosines(fixed).max() - 0.03
+
+    def uniformity(prototypes):
+        return np.log(np.mean(np.exp(-2 * (2 - 2 * cosines(prototypes)))))
+
+    # The fixed one minimises what it is for, and a random start is far from both.
+    assert uniformity(fixed) < uniformity(rising)
+    assert uniformity(rising) < uniformity(sphere(np.random.default_rng(7), 12, 60)) - 0.05
+
+
+def test_descent_follows_the_gradient_of_the_uniformity():
+    from jaxloss import _prototypes
+
+    prototypes = jnp.asarray(sphere(np.random.default_rng(8), 4, 7), np.float32)
+    upper = np.triu_indices(7, 1)
+
+    def objective(points):
+        units = points / jnp.linalg.norm(points, axis=0, keepdims=True)
+        squared = jnp.sum((units[:, upper[0]] - units[:, upper[1]]) ** 2, axis=0)
+        return 7 / 2 * jnp.log(jnp.mean(jnp.exp(-3.0 * squared)))
+
+    np.testing.assert_allclose(
+        _prototypes._uniformity_gradient(prototypes, jnp.asarray(3.0)),
+        jax.grad(objective)(prototypes),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_one_loop_and_no_step_in_python():
+    """The program does not grow with the number of steps."""
+
+    def program(num_steps):
+        make = partial(jaxloss.uniform_prototypes, num_prototypes=6, dim=3, num_steps=num_steps)
+        return str(jax.make_jaxpr(make)(jax.random.key(0)))
+
+    text = program(2000)
+    assert len(re.findall(r"\b(?:scan|while)\[", text)) == 1
+    assert len(text.splitlines()) == len(program(10).splitlines())
+
+
+def test_keys():
+    typed = jaxloss.uniform_prototypes(jax.random.key(9), 6, 3, num_steps=20)
+    legacy = jaxloss.uniform_prototypes(jax.random.PRNGKey(9), 6, 3, num_steps=20)
+    other = jaxloss.uniform_prototypes(jax.random.key(10), 6, 3, num_steps=20)
+    np.testing.assert_array_equal(typed, legacy)
+    assert np.abs(typed - other).max() > 0.1
+
+
+def test_uniform_prototypes_under_vmap_and_x64():
+    make = partial(jaxloss.uniform_prototypes, num_prototypes=6, dim=3, num_steps=50)
+    keys = jax.random.split(jax.random.key(11), 2)
+    got = jax.vmap(make)(keys)
+    for key, prototypes in zip(keys, got, strict=True):
+        np.testing.assert_allclose(prototypes, make(key), atol=1e-4)
+    with jax.enable_x64(True):
+        assert make(jax.random.key(12)).dtype == np.float32
+
+
+def test_uniform_prototypes_errors():
+    make: Any = partial(jaxloss.uniform_prototypes, jax.random.key(0))
+    for name, args in (("num_prototypes", (0, 3)), ("dim", (3, 0))):
+        with pytest.raises(ValueError, match=name):
+            make(*args)
+    with pytest.raises(ValueError, match="num_steps"):
+        make(3, 3, num_steps=0)
+    with pytest.raises(TypeError, match="num_prototypes"):
+        make(3.0, 3)
+    for name in ("temperature", "final_temperature"):
+        for bad in (0.0, -1.0, float("nan")):
+            with pytest.raises(ValueError, match=f"`{name}`"):
+                make(3, 3, **{name: bad})
+
+
+# Separation ----
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, *HALF, np.float64], ids=["float32", "bfloat16", "float16", "float64"]
+)
+def test_separation_equals_a_loop(dtype):
+    rng = np.random.default_rng(13)
+    prototypes = (rng.normal(size=(4, 6)) * rng.uniform(0.1, 9, 6)).astype(dtype)
+    with precision(dtype):
+        got = separation(jnp.asarray(prototypes))
+        wide = np.float64 if dtype == np.float64 else np.float32
+        assert all(x.dtype == wide and x.shape == () for x in got)
+        got = jax.tree.map(np.asarray, got)
+    columns = prototypes.astype(np.float64).T
+    nearest = [
+        max(a @ b / np.linalg.norm(a) / np.linalg.norm(b) for j, b in enumerate(columns) if j != i)
+        for i, a in enumerate(columns)
+    ]
+    np.testing.assert_allclose(got.largest_cosine, max(nearest), rtol=1e-5)
+    np.testing.assert_allclose(got.mean_largest_cosine, np.mean(nearest), rtol=1e-5)
+
+
+def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
+    prototypes = jnp.array([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(separation(prototypes), (0, 0), atol=1e-7)
+    assert np.isnan(separation(prototypes.at[0, 1].set(np.nan)).largest_cosine)
+
+
+def test_separation_errors():
+    with pytest.raises(ValueError, match=r"prototypes.*two.*\(4, 1\)"):
+        jaxloss.prototype_separation(jnp.ones((4, 1)))
+    with pytest.raises(ValueError, match=r"prototypes.*\(4,\)"):
+        jaxloss.prototype_separation(jnp.ones(4))
+    with pytest.raises(TypeError, match="prototypes"):
+        jaxloss.prototype_separation(jnp.ones((4, 2), int))
+
+
+# Assignment ----
+
+
+def similarity(class_means, prototypes):
+    def units(x):
+        x = np.asarray(x, np.float64)
+        length = np.linalg.norm(x, axis=0)
+        return x / np.where(length == 0, 1, length)
+
+    return units(class_means).T @ units(prototypes)
+
+
+def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
+    """One to one, with SciPy's sum of cosines."""
+    got = np.asarray(assign(class_means, prototypes) if got is None else got)
+    assert got.dtype == np.int32
+    assert got.shape == (class_means.shape[1],)
+    assert len(set(got.tolist())) == len(got)
+    assert got.min() >= 0
+    assert got.max() < prototypes.shape[1]
+    table = similarity(class_means, prototypes)
+    rows, best = linear_sum_assignment(table, maximize=True)
+    np.testing.assert_allclose(
+        table[np.arange(len(got)), got].sum(),
+        table[rows, best].sum(),
+        rtol=0,
+        atol=tolerance * len(got),
+    )
+    return got, best
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "num_prototypes", "dim"),
+    [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 7, 4), (7, 12, 4), (40, 40, 8), (40, 41, 3), (60, 90, 2)],
+)
+def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
+    rng = np.random.default_rng(14)
+    for _ in range(5):
+        means, prototypes = sphere(rng, dim, num_classes), sphere(rng, dim, num_prototypes)
+        with jax.enable_x64(True):
+            got = assign(jnp.asarray(means), jnp.asarray(prototypes))
+            got, best = check_optimal(means, prototypes, np.asarray(got), 1e-12)
+        # Without ties there is one optimum.
+        if dim > 1:
+            np.testing.assert_array_equal(got, best)
+        check_optimal(means.astype(np.float32), prototypes.astype(np.float32))
+
+
+def test_assignment_is_the_best_of_all():
+    rng = np.random.default_rng(15)
+    means, prototypes = sphere(rng, 3, 4), sphere(rng, 3, 6)
+    table = similarity(means, prototypes)
+    best = max(permutations(range(6), 4), key=lambda order: table[range(4), order].sum())
+    np.testing.assert_array_equal(assign(means.astype(np.float32), prototypes), best)
+
+
+def test_assignment_is_better_than_a_greedy_one():
+    """Both classes prefer the first prototype, and the second class loses more by leaving it."""
+    prototypes = jnp.array([[1.0, 0.6, 0.0], [0.0, 0.8, 1.0]])
+    means = jnp.array([[0.95, 1.0], [0.3, -0.3]])
+    np.testing.assert_array_equal(jnp.argmax(means.T @ prototypes, axis=1), [0, 0])
+    np.testing.assert_array_equal(assign(means, prototypes), [1, 0])
+
+
+@pytest.mark.parametrize("num_prototypes", [30, 45])
+def test_ties_and_duplicates(num_prototypes):
+    rng = np.random.default_rng(16)
+    corners = np.eye(5)[:, rng.integers(0, 5, num_prototypes)]
+    means = np.eye(5)[:, rng.integers(0, 5, 30)]
+    check_optimal(means, corners)
+    check_optimal(np.ones((5, 30)), corners)
+    check_optimal(means, np.ones((5, num_prototypes)))
+    check_optimal(np.ones((5, 30)), np.ones((5, num_prototypes)))
+    check_optimal(np.where(rng.random(30) < 0.5, means, 0), corners)
+
+
+def test_no_preference_takes_the_prototypes_in_order():
+    """The initial state is all zeros."""
+    prototypes = sphere(np.random.default_rng(17), 8, 700)
+    np.testing.assert_array_equal(assign(np.zeros((8, 600)), prototypes), np.arange(600))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_nan_ends_and_counts_as_orthogonal(poison):
+    rng = np.random.default_rng(18)
+    means, prototypes = sphere(rng, 4, 9), sphere(rng, 4, 9)
+    spoiled = means.copy()
+    spoiled[1, [2, 5]] = poison
+    clean = means.copy()
+    clean[:, [2, 5]] = 0
+    check_optimal(clean, prototypes, assign(spoiled, prototypes))
+    got = assign(np.full((4, 9), poison), np.full((4, 9), poison))
+    np.testing.assert_array_equal(got, np.arange(9))
+
+
+def test_assignment_does_not_depend_on_lengths():
+    rng = np.random.default_rng(19)
+    means, prototypes = sphere(rng, 4, 9), sphere(rng, 4, 11)
+    got = assign(means * rng.uniform(0.1, 9, 9), prototypes * rng.uniform(0.1, 9, 11))
+    np.testing.assert_array_equal(got, assign(means, prototypes))
+
+
+def test_assignment_under_vmap():
+    """Problems that need no, few and many augmentations."""
+    rng = np.random.default_rng(20)
+    prototypes = sphere(rng, 4, 12).astype(np.float32)
+    means = [sphere(rng, 4, 12), prototypes[:, ::-1], np.zeros((4, 12)), np.ones((4, 12))]
+    means = np.stack([*means, sphere(rng, 4, 12)]).astype(np.float32)
+    got = jax.jit(jax.vmap(jaxloss.assign_prototypes, in_axes=(0, None)))(means, prototypes)
+    for own, assignment in zip(means, got, strict=True):
+        check_optimal(own, prototypes, assignment)
+    np.testing.assert_array_equal(got[1], np.arange(12)[::-1])
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
+def test_assignment_of_half_precision(dtype):
+    rng = np.random.default_rng(21)
+    means, prototypes = sphere(rng, 4, 9).astype(dtype), sphere(rng, 4, 11).astype(dtype)
+    check_optimal(means, prototypes)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_assignment_on_devices(check_vma):
+    """Of means that are the same everywhere, and of means that differ."""
+    rng = np.random.default_rng(22)
+    prototypes = sphere(rng, 4, 8).astype(np.float32)
+    means = np.stack([sphere(rng, 4, 7) for _ in range(4)]).astype(np.float32)
+
+    def run(own, prototypes):
+        shared = jaxloss.assign_prototypes(jax.lax.pmean(own[0], "batch"), prototypes)
+        return jaxloss.assign_prototypes(own[0], prototypes)[None], shared[None]
+
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
+    P = PartitionSpec
+    run = jax.shard_map(
+        run, mesh=mesh, in_specs=(P("batch"), P()), out_specs=P("batch"), check_vma=check_vma
+    )
+    got, shared = jax.jit(run)(means, prototypes)
+    for own, assignment, same in zip(means, got, shared, strict=True):
+        check_optimal(own, prototypes, assignment)
+        check_optimal(means.mean(axis=0), prototypes, same)
+
+
+def test_no_gradient_flows_through_the_assignment():
+    rng = np.random.default_rng(23)
+    features = jnp.asarray(rng.normal(size=(5, 3)), np.float32)
+    prototypes = jaxloss.simplex_prototypes(4, 3)
+    labels = jnp.arange(4)
+
+    def loss(features, prototypes):
+        assignment = jaxloss.assign_prototypes(features[:4].T, prototypes)
+        return jaxloss.prototype_loss(features[:4], labels, prototypes, assignment=assignment)
+
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(features, prototypes)
+    assert all(np.all(np.isfinite(g)) for g in gradients)
+
+
+def test_assignment_errors():
+    prototypes = jnp.ones((4, 3))
+    with pytest.raises(ValueError, match=r"class_means.*3.*\(4, 3\).*\(4, 5\)"):
+        jaxloss.assign_prototypes(jnp.ones((4, 5)), prototypes)
+    with pytest.raises(ValueError, match="class_means"):
+        jaxloss.assign_prototypes(jnp.ones((4, 0)), prototypes)
+    with pytest.raises(ValueError, match=r"prototypes.*d = 5.*\(4, 3\)"):
+        jaxloss.assign_prototypes(jnp.ones((5, 3)), prototypes)
+    with pytest.raises(ValueError, match="class_means"):
+        jaxloss.assign_prototypes(jnp.ones(4), prototypes)
+    with pytest.raises(TypeError, match="class_means"):
+        jaxloss.assign_prototypes(jnp.ones((4, 2), int), prototypes)
+    with pytest.raises(TypeError, match="prototypes"):
+        jaxloss.assign_prototypes(jnp.ones((4, 2)), jnp.ones((4, 3), int))
