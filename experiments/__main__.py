@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import tyro
 
 from experiments.benchmark.command import Benchmark
-from experiments.config import EvaluationConfig, Folders, TrainConfig
+from experiments.config import Folders, TrainConfig
+from experiments.errors import ConfigError, ExperimentError
 from experiments.presets import PRESETS
 
 Preset = Annotated[
@@ -32,6 +35,17 @@ INTEGRATED = tuple(
     for second in ("nca", "proto")
 )
 Mode = Literal["pmap", "jit"]
+Distributed = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+_OF_THE_RUN = "(default: the run's)"
+_Number = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_OF_THE_RUN)]
+
+GRID_OPTIONS = {
+    "--loss.name": "--losses",
+    "--sampling.strategy": "--sampling",
+    "--seed": "--seeds",
+}
+"""Options of a run that the cells of a grid differ in, and the option of the grid for each."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +60,13 @@ class Train:
     """Run directory (by default runs/DATA-LOSS-SAMPLING-SEED)."""
     parallel: Mode = "pmap"
     """Data-parallel over all devices by jax.pmap, or by a jit over sharded global arrays."""
+    distributed: Distributed = False
+    """One of several processes that share the run's directory: start the same command in each,
+    with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its environment, or under
+    a scheduler that JAX knows (Slurm, Open MPI, cloud TPU)."""
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
-    def run(self) -> None:
+    def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
         from experiments.compare import run_cell
         from experiments.reporting.report import run_report
@@ -59,42 +77,71 @@ class Train:
         directory = self.directory or Path(
             "runs", f"{name}-{config.sampling.strategy}-seed{config.seed}"
         )
-        report = run_cell(config, directory, self.folders, parallel_mode=self.parallel)
+        report = run_cell(
+            config,
+            directory,
+            self.folders,
+            command=shlex.join(command),
+            parallel_mode=self.parallel,
+        )
         print(run_report(report))
         print(f"\n{directory}: config.json, metrics.jsonl, checkpoints, report.md, report.json")
+        return 1 if "diverged" in report else 0
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Few-shot accuracy of a trained run: nearest prototype on features computed once."""
+    """Few-shot accuracy of a trained run: nearest prototype on features computed once.
+
+    Everything that is not given is as in the run's own configuration.
+    """
 
     directory: Annotated[Path, tyro.conf.Positional]
-    """Run directory, as `train` made it."""
+    """Run directory, as `train` made it, or its folder of checkpoints."""
     split: Literal["novel", "validation", "base"] = "novel"
     """Which classes."""
     checkpoint: str = "best"
     """`best` by validation accuracy, `latest`, or the number of a step."""
-    evaluation: Annotated[EvaluationConfig, tyro.conf.arg(name="")] = field(
-        default_factory=EvaluationConfig
-    )
+    ways: _Number = None
+    """Classes of an episode."""
+    shots: Annotated[
+        tuple[int, ...] | None,
+        tyro.conf.arg(metavar="INT [INT ...]", help_behavior_hint=_OF_THE_RUN),
+    ] = None
+    """Support images of each class, one evaluation for each number."""
+    queries: _Number = None
+    """Query images of each class in an episode."""
+    episodes: _Number = None
+    """Episodes of each evaluation."""
+    seed: _Number = None
+    """Seed of the episode list."""
+    distance: Annotated[
+        Literal["euclidean", "cosine"] | None,
+        tyro.conf.arg(metavar="{euclidean,cosine}", help_behavior_hint=_OF_THE_RUN),
+    ] = None
+    """How far a query is from a prototype."""
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
-    def run(self) -> None:
+    def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the report."""
-        from experiments.evaluation.run import evaluate_run
-        from experiments.reporting.report import run_report, write_run_report
+        from experiments.evaluation.run import evaluate_run, run_directory
+        from experiments.reporting.report import evaluation_name, run_report, write_run_report
 
+        settings = ("ways", "shots", "queries", "episodes", "seed", "distance")
+        given = {name: getattr(self, name) for name in settings}
         report = evaluate_run(
             self.directory,
             self.folders,
             split=self.split,
             which=self.checkpoint,
-            evaluation=self.evaluation,
+            overrides={name: value for name, value in given.items() if value is not None},
         )
+        report["command"] = shlex.join(command)
         print(run_report(report))
-        name = f"evaluation-{self.split}-step{report['step']}"
-        paths = write_run_report(self.directory, report, name)
+        folder = run_directory(self.directory)
+        paths = write_run_report(folder, report, evaluation_name(report))
         print("\nwrote", ", ".join(str(path) for path in paths))
+        return 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +150,7 @@ class Compare:
 
     Finished cells are kept: the same command goes on where it was stopped, and one with other
     losses, samplings or seeds adds to the grid. The table shows all finished cells of the folder.
+    A cell that diverges is shown as such; the others go on, and the exit status is 1 in the end.
     """
 
     config: Preset
@@ -116,17 +164,27 @@ class Compare:
     """Folder of the grid (by default runs/compare-DATA)."""
     parallel: Mode = "pmap"
     """Data-parallel over all devices by jax.pmap, or by a jit over sharded global arrays."""
+    distributed: Distributed = False
+    """One of several processes that share the run's directory: start the same command in each,
+    with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its environment, or under
+    a scheduler that JAX knows (Slurm, Open MPI, cloud TPU)."""
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
-    def run(self) -> None:
+    def run(self, command: Sequence[str]) -> int:
         """Runs what is missing of the grid, prints its table."""
-        from experiments.compare import cell_directory, finished_cells, grid, run_cell
+        from experiments.compare import cell_directory, check_grid, finished_cells, grid, run_cell
         from experiments.reporting.tables import write_report
+        from experiments.training.processes import on_first
 
+        for option, instead in GRID_OPTIONS.items():
+            if any(word.replace("_", "-").partition("=")[0] == option for word in command):
+                raise ConfigError(f"compare sets {option} itself, in every cell; give {instead}")
         config: Any = self.config
         assert isinstance(config, TrainConfig)
         root = self.directory or Path("runs", f"compare-{config.data.name}")
         cells = grid(config, self.losses, self.sampling, self.seeds)
+        check_grid(cells, self.folders)
+        typed, diverged = shlex.join(command), []
         for number, cell in enumerate(cells, start=1):
             print(
                 f"[{number}/{len(cells)}] {cell.loss.name}, {cell.sampling.strategy}, "
@@ -134,11 +192,18 @@ class Compare:
                 flush=True,
             )
             directory = cell_directory(root, cell)
-            run_cell(cell, directory, self.folders, parallel_mode=self.parallel)
-        command = shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
-        paths = write_report(root, finished_cells(root, config), command=command)
+            report = run_cell(
+                cell, directory, self.folders, command=typed, parallel_mode=self.parallel
+            )
+            if "diverged" in report:
+                diverged.append(f"{directory}: {report['diverged']}")
+                print(report["diverged"], flush=True)
+        paths = on_first(lambda: write_report(root, finished_cells(root, config), command=typed))
         print("\n" + paths[0].read_text(encoding="utf-8"))
         print("wrote", ", ".join(str(path) for path in paths))
+        if diverged:
+            print(f"{len(diverged)} of {len(cells)} cells diverged:", *diverged, sep="\n  ")
+        return 1 if diverged else 0
 
 
 @dataclass(frozen=True)
@@ -147,12 +212,13 @@ class Datasets:
 
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
-    def run(self) -> None:
+    def run(self, command: Sequence[str]) -> int:
         """Prints the list."""
         from experiments.data.builders import dataset_status
 
         for status in dataset_status(self.folders.data_dir, self.folders.manual_dir):
             print(status)
+        return 0
 
 
 COMMANDS = (
@@ -164,8 +230,19 @@ COMMANDS = (
 )
 
 
+def _output(command: Any) -> TextIO | None:
+    """Where a command prints: of several processes, only the first does."""
+    if not getattr(command, "distributed", False):
+        return sys.stdout
+    from experiments.training import processes
+
+    processes.initialize()
+    return sys.stdout if processes.is_first() else None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; an error that its user can mend is a message, not a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "jaxloss", "xla")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
@@ -177,26 +254,20 @@ def main(arguments: list[str] | None = None) -> int:
         args=arguments,
     )
 
-    from experiments.training.checkpoints import CheckpointError, ConfigMismatchError
     from experiments.training.loop import Interrupted
 
     try:
-        command.run()
+        with contextlib.redirect_stdout(_output(command)):
+            return command.run(["python", "-m", "experiments", *arguments])
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 128 + signal.SIGINT
-    except (
-        CheckpointError,
-        ConfigMismatchError,
-        FileNotFoundError,
-        ValueError,
-    ) as error:
+    except ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

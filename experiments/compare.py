@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.config import Folders, TrainConfig, from_dict, to_dict
-from experiments.data.sampling import parse_strategy
-from experiments.evaluation.run import evaluate_run
+from experiments.errors import DivergedError, ExperimentError
+from experiments.evaluation.run import describe_run, evaluate_run
+from experiments.loss_names import parse_loss
 from experiments.reporting.report import write_run_report
 from experiments.training.checkpoints import claim_run_directory, read_config
 from experiments.training.loop import ParallelMode, train
-from experiments.training.objective import parse_loss
+from experiments.training.preflight import check_run
+from experiments.training.processes import on_first
+
+logger = logging.getLogger(__name__)
 
 
 def cell_directory(root: Path, config: TrainConfig) -> Path:
@@ -26,15 +31,7 @@ def cell_directory(root: Path, config: TrainConfig) -> Path:
 def grid(
     config: TrainConfig, losses: Sequence[str], samplings: Sequence[str], seeds: Sequence[int]
 ) -> list[TrainConfig]:
-    """One configuration for every cell; all methods under a seed and sampling stand together.
-
-    Raises:
-      ValueError: a loss or a sampling is not known.
-    """
-    for loss in losses:
-        parse_loss(loss)
-    for sampling in samplings:
-        parse_strategy(sampling)
+    """One configuration for every cell; all methods under a seed and sampling stand together."""
     return [
         dataclasses.replace(
             config,
@@ -42,55 +39,105 @@ def grid(
             sampling=dataclasses.replace(config.sampling, strategy=sampling),
             seed=seed,
         )
-        for seed in seeds
-        for sampling in samplings
-        for loss in losses
+        for seed in dict.fromkeys(seeds)
+        for sampling in dict.fromkeys(samplings)
+        for loss in dict.fromkeys(losses)
     ]
+
+
+def check_grid(cells: Sequence[TrainConfig], folders: Folders) -> None:
+    """Raises, before hours of training, unless every cell can be trained and evaluated.
+
+    Raises:
+      ConfigError: one cannot; the message tells why.
+    """
+    for cell in cells:
+        check_run(cell, folders)
 
 
 def finished_cells(root: Path, config: TrainConfig) -> list[dict[str, Any]]:
     """The reports of all finished cells under `root` that differ from `config` in nothing but
-    loss, sampling and seed, in the order of the paper's tables."""
+    loss, sampling and seed, in the order of the paper's tables. One that cannot be read is left
+    out with a warning."""
     reports = []
     for path in sorted(root.glob("*/*/seed-*/report.json")):
-        cell = from_dict(TrainConfig, read_config(path.parent))
+        try:
+            cell = from_dict(TrainConfig, read_config(path.parent))
+        except ExperimentError as error:
+            logger.warning("%s is left out of the table: %s", path.parent, error)
+            continue
         same = dataclasses.replace(
             cell,
             loss=dataclasses.replace(cell.loss, name=config.loss.name),
             sampling=dataclasses.replace(cell.sampling, strategy=config.sampling.strategy),
             seed=config.seed,
         )
-        if same == config:
-            reports.append(json.loads(path.read_text(encoding="utf-8")))
-    return sorted(reports, key=lambda report: (_paper_order(report["loss"]), report["seed"]))
+        if same == config and (report := _read_report(path, cell)):
+            reports.append(report)
+    return sorted(reports, key=lambda report: (parse_loss(report["loss"]).order, report["seed"]))
 
 
-def _paper_order(loss: str) -> tuple[int, ...]:
-    name = parse_loss(loss)
-    families = ("classification", "metric", "sum", "direct", "spectral")
-    parts = ("sce", "bce", None), ("nca", "proto", None)
-    return (
-        families.index(name.family),
-        parts[0].index(name.classification),
-        parts[1].index(name.metric),
-    )
+def _read_report(path: Path, config: TrainConfig) -> dict[str, Any] | None:
+    """The report of a finished run; None, and a warning, where it is damaged."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        told = {key: report[key] for key in ("loss", "sampling", "seed")}
+        if told != {
+            "loss": config.loss.name,
+            "sampling": config.sampling.strategy,
+            "seed": config.seed,
+        }:
+            raise ValueError(f"it is the report of another run: {told}")
+        for result in report["results"]:
+            _ = [result[key] for key in ("shots", "accuracy", "interval", "episodes", "hash")]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
+        return None
+    return report
 
 
 def run_cell(
-    config: TrainConfig, directory: Path, folders: Folders, *, parallel_mode: ParallelMode = "pmap"
+    config: TrainConfig,
+    directory: Path,
+    folders: Folders,
+    *,
+    command: str,
+    parallel_mode: ParallelMode = "pmap",
 ) -> dict[str, Any]:
     """Trains one run to its end, evaluates it on the novel classes and writes its report.
 
-    What is finished already is not done again: the report of a finished run is read.
+    What is finished already is not done again: the report of a finished run is read. A run that
+    diverges is finished too: its report has no results, and tells under `diverged` what happened.
+
+    Args:
+      config: the run.
+      directory: its directory.
+      folders: where data lies.
+      command: what was typed to get it, for the report.
+      parallel_mode: as in `train`.
 
     Raises:
       ConfigMismatchError: the directory holds a run of another configuration.
     """
     path = directory / "report.json"
-    if path.exists() and claim_run_directory(directory, to_dict(config)):
-        return json.loads(path.read_text(encoding="utf-8"))
-    trained = train(config, directory, folders, parallel_mode=parallel_mode)
-    report = evaluate_run(directory, folders)
-    report["seconds"] = trained.seconds
-    write_run_report(directory, report)
+
+    def finished() -> dict[str, Any] | None:
+        there = path.exists() and claim_run_directory(directory, to_dict(config))
+        return _read_report(path, config) if there else None
+
+    report = on_first(finished)
+    if report is not None:
+        return report
+    try:
+        trained = train(config, directory, folders, parallel_mode=parallel_mode)
+        report = evaluate_run(directory, folders) | {"seconds": trained.seconds}
+    except DivergedError as error:
+        report = describe_run(config, config.evaluation) | {
+            "split": "novel",
+            "step": error.step,
+            "results": [],
+            "diverged": str(error),
+        }
+    report["command"] = command
+    on_first(lambda: write_run_report(directory, report))
     return report

@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from experiments.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a number may be. It stands in the type of a field, and `check_config` reads it there."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __str__(self) -> str:
+        words = {"at least": self.least, "above": self.above, "below": self.below}
+        given = [f"{word} {bound}" for word, bound in words.items() if math.isfinite(bound)]
+        return " and ".join(given) or "finite"
+
+    def __contains__(self, number: float) -> bool:
+        return number >= self.least and number > self.above and number < self.below
+
+
+Count = Annotated[int, Bounds(least=1)]
+Pixels = Annotated[int, Bounds(least=0)]
+Steps = Annotated[int, Bounds(least=0)]
+Seed = Annotated[int, Bounds(least=0, below=2**32)]
+Number = Annotated[float, Bounds()]
+Weight = Annotated[float, Bounds(least=0)]
+Positive = Annotated[float, Bounds(above=0)]
+Share = Annotated[float, Bounds(least=0, below=1)]
 
 
 @dataclass(frozen=True)
@@ -15,15 +45,15 @@ class DataConfig:
 
     name: str = "icons"
     """Data set, as `python -m experiments datasets` lists it."""
-    mean: tuple[float, ...] = (0.5,)
+    mean: tuple[Number, ...] = (0.5,)
     """Mean of the pixel values in [0, 1], one number or one a channel."""
-    std: tuple[float, ...] = (0.5,)
+    std: tuple[Positive, ...] = (0.5,)
     """Standard deviation of the pixel values, one number or one a channel."""
-    pad: int = 4
+    pad: Pixels = 4
     """Pad by so many pixels on every side, then crop back at a random place."""
     flip: bool = True
     """Mirror half of the images from left to right."""
-    color_jitter: float = 0.0
+    color_jitter: Weight = 0.0
     """Strength of random brightness, contrast and saturation (colour images)."""
 
 
@@ -31,7 +61,7 @@ class DataConfig:
 class SamplingConfig:
     """How a training batch is drawn."""
 
-    batch_size: int = 128
+    batch_size: Count = 128
     """Images in a random batch; an N-way K-shot batch has N·K."""
     strategy: str = "random"
     """`random`, or `NxK` for N classes with K images each, for example `32x4`."""
@@ -43,11 +73,11 @@ class ModelConfig:
 
     backbone: Literal["conv4", "resnet12"] = "conv4"
     """Architecture."""
-    widths: tuple[int, ...] = (64, 64, 64, 64)
+    widths: tuple[Count, ...] = (64, 64, 64, 64)
     """Channels of the four blocks."""
     pooling: Literal["flatten", "mean"] = "flatten"
     """Features are all positions of the last block, or their mean."""
-    drop_block: float = 0.0
+    drop_block: Share = 0.0
     """Probability that DropBlock removes a unit (ResNet-12)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of the backbone; parameters and losses stay float32."""
@@ -59,14 +89,14 @@ class LossConfig:
 
     name: str = "direct:sce+nca"
     """`sce`, `bce`, `nca`, `proto`, a sum `sce+nca`, or `direct:sce+nca`, `spectral:sce+nca`."""
-    metric_weight: float = 1.0
+    metric_weight: Weight = 1.0
     """Weight of the metric loss within a sum."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Temperature of the metric losses in units of the feature dimension d: squared distances
     are divided by temperature·d, as if features were divided by √d."""
-    epsilon: float = 1e-4
+    epsilon: Weight = 1e-4
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
-    power: float = 0.3
+    power: Weight = 0.3
     """Exponent p of the spectral sum."""
 
 
@@ -74,19 +104,19 @@ class LossConfig:
 class OptimizerConfig:
     """SGD with momentum and its schedule."""
 
-    learning_rate: float = 0.1
+    learning_rate: Positive = 0.1
     """Peak learning rate."""
-    momentum: float = 0.9
+    momentum: Share = 0.9
     """Momentum of SGD."""
     nesterov: bool = True
     """Nesterov's form of momentum."""
-    weight_decay: float = 5e-4
+    weight_decay: Weight = 5e-4
     """Added to the gradient of kernels; not of biases and normalisation."""
     schedule: Literal["cosine", "step"] = "cosine"
     """Cosine to zero, or steps down by ten."""
-    warmup_steps: int = 0
+    warmup_steps: Steps = 0
     """Steps of linear warm-up from zero."""
-    decay_steps: tuple[int, ...] = ()
+    decay_steps: tuple[Count, ...] = ()
     """Steps at which `step` divides the learning rate by ten."""
 
 
@@ -94,15 +124,15 @@ class OptimizerConfig:
 class EvaluationConfig:
     """Few-shot evaluation by the nearest prototype."""
 
-    ways: int = 5
+    ways: Annotated[int, Bounds(least=2)] = 5
     """Classes of an episode."""
-    shots: tuple[int, ...] = (1, 5)
+    shots: tuple[Count, ...] = (1, 5)
     """Support images of each class, one evaluation for each number."""
-    queries: int = 15
+    queries: Count = 15
     """Query images of each class in an episode."""
-    episodes: int = 2000
+    episodes: Annotated[int, Bounds(least=2)] = 2000
     """Episodes of each evaluation."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the episode list."""
     distance: Literal["euclidean", "cosine"] = "euclidean"
     """How far a query is from a prototype."""
@@ -118,15 +148,15 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    steps: int = 500
+    steps: Count = 500
     """Training steps."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of parameters, batches and augmentation."""
-    validate_every: int = 100
+    validate_every: Count = 100
     """Steps between two validations, each of which writes a checkpoint."""
-    validation_episodes: int = 500
-    """5-way 1-shot episodes of a validation."""
-    log_every: int = 10
+    validation_episodes: Count = 500
+    """1-shot episodes of a validation, otherwise like those of the evaluation."""
+    log_every: Count = 10
     """Steps between two lines of the metrics file."""
 
 
@@ -141,6 +171,33 @@ class Folders:
 
 
 Config = TypeVar("Config")
+
+
+def check_config(config: Any, section: str = "") -> None:
+    """Raises unless every number is within the bounds that its field's type states.
+
+    Args:
+      config: a dataclass of numbers, tuples of numbers and further sections.
+      section: what stands before the names of its fields, such as `evaluation.`.
+
+    Raises:
+      ConfigError: one is not; the message names the option and its value.
+    """
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for option in dataclasses.fields(config):
+        value, name = getattr(config, option.name), section + option.name
+        if dataclasses.is_dataclass(value):
+            check_config(value, f"{name}.")
+            continue
+        hint, numbers = hints[option.name], (value,)
+        if isinstance(value, tuple):
+            if not value and option.default != ():
+                raise ConfigError(f"{name} needs at least one value")
+            hint, numbers = typing.get_args(hint)[0], value
+        for bounds in getattr(hint, "__metadata__", ()):
+            for number in numbers:
+                if isinstance(bounds, Bounds) and number not in bounds:
+                    raise ConfigError(f"{name} must be {bounds}, got {number}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -163,12 +220,12 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """The configuration that `to_dict` made `values` from.
 
     Raises:
-      ValueError: a key is unknown to this version, or missing.
+      ConfigError: a key is unknown to this version, or missing.
     """
     hints = typing.get_type_hints(kind)
     unknown, missing = values.keys() - hints.keys(), hints.keys() - values.keys()
     if unknown or missing:
-        raise ValueError(
+        raise ConfigError(
             f"not a configuration of this version ({kind.__name__}): "
             f"unknown keys {sorted(unknown)}, missing keys {sorted(missing)}"
         )

@@ -39,8 +39,7 @@ def _rank(name: str, array: Array, shape: str) -> None:
     # An empty batch is a batch of nothing; features and classes there must be.
     if any(size == 0 and axis != "n" for size, axis in zip(array.shape, axes, strict=True)):
         raise ValueError(
-            f"`{name}` must have shape [{', '.join(axes)}] with at least one entry in every row, "
-            f"got {array.shape}"
+            f"`{name}` must have shape [{', '.join(axes)}] and only n may be 0, got {array.shape}"
         )
 
 
@@ -61,8 +60,6 @@ def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Array:
             f"`{name}` must have shape [{', '.join(shape.split())}] with d = {dim} as in "
             f"{source}, got {array.shape}"
         )
-    if array.shape[1] == 0:
-        raise ValueError(f"`{name}` must have at least one column, got shape {array.shape}")
     return array
 
 

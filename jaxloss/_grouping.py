@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, clean_rows, counting_rows, poison, reduce
-from jaxloss._linear import widen
+from jaxloss._linear import exact_product, widen
 
 Bound: TypeAlias = Literal["tight", "loose"]
 
@@ -39,7 +39,7 @@ def _group_logits(
     """The logits [n, G, C] of each group of features, by one product of [n·G, d] and [d, C]."""
     numbers = jnp.arange(num_groups, dtype=groups.dtype)
     is_member = groups[:, None, :] == numbers[None, :, None]
-    logits = jnp.where(is_member, features[:, None, :], 0) @ weights
+    logits = exact_product(jnp.where(is_member, features[:, None, :], 0), weights)
     return logits if bias is None else logits + (bias / num_groups)[None, None, :]
 
 

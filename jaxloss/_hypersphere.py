@@ -66,7 +66,7 @@ def update_class_means(
       [[0.994 0.6  ]
        [0.11  0.8  ]]
     """
-    _checks.in_range("decay", decay, at_least=0, below=1)
+    decay = _checks.in_range("decay", decay, at_least=0, below=1)
     features = _checks.floating("features", features, "n d")
     labels = _checks.class_labels(labels, "features", features)
     class_means = _checks.columns(
@@ -280,8 +280,6 @@ def _prepare(
         assignment = jnp.arange(num_prototypes, dtype=jnp.int32)
     assignment = _checks.integers("assignment", assignment, "C")
     num_classes = assignment.shape[0]
-    if num_classes == 0:
-        raise ValueError("`assignment` must have at least one class, got shape (0,)")
 
     known = jnp.clip(labels, 0, num_classes - 1)
     column = assignment[known]

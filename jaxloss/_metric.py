@@ -143,7 +143,7 @@ def _blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
 
 def _join(logsumexps: Array, present: Array) -> tuple[Array, Array]:
     """One log-sum-exp [n] of those of the blocks [k, n], and whether any of them has a term."""
-    return logsumexp_over(logsumexps.T, present.T, axis=1), jnp.any(present, axis=0)
+    return logsumexp_over(logsumexps, present, axis=0), jnp.any(present, axis=0)
 
 
 def _softplus_if(condition: Array, x: Array) -> Array:

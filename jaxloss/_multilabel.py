@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
 from jaxloss import _checks
@@ -22,9 +23,10 @@ def _prepare(logits, targets, where) -> tuple[Array, Array]:
     targets = _checks.class_targets("targets", targets, "logits", logits)
     mask = _checks.row_mask(where, "logits", logits)
     known = ~(targets < 0) if mask is None else ~(targets < 0) & mask[:, None]
-    logits = jnp.where(jnp.isnan(targets), jnp.nan, logits)  # A NaN target is not hidden,
-    targets = jnp.where(jnp.isnan(targets), 1, targets)  # it is a positive with that logit.
-    return jnp.where(known, logits, 0), jnp.where(known, targets, -1)
+    # A NaN target is not hidden: it is a positive whose logit, and its gradient, are NaN.
+    nan = known & jnp.isnan(targets)
+    logits = jnp.where(known, logits, 0) * jnp.where(nan, jnp.nan, 1).astype(logits.dtype)
+    return logits, jnp.where(known, jnp.where(nan, 1, targets), -1)
 
 
 def _soft_gap(
@@ -40,9 +42,9 @@ def _soft_gap(
 ) -> tuple[Array, Array]:
     """The losses of `sample_wise_loss` along axis 1, of `class_wise_loss` along 0, and whether
     there is a positive."""
-    _checks.in_range("positive_temperature", positive_temperature, above=0)
-    _checks.in_range("negative_temperature", negative_temperature, above=0)
-    _checks.in_range("margin", margin)
+    positive_temperature = _checks.in_range("positive_temperature", positive_temperature, above=0)
+    negative_temperature = _checks.in_range("negative_temperature", negative_temperature, above=0)
+    margin = _checks.in_range("margin", margin)
 
     def hardest(signed, members, temperature):
         exponents = signed / temperature + log_weights
@@ -362,9 +364,9 @@ def asymmetric_loss(
       >>> print(np.asarray(losses).round(4))
       [0.152  0.5591]
     """
-    _checks.in_range("positive_focus", positive_focus, at_least=0)
-    _checks.in_range("negative_focus", negative_focus, at_least=0)
-    _checks.in_range("clip", clip, at_least=0, below=1)
+    positive_focus = _checks.in_range("positive_focus", positive_focus, at_least=0)
+    negative_focus = _checks.in_range("negative_focus", negative_focus, at_least=0)
+    clip = _checks.in_range("clip", clip, at_least=0, below=1)
     logits, targets = _prepare(logits, targets, where)
     log_p, log_not_p = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
     positives = -jnp.exp(positive_focus * log_not_p) * log_p
@@ -406,7 +408,7 @@ def warp_loss(
        \quad V_p = \{k ∈ N_i : z_{ik} > z_{ip} - 1\}, \quad r_p = |V_p|, \quad
        H(r) = \sum_{j=1}^r \frac{1}{j}
 
-    The rank r_p is a constant in the gradient. Memory is O(n C) under `jax.jit`, time O(n C²).
+    The rank r_p is a constant in the gradient. Ranks come from sorting: C² pairs are never formed.
 
     Args:
       logits: `[n, C]`, any float dtype.
@@ -436,10 +438,10 @@ def warp_loss(
     """
     logits, targets = _prepare(logits, targets, where)
     pulls, pushes = _rank_forces(logits, targets)
-    # Σ_p H(r_p) (1 − z_p) + Σ_k (pushes on k) z_k; as many pulls as pushes, so that the logits may
-    # be counted from the largest negative, which keeps the difference of the two sums exact.
+    # Pulls and pushes add up to the same, so that the logits may be counted from any number: from
+    # the largest negative, the sum does not cancel.
     peak = jnp.max(logits, axis=1, where=targets == 0, initial=-jnp.inf, keepdims=True)
-    logits = logits - jax.lax.stop_gradient(jnp.where(jnp.isneginf(peak), 0, peak))
+    logits = logits - lax.stop_gradient(jnp.where(jnp.isneginf(peak), 0, peak))
     return reduce(
         jnp.sum(pulls * (1 - logits) + pushes * logits, axis=1),
         jnp.any(targets >= 0, axis=1),
@@ -451,17 +453,28 @@ def warp_loss(
 
 def _rank_forces(logits: Array, targets: Array) -> tuple[Array, Array]:
     """`H(r_p)` of the positives and `Σ_p H(r_p) / r_p` over the positives that a negative violates,
-    both [n, C] and constants in the gradient."""
+    both [n, C] and constants in the gradient; by sorting, for there may be C² pairs."""
     num_classes = logits.shape[1]
-    violated = (
-        (targets > 0)[:, :, None]
-        & (targets == 0)[:, None, :]
-        & (logits[:, None, :] > logits[:, :, None] - 1)
-    )
-    ranks = jnp.sum(violated, axis=2, dtype=jnp.int32)
-    harmonic = np.cumsum([0.0, *(1 / np.arange(1, num_classes + 1))])
-    # A comparison with NaN is False: without this, its gradient would be 0.
-    pulls = jnp.where(jnp.isnan(logits), logits, jnp.asarray(harmonic, logits.dtype)[ranks])
+    logits = lax.stop_gradient(logits)
+    positive, negative = targets > 0, targets == 0
+    thresholds = logits - 1  # Of a positive: the negatives above violate it.
+
+    negatives = jnp.sort(jnp.where(negative, logits, -jnp.inf), axis=1)
+    ranks = num_classes - _positions(negatives, thresholds, "right")
+    harmonic = jnp.asarray(np.cumsum([0.0, *(1 / np.arange(1, num_classes + 1))]), logits.dtype)
+    pulls = jnp.where(positive, harmonic[ranks], 0)
     shares = pulls / jnp.maximum(ranks, 1).astype(logits.dtype)
-    pushes = jnp.sum(jnp.where(violated, shares[:, :, None], 0), axis=1)
-    return jax.lax.stop_gradient((pulls, pushes))
+
+    order = (jnp.where(positive, thresholds, jnp.inf), shares)
+    sorted_thresholds, sorted_shares = lax.sort(order, dimension=1, num_keys=1)
+    below = _positions(sorted_thresholds, logits, "left")
+    heaped = jnp.pad(jnp.cumsum(sorted_shares, axis=1), ((0, 0), (1, 0)))
+    pushes = jnp.where(negative, jnp.take_along_axis(heaped, below, axis=1), 0)
+    # A NaN has no rank: without this, its gradient would be a number.
+    return jnp.where(jnp.isnan(logits), logits, pulls), pushes
+
+
+def _positions(rows: Array, queries: Array, side: str) -> Array:
+    """Where the queries stand in the sorted rows, both [n, C]."""
+    search = partial(jnp.searchsorted, side=side, method="scan_unrolled")
+    return jax.vmap(search)(rows, queries)

@@ -116,8 +116,8 @@ def uniform_prototypes(
     """
     for name, count in (("num_prototypes", num_prototypes), ("dim", dim), ("num_steps", num_steps)):
         _checks.positive_count(name, count)
-    _checks.in_range("temperature", temperature, above=0)
-    _checks.in_range("final_temperature", final_temperature, above=0)
+    temperature = _checks.in_range("temperature", temperature, above=0)
+    final_temperature = _checks.in_range("final_temperature", final_temperature, above=0)
     if dim == 1:  # There is no way from one point to the other.
         first = jax.random.rademacher(key, (1, 1), jnp.float32)
         return jnp.where(jnp.arange(num_prototypes) % 2 == 0, 1, -1)[None, :] * first
@@ -219,10 +219,10 @@ def assign_prototypes(
     .. math:: A = \arg\max_{A\ \text{one-to-one}} \sum_c \cos(m_c, p_{A(c)})
 
     The optimum, up to the rounding of the cosines' dtype, by shortest augmenting paths: at most
-    C²·M steps, far fewer when most classes have a nearest prototype of their own. It works inside
-    `jit` and `vmap`, and gives every device the same assignment for the same means. No gradient
-    flows through it. A pair whose cosine is NaN counts as orthogonal, as does a zero mean; classes
-    without any preference take the free prototypes in order.
+    C²·M operations, far fewer when most classes have a nearest prototype of their own. It works
+    inside `jit` and `vmap`, and gives every device the same assignment for the same means. No
+    gradient flows through it. A pair whose cosine is NaN counts as orthogonal, as does a zero mean;
+    if no class has a preference, they take the prototypes in order.
 
     Args:
       class_means: `[d, C]`, any float dtype, for example from `update_class_means`.

@@ -19,16 +19,18 @@ from typing import IO, Any
 
 import numpy as np
 
+from experiments.errors import ExperimentError
 
-class MissingArchiveError(FileNotFoundError):
+
+class MissingArchiveError(ExperimentError, FileNotFoundError):
     """A data set's files are not where they should be; the message says which go where."""
 
 
-class DamagedArchiveError(ValueError):
+class DamagedArchiveError(ExperimentError, ValueError):
     """A file cannot be read, or does not hold what it should; the message names it."""
 
 
-class UnsafeArchiveError(ValueError):
+class UnsafeArchiveError(ExperimentError, ValueError):
     """A file would run code, or write outside its folder; the message names it."""
 
 

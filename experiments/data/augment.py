@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from experiments.config import DataConfig
+from experiments.errors import ConfigError
 
 # ITU-R BT.601, the weights of a grey image.
 _LUMA = (0.299, 0.587, 0.114)
@@ -40,12 +41,6 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
         raise ValueError(
             f"augment needs keys of shape {images.shape[:1]}, one per image; got {keys.shape}"
         )
-    if config.pad < 0 or config.color_jitter < 0:
-        raise ValueError(
-            f"pad and color_jitter must not be negative, got {config.pad}, {config.color_jitter}"
-        )
-    if config.color_jitter > 0 and images.shape[-1] not in (1, 3):
-        raise ValueError(f"color_jitter needs 1 or 3 channels, got {images.shape[-1]}")
 
     def one(image: Array, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
@@ -83,15 +78,25 @@ def _check_images(images: Array, config: DataConfig) -> None:
         raise ValueError(
             f"images must be uint8 [n, h, w, c], got {images.dtype} {list(images.shape)}"
         )
-    channels = images.shape[-1]
+    check_settings(config, images.shape[-1])
+
+
+def check_settings(config: DataConfig, channels: int) -> None:
+    """Raises a `ConfigError` unless the settings suit images of so many channels."""
+    if config.pad < 0 or config.color_jitter < 0:
+        raise ConfigError(
+            f"pad and color_jitter must not be negative, got {config.pad}, {config.color_jitter}"
+        )
+    if config.color_jitter > 0 and channels not in (1, 3):
+        raise ConfigError(f"color_jitter needs 1 or 3 channels, got {channels}")
     for name, numbers in (("mean", config.mean), ("std", config.std)):
         if len(numbers) not in (1, channels):
-            raise ValueError(
+            raise ConfigError(
                 f"data.{name} needs one number or one for each of {channels} channels, "
                 f"got {numbers}"
             )
     if min(config.std) <= 0:
-        raise ValueError(f"data.std must be positive, got {config.std}")
+        raise ConfigError(f"data.std must be positive, got {config.std}")
 
 
 def _standardize(pixels: Array, config: DataConfig) -> Array:

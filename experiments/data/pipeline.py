@@ -18,6 +18,7 @@ from PIL import Image
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
 from experiments.data.builders.preparation import prepare
+from experiments.errors import ConfigError
 
 
 class ImageTable(Protocol):
@@ -78,6 +79,31 @@ class RecordImages:
         return images.reshape(*rows.shape, *self.shape[1:])
 
 
+def class_counts(
+    name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
+) -> dict[str, np.ndarray]:
+    """How many images every class has; prepares the data set before if that has not been done.
+
+    Args:
+        name: The data set.
+        data_dir: As in `load_split`.
+        manual_dir: As in `load_split`.
+
+    Returns:
+        For every split int64 [C], in the order of its labels.
+
+    Raises:
+        ConfigError: There is no such data set.
+        MissingArchiveError: As in `load_split`.
+        DamagedArchiveError: As in `load_split`.
+    """
+    builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
+    metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
+    return {
+        split: np.array(list(metadata[split].values()), np.int64) for split in builder.FACTS.classes
+    }
+
+
 def load_split(
     name: str,
     split: str,
@@ -100,7 +126,7 @@ def load_split(
         Images, labels and class names.
 
     Raises:
-        ValueError: There is no such data set, or it has no such split.
+        ConfigError: There is no such data set, or it has no such split.
         MissingArchiveError: It is not prepared and its archives are not there; the message says
             which files go where.
         DamagedArchiveError: An archive, or the prepared data, is damaged; the message names the
@@ -108,7 +134,7 @@ def load_split(
     """
     splits = builder_class(name).FACTS.classes
     if split not in splits:
-        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
+        raise ConfigError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
     builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
     counts: dict[str, int] = builder.info.metadata[split]  # pyright: ignore
     labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.errors import ConfigError
+
 # The purposes of a stream: one seed gives independent numbers for each.
 _EPOCH, _EPISODIC, _EVALUATION = range(3)
 
@@ -70,13 +72,13 @@ def parse_strategy(strategy: str) -> tuple[int, int] | None:
         None for `random`, or (N, K).
 
     Raises:
-        ValueError: If the string is neither.
+        ConfigError: If the string is neither.
     """
     if strategy == "random":
         return None
     match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", strategy)
     if match is None:
-        raise ValueError(
+        raise ConfigError(
             f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
             f"for example `32x4`; got {strategy!r}"
         )
@@ -105,10 +107,11 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
         int64 [batch_size], distinct sample indices.
 
     Raises:
-        ValueError: If the batch size is not in 1 … n, or seed or step is negative.
+        ConfigError: If the batch size is not in 1 … n.
+        ValueError: If seed or step is negative.
     """
     if not 1 <= batch_size <= num_samples:
-        raise ValueError(f"batch_size must be in 1 … {num_samples} samples, got {batch_size}")
+        raise ConfigError(f"batch_size must be in 1 … {num_samples} samples, got {batch_size}")
     _check_stream(seed, step)
     epoch, position = divmod(step, num_samples // batch_size)
     permutation = _epoch_permutation(num_samples, seed, epoch)
@@ -133,7 +136,8 @@ def episodic_batch(
         int64 [ways·shots], the K samples of one class after those of another.
 
     Raises:
-        ValueError: If fewer than N classes have K samples, or an argument is out of its range.
+        ConfigError: If fewer than N classes have K samples.
+        ValueError: If an argument is out of its range.
     """
     index = index_classes(labels)
     eligible = _classes_with(index, ways, shots, f"a {ways}x{shots} batch")
@@ -156,7 +160,7 @@ def draw_batch(
         int64 [batch_size_of(strategy, batch_size)], sample indices.
 
     Raises:
-        ValueError: As `parse_strategy`, `random_batch` and `episodic_batch`.
+        ConfigError, ValueError: As `parse_strategy`, `random_batch` and `episodic_batch`.
     """
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:
@@ -186,6 +190,21 @@ def shard(indices: np.ndarray, index: int, count: int) -> np.ndarray:
     return indices[index * size : (index + 1) * size]
 
 
+def check_episodes(labels: np.ndarray | ClassIndex, *, ways: int, shots: int, queries: int) -> None:
+    """Raises unless `evaluation_episodes` can draw such episodes.
+
+    Args:
+        labels: Integers [n], or their ClassIndex.
+        ways: Classes N of an episode.
+        shots: Support samples K of a class.
+        queries: Query samples Q of a class.
+
+    Raises:
+        ConfigError: If fewer than N classes have K + Q samples.
+    """
+    _episode_classes(index_classes(labels), ways, shots, queries)
+
+
 def evaluation_episodes(
     labels: np.ndarray | ClassIndex,
     *,
@@ -213,15 +232,15 @@ def evaluation_episodes(
         Episodes with support int32 [E, N, K] and query int32 [E, N, Q].
 
     Raises:
-        ValueError: If fewer than N classes have K + Q samples, or an argument is out of its range.
+        ConfigError: If fewer than N classes have K + Q samples.
+        ValueError: If an argument is out of its range.
     """
     if min(num_episodes, shots, queries) < 1:
         raise ValueError(
             f"episodes, shots and queries must be positive, got {num_episodes}, {shots}, {queries}"
         )
     index = index_classes(labels)
-    purpose = f"episodes of {ways} classes with {shots} shots and {queries} queries"
-    eligible = _classes_with(index, ways, shots + queries, purpose)
+    eligible = _episode_classes(index, ways, shots, queries)
     samples = np.empty((num_episodes, ways, shots + queries), np.int32)
     for e in range(num_episodes):
         stream = _stream(_EVALUATION, seed, e)
@@ -266,12 +285,17 @@ def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np
     counts = np.diff(index.offsets)
     eligible = np.flatnonzero(counts >= needed)
     if len(eligible) < ways:
-        raise ValueError(
+        raise ConfigError(
             f"{purpose} need {ways} classes with at least {needed} samples; "
             f"{len(eligible)} of {len(counts)} classes have so many "
             f"(the largest {counts.max()}, the smallest {counts.min()})"
         )
     return eligible
+
+
+def _episode_classes(index: ClassIndex, ways: int, shots: int, queries: int) -> np.ndarray:
+    purpose = f"episodes of {ways} classes with {shots} shots and {queries} queries"
+    return _classes_with(index, ways, shots + queries, purpose)
 
 
 def _draw_classes(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.config import ModelConfig
+from experiments.errors import ConfigError
 from experiments.models.conv4 import Conv4
 from experiments.models.resnet12 import ResNet12
 
@@ -34,26 +35,26 @@ def build_backbone(
         A module with `num_features`, called as `model(images, train=..., keys=...)`.
 
     Raises:
-        ValueError: If the configuration names nothing that exists, does not have four widths, or
+        ConfigError: If the configuration names nothing that exists, does not have four widths, or
             the images are too small for four poolings.
     """
     height, width, channels = image_shape
     if len(config.widths) != 4 or min(config.widths) < 1:
-        raise ValueError(f"model.widths needs four positive numbers, got {config.widths}")
+        raise ConfigError(f"model.widths needs four positive numbers, got {config.widths}")
     if min(height, width) < 16 or channels < 1:
-        raise ValueError(
+        raise ConfigError(
             f"four poolings need images of at least 16×16 pixels, got {height}×{width}×{channels}"
         )
     if config.pooling not in ("flatten", "mean"):
-        raise ValueError(f"model.pooling must be flatten or mean, got {config.pooling!r}")
+        raise ConfigError(f"model.pooling must be flatten or mean, got {config.pooling!r}")
     if config.dtype not in _DTYPES:
-        raise ValueError(f"model.dtype must be one of {', '.join(_DTYPES)}, got {config.dtype!r}")
+        raise ConfigError(f"model.dtype must be one of {', '.join(_DTYPES)}, got {config.dtype!r}")
     if not 0 <= config.drop_block < 1:
-        raise ValueError(f"model.drop_block must be in [0, 1), got {config.drop_block}")
+        raise ConfigError(f"model.drop_block must be in [0, 1), got {config.drop_block}")
     dtype = _DTYPES[config.dtype]
     if config.backbone == "conv4":
         if config.drop_block > 0:
-            raise ValueError(f"conv4 has no DropBlock, got model.drop_block={config.drop_block}")
+            raise ConfigError(f"conv4 has no DropBlock, got model.drop_block={config.drop_block}")
         return Conv4(
             config.widths,
             image_shape,
@@ -72,4 +73,4 @@ def build_backbone(
             axis_name=axis_name,
             rngs=rngs,
         )
-    raise ValueError(f"model.backbone must be conv4 or resnet12, got {config.backbone!r}")
+    raise ConfigError(f"model.backbone must be conv4 or resnet12, got {config.backbone!r}")

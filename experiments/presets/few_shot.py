@@ -1,4 +1,4 @@
-"""What the presets of protocol A on photographs share: ResNet-12, 84×84, SGD."""
+"""What the presets of protocol A on photographs share: ResNet-12 and SGD."""
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 

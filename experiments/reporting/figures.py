@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.files import write_atomically
+from experiments.loss_names import FAMILIES, parse_loss
 from experiments.reporting.summary import (
-    FAMILIES,
-    family_of,
     sampling_name,
     sampling_order,
     summarize,
 )
 
 # Okabe and Ito's colours, which differ for colour-blind eyes and in grey.
-_COLORS = dict(zip(FAMILIES, ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True))
+_COLORS = dict(
+    zip(FAMILIES.values(), ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True)
+)
 _MARKERS = "osD^vPX*<>hp"
 _INK = "#333333"
 _DPI = 150
@@ -111,18 +113,18 @@ def comparison_figure(
             alignment="left",
         )
         top -= _LEGEND_LINE * (len(handles) + 1.8)
-    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
-    figure.savefig(temporary, format="png", facecolor="white")
-    os.replace(temporary, path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", facecolor="white")
+    write_atomically(path, picture.getvalue())
 
 
 def _draw_panel(
     axes: Axes, rows: list[dict[str, Any]], losses: list[str], samplings: list[str], shots: int
 ) -> None:
     share = _MARK / (_MARK * len(samplings) + _BETWEEN_METHODS)
-    families = [family_of(loss) for loss in losses]
+    places = [parse_loss(loss).order[0] for loss in losses]
     for place in range(len(losses)):
-        if FAMILIES.index(families[place]) % 2:
+        if places[place] % 2:
             axes.axhspan(place - 0.5, place + 0.5, color="#f3f3f3", zorder=0)
     for row in rows:
         result = next((r for r in row["results"] if r["shots"] == shots), None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import numpy as np
 import tensorboardX
+
+from experiments.files import write_atomically
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -18,7 +19,9 @@ class MetricsLog:
     """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
 
     A run that was killed has written lines beyond the checkpoint it goes on from, and perhaps half
-    a line. Opening removes both, so every step stands in the file once, as if nothing had happened.
+    a line. Opening removes both, so no value stands in the file twice. (A step may have two lines,
+    one of the training and one of its validation.) TensorBoard's earlier events stay on disk, but
+    are told to be ignored from the step on.
 
     Args:
       path: The file, one object with `step` a line; its directory must exist.
@@ -68,9 +71,7 @@ class MetricsLog:
             if (row := _parse(line)) is not None and row["step"] <= resume_step
         )
         if kept != before:
-            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            temporary.write_bytes(kept)
-            os.replace(temporary, self._path)
+            write_atomically(self._path, kept)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

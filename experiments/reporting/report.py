@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from experiments.files import write_atomically
+
 
 def run_report(report: dict[str, Any]) -> str:
-    """The report that `evaluate_run` returns, as Markdown."""
+    """The report that `evaluate_run` returns, or that of a run that diverged, as Markdown."""
     evaluation = report["evaluation"]
-    lines = [
+    run = (
         f"{report['label']} on {report['data']}, {report['sampling']} batches, "
-        f"seed {report['seed']}: checkpoint of step {report['step']}, {report['split']} classes, "
+        f"seed {report['seed']}: "
+    )
+    if "diverged" in report:
+        return f"{run}{report['diverged']}; there is nothing to evaluate"
+    lines = [
+        f"{run}checkpoint of step {report['step']}, {report['split']} classes, "
         f"{evaluation['ways']}-way, {evaluation['queries']} queries a class, "
         f"nearest prototype ({evaluation['distance']}), d = {report['num_features']}",
         "",
@@ -28,18 +34,21 @@ def run_report(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def evaluation_name(report: dict[str, Any]) -> str:
+    """A file name that tells the settings: two evaluations of a run do not overwrite each other."""
+    settings = report["evaluation"]
+    shots = "+".join(map(str, settings["shots"]))
+    return (
+        f"evaluation-{report['split']}-step{report['step']}-{settings['ways']}way-{shots}shot-"
+        f"{settings['queries']}queries-{settings['episodes']}episodes-seed{settings['seed']}-"
+        f"{settings['distance']}"
+    )
+
+
 def write_run_report(directory: Path, report: dict[str, Any], name: str = "report") -> list[Path]:
     """Writes NAME.json and NAME.md into the run directory and returns their paths."""
     as_json = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     return [
-        _write(directory / f"{name}.md", run_report(report) + "\n"),
-        _write(directory / f"{name}.json", as_json),
+        write_atomically(directory / f"{name}.md", run_report(report) + "\n"),
+        write_atomically(directory / f"{name}.json", as_json),
     ]
-
-
-def _write(path: Path, text: str) -> Path:
-    # A reader sees the old file or the new one, never half of it.
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-    return path

@@ -4,8 +4,9 @@ A cell is one run, as a dict: `loss` (`sce`, `sce+nca`, `direct:sce+nca`, ...), 
 `sampling` (`random`, or `32x4` for N classes with K images each), `seed`, `seconds`, and `results`:
 for each number of shots a dict of `shots`, `accuracy` and `interval` (fractions; half the width of
 the 95 % confidence interval), `episodes` and `hash` (of the episode list). Where they are there,
-`evaluation` (a dict of `ways`, `queries`, `distance`), `data`, `split`, `num_features` and `power`
-are mentioned in captions.
+`evaluation` (a dict of `ways`, `queries`, `distance`), `data`, `split`, `num_features`, `power` and
+`command` are mentioned in captions. The cell of a run that diverged has no `results`, and
+`diverged` tells what happened.
 """
 
 from __future__ import annotations
@@ -16,19 +17,7 @@ from typing import Any
 
 import numpy as np
 
-FAMILIES = ("Classification", "Metric", "Sum", "Direct-sum", "Spectral-sum")
-
-_CLASSIFICATION_LOSSES = ("sce", "bce")
-
-
-def family_of(loss: str) -> str:
-    """The family of a loss, one of `FAMILIES`, from its name."""
-    kind, colon, _ = loss.rpartition(":")
-    if colon and kind in ("direct", "spectral"):
-        return f"{kind.capitalize()}-sum"
-    if "+" in loss:
-        return "Sum"
-    return "Classification" if loss in _CLASSIFICATION_LOSSES else "Metric"
+from experiments.loss_names import parse_loss
 
 
 def sampling_name(sampling: str) -> str:
@@ -47,7 +36,8 @@ def summarize(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
       Dicts of `loss`, `label`, `family`, `sampling`, `seeds`, `seconds` (of all seeds together) and
       `results`: for each number of shots the mean `accuracy`, the mean `interval`, the `spread`
       (largest minus smallest accuracy over seeds; None for a single seed), the `accuracies` of the
-      seeds, and the `episodes` and `hashes` met. Methods come family by family, then in the order
+      seeds, and the `episodes` and `hashes` met; `diverged` has the seeds of the runs that
+      diverged, which no mean takes in. Methods come family by family, then in the order
       of `cells`; samplings by falling number of classes, random batches last.
 
     Raises:
@@ -62,7 +52,7 @@ def summarize(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             )
         group[cell["seed"]] = cell
     losses = list(dict.fromkeys(loss for loss, _ in groups))
-    losses.sort(key=lambda loss: FAMILIES.index(family_of(loss)))
+    losses.sort(key=lambda loss: parse_loss(loss).order[0])
     samplings = sorted({sampling for _, sampling in groups}, key=sampling_order)
     return [
         _summary([group[seed] for seed in sorted(group)])
@@ -99,9 +89,10 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "loss": first["loss"],
         "label": first["label"],
-        "family": family_of(first["loss"]),
+        "family": parse_loss(first["loss"]).heading,
         "sampling": first["sampling"],
         "seeds": [run["seed"] for run in runs],
+        "diverged": [run["seed"] for run in runs if "diverged" in run],
         "seconds": float(sum(run.get("seconds") or 0.0 for run in runs)),
         "results": results,
     }

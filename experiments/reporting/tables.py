@@ -6,21 +6,21 @@ What a cell is, `experiments.reporting.summary` tells.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.files import write_atomically
+from experiments.loss_names import FAMILIES, parse_loss
 from experiments.reporting.figures import comparison_figure
 from experiments.reporting.summary import (
-    FAMILIES,
-    family_of,
     sampling_name,
     sampling_order,
     summarize,
 )
 
 _MISSING = "–"
+_DIVERGED = "diverged"
 
 
 def markdown_table(
@@ -30,7 +30,7 @@ def markdown_table(
 
     Args:
       cells: Runs, as `experiments.reporting.summary` describes them.
-      command: What was typed to get them.
+      command: What was typed last, for cells that do not tell their own.
       title: First line.
     """
     rows = summarize(cells)
@@ -40,15 +40,15 @@ def markdown_table(
     shots = sorted({result["shots"] for row in rows for result in row["results"]})
     by_key = {(row["loss"], row["sampling"]): row for row in rows}
     labels = {row["loss"]: row["label"] for row in rows}
-    best = {loss: _best_sampling(rows, loss, shots[0]) for loss in labels}
+    best = {loss: _best_sampling(rows, loss, shots[0]) if shots else None for loss in labels}
     lines = [
         f"### {title}",
         "",
         f"| Method | {' | '.join(sampling_name(s) for s in samplings)} |",
         f"|:--{'|:-:' * len(samplings)}|",
     ]
-    for family in FAMILIES:
-        members = [loss for loss in labels if family_of(loss) == family]
+    for family in FAMILIES.values():
+        members = [loss for loss in labels if parse_loss(loss).heading == family]
         if members:
             lines.append(f"| **{family} loss** |{' |' * len(samplings)}")
         for loss in members:
@@ -60,8 +60,8 @@ def markdown_table(
 
 
 def json_report(cells: Sequence[dict[str, Any]], command: str) -> dict[str, Any]:
-    """The comparison for programs: the command, the rows of `summarize`, and the cells."""
-    return {"command": command, "rows": summarize(cells), "cells": list(cells)}
+    """The comparison for programs: the commands, the rows of `summarize`, and the cells."""
+    return {"commands": commands_of(cells, command), "rows": summarize(cells), "cells": list(cells)}
 
 
 def write_report(
@@ -76,25 +76,27 @@ def write_report(
     Args:
       directory: Where to; made if it does not exist.
       cells: Runs, as `experiments.reporting.summary` describes them.
-      command: What was typed to get them.
+      command: What was typed last, for cells that do not tell their own.
       title: Title of the table and the figure.
 
     Returns:
-      The paths written. Without a cell there is no figure.
+      The paths written. Without a result there is no figure.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     text = markdown_table(cells, command=command, title=title)
-    if cells:
+    drawn = any(cell["results"] for cell in cells)
+    if drawn:
         text += "\n![Accuracy of every method and sampling](figure.png)\n"
     report = json.dumps(json_report(cells, command), indent=2, ensure_ascii=False) + "\n"
     paths = [
-        _write(directory / "table.md", text),
-        _write(directory / "table.json", report),
+        write_atomically(directory / "table.md", text),
+        write_atomically(directory / "table.json", report),
     ]
-    if cells:
+    if drawn:
         figure = directory / "figure.png"
-        comparison_figure(cells, figure, title=title, command=command)
+        commands = "; ".join(commands_of(cells, command))
+        comparison_figure(cells, figure, title=title, command=commands)
         paths.append(figure)
     return paths
 
@@ -116,6 +118,8 @@ def _best_sampling(rows: list[dict[str, Any]], loss: str, shots: int) -> str | N
 def _entry(row: dict[str, Any] | None, shots: list[int], *, bold: bool) -> str:
     if row is None:
         return _MISSING
+    if len(row["diverged"]) == len(row["seeds"]):
+        return _DIVERGED
     parts = []
     for shot in shots:
         result = _result(row, shot)
@@ -127,6 +131,8 @@ def _entry(row: dict[str, Any] | None, shots: list[int], *, bold: bool) -> str:
             part += f" (seeds {_percent(result['spread'])})"
         parts.append(part)
     text = ", ".join(parts)
+    if row["diverged"]:
+        text += f" ({len(row['diverged'])} of {len(row['seeds'])} seeds {_DIVERGED})"
     return f"**{text}**" if bold else text
 
 
@@ -137,13 +143,15 @@ def _caption(
     shots: list[int],
     command: str,
 ) -> list[str]:
-    place = _common(cells, "data")
-    split = _common(cells, "split")
+    measured = [cell for cell in cells if "diverged" not in cell] or cells
+    place = _common(measured, "data")
+    split = _common(measured, "split")
     several = any(result["spread"] is not None for row in rows for result in row["results"])
+    each = f"Each entry gives {' and '.join(f'{s}-shot' for s in shots)} evaluation"
+    each += ", in this order." if len(shots) > 1 else "."
     lines = [
         f"- Accuracy in %{f' on {place}' if place else ''}{f', {split} classes' if split else ''}. "
-        f"Each entry gives {' and '.join(f'{s}-shot' for s in shots)} evaluation"
-        + (", in this order." if len(shots) > 1 else "."),
+        + (each if shots else ""),
         "- a ± b: mean accuracy over episodes, and half the width of its 95 % confidence interval"
         + (" (averaged over seeds)." if several else "."),
     ]
@@ -152,7 +160,7 @@ def _caption(
             "- (seeds c): several runs were trained that differ in their seed; a is their mean, c "
             "the largest minus the smallest."
         )
-    evaluation = _common(cells, "evaluation")
+    evaluation = _common(measured, "evaluation")
     if evaluation:
         distance = evaluation["distance"].replace("euclidean", "Euclidean")
         lines.append(
@@ -166,11 +174,16 @@ def _caption(
             "images of each"
             + ("; a random batch pays no regard to classes." if "random" in samplings else ".")
         )
-    if len(samplings) > 1:
+    if any(row["diverged"] for row in rows):
+        lines.append(
+            f"- {_DIVERGED}: the loss, its gradient or the features became infinite or not a "
+            "number; what was measured is of the other seeds."
+        )
+    if len(samplings) > 1 and shots:
         lines.append(f"- Bold: the best sampling of a method by {shots[0]}-shot accuracy.")
     if len(rows) < len({row["loss"] for row in rows}) * len(samplings):
         lines.append(f"- The mark {_MISSING}: not run.")
-    notation = _notation(cells, rows)
+    notation = _notation(measured, rows)
     if notation:
         lines.append(f"- {notation}")
     for shot in shots:
@@ -188,7 +201,12 @@ def _caption(
     if seconds:
         runs = f"{len(cells)} runs, together" if len(cells) > 1 else "1 run,"
         lines.append(f"- {runs} {seconds / 60:.1f} minutes")
-    return [*lines, f"- Command: `{command}`"]
+    return [*lines, *(f"- Command: `{text}`" for text in commands_of(cells, command))]
+
+
+def commands_of(cells: Sequence[dict[str, Any]], command: str) -> list[str]:
+    """The commands that gave the cells, each once; `command` for cells that do not tell."""
+    return list(dict.fromkeys(cell.get("command", command) for cell in cells)) or [command]
 
 
 def _notation(cells: Sequence[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
@@ -198,15 +216,16 @@ def _notation(cells: Sequence[dict[str, Any]], rows: list[dict[str, Any]]) -> st
         "nca": "NCA: neighbourhood component analysis",
         "proto": "Proto: prototypical loss",
     }
-    used = {part for row in rows for part in row["loss"].rpartition(":")[2].split("+")}
+    losses = [parse_loss(row["loss"]) for row in rows]
+    used = {part for loss in losses for part in (loss.classification, loss.metric)}
     parts = [text for name, text in names.items() if name in used]
-    families = {row["family"] for row in rows}
-    if "Sum" in families:
+    families = {loss.family for loss in losses}
+    if "sum" in families:
         parts.append("A+B: sum of two losses on the same features")
-    if "Direct-sum" in families:
+    if "direct" in families:
         parts.append("A⊕B: B acts in the complement of the subspace that A's classifier spans")
-    if "Spectral-sum" in families:
-        spectral = [cell for cell in cells if family_of(cell["loss"]) == "Spectral-sum"]
+    if "spectral" in families:
+        spectral = [cell for cell in cells if parse_loss(cell["loss"]).family == "spectral"]
         power = _common(spectral, "power")
         parts.append(
             "A⊕̃B: the same with a soft, spectral complement"
@@ -224,11 +243,3 @@ def _common(cells: Sequence[dict[str, Any]], key: str) -> Any:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
-
-
-def _write(path: Path, text: str) -> Path:
-    # A reader sees the old file or the new one, never half of it.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-    return path

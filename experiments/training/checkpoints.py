@@ -26,9 +26,13 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
+from experiments.errors import ExperimentError
+from experiments.files import write_atomically
+
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
+CHECKPOINTS_FOLDER = "checkpoints"
 
 _FORMAT = 1
 _TRASH = ".trash"
@@ -36,11 +40,11 @@ _TRASH = ".trash"
 _UNRANKED = -1e30
 
 
-class CheckpointError(Exception):
+class CheckpointError(ExperimentError):
     """A checkpoint that is missing, damaged, or does not fit what was asked of it."""
 
 
-class ConfigMismatchError(Exception):
+class ConfigMismatchError(ExperimentError):
     """A directory that belongs to another run, or whose configuration cannot be read."""
 
 
@@ -419,13 +423,7 @@ def claim_run_directory(directory: Path, config: dict) -> bool:
             f"{directory} is not a run directory: it holds {shown} but no {CONFIG_FILE}. "
             "Choose another directory."
         )
-    temporary = directory / f".{CONFIG_FILE}.{os.getpid()}"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(config, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     return False
 
 

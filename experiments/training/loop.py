@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,12 +25,16 @@ from experiments.data.sampling import (
     index_classes,
     shard,
 )
+from experiments.errors import DivergedError
 from experiments.evaluation.few_shot import episode_accuracies, extract_features
+from experiments.loss_names import parse_loss
 from experiments.reporting.metrics import MetricsLog
-from experiments.reporting.progress import progress
+from experiments.reporting.progress import Progress, progress
 from experiments.training import parallel
-from experiments.training.checkpoints import Checkpoints, claim_run_directory
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, claim_run_directory
 from experiments.training.objective import build_objective
+from experiments.training.preflight import check_run
+from experiments.training.processes import is_first, on_first
 from experiments.training.state import TrainState, initial_setup
 from experiments.training.step import Batch, build_embed, build_step
 
@@ -45,7 +51,8 @@ class Trained(NamedTuple):
     directory: Path
     steps: int
     seconds: float
-    """Time spent in this call: less than the whole run where it was resumed."""
+    """Time spent on the run, over all the calls that trained it. What a killed call did after its
+    last checkpoint does not count: it was done again."""
 
 
 def train(
@@ -57,6 +64,9 @@ def train(
 ) -> Trained:
     """Trains a run to its end, from its newest checkpoint where there is one.
 
+    Several processes (`jax.process_count() > 1`) all call this with the same arguments and share
+    the directory. Each reads its shard of every batch; the first writes the run's files.
+
     Args:
       config: the run; together with the machine it determines every bit of the result.
       directory: the run directory; gets config.json, metrics.jsonl, TensorBoard events and
@@ -66,14 +76,15 @@ def train(
         numbers are the same.
 
     Raises:
+      ConfigError: the configuration does not fit the data or the devices; nothing is written.
       ConfigMismatchError: the directory holds a run of another configuration.
+      DivergedError: the loss, its gradient or the features are no longer finite.
       Interrupted: SIGTERM came; the state is saved.
-      ValueError: the configuration does not fit the data or the devices.
     """
     started = time.monotonic()
+    check_run(config, folders)
     strategy = config.sampling.strategy
     batch_size = batch_size_of(strategy, config.sampling.batch_size)
-    parallel.check_batch_size(batch_size)
     axis_name = parallel.axis_name(parallel_mode)
 
     base = _load(config, folders, "base")
@@ -98,30 +109,26 @@ def train(
         config.data,
         key=jax.random.fold_in(jax.random.key(config.seed), 2),
         axis_name=axis_name,
+        with_accuracy=parse_loss(config.loss.name).classification is not None,
     )
     run = parallel.data_parallel(parallel_mode, step)
-    # Draws the first batch before the directory is claimed: a sampling that the data cannot give
-    # leaves no trace.
     index = index_classes(base.labels)
-    draw_batch(index, strategy, batch_size, seed=config.seed, step=0)
     validate = _validation(config, folders, build_embed(setup.graphdef, config.data))
 
-    claim_run_directory(directory, to_dict(config))
+    on_first(lambda: claim_run_directory(directory, to_dict(config)))
     meta = {
         "config": to_dict(config),
         "num_classes": num_classes,
         "image_shape": [height, width, channels],
     }
-    with Checkpoints(directory / "checkpoints") as checkpoints, _stop_on_sigterm() as stopping:
-        state = setup.state
+    with Checkpoints(directory / CHECKPOINTS_FOLDER) as checkpoints, _stop_on_sigterm() as stopping:
+        state, before = setup.state, 0.0
         if checkpoints.latest_step() is not None:
-            state = checkpoints.restore(state).state
+            restored = checkpoints.restore(state)
+            state, before = restored.state, restored.meta.get("seconds", 0.0)
         first = int(state.step)
         replicated = run.replicate(state)
-        with (
-            MetricsLog(directory / "metrics.jsonl", resume_step=first) as log,
-            progress(config.steps, first, config.loss.name) as bar,
-        ):
+        with _reports(config, directory, first) as (log, bar):
             clock, images = time.monotonic(), 0
             for number in range(first, config.steps):
                 rows = shard(
@@ -134,20 +141,27 @@ def train(
                 done, images = number + 1, images + batch_size
 
                 last = done == config.steps
-                if done % config.log_every == 0 or last:
+                logged = done % config.log_every == 0 or last
+                validated = done % config.validate_every == 0 or last
+                saved = validated or stopping.is_set()
+                if logged or saved:
                     scalars = {name: float(x) for name, x in run.single(metrics).items()}
-                    now = time.monotonic()
-                    rate, clock, images = images / (now - clock), now, 0
-                    log.log(done, **scalars, images_per_second=rate)
-                    bar.update(done, scalars["loss"], rate)
-                if done % config.validate_every == 0 or last or stopping.is_set():
+                    if logged:
+                        now = time.monotonic()
+                        rate, clock, images = images / (now - clock), now, 0
+                        log.log(done, **scalars, images_per_second=rate)
+                        bar.update(done, scalars["loss"], rate)
+                    _check_finite(done, scalars)
+                if saved:
                     state = run.single(replicated)
-                    checked = done % config.validate_every == 0 or last
-                    accuracy = validate(state) if checked else None
+                    accuracy = on_first(partial(validate, state)) if validated else None
                     if accuracy is not None:
                         log.log(done, validation_accuracy=accuracy)
                     # The sampler's position is the step: batches are functions of seed and step.
-                    checkpoints.save(done, state, meta=meta, accuracy=accuracy)
+                    seconds = before + time.monotonic() - started
+                    checkpoints.save(
+                        done, state, meta=meta | {"seconds": seconds}, accuracy=accuracy
+                    )
                     clock, images = time.monotonic(), 0
                 if stopping.is_set():
                     checkpoints.wait()
@@ -155,7 +169,40 @@ def train(
                         f"stopped at step {done} of {config.steps}, which is saved in {directory}; "
                         "the same command goes on from there"
                     )
-    return Trained(directory, config.steps, time.monotonic() - started)
+    trained = time.monotonic() - started if first < config.steps else 0.0
+    return Trained(directory, config.steps, before + trained)
+
+
+class _Silent:
+    """The metrics and the progress of the processes that report nothing."""
+
+    def log(self, step: int, **scalars: object) -> None:
+        """Writes nothing."""
+
+    def update(self, step: int, loss: float | None, images_per_second: float | None) -> None:
+        """Shows nothing."""
+
+
+@contextmanager
+def _reports(
+    config: TrainConfig, directory: Path, first: int
+) -> Iterator[tuple[MetricsLog | _Silent, Progress]]:
+    """The metrics file and the progress; the first of several processes alone has them."""
+    if not is_first():
+        yield _Silent(), _Silent()
+        return
+    with (
+        MetricsLog(directory / "metrics.jsonl", resume_step=first) as log,
+        progress(config.steps, first, config.loss.name) as bar,
+    ):
+        yield log, bar
+
+
+def _check_finite(step: int, scalars: dict[str, float]) -> None:
+    # The loss first: it tells more than the norm of a gradient.
+    for name, value in sorted(scalars.items(), key=lambda item: item[0] != "loss"):
+        if not math.isfinite(value):
+            raise DivergedError(step, f"{name} is {value}")
 
 
 def _load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
@@ -182,6 +229,8 @@ def _validation(
 
     def validate(state: TrainState) -> float:
         features = extract_features(lambda images: embed(state, images), held_out.images)
+        if not np.isfinite(features).all():
+            raise DivergedError(int(state.step), "a feature of a validation image is not finite")
         accuracies = episode_accuracies(features, episodes, distance=config.evaluation.distance)
         return float(np.mean(accuracies))
 

@@ -10,6 +10,7 @@ import numpy as np
 from flax import jax_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from experiments.errors import ConfigError
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, Step
 
@@ -36,7 +37,7 @@ def axis_name(mode: Literal["pmap", "jit"]) -> str | None:
 def check_batch_size(batch_size: int) -> None:
     """Raises unless a batch spreads evenly over all devices."""
     if batch_size % jax.device_count():
-        raise ValueError(
+        raise ConfigError(
             f"a batch of {batch_size} does not spread evenly over {jax.device_count()} devices; "
             f"choose a multiple of {jax.device_count()}"
         )
@@ -55,7 +56,7 @@ def data_parallel(mode: Literal["pmap", "jit"], step: Step) -> DataParallel:
             replicate=jax_utils.replicate,
             split=lambda batch: Batch(*(_by_local_device(rows) for rows in batch)),
             step=jax.pmap(step, axis_name=AXIS, donate_argnums=0),
-            single=jax_utils.unreplicate,
+            single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
         )
 
     mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 
 from experiments.config import OptimizerConfig, TrainConfig
+from experiments.errors import ConfigError
 from experiments.models import build_backbone
 
 
@@ -29,11 +30,16 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate as a function of the step.
 
     Raises:
-      ValueError: the schedule does not fit into `steps`.
+      ConfigError: the schedule does not fit into `steps`.
     """
     if config.warmup_steps >= steps > 0:
-        raise ValueError(
+        raise ConfigError(
             f"optimizer.warmup_steps = {config.warmup_steps} must be below steps = {steps}"
+        )
+    if any(step <= config.warmup_steps or step >= steps for step in config.decay_steps):
+        raise ConfigError(
+            f"optimizer.decay_steps = {config.decay_steps} must lie between "
+            f"optimizer.warmup_steps = {config.warmup_steps} and steps = {steps}"
         )
     if config.schedule == "cosine":
         after = optax.cosine_decay_schedule(config.learning_rate, steps - config.warmup_steps)

@@ -48,10 +48,21 @@ def build_step(
     *,
     key: Array,
     axis_name: str | None,
+    with_accuracy: bool = True,
 ) -> Step:
     """The step of one device's share of the batch; with `axis_name` over all devices.
 
     The random numbers of a sample depend on its place in the global batch, not on the device.
+
+    Args:
+      graphdef: the backbone without its parameters and statistics.
+      objective: the loss of a batch.
+      optimizer: what makes an update of a gradient.
+      data: how images are augmented and normalised.
+      key: the seed of augmentation and of the backbone's random numbers.
+      axis_name: the mapped axis over which the batch is spread, or None.
+      with_accuracy: whether the metrics hold `train_accuracy`, that of the classifier: of no use
+        where the objective does not train it.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
@@ -64,22 +75,21 @@ def build_step(
             features = model(images, train=True, keys=model_keys)  # pyright: ignore[reportCallIssue]
             kernel, bias = params["classifier"]["kernel"], params["classifier"]["bias"]
             loss = objective(features, batch.labels, kernel, bias)
-            logits = jaxloss.linear_logits(features, kernel, bias)
-            accuracy = jnp.mean((jnp.argmax(logits, axis=1) == batch.labels).astype(jnp.float32))
-            return loss, (nnx.state(model, nnx.Not(nnx.Param)), accuracy)
+            means = {}
+            if with_accuracy:
+                logits = jaxloss.linear_logits(features, kernel, bias)
+                right = jnp.argmax(logits, axis=1) == batch.labels
+                means["train_accuracy"] = jnp.mean(right.astype(jnp.float32))
+            return loss, (nnx.state(model, nnx.Not(nnx.Param)), means)
 
-        (loss, (statistics, accuracy)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+        (loss, (statistics, means)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
             state.params
         )
         if axis_name is not None:
-            gradients, accuracy = lax.pmean((gradients, accuracy), axis_name)
+            gradients, means = lax.pmean((gradients, means), axis_name)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        metrics = {
-            "loss": loss,
-            "train_accuracy": accuracy,
-            "gradient_norm": optax.global_norm(gradients),
-        }
+        metrics = {"loss": loss, **means, "gradient_norm": optax.global_norm(gradients)}
         return TrainState(state.step + 1, params, statistics, opt_state), metrics
 
     return step

@@ -285,7 +285,9 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
 
         def to_png(picture, shape):
             if "n02950826" in picture.source:
-                print("now", flush=True)
+                # In one piece: print writes the line end apart, and threads meet here.
+                sys.stdout.write("now\\n")
+                sys.stdout.flush()
                 time.sleep(60)
             return pictures.to_png(picture, shape)
 

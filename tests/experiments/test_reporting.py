@@ -8,11 +8,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from experiments.loss_names import parse_loss
 from experiments.reporting import progress as progress_module
 from experiments.reporting.figures import comparison_figure
 from experiments.reporting.metrics import MetricsLog, read_metrics
 from experiments.reporting.progress import progress
-from experiments.reporting.summary import family_of, sampling_name
+from experiments.reporting.summary import sampling_name
 from experiments.reporting.tables import json_report, markdown_table, summarize, write_report
 
 COMMAND = "python -m experiments compare icons --losses sce direct:sce+nca"
@@ -143,7 +144,7 @@ def test_a_terminal_gets_a_bar(capsys, monkeypatch):
 def test_names():
     families = ["Classification", "Metric", "Sum", "Direct-sum", "Spectral-sum"]
     losses = ["bce", "proto", "bce+proto", "direct:sce+nca", "spectral:sce+nca"]
-    assert [family_of(loss) for loss in losses] == families
+    assert [parse_loss(loss).heading for loss in losses] == families
     assert sampling_name("32x4") == "32-way 4-shot"
     assert sampling_name("random") == "random batch"
 
@@ -216,6 +217,32 @@ def test_runs_on_different_episodes_are_not_compared_silently():
     assert "not the same for every run** (episode lists `8f3a`, `beef`)" in table
 
 
+def test_every_command_that_gave_a_cell_is_told_once():
+    cells = [{**c, "command": f"compare --seeds {c['seed']}"} for c in CELLS]
+    table = markdown_table(cells, command=COMMAND)
+    assert table.count("- Command: ") == 2
+    assert "- Command: `compare --seeds 0`\n- Command: `compare --seeds 1`\n" in table
+    # An older cell does not tell: the command that wrote the table stands for it.
+    assert f"- Command: `{COMMAND}`" in markdown_table([*cells[1:], CELLS[0]], command=COMMAND)
+
+
+def test_a_run_that_diverged_is_in_the_table_and_in_no_mean(tmp_path):
+    def failed(loss, label, seed):
+        cell = {"loss": loss, "label": label, "sampling": "random", "seed": seed, "results": []}
+        return cell | {"diverged": "diverged: loss is nan at step 3"}
+
+    cells = [*CELLS, failed("direct:sce+nca", "SCE⊕NCA", 2), failed("nca", "NCA", 0)]
+    table = markdown_table(cells, command=COMMAND)
+    assert "| NCA | – | – | diverged |" in table
+    assert "71.0 ± 0.4 (seeds 2.0), 84.5 ± 0.3 (seeds 1.0) (1 of 3 seeds diverged) |" in table
+    assert "- diverged: the loss" in table
+    write_report(tmp_path / "some", cells, COMMAND)
+    assert (tmp_path / "some" / "figure.png").exists()
+    paths = write_report(tmp_path / "all", cells[-1:], COMMAND)
+    assert [path.name for path in paths] == ["table.md", "table.json"]
+    assert "| NCA | diverged |" in paths[0].read_text()
+
+
 def test_evaluation_is_described_where_it_is_known():
     evaluation = {"ways": 5, "queries": 15, "distance": "euclidean"}
     cells = [{**c, "evaluation": evaluation, "data": "icons", "split": "novel"} for c in CELLS]
@@ -232,7 +259,7 @@ def test_report_files(tmp_path):
     assert "### Icons" in paths[0].read_text()
     assert "(figure.png)" in paths[0].read_text()
     assert json.loads(paths[1].read_text()) == json_report(CELLS, COMMAND)
-    assert json_report(CELLS, COMMAND)["command"] == COMMAND
+    assert json_report(CELLS, COMMAND)["commands"] == [COMMAND]
     assert json_report(CELLS, COMMAND)["cells"] == CELLS
     # Nothing has finished yet: a table that says so, and no figure.
     names = [path.name for path in write_report(tmp_path / "none", [], COMMAND)]
@@ -240,15 +267,16 @@ def test_report_files(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")  # A glyph that the font lacks is a warning.
-@pytest.mark.parametrize(("methods", "samplings"), [(1, 1), (3, 2), (20, 6)])
+@pytest.mark.parametrize(("methods", "samplings"), [(1, 1), (3, 2), (16, 6)])
 def test_nothing_in_the_figure_is_cut_off(tmp_path, methods, samplings):
     rng = np.random.default_rng(0)
-    labels = ["SCE", "NCA", "SCE+NCA", "SCE⊕NCA", "SCE⊕̃Proto"]
-    losses = ["sce", "nca", "sce+nca", "direct:sce+nca", "spectral:sce+proto"]
+    joined = [f"{first}+{second}" for first in ("sce", "bce") for second in ("nca", "proto")]
+    losses = ["sce", "nca", *joined, "bce", "proto"]
+    losses += [f"{kind}:{pair}" for kind in ("spectral", "direct") for pair in joined]
     batches = ["random", "64x8", "32x16", "16x32", "8x64", "4x128"][:samplings]
     cells = [
-        cell(losses[i % 5] + "'" * (i // 5), labels[i % 5], s, seed, *rng.uniform(0.5, 0.9, 2))
-        for i in range(methods)
+        cell(loss, parse_loss(loss).label, s, seed, *rng.uniform(0.5, 0.9, 2))
+        for loss in losses[:methods]
         for s in batches
         for seed in (0, 1)
     ]

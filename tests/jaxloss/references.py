@@ -396,7 +396,7 @@ def class_means(old, features, labels, *, decay=0.9, where=None):
     for c in range(new.shape[1]):
         members = [np.asarray(features[i], np.float64) for i in rows if labels[i] == c]
         if members:
-            mean = sum(members) / len(members)
+            mean = np.sum(members, axis=0) / len(members)
             norm = math.hypot(*mean)
             moved = decay * new[:, c] + (1 - decay) * (mean / norm if norm > 0 else mean)
             norm = math.hypot(*moved)

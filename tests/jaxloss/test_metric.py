@@ -227,3 +227,19 @@ def test_blocks_bound_the_memory():
 def test_block_size_out_of_range(block_size, error):
     with pytest.raises(error, match="block_size"):
         jaxloss.nca_loss(jnp.ones((3, 2)), jnp.zeros(3, int), block_size=block_size)
+
+
+@pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
+def test_second_derivative_at_duplicates(loss):
+    """The clamp of the squared distances at 0 must not cut their curvature."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(72)
+        features = rng.normal(size=(6, 3))
+        features[1], features[4] = features[0], features[0]
+        labels = jnp.array([0, 0, 1, 1, 1, 0])
+        direction = jnp.asarray(rng.normal(size=features.shape))
+        gradient = jax.jit(jax.grad(lambda x: loss(x, labels)))
+        x, step = jnp.asarray(features), 1e-5
+        _, got = jax.jvp(gradient, (x,), (direction,))
+        expected = (gradient(x + step * direction) - gradient(x - step * direction)) / (2 * step)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)

@@ -4,6 +4,7 @@ As in `references`, rows that take no part are removed first, and a per-sample f
 where the loss is undefined.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def kept_rows(labels, where):
     return torch.nonzero(known if where is None else known & where)[:, 0]
 
 
-def over_rows(per_sample):
+def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         rows = kept_rows(labels, where)
         values = per_sample(scored[rows], labels[rows], *shared, **options)

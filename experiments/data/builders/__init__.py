@@ -14,6 +14,7 @@ from experiments.data.builders.icons.builder import Icons
 from experiments.data.builders.inat2017_fewshot import Inat2017Fewshot
 from experiments.data.builders.mini_imagenet import MiniImagenet
 from experiments.data.builders.tiered_imagenet import TieredImagenet
+from experiments.errors import ConfigError
 
 __all__ = [
     "BUILDERS",
@@ -79,10 +80,10 @@ def builder_class(name: str) -> type[FewShotBuilder]:
         The class.
 
     Raises:
-        ValueError: There is no such data set; the message lists those there are.
+        ConfigError: There is no such data set; the message lists those there are.
     """
     if name not in BUILDERS:
-        raise ValueError(f"no data set {name!r}; there are {', '.join(BUILDERS)}")
+        raise ConfigError(f"no data set {name!r}; there are {', '.join(BUILDERS)}")
     return BUILDERS[name]
 
 
@@ -96,7 +97,7 @@ def split_names(name: str) -> tuple[str, ...]:
         `base`, `validation` where the data set has one, and `novel`.
 
     Raises:
-        ValueError: There is no such data set.
+        ConfigError: There is no such data set.
     """
     return tuple(builder_class(name).FACTS.classes)
 
@@ -111,7 +112,7 @@ def image_shape(name: str) -> tuple[int, int, int]:
         The shape.
 
     Raises:
-        ValueError: There is no such data set.
+        ConfigError: There is no such data set.
     """
     return builder_class(name).FACTS.image_shape
 
@@ -130,7 +131,7 @@ def describe(
         Its status.
 
     Raises:
-        ValueError: There is no such data set.
+        ConfigError: There is no such data set.
     """
     cls = builder_class(name)
     manual_dir = preparation.manual_root(data_dir, manual_dir)

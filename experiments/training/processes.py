@@ -1,0 +1,70 @@
+"""Several processes that train one run together: who writes, and how all of them agree."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from experiments.errors import ConfigError
+
+T = TypeVar("T")
+
+_SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+def initialize() -> None:
+    """Joins the processes of a run; before anything touches a device.
+
+    The environment tells address, number and rank: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID, or what JAX itself finds of Slurm, Open MPI, Kubernetes and cloud TPUs.
+
+    Raises:
+      ConfigError: it does not, or the others cannot be reached.
+    """
+    address, count, rank = (os.environ.get(name) for name in _SETTINGS)
+    try:
+        jax.distributed.initialize(
+            address, None if count is None else int(count), None if rank is None else int(rank)
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the processes cannot be joined ({error}); --distributed needs "
+            f"{', '.join(_SETTINGS)} in the environment, or a cluster that JAX knows"
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes files and talks."""
+    return jax.process_index() == 0
+
+
+def on_first(action: Callable[[], T]) -> T:
+    """What `action` returns or raises in the first process, in all of them.
+
+    Every process has to call this, and `action` must need nothing of the others.
+    """
+    if jax.process_count() == 1:
+        return action()
+    told = b""
+    if is_first():
+        result, error = None, None
+        try:
+            result = action()
+        except Exception as raised:  # Not caught, it would leave the others waiting for ever.
+            error = raised
+        told = pickle.dumps((result, error))
+    size = multihost_utils.broadcast_one_to_all(np.array(len(told), np.int32))
+    message = np.zeros(int(size), np.uint8)
+    if is_first():
+        message[:] = np.frombuffer(told, np.uint8)
+    message = np.asarray(multihost_utils.broadcast_one_to_all(message)).astype(np.uint8)
+    result, error = pickle.loads(message.tobytes())
+    if error is not None:
+        raise error
+    return result

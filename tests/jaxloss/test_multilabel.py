@@ -1,0 +1,515 @@
+"""What is particular to the multi-label losses."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.harness import magnitude
+from tests.jaxloss.loss_table import CLASSES, LOSSES, logits_and_targets
+
+P = PartitionSpec
+ROWS = [row for row in LOSSES if row.kind == "targets"]
+every_loss = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+sample_wise: Any = jax.jit(jaxloss.sample_wise_loss, static_argnames="reduction")
+class_wise: Any = jax.jit(jaxloss.class_wise_loss, static_argnames="reduction")
+two_way: Any = jax.jit(jaxloss.two_way_loss, static_argnames="reduction")
+asymmetric: Any = jax.jit(jaxloss.asymmetric_loss, static_argnames="reduction")
+softmax: Any = jax.jit(jaxloss.multilabel_softmax_loss, static_argnames="reduction")
+warp: Any = jax.jit(jaxloss.warp_loss, static_argnames="reduction")
+warp_gradient: Any = jax.jit(jax.value_and_grad(jaxloss.warp_loss))
+HALVES = (sample_wise, class_wise)
+sample_wise_gradient: Any = jax.jit(jax.grad(jaxloss.sample_wise_loss))
+
+
+@pytest.fixture
+def problem():
+    return logits_and_targets(np.random.default_rng(70), 9, np.float64)
+
+
+def in_float64(function, *args, **options):
+    """The NumPy result of `function` of arrays in float64."""
+    with jax.enable_x64(True):
+        result = function(*map(jnp.asarray, args), **options)
+        return jax.tree.map(np.asarray, result)
+
+
+def close(got, expected, tolerance=1e-12):
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance * magnitude(expected))
+
+
+# The two-way loss ----
+
+
+def test_two_way_is_the_sum_of_its_halves(problem):
+    for reduction in ("mean", "sum"):
+        halves = [in_float64(half, *problem, reduction=reduction) for half in HALVES]
+        close(in_float64(two_way, *problem, reduction=reduction), sum(halves))
+
+
+def test_two_way_has_no_terms(problem):
+    with pytest.raises(ValueError, match=r"reduction.*class_wise_loss.*sample_wise_loss"):
+        jaxloss.two_way_loss(*map(jnp.asarray, problem), reduction="none")  # type: ignore[arg-type]
+
+
+def test_class_wise_is_sample_wise_of_the_transposed(problem):
+    logits, targets = problem
+    got = in_float64(class_wise, logits, targets, reduction="none")
+    assert got.shape == (CLASSES,)
+    close(got, in_float64(sample_wise, logits.T, targets.T, reduction="none"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "shift_shape"),
+    [(two_way, (1, 1)), (sample_wise, (9, 1)), (class_wise, (1, CLASSES))],
+    ids=["two_way", "sample_wise", "class_wise"],
+)
+def test_shifts_of_the_logits(problem, loss, shift_shape):
+    """ε_P = ε_N cancels in eq. (iii), for each set that is ranked."""
+    logits, targets = problem
+    grad = jax.jit(jax.value_and_grad(loss))
+    shift = 30 * np.random.default_rng(71).normal(size=shift_shape)
+    value, gradient = in_float64(grad, logits, targets)
+    shifted_value, shifted_gradient = in_float64(grad, logits + shift, targets)
+    close(shifted_value, value)
+    close(shifted_gradient, gradient, 1e-11)
+    assert magnitude(gradient) > 1e-2
+
+
+@pytest.mark.parametrize("loss", [sample_wise, class_wise, two_way])
+def test_only_the_difference_of_the_biases_acts(problem, loss):
+    """Eq. (iii): ε_P added to the positive logits, ε_N to the negative ones."""
+    logits, targets = problem
+    for positive, negative in ((0.3, 1.1), (-2.0, 0.5), (1.5, 1.5)):
+        biased = logits + positive * (targets > 0) + negative * (targets == 0)
+        got = in_float64(loss, logits, targets, margin=negative - positive)
+        close(in_float64(loss, biased, targets), got)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "margin"), [(1.0, 0.7), (1.0, -0.4), (4.0, 0.0), (2.5, 0.0)]
+)
+def test_gradients_of_the_supplement(temperature, margin):
+    """Eq. (iv), with a margin, and (v), with a temperature."""
+    x = np.array([0.8, -1.1, 0.4, 2.0, -0.3])
+    t = np.array([1, 1, 0, 0, 1])
+    options = {"positive_temperature": temperature, "margin": margin}
+    got = in_float64(sample_wise_gradient, x[None], t[None], **options)[0]
+    positives, negatives = np.exp(-x[t > 0] / temperature), np.exp(x[t == 0])
+    gap = np.log(negatives.sum()) + temperature * np.log(positives.sum()) + margin
+    slope = 1 / (1 + np.exp(-gap))
+    close(got[t > 0], -slope * positives / positives.sum())
+    close(got[t == 0], slope * negatives / negatives.sum())
+
+
+def test_a_higher_temperature_spreads_the_gradient_over_the_positives():
+    """The claim below eq. (v): a margin leaves the shares of the positives as they are."""
+    x, t = np.array([[3.0, 0.0, 1.0, 0.5]]), np.array([[1, 1, 1, 0]])
+
+    def shares(**options):
+        gradient = in_float64(sample_wise_gradient, x, t, **options)[0, :3]
+        return gradient / gradient.sum()
+
+    plain = shares(positive_temperature=1.0)
+    close(shares(positive_temperature=1.0, margin=2.0), plain)
+    assert np.ptp(shares(positive_temperature=4.0)) < 0.5 * np.ptp(plain)
+
+
+# Empty sets, unknown targets ----
+
+
+@pytest.mark.parametrize("loss", HALVES, ids=["sample_wise", "class_wise"])
+def test_without_negatives_the_loss_is_zero_and_counts(loss):
+    """Rows: both, only positives, only negatives, nothing known."""
+    logits = np.random.default_rng(72).normal(size=(4, 3))
+    targets = np.array([[1, 0, 0], [1, 1, -1], [0, -1, 0], [-1, -1, -1]])
+    if loss is class_wise:
+        logits, targets = logits.T, targets.T
+    grad = jax.jit(jax.grad(loss))
+    terms = in_float64(loss, logits, targets, reduction="none")
+    assert terms[0] > 0
+    assert np.all(terms[1:] == 0)
+    assert not np.signbit(terms).any()
+    close(in_float64(loss, logits, targets), terms[0] / 2)
+    gradient = in_float64(grad, logits, targets)
+    gradient = gradient.T if loss is class_wise else gradient
+    assert np.all(gradient[0] != 0)
+    assert np.all(gradient[1:] == 0)
+
+
+@every_loss
+def test_an_unknown_target_is_a_class_that_is_not_there(row):
+    """The logit of an unknown target acts on nothing, whatever it is."""
+    logits, targets = logits_and_targets(np.random.default_rng(73), 9, np.float64)
+    grad = jax.jit(jax.value_and_grad(row.function))
+    expected = in_float64(grad, logits, targets)
+    assert not expected[1][targets < 0].any()
+    for value in (np.nan, np.inf, 1e30):
+        replaced = np.where(targets < 0, value, logits)
+        got = in_float64(grad, replaced, np.where(targets < 0, -7, targets))
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
+    targets[:, 1] = -1
+    got, gradient = in_float64(grad, logits, targets)
+    without, its_gradient = in_float64(
+        grad, np.delete(logits, 1, axis=1), np.delete(targets, 1, axis=1)
+    )
+    close(got, without)
+    close(np.delete(gradient, 1, axis=1), its_gradient)
+
+
+def test_what_counts(problem):
+    """Samples with negatives alone: where positives are needed, they do not count."""
+    logits, _ = problem
+    targets = np.tile([0, -1, 0, 0], (9, 1))
+    targets[0] = [1, 1, 0, 0]
+    for loss, counting in ((sample_wise, 1), (softmax, 1), (warp, 9), (asymmetric, 9)):
+        total = in_float64(loss, logits, targets, reduction="sum")
+        close(in_float64(loss, logits, targets), total / counting)
+
+
+@every_loss
+@pytest.mark.parametrize("shape", [(5, 1), (3, 0), (0, 3)], ids=str)
+def test_small_shapes(row, shape):
+    rng = np.random.default_rng(74)
+    logits = rng.normal(size=shape)
+    grad = jax.jit(jax.value_and_grad(row.function))
+    for targets in (rng.integers(-1, 2, shape), np.ones(shape, int)):
+        got, gradient = in_float64(grad, logits, targets)
+        close(got, row.reference(logits, targets))
+        assert np.isfinite(gradient).all()
+
+
+@every_loss
+def test_nan_target_is_not_hidden(row):
+    logits, targets = logits_and_targets(np.random.default_rng(75), 9, np.float32)
+    targets = targets.astype(np.float32)
+    targets[[2, 3], [1, 3]] = [np.nan, -1]
+    grad = jax.jit(jax.value_and_grad(row.function))
+    value, gradient = grad(logits, targets)
+    assert np.isnan(value)
+    assert np.isnan(gradient).any()
+    value, gradient = grad(logits, targets, where=jnp.arange(9) != 2)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+
+
+@every_loss
+def test_the_dtype_of_the_targets(row):
+    logits, targets = logits_and_targets(np.random.default_rng(76), 9, np.float32)
+    targets = np.maximum(targets, 0)
+    dtypes = (np.int32, np.bool_, np.uint8, jnp.bfloat16)
+    every = [jnp.asarray(targets, dtype) for dtype in dtypes]
+    first, *others = jax.jit(lambda x, every: [row.function(x, t) for t in every])(logits, every)
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-6)
+
+
+# Weights ----
+
+
+@every_loss
+def test_a_weight_is_how_often_a_sample_stands_there(row):
+    logits, targets = logits_and_targets(np.random.default_rng(77), 9, np.float64)
+    times = np.array([1, 3, 0, 2, 1, 0, 1, 4, 2])
+
+    @jax.jit
+    def grads(x, t, s):
+        def loss(x, reduction):
+            return row.function(x, t, sample_weights=s, reduction=reduction)
+
+        return [jax.value_and_grad(loss)(x, reduction) for reduction in ("mean", "sum")]
+
+    weighted = in_float64(grads, logits, targets, times.astype(np.float64))
+    rows = np.repeat(np.arange(9), times)
+    repeated = in_float64(grads, logits[rows], targets[rows], np.ones(len(rows)))
+    for (value, gradient), (expected, gradients) in zip(weighted, repeated, strict=True):
+        close(value, expected)
+        summed = np.zeros_like(logits)
+        np.add.at(summed, rows, gradients)
+        close(gradient, summed)
+
+
+def test_class_wise_weights_at_their_bounds(problem):
+    logits, targets = problem
+
+    grad = jax.jit(
+        jax.value_and_grad(
+            lambda x, s, t: jaxloss.class_wise_loss(x, t, sample_weights=s), argnums=(0, 1)
+        )
+    )
+
+    def run(weights):
+        return in_float64(grad, logits, weights, targets)
+
+    weights = np.linspace(0, 1, 9)
+    weights[1] = 1e-30
+    value, gradients = run(weights)
+    assert np.isfinite(value)
+    assert all(np.isfinite(g).all() for g in gradients)
+    assert np.all(run(np.zeros(9))[0] == 0)
+    assert np.isnan(run(np.linspace(-1, 1, 9))[0])
+
+
+# Hyperparameters ----
+
+
+@pytest.mark.parametrize("loss", [sample_wise, class_wise, two_way])
+def test_traced_temperatures_and_their_gradients(loss):
+    """Also where a set is empty: log Σ over nothing is no −∞ · 0 there."""
+    logits, targets = logits_and_targets(np.random.default_rng(78), 9, np.float64)
+    targets[0], targets[1], targets[:, 0], targets[2] = 1, 0, 1, -1
+
+    def run(hyperparameters):
+        names = ("positive_temperature", "negative_temperature", "margin")
+        options = dict(zip(names, hyperparameters, strict=True))
+        return loss(jnp.asarray(logits), jnp.asarray(targets), **options)
+
+    values = np.array([1.7, 0.6, 0.4])
+    got = in_float64(jax.jit(jax.grad(run)), values)
+    step = 1e-6 * np.eye(3)
+    moved = [[float(in_float64(run, values + sign * e)) for e in step] for sign in (1, -1)]
+    close(got, (np.array(moved[0]) - moved[1]) / 2e-6, 1e-7)
+
+
+def test_traced_focus_and_clip(problem):
+    got = in_float64(asymmetric, *problem, positive_focus=1.0, negative_focus=2.5, clip=0.1)
+    expected = references.asymmetric_loss(*problem, positive_focus=1, negative_focus=2.5, clip=0.1)
+    close(got, expected)
+
+
+# The baselines ----
+
+
+def test_multilabel_softmax_of_one_hot_targets_is_the_softmax_loss(problem):
+    logits, _ = problem
+    labels = np.arange(9) % CLASSES
+    got = in_float64(softmax, logits, np.eye(CLASSES)[labels], reduction="none")
+    one_hot = jax.jit(partial(jaxloss.softmax_loss, reduction="none"))
+    close(got, in_float64(one_hot, logits, labels))
+
+
+def test_multilabel_softmax_normalises_the_targets(problem):
+    logits, _ = problem
+    targets = np.tile([0.5, 0.0, 1.5, -1.0], (9, 1))
+    x = logits - np.log(np.exp(logits[:, :3]).sum(axis=1, keepdims=True))
+    expected = -(0.25 * x[:, 0] + 0.75 * x[:, 2])
+    close(in_float64(softmax, logits, targets, reduction="none"), expected)
+    # The minimum is at logits in the proportion of the targets.
+    gradient = in_float64(
+        jax.jit(jax.grad(jaxloss.multilabel_softmax_loss)),
+        np.log([[1.0, 1e-30, 3.0, 7.0]]),
+        np.array([[0.5, 0.0, 1.5, -1.0]]),
+    )
+    np.testing.assert_allclose(gradient, 0, atol=1e-15)
+
+
+def test_asymmetric_without_focus_and_clip_is_the_sigmoid_loss(problem):
+    logits, targets = problem
+    logits[:2] *= 50
+    options = {"positive_focus": 0.0, "negative_focus": 0.0, "clip": 0.0}
+    got = in_float64(jax.jit(jax.value_and_grad(partial(asymmetric, **options))), logits, targets)
+    expected = in_float64(jax.jit(jax.value_and_grad(jaxloss.sigmoid_loss)), logits, targets)
+    jax.tree.map(close, got, expected)
+
+
+@jax.jit
+def asymmetric_derivatives(logits, targets, focus, clip):
+    """The terms, the gradient of their sum, and the diagonal of its Hessian if C is 1."""
+    options = {"positive_focus": focus, "negative_focus": focus, "clip": clip}
+
+    def gradient(z):
+        return jax.grad(lambda z: asymmetric(z, targets, reduction="sum", **options))(z)
+
+    terms = asymmetric(logits, targets, reduction="none", **options)
+    return terms, *jax.jvp(gradient, (logits,), (jnp.ones_like(logits),))
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05, 0.5, 0.9])
+@pytest.mark.parametrize("focus", [0.0, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
+    """At the clip, too, where q is 0."""
+    sizes = np.array([1e4, 1e3, 110, 95, 89, 80.5, 80, 50, 17, 5, 1, 0.1])
+    kink = np.log(clip / (1 - clip)) if clip else 0.0
+    near = kink + np.array([0, 1e-7, -1e-7, 1e-5, -1e-5, 1e-3])
+    x = np.concatenate([-sizes, sizes, near]).astype(dtype)[:, None]
+    # Beside the clip, q is rounded, and a small power of it more.
+    beside = (np.abs(x[:, 0] - kink) < 1e-2) & (clip > 0)
+    for kind in (1, 0):
+        targets = np.full(x.shape, kind)
+        with jax.enable_x64(dtype == np.float64):
+            hyperparameters = (jnp.asarray(focus, dtype), jnp.asarray(clip, dtype))
+            results = asymmetric_derivatives(jnp.asarray(x), jnp.asarray(targets), *hyperparameters)
+            results = jax.tree.map(np.asarray, results)
+        for result in results:
+            assert result.dtype == dtype
+            assert np.isfinite(result).all()
+        options = {"positive_focus": focus, "negative_focus": focus, "clip": clip}
+        expected = references.asymmetric_loss(x, targets, reduction="none", **options)
+        tolerance = 1e-11 if dtype == np.float64 else 4e-6
+        got = results[0]
+        np.testing.assert_allclose(got[~beside], expected[~beside], rtol=tolerance, atol=1e-37)
+        coarse = 1e-2 if focus < 1 else 1e-6
+        np.testing.assert_allclose(got[beside], expected[beside], rtol=1e-3, atol=coarse)
+
+
+def test_warp_by_hand():
+    """Ranks 2, 0 and 3 of the positives 0, 1, 2; the last negative violates only the lowest."""
+    x = np.array([[1.0, 5.0, -1.0, 0.5, 1.25, -1.5]])
+    t = np.array([[1, 1, 1, 0, 0, 0]])
+    value, gradient = in_float64(warp_gradient, x, t)
+    two, three = 1 + 1 / 2, 1 + 1 / 2 + 1 / 3
+    close(value, two * (0.5 + 1.25) / 2 + three * (2.5 + 3.25 + 0.5) / 3)
+    both = two / 2 + three / 3
+    close(gradient, np.array([[-two, 0, -three, both, both, three / 3]]))
+
+
+def test_warp_excludes_a_negative_at_the_margin():
+    """A pair is inside the margin where 1 − z_p + z_k > 0; ties of logits count each."""
+    x = np.array([[1.0, 1.0, 0.0, 0.0, 0.5, 0.5]])
+    t = np.array([[1, 1, 0, 0, 0, 0]])
+    value, gradient = in_float64(warp_gradient, x, t)
+    close(value, 2 * 1.5 * 0.5)
+    close(gradient, np.array([[-1.5, -1.5, 0, 0, 1.5, 1.5]]))
+
+
+def test_warp_does_not_cancel_far_from_zero():
+    """Logits that are exact in float32 at 16384 and at 0, and a positive that ranks first."""
+    x = np.round(np.random.default_rng(79).normal(size=(4, 30)) * 64) / 64
+    x[:, 0] = 30.0
+    t = np.tile(np.arange(30) % 5 == 0, (4, 1))
+    got = warp_gradient(jnp.asarray(x + 16384, jnp.float32), t)
+    expected = warp_gradient(jnp.asarray(x, jnp.float32), t)
+    jax.tree.map(lambda a, b: close(np.asarray(a), np.asarray(b), 1e-6), got, expected)
+    close(expected[0], references.warp_loss(x, t.astype(int)), 1e-6)
+
+
+def test_warp_forms_no_pairs():
+    """All pairs of these classes would take 4 n C² = 32 MB, or 8 with one byte each."""
+    n, classes = 32, 500
+    x = jax.ShapeDtypeStruct((n, classes), np.float32)
+    t = jax.ShapeDtypeStruct((n, classes), np.bool_)
+    compiled = warp_gradient.lower(x, t).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 30 * 4 * n * classes
+
+
+@every_loss
+def test_float32_of_many_classes(row):
+    """Values and gradients of a batch of usual size, relative to the largest."""
+    rng = np.random.default_rng(80)
+    logits = rng.normal(-1, 3, (24, 80)).astype(np.float32)
+    targets = rng.choice([-1, 0, 1], (24, 80), p=[0.05, 0.9, 0.05])
+    value, gradient = jax.jit(jax.value_and_grad(row.function))(logits, targets)
+    wide = torch.tensor(logits.astype(np.float64), requires_grad=True)
+    loss = row.torch_reference(wide, torch.tensor(targets))
+    loss.backward()
+    close(np.asarray(value), loss.item(), 1e-6)
+    assert wide.grad is not None
+    expected = wide.grad.numpy()
+    error = np.abs(np.asarray(gradient, np.float64) - expected).max()
+    assert error < 1e-6 * magnitude(expected)
+
+
+@every_loss
+def test_curvature_is_finite_with_empty_sets_and_large_logits(row):
+    targets = np.array([[1, 1, -1], [0, 0, 0], [1, 0, 0], [-1, -1, -1], [0, 1, 1]], np.int32)
+    logits = np.random.default_rng(81).normal(size=(5, 3)).astype(np.float32)
+
+    @jax.jit
+    def curvature(z, t):
+        gradient = jax.grad(lambda x: row.function(x, t))
+        return jax.jvp(gradient, (z,), (jnp.cos(z),))
+
+    for scale in (0.0, 1.0, 1e4):
+        for t in (targets, 0 * targets, 0 * targets + 1, targets * [[1, 0, 1]]):
+            for leaf in curvature(jnp.asarray(scale * logits), jnp.asarray(t, np.int32)):
+                assert np.isfinite(leaf).all()
+
+
+# Devices ----
+
+
+def collectives(function, *args):
+    """(name, sizes of the operands) of every collective in the jaxpr of a function."""
+    found = []
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            name = equation.primitive.name
+            if name.startswith(("psum", "pmax", "pmin", "all_", "ppermute", "reduce_scatter")):
+                found.append((name, max(v.aval.size for v in equation.invars)))
+            for inner in jaxprs_in_params(equation.params):
+                visit(inner)
+
+    visit(jax.make_jaxpr(function)(*args).jaxpr)
+    return found
+
+
+def over_devices(check_vma):
+    """The terms, and the mean of `class_wise_loss` with its gradient for shared factors."""
+
+    def run(logits, targets, where, factors):
+        def loss(factors):
+            scored = logits * factors
+            options = {"where": where, "axis_name": "batch"}
+            terms = jaxloss.class_wise_loss(scored, targets, reduction="none", **options)
+            return jaxloss.class_wise_loss(scored, targets, **options), terms
+
+        (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(factors)
+        return value, terms, jax.lax.pmean(gradient, "batch")
+
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
+    in_specs = (P("batch"), P("batch"), P("batch"), P())
+    return jax.jit(
+        jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=check_vma)
+    )
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_class_wise_over_devices(check_vma):
+    """Classes that are absent, or without positives or negatives, on some devices or on all, and
+    logits that differ by 1e4 between devices: only the largest of all may shift a log-sum-exp."""
+    rng = np.random.default_rng(82)
+    n, classes = 12, 6
+    logits = rng.normal(size=(n, classes)) + 1e4 * (np.arange(n) // 3 == 1)[:, None]
+    targets = rng.integers(-1, 2, (n, classes))
+    targets[:, 1] = 0  # Never a positive.
+    targets[:, 2] = np.where(targets[:, 2] == 0, -1, targets[:, 2])  # Never a negative.
+    targets[:, 3] = -1
+    targets[10, 3], targets[0, 3] = 1, 0  # One pair, on two devices.
+    where = np.arange(n) != 5
+    where[6:9] = False
+    factors = rng.uniform(0.5, 2, (1, classes))
+    value, terms, gradient = in_float64(over_devices(check_vma), logits, targets, where, factors)
+
+    def single(factors):
+        return jaxloss.class_wise_loss(
+            jnp.asarray(logits) * factors, jnp.asarray(targets), where=jnp.asarray(where)
+        )
+
+    expected, its_gradient = in_float64(jax.jit(jax.value_and_grad(single)), factors)
+    close(value, expected)
+    close(gradient, its_gradient)
+    close(
+        terms, references.class_wise_loss(logits * factors, targets, where=where, reduction="none")
+    )
+    assert terms[1] == terms[2] == 0 < terms[3]
+    assert magnitude(gradient) > 0.1
+
+
+def test_class_wise_sends_a_number_a_class():
+    n, classes = 16, 6
+    args = (jnp.zeros((n, classes)), jnp.zeros((n, classes), int), jnp.ones(n, bool))
+    found = collectives(over_devices(True), *args, jnp.zeros((1, classes)))
+    assert any(name.startswith("psum") for name, _ in found)
+    assert any(name.startswith("pmax") for name, _ in found)
+    assert not any("gather" in name for name, _ in found)
+    assert max(size for _, size in found) <= classes
