@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from experiments.errors import ConfigError
 
 if TYPE_CHECKING:
     from experiments.benchmark.cases import SizeName
@@ -41,10 +43,10 @@ class Benchmark:
     compile: bool = True
     """Measure PyTorch under torch.compile, too, which needs a C++ compiler."""
 
-    def run(self) -> None:
+    def run(self, command: Sequence[str]) -> int:
         """Measures, prints the tables, writes them."""
         if self.repeats < 1:
-            raise ValueError(f"--repeats must be at least 1, got {self.repeats}")
+            raise ConfigError(f"--repeats must be at least 1, got {self.repeats}")
         # JAX would take the whole memory of a GPU, and leave none to PyTorch.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import rich.console
@@ -58,9 +60,10 @@ class Benchmark:
             _SIZES[self.size],
             repeats=self.repeats,
             compiled=self.compile,
-            command=shlex.join(["python", "-m", "experiments", *sys.argv[1:]]),
+            command=shlex.join(command),
             say=console.print,
         )
         paths = write_benchmark(self.out, report)
         print("\n" + markdown(report))
         print("wrote", ", ".join(str(path) for path in paths))
+        return 0

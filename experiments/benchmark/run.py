@@ -30,6 +30,7 @@ from experiments.benchmark.solvers import (
     measure_assignment,
     measure_spread,
 )
+from experiments.errors import ConfigError
 
 TOLERANCE = 1e-3
 SOLVERS = ("uniform_prototypes", "assign_prototypes")
@@ -50,12 +51,12 @@ def select(names: Sequence[str]) -> tuple[tuple[Case, ...], tuple[str, ...]]:
     """The cases and the solvers of these names; all of them without any name.
 
     Raises:
-      ValueError: a name is not known.
+      ConfigError: a name is not known.
     """
     known = [case.name for case in CASES] + list(SOLVERS)
     for name in names:
         if name not in known:
-            raise ValueError(f"there is no loss {name!r} to measure; there are {', '.join(known)}")
+            raise ConfigError(f"there is no loss {name!r} to measure; there are {', '.join(known)}")
     chosen = names or known
     return (
         tuple(case for case in CASES if case.name in chosen),
