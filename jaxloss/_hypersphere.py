@@ -17,7 +17,7 @@ from jaxloss._batch import (
     reduce,
     sum_over,
 )
-from jaxloss._linear import l2_normalize, widen
+from jaxloss._linear import l2_normalize, row_cosines, widen
 
 
 def update_class_means(
@@ -187,7 +187,7 @@ def prototype_loss(
     features, targets, column, counts = _prepare(
         features, labels, prototypes, assignment, None, where
     )
-    cosines = jnp.sum(l2_normalize(features) * l2_normalize(targets), axis=1)
+    cosines = row_cosines(features, targets)
     return reduce(
         poison(column, counts, prototypes.shape[1], (1 - cosines) ** 2),
         counts,
