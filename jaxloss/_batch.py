@@ -68,7 +68,7 @@ def reduce(
     if reduction == "sum":
         return total
     weight = sum_over(jnp.sum(weights), axis_name)
-    return total / jnp.where(weight == 0, 1, weight)  # The total is 0 or NaN there.
+    return total / jnp.where(weight == 0, 1, weight)  # Nothing counts: 0 / 1.
 
 
 def sum_over(value: Array, axis_name: AxisName | None) -> Array:

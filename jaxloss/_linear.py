@@ -63,12 +63,15 @@ def l2_normalize(x: Array, axis: int = -1) -> Array:
     return jnp.where(zero, 0, x * inverse_norm)
 
 
-def row_cosines(a: Array, b: Array) -> Array:
-    """`cos(a_i, b_i)` [n] of rows [n, d], without unit vectors in memory; 0 for a zero row."""
+def cosine_gaps(a: Array, b: Array) -> Array:
+    """`1 − cos(a_i, b_i)` [n] of rows [n, d]; 1 for a zero row.
+
+    As `½‖â − b̂‖²`, which does not cancel where the cosine is close to 1.
+    """
     a, inverse_a, zero_a = _scaled(a, 1)
     b, inverse_b, zero_b = _scaled(b, 1)
-    cosines = jnp.sum(a * b, axis=1, keepdims=True) * inverse_a * inverse_b
-    return jnp.where(zero_a | zero_b, 0, cosines)[:, 0]
+    gaps = jnp.sum((a * inverse_a - b * inverse_b) ** 2, axis=1, keepdims=True) / 2
+    return jnp.where(zero_a | zero_b, 1, gaps)[:, 0]
 
 
 def linear_logits(
