@@ -170,7 +170,7 @@ def _weighted_projection(features: Array, basis: Array, gains: Array) -> Array:
     return exact_product(exact_product(features, basis) * gains[None, :], basis.T)
 
 
-def _spectrum(weights: Array, power: float) -> tuple[Array, Array, Array, Array]:
+def _spectrum(weights: Array, power: Array | float) -> tuple[Array, Array, Array, Array]:
     """Left singular vectors, singular values (0 for a null one), `λ̃^p`, right vectors."""
     left, values, right = jnp.linalg.svd(weights, full_matrices=False)
     largest = values[0]

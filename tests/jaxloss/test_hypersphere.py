@@ -452,9 +452,10 @@ def test_assignment_follows_the_features():
 def test_small_gaps_keep_their_digits(loss):
     """Both losses aim at cos = 1, where 1 − cos would cancel in float32."""
     rng = np.random.default_rng(81)
-    prototypes = np.float32(rng.normal(size=(64, 8)))
+    prototypes = rng.normal(size=(64, 8)).astype(np.float32)
     labels = jnp.asarray(rng.integers(0, 8, 32))
-    features = np.float32(prototypes.T[labels] + 1e-3 * rng.normal(size=(32, 64)))
+    noise = 1e-3 * rng.normal(size=(32, 64))
+    features = (prototypes.T[labels] + noise).astype(np.float32)
     run = jax.jit(jax.value_and_grad(loss))
     got = run(jnp.asarray(features), labels, jnp.asarray(prototypes))
     with jax.enable_x64(True):
