@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,11 +12,7 @@ from tensorflow_datasets.core import constants
 
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.few_shot import FewShotBuilder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from experiments.files import exclusive
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +50,7 @@ def prepare(
         cls.choose_layout(cls.place(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with _exclusive(folder / ".lock") as alone:
+    with exclusive(folder / ".lock", wait=True) as alone:
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
@@ -149,16 +143,3 @@ def _generate(builder: FewShotBuilder, manual_dir: Path) -> None:
         builder.download_and_prepare(download_config=config, file_format="array_record")
     finally:
         logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[bool]:
-    """Waits until no other process is here; gives False where the system has no such lock."""
-    with contextlib.ExitStack() as stack:
-        locked = False
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                file = stack.enter_context(open(path, "w"))
-                fcntl.flock(file, fcntl.LOCK_EX)  # ends when the file closes, or the process
-                locked = True
-        yield locked
