@@ -6,7 +6,8 @@ import csv
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
-from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.layouts import Layout, Place
 from experiments.data.builders.pictures import (
     Pictures,

@@ -1,0 +1,65 @@
+"""CUB: the 200 birds of Caltech-UCSD Birds-200-2011 in their published split into images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import ClassificationBuilder
+from experiments.data.builders.layouts import Layout, Part, Place, class_folders
+from experiments.data.builders.pictures import Pictures, picture_files, read_lines
+
+_ARCHIVES = ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz")
+_IMAGES = Part("CUB_200_2011/images", _ARCHIVES)
+_NAMES = Part("CUB_200_2011/images.txt", _ARCHIVES)
+_TRAINING = Part("CUB_200_2011/train_test_split.txt", _ARCHIVES)
+
+
+def _keep(member: str) -> bool:
+    return "CUB_200_2011/images" in member or member.endswith("/train_test_split.txt")
+
+
+def _read_pairs(path: Path) -> dict[str, str]:
+    pairs = [line.split() for line in read_lines(path) if line.strip()]
+    if any(len(pair) != 2 for pair in pairs):
+        raise DamagedArchiveError(f"{path}: a line is not a number and a value")
+    return {number: value for number, value in pairs}
+
+
+def _read(place: Place) -> dict[str, Pictures]:
+    images, names, training = (part.locate(place, _keep) for part in (_IMAGES, _NAMES, _TRAINING))
+    chosen = _read_pairs(training)
+    splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
+    for number, name in _read_pairs(names).items():
+        bird, _, file = name.partition("/")
+        if chosen.get(number) not in ("0", "1") or not file or ".." in (bird, file):
+            raise DamagedArchiveError(f"{training} does not say where image {number} belongs")
+        split = "train" if chosen[number] == "1" else "test"
+        splits[split].setdefault(bird, []).append(images / bird / file)
+    return {split: picture_files(classes, training) for split, classes in splits.items()}
+
+
+class Cub(ClassificationBuilder):
+    """200 birds."""
+
+    name = "cub"
+    FACTS = Facts(
+        description="11,788 photographs of 200 birds (CUB-200-2011), 256×256",
+        image_shape=(256, 256, 3),
+        classes={"train": 200, "test": 200},
+        homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
+        citation="Wah et al.: The Caltech-UCSD Birds-200-2011 dataset. CNS-TR-2011-001.",
+        sizes=True,
+        margin=1.0,
+        encoding="jpeg",
+        folders=("cub", "CUB", "."),
+        layouts=(
+            Layout(
+                "the archive of Wah et al.",
+                (_IMAGES.names, _NAMES.names, _TRAINING.names),
+                _read,
+            ),
+            class_folders("cub", {"train": ("train",), "test": ("test", "val")}),
+        ),
+    )
