@@ -11,7 +11,7 @@ import numpy as np
 from experiments.data.archives import DamagedArchiveError, load_mat, load_pickle
 from experiments.data.builders.frame import Facts
 from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place
+from experiments.data.builders.layouts import Layout, Part, Place, inside
 from experiments.data.builders.pictures import (
     Picture,
     Pictures,
@@ -45,8 +45,8 @@ def _cifar(
 
     def read(place: Place) -> dict[str, Pictures]:
         folder = part.locate(place)
-        path = folder / meta[0]
-        names = [text(name) for name in entries(_pickle(path), path, meta[1])[meta[1]]]
+        path = inside(folder, meta[0])
+        names = [text(name) for name in entries(load_pickle(path), path, meta[1])[meta[1]]]
         return {split: _batches(folder, of, labels, names) for split, of in files.items()}
 
     return Layout("the archive for Python", (part.names,), read)
@@ -55,7 +55,7 @@ def _cifar(
 def _batches(folder: Path, files: tuple[str, ...], key: str, names: list[str]) -> Pictures:
     images, labels = [], []
     for file in files:
-        content = entries(_pickle(folder / file), folder / file, "data", key)
+        content = entries(load_pickle(inside(folder, file)), folder / file, "data", key)
         data = np.asarray(content["data"])
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
             raise DamagedArchiveError(
@@ -66,12 +66,6 @@ def _batches(folder: Path, files: tuple[str, ...], key: str, names: list[str]) -
         labels.append(np.asarray(content[key]).ravel())
     source = folder / files[0] if len(files) == 1 else folder
     return _rows(np.concatenate(images), np.concatenate(labels), names, source)
-
-
-def _pickle(path: Path) -> Any:
-    if not path.exists():
-        raise DamagedArchiveError(f"{path} is missing")
-    return load_pickle(path)
 
 
 class Cifar10(ClassificationBuilder):
@@ -174,9 +168,8 @@ _STL_BYTES = 3 * 96 * 96
 def _read_binary(place: Place) -> dict[str, Pictures]:
     wanted = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt")
     folder = _STL.locate(place, _ends_with(wanted))
-    missing = [name for name in wanted if not (folder / name).exists()]
-    if missing:
-        raise DamagedArchiveError(f"{folder} has no {', '.join(missing)}")
+    for name in wanted:
+        inside(folder, name)
     names = [line.strip() for line in read_lines(folder / "class_names.txt") if line.strip()]
     splits = {}
     for split in ("train", "test"):

@@ -45,7 +45,7 @@ def _read_archive(place: Place) -> dict[str, Pictures]:
     inside = Place((top, *sorted(path for path in top.iterdir() if path.is_dir())), place.scratch)
     for layout in (_FOLDER, _THREE_PICKLES):
         if all(inside.find(*names) for names in layout.needs):
-            return layout.read(inside)
+            return dict(layout.read(inside))
     raise DamagedArchiveError(f"{archive} holds neither {_FOLDER.title} nor {_THREE_PICKLES.title}")
 
 

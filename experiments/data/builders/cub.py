@@ -7,28 +7,25 @@ from pathlib import Path
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.frame import Facts
 from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, class_folders
+from experiments.data.builders.layouts import Layout, Part, Place, class_folders, inside
 from experiments.data.builders.pictures import Pictures, picture_files, read_lines
 
-_ARCHIVES = ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz")
-_IMAGES = Part("CUB_200_2011/images", _ARCHIVES)
-_NAMES = Part("CUB_200_2011/images.txt", _ARCHIVES)
-_TRAINING = Part("CUB_200_2011/train_test_split.txt", _ARCHIVES)
-
-
-def _keep(member: str) -> bool:
-    return "CUB_200_2011/images" in member or member.endswith("/train_test_split.txt")
+_CUB = Part("CUB_200_2011", ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz"))
 
 
 def _read_pairs(path: Path) -> dict[str, str]:
-    pairs = [line.split() for line in read_lines(path) if line.strip()]
-    if any(len(pair) != 2 for pair in pairs):
-        raise DamagedArchiveError(f"{path}: a line is not a number and a value")
-    return {number: value for number, value in pairs}
+    pairs = {}
+    for line in filter(str.strip, read_lines(path)):
+        number, _, value = line.strip().partition(" ")
+        if not value or number in pairs:
+            raise DamagedArchiveError(f"{path}: no number and value, or twice: {line!r}")
+        pairs[number] = value
+    return pairs
 
 
 def _read(place: Place) -> dict[str, Pictures]:
-    images, names, training = (part.locate(place, _keep) for part in (_IMAGES, _NAMES, _TRAINING))
+    folder = _CUB.locate(place)
+    names, training = inside(folder, "images.txt"), inside(folder, "train_test_split.txt")
     chosen = _read_pairs(training)
     splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
     for number, name in _read_pairs(names).items():
@@ -36,7 +33,7 @@ def _read(place: Place) -> dict[str, Pictures]:
         if chosen.get(number) not in ("0", "1") or not file or ".." in (bird, file):
             raise DamagedArchiveError(f"{training} does not say where image {number} belongs")
         split = "train" if chosen[number] == "1" else "test"
-        splits[split].setdefault(bird, []).append(images / bird / file)
+        splits[split].setdefault(bird, []).append(folder / "images" / bird / file)
     return {split: picture_files(classes, training) for split, classes in splits.items()}
 
 
@@ -57,7 +54,7 @@ class Cub(ClassificationBuilder):
         layouts=(
             Layout(
                 "the archive of Wah et al.",
-                (_IMAGES.names, _NAMES.names, _TRAINING.names),
+                (_CUB.names,),
                 _read,
             ),
             class_folders("cub", {"train": ("train",), "test": ("test", "val")}),

@@ -72,6 +72,7 @@ class CubFewshot(FewShotBuilder):
     FACTS = Facts(
         description="11,788 photographs of 200 birds, 84×84",
         image_shape=(84, 84, 3),
+        sizes=True,
         classes={"base": 100, "validation": 50, "novel": 50},
         homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
         citation="Chen et al.: A closer look at few-shot classification. ICLR 2019.",

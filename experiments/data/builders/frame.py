@@ -53,9 +53,9 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     """A TFDS builder of images, written in order and read without TensorFlow.
 
     A data set is its `FACTS`: the layouts in which it is found, each with a function that
-    returns the images of every split. What a label is, and which splits share their classes, the
-    three kinds of data sets tell (`kinds`). TFDS's `GeneratorBasedBuilder` is not used because beyond
-    a gigabyte it sorts through TensorFlow's files, even with shuffling off.
+    returns the images of every split. What a label is, and which splits share their classes, is
+    told by its kind, one of the three in `kinds`. TFDS's `GeneratorBasedBuilder` is not used
+    because beyond a gigabyte it sorts through TensorFlow's files, even with shuffling off.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -73,7 +73,10 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         if not cls.FACTS.layouts:
             return None
         folders = " or ".join(f"{name}/" for name in cls.FACTS.folders if name != ".")
-        lines = [f"It takes one of these, in that directory or in its {folders}:"]
+        where = (
+            f"that directory or in its {folders}" if "." in cls.FACTS.folders else f"its {folders}"
+        )
+        lines = [f"It takes one of these, in {where}:"]
         return "\n- ".join([*lines, *(layout.describe() for layout in cls.FACTS.layouts)])
 
     @classmethod
@@ -109,7 +112,9 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
                 return layout
             if len(missing) < len(layout.needs):
                 nearly.append(f"For {layout.title}, this is missing: {'; '.join(missing)}.")
-        message = f"{cls.name} is not prepared, and its files are not in {place.folders[-1]}."
+        folders = place.folders[-1:] if "." in cls.FACTS.folders else place.folders
+        where = " or ".join(map(str, folders))
+        message = f"{cls.name} is not prepared, and its files are not in {where}."
         raise MissingArchiveError("\n".join([message, cls.instructions() or "", *nearly]))
 
     @classmethod

@@ -13,7 +13,14 @@ import numpy as np
 from experiments.data.archives import DamagedArchiveError, TarMember, load_mat, tar_members
 from experiments.data.builders.frame import Facts
 from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, class_folders, read_folders
+from experiments.data.builders.layouts import (
+    Layout,
+    Part,
+    Place,
+    class_folders,
+    inside,
+    read_folders,
+)
 from experiments.data.builders.pictures import (
     Picture,
     Pictures,
@@ -89,10 +96,8 @@ def _answers(place: Place) -> dict[str, str]:
             )
         return {stem: prediction.split()[0] for stem, prediction in rows}
     devkit = _DEVKIT.locate(place)
-    path, truth = devkit / "data/meta.mat", devkit / "data/ILSVRC2012_validation_ground_truth.txt"
-    for file in (path, truth):
-        if not file.exists():
-            raise DamagedArchiveError(f"{devkit} has no data/{file.name}")
+    path = inside(devkit, "data/meta.mat")
+    truth = inside(devkit, "data/ILSVRC2012_validation_ground_truth.txt")
     try:
         synsets = np.atleast_1d(load_mat(path, "synsets")["synsets"])
         names = {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets}
@@ -119,7 +124,8 @@ class Imagenet(ClassificationBuilder):
         image_shape=(256, 256, 3),
         classes={"train": 1000, "test": 1000},
         homepage="https://www.image-net.org/challenges/LSVRC/2012/",
-        citation="Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV 2015.",
+        citation="Russakovsky et al.: ImageNet large scale visual recognition challenge. "
+        "IJCV 2015.",
         sizes=True,
         margin=1.0,
         encoding="jpeg",
@@ -142,12 +148,9 @@ _TINY = Part("tiny-imagenet-200", ("tiny-imagenet-200.zip",))
 
 def _read_tiny(place: Place) -> dict[str, Pictures]:
     folder = _TINY.locate(place, lambda member: "/test/" not in member)
-    path, images = folder / "val/val_annotations.txt", folder / "val/images"
-    if not path.exists() or not (folder / "train").is_dir():
-        raise DamagedArchiveError(f"{folder} should hold train/ and val/val_annotations.txt")
-    train = {
-        of.name: list_images(of / "images") for of in (folder / "train").iterdir() if of.is_dir()
-    }
+    path, images = inside(folder, "val/val_annotations.txt"), folder / "val/images"
+    classes = inside(folder, "train").iterdir()
+    train = {of.name: list_images(of / "images") for of in classes if of.is_dir()}
     test: dict[str, list[Path]] = {}
     for number, line in enumerate(read_lines(path), 1):
         file, name, *_ = [*line.split("\t"), "", ""]

@@ -110,6 +110,7 @@ class Inat2017Fewshot(FewShotBuilder):
     FACTS = Facts(
         description="243,986 photographs of 1,135 species, 84×84",
         image_shape=(84, 84, 3),
+        sizes=True,
         classes={"base": 908, "novel": 227},
         homepage="https://github.com/visipedia/inat_comp/tree/master/2017",
         citation=(

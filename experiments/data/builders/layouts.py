@@ -160,6 +160,25 @@ class Layout:
         return "\n".join([f"{self.title}:", *(f"    {' or '.join(n)}" for n in self.needs)])
 
 
+def inside(folder: Path, name: str) -> Path:
+    """A file that a folder must have, directly or in a folder of its own.
+
+    Args:
+        folder: The folder.
+        name: The file's path within it.
+
+    Returns:
+        The file.
+
+    Raises:
+        DamagedArchiveError: It is not there.
+    """
+    for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
+        if path.exists():
+            return path
+    raise DamagedArchiveError(f"{folder} has no {name}")
+
+
 def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
     """A folder for every split, in it a folder for every class.
 

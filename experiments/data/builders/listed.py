@@ -9,38 +9,40 @@ from pathlib import Path, PurePosixPath
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.frame import Facts
 from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, class_folders
+from experiments.data.builders.layouts import Layout, Part, Place, class_folders, inside
 from experiments.data.builders.pictures import Pictures, picture_files, read_lines
 
 Parse = Callable[[str], tuple[str, str] | None]
 """From a line to a class and a file within the folder of images; None if it has another form."""
 
 
-def _listed(title: str, images: Part, lists: Mapping[str, Part], parse: Parse) -> Layout:
-    """Image files and, for every split, a list of them."""
+def _listed(
+    title: str, images: Part, lists: Part, files: Mapping[str, str], parse: Parse, below: str = "."
+) -> Layout:
+    """Image files in a folder, maybe `below` another, and a list of them for every split."""
 
     def read(place: Place) -> dict[str, Pictures]:
-        found = {split: part.locate(place) for split, part in lists.items()}
-        wanted = {split: _read_list(path, parse) for split, path in found.items()}
-        files = {file for classes in wanted.values() for of in classes.values() for file in of}
+        folder = lists.locate(place)
+        paths = {split: inside(folder, file) for split, file in files.items()}
+        wanted = {split: _read_list(path, parse) for split, path in paths.items()}
+        needed = {file for classes in wanted.values() for of in classes.values() for file in of}
 
         def keep(member: str) -> bool:
-            return _below(images.path, member) in files
+            return _within(images.path, member) in needed
 
-        shared = any(part.archives == images.archives for part in lists.values())
-        folder = images.locate(place, None if shared else keep)
+        # If the lists are in the same archive, it has been extracted as a whole.
+        top = images.locate(place, keep) / below
         return {
             split: picture_files(
-                {name: [folder / file for file in of] for name, of in classes.items()}, found[split]
+                {name: [top / file for file in of] for name, of in classes.items()}, paths[split]
             )
             for split, classes in wanted.items()
         }
 
-    needs = dict.fromkeys([images.names, *(part.names for part in lists.values())])
-    return Layout(title, tuple(needs), read)
+    return Layout(title, tuple(dict.fromkeys((images.names, lists.names))), read)
 
 
-def _below(folder: str, member: str) -> str:
+def _within(folder: str, member: str) -> str:
     """A member's path within a folder of the archive."""
     return f"/{PurePosixPath(member).as_posix()}".partition(f"/{folder}/")[2]
 
@@ -81,7 +83,7 @@ def _scene(line: str) -> tuple[str, str] | None:
     return (match[2], match[1]) if match else None
 
 
-_FOOD = ("food-101.tar.gz",)
+_FOOD = Part("food-101", ("food-101.tar.gz",))
 
 
 class Food101(ClassificationBuilder):
@@ -102,19 +104,15 @@ class Food101(ClassificationBuilder):
         layouts=(
             _listed(
                 "the archive of Bossard et al.",
-                Part("food-101/images", _FOOD),
-                {
-                    "train": Part("food-101/meta/train.txt", _FOOD),
-                    "test": Part("food-101/meta/test.txt", _FOOD),
-                },
+                _FOOD,
+                _FOOD,
+                {"train": "meta/train.txt", "test": "meta/test.txt"},
                 _by_folder(".jpg"),
+                below="images",
             ),
             class_folders("food101", {"train": ("train",), "test": ("test", "val")}),
         ),
     )
-
-
-_SCENES = ("Partitions.zip",)
 
 
 class Sun397(ClassificationBuilder):
@@ -136,12 +134,8 @@ class Sun397(ClassificationBuilder):
             _listed(
                 "images and partitions of Xiao et al.",
                 Part("SUN397", ("SUN397.tar.gz",)),
-                {
-                    split: Part(
-                        f"{part}_01.txt", _SCENES, (f"Partitions/{part}_01.txt", f"{part}_01.txt")
-                    )
-                    for split, part in (("train", "Training"), ("test", "Testing"))
-                },
+                Part(".", ("Partitions.zip",), ("Partitions", "SUN397/Partitions")),
+                {"train": "Training_01.txt", "test": "Testing_01.txt"},
                 _scene,
             ),
             class_folders("sun397", {"train": ("train",), "test": ("test", "val")}),
@@ -172,10 +166,8 @@ class Dtd(ClassificationBuilder):
             _listed(
                 "the archive of Cimpoi et al.",
                 Part("dtd/images", _TEXTURES),
-                {
-                    split: Part(f"dtd/labels/{part}1.txt", _TEXTURES)
-                    for split, part in _THREE.items()
-                },
+                Part("dtd/labels", _TEXTURES),
+                {split: f"{part}1.txt" for split, part in _THREE.items()},
                 _by_folder(),
             ),
             class_folders("dtd", _THREE_FOLDERS),
@@ -183,7 +175,7 @@ class Dtd(ClassificationBuilder):
     )
 
 
-_AIRCRAFT = ("fgvc-aircraft-2013b.tar.gz",)
+_AIRCRAFT = Part("fgvc-aircraft-2013b", ("fgvc-aircraft-2013b.tar.gz",))
 
 
 class Aircraft(ClassificationBuilder):
@@ -203,12 +195,11 @@ class Aircraft(ClassificationBuilder):
         layouts=(
             _listed(
                 "the archive of Maji et al.",
-                Part("fgvc-aircraft-2013b/data/images", _AIRCRAFT),
-                {
-                    split: Part(f"fgvc-aircraft-2013b/data/images_variant_{part}.txt", _AIRCRAFT)
-                    for split, part in _THREE.items()
-                },
+                _AIRCRAFT,
+                _AIRCRAFT,
+                {split: f"data/images_variant_{part}.txt" for split, part in _THREE.items()},
                 _number_and_class,
+                below="data/images",
             ),
             class_folders("aircraft", _THREE_FOLDERS),
         ),
@@ -234,10 +225,8 @@ class Pets(ClassificationBuilder):
             _listed(
                 "the archives of Parkhi et al.",
                 Part("images", ("images.tar.gz",)),
-                {
-                    split: Part(f"annotations/{part}.txt", ("annotations.tar.gz",))
-                    for split, part in (("train", "trainval"), ("test", "test"))
-                },
+                Part("annotations", ("annotations.tar.gz",)),
+                {"train": "trainval.txt", "test": "test.txt"},
                 _breed,
             ),
             class_folders(".", {"train": ("train",), "test": ("test", "val")}),

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.frame import Facts
 from experiments.data.builders.kinds import MultiLabelBuilder
-from experiments.data.builders.layouts import Layout, Part, Place
+from experiments.data.builders.layouts import Layout, Part, Place, inside
 from experiments.data.builders.pictures import LabelledPictures, open_files, read_lines
 
 _log = logging.getLogger(__name__)
@@ -70,14 +70,14 @@ def _read_published(place: Place) -> dict[str, LabelledPictures]:
         files = [line.strip() for line in read_lines(path) if line.strip()]
         targets = np.empty((len(files), len(names)), np.int8)
         for column, name in enumerate(names):
-            targets[:, column] = _read_column(labels / f"Labels_{name}_{part}.txt", len(files))
+            targets[:, column] = _read_column(
+                inside(labels, f"Labels_{name}_{part}.txt"), len(files)
+            )
         splits[split] = _present(names, files, targets, folder, path)
     return splits
 
 
 def _read_column(path: Path, count: int) -> np.ndarray:
-    if not path.exists():
-        raise DamagedArchiveError(f"{path} is missing")
     values = [line.strip() for line in read_lines(path) if line.strip()]
     if len(values) != count or not set(values) <= {"0", "1"}:
         raise DamagedArchiveError(f"{path} should have {count} lines of 0 or 1")

@@ -10,10 +10,9 @@ import numpy as np
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.frame import Facts
 from experiments.data.builders.kinds import MultiLabelBuilder
-from experiments.data.builders.layouts import Layout, Part, Place
+from experiments.data.builders.layouts import Layout, Part, Place, inside
 from experiments.data.builders.pictures import LabelledPictures, open_files, read_lines
 
-_SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _NAMES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
@@ -27,12 +26,8 @@ def _list_of(part: str, archive: str) -> Part:
 
 
 # The list of images; beside it are the classes, and above it the images and annotations.
-_LISTS = {
-    split: _list_of(
-        part, "VOCtest_06-Nov-2007.tar" if part == "test" else "VOCtrainval_06-Nov-2007.tar"
-    )
-    for split, part in _SPLITS.items()
-}
+_TRAIN = _list_of("train", "VOCtrainval_06-Nov-2007.tar")
+_TEST = _list_of("test", "VOCtest_06-Nov-2007.tar")
 
 
 def _keep(member: str) -> bool:
@@ -40,7 +35,12 @@ def _keep(member: str) -> bool:
 
 
 def _read(place: Place) -> dict[str, LabelledPictures]:
-    return {split: _read_split(part.locate(place, _keep)) for split, part in _LISTS.items()}
+    train = _TRAIN.locate(place, _keep)
+    return {
+        "train": _read_split(train),
+        "validation": _read_split(inside(train.parent, "val.txt")),
+        "test": _read_split(_TEST.locate(place, _keep)),
+    }
 
 
 def _read_split(path: Path) -> LabelledPictures:
@@ -106,7 +106,7 @@ class Voc2007(MultiLabelBuilder):
     FACTS = Facts(
         description="9,963 photographs with any of 20 kinds of objects (Pascal VOC 2007), 256×256",
         image_shape=(256, 256, 3),
-        classes=dict.fromkeys(_SPLITS, len(_NAMES)),
+        classes=dict.fromkeys(("train", "validation", "test"), len(_NAMES)),
         homepage="http://host.robots.ox.ac.uk/pascal/VOC/voc2007/",
         citation="Everingham et al.: The Pascal visual object classes (VOC) challenge. IJCV 2010.",
         sizes=True,
@@ -116,7 +116,7 @@ class Voc2007(MultiLabelBuilder):
         layouts=(
             Layout(
                 "the archives of the challenge, with lists of classes or annotations",
-                tuple(part.names for part in _LISTS.values()),
+                (_TRAIN.names, _TEST.names),
                 _read,
             ),
         ),
