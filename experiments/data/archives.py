@@ -371,7 +371,7 @@ def _check_link(archive: Path, path: PurePosixPath, member: tarfile.TarInfo) -> 
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TarMember:
     """A file within a tar that is not compressed: bytes that can be read where they are."""
 

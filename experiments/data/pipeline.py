@@ -127,7 +127,8 @@ def load_split(
     Args:
         name: The data set.
         split: `base`, `validation` or `novel` of a few-shot set; `train`, `validation` or `test`
-            of another, or several of these, as in `train+validation`.
+            of another, or several of these, as in `train+validation`. In several splits of a
+            few-shot set, which differ in classes, the classes follow each other.
         data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
         manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
         memory_limit: Bytes of pixels up to which the images are read into memory at once; of a
@@ -150,12 +151,16 @@ def load_split(
         raise ConfigError(
             f"{name} has no split {unknown[0]!r}; it has {', '.join(cls.FACTS.classes)}"
         )
-    if len(parts) > 1 and (issubclass(cls, FewShotBuilder) or len(set(parts)) < len(parts)):
-        raise ConfigError(f"{split!r}: the splits of {name} differ in classes, or one comes twice")
+    if len(set(parts)) < len(parts):
+        raise ConfigError(f"{split!r}: a split comes twice")
     builder = prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
     folder = Path(builder.data_dir)
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
-    labels = np.concatenate([cls.read_labels(folder, part, metadata) for part in parts])
+    labels, class_names = _join(
+        [cls.read_labels(folder, part, metadata) for part in parts],
+        [tuple(metadata[part]) for part in parts],
+        apart=issubclass(cls, FewShotBuilder),
+    )
     encoded = {"image": tfds.decode.SkipDecoding()}
     with _damage_named(folder):
         source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
@@ -168,7 +173,24 @@ def load_split(
     images = RecordImages(source, builder.FACTS.image_shape, folder, rows)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
-    return ImageSet(images, labels, tuple(metadata[parts[0]]))
+    return ImageSet(images, labels, class_names)
+
+
+def _join(
+    labels: list[np.ndarray], names: list[tuple[str, ...]], *, apart: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels of several splits as those of one, and their names.
+
+    Args:
+        labels: Those of every split.
+        names: Those of every split.
+        apart: Whether the splits differ in classes; then these follow each other.
+    """
+    if not apart:
+        return np.concatenate(labels), names[0]
+    first = np.cumsum([0, *map(len, names)]).tolist()
+    shifted = [of + start for of, start in zip(labels, first, strict=False)]
+    return np.concatenate(shifted, dtype=np.int32), tuple(name for of in names for name in of)
 
 
 @contextlib.contextmanager

@@ -93,6 +93,21 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
     assert not folders["data_dir"].exists()
 
 
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "stl10"])
+def test_rows_columns_and_colours_of_arrays(folders, monkeypatch, name):
+    def pattern(key, i, size):
+        rows, columns = np.mgrid[0:size, 0:size]
+        return np.stack([2 * rows, columns, np.full_like(rows, 10 * i)], -1).astype(np.uint8)
+
+    monkeypatch.setattr(fake_image_sets, "pixels", pattern)
+    ONE_LABEL[name][0](folders["manual_dir"])
+    images = load_split(name, "test", **folders).images[:]
+    numbers = sorted(image[0, 0, 2] // 10 for image in images)
+    assert numbers == list(range(len(images)))
+    for image in images:
+        np.testing.assert_array_equal(image, pattern("", image[0, 0, 2] // 10, len(image)))
+
+
 # --- Damage -------------------------------------------------------------------------------------
 
 
@@ -385,11 +400,33 @@ def test_splits_of_many_labels_may_be_joined(folders):
     _of_one_colour(joined.images, [colour for colour, _ in images], exact=False)
 
 
+def test_classes_of_joined_few_shot_splits_follow_each_other(folders):
+    expected = fake_archives.cifar_fs_folder(folders["manual_dir"]).splits
+    joined = load_split("cifar_fs", "base+validation+novel", **folders)
+    assert joined.class_names == tuple(name for of in expected.values() for name in of)
+    assert joined.labels.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4]
+    assert joined.labels.dtype == np.int32
+    colours = [
+        colour for of in expected.values() for in_class in of.values() for colour in in_class
+    ]
+    _of_one_colour(joined.images, colours, exact=True)
+    assert load_split("cifar_fs", "novel+base", **folders).labels.tolist() == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        3,
+        3,
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("icons", "base+novel", "differ in classes"),
-        ("dtd", "train+train", "one comes twice"),
+        ("icons", "base+novel+base", "a split comes twice"),
+        ("dtd", "train+train", "a split comes twice"),
         ("dtd", "train+novel", "dtd has no split 'novel'; it has train, validation, test"),
         ("food101", "validation", "food101 has no split 'validation'; it has train, test"),
     ],

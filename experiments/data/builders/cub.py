@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.frame import Facts
@@ -30,7 +30,7 @@ def _read(place: Place) -> dict[str, Pictures]:
     splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
     for number, name in _read_pairs(names).items():
         bird, _, file = name.partition("/")
-        if chosen.get(number) not in ("0", "1") or not file or ".." in (bird, file):
+        if chosen.get(number) not in ("0", "1") or PurePosixPath(file).name != file or bird == "..":
             raise DamagedArchiveError(f"{training} does not say where image {number} belongs")
         split = "train" if chosen[number] == "1" else "test"
         splits[split].setdefault(bird, []).append(folder / "images" / bird / file)

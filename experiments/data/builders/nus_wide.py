@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 _IMAGES = ("Flickr", "images")
 _TABLE = ("nus_wid_data.csv", "nus_wide_data.csv")
 _SPLITS = {"train": "Train", "test": "Test"}
-_CONCEPTS = Part("ConceptsList/Concepts81.txt", ("ConceptsList.zip",))
+_CONCEPTS = Part("Concepts81.txt", ("ConceptsList.zip",), ("ConceptsList/Concepts81.txt",))
 _LISTS = {
-    split: Part(f"ImageList/{part}Imagelist.txt", ("ImageList.zip",))
+    split: Part(f"{part}Imagelist.txt", ("ImageList.zip",), (f"ImageList/{part}Imagelist.txt",))
     for split, part in _SPLITS.items()
 }
 _LABELS = Part(

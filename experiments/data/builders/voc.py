@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -46,6 +47,8 @@ def _read(place: Place) -> dict[str, LabelledPictures]:
 def _read_split(path: Path) -> LabelledPictures:
     top = path.parents[2]
     images = [line.split()[0] for line in read_lines(path) if line.strip()]
+    if not all(re.fullmatch(r"[\w-]+", image) for image in images):
+        raise DamagedArchiveError(f"{path} should have lines that begin with an image's number")
     files = [path.with_name(f"{name}_{path.name}") for name in _NAMES]
     if all(file.exists() for file in files):
         columns = [_read_column(file, images) for file in files]
