@@ -118,7 +118,7 @@ def test_the_faster_process_wins_where_there_is_no_lock(tmp_path, monkeypatch):
         check(splits)
 
     monkeypatch.setattr(preparation, "fcntl", None)
-    monkeypatch.setattr(FewShotBuilder, "check", overtaken)
+    monkeypatch.setattr(FewShotBuilder, "check", staticmethod(overtaken))
     assert load_split("cifar_fs", "base", **folders).labels.tolist() == [0, 0, 0, 1, 1]
     assert len(finished) == 1
     assert [p.name for p in (tmp_path / "data" / "cifar_fs").iterdir()] == ["1.0.0"]
