@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import tyro
 
+from experiments.benchmark.command import Benchmark
 from experiments.config import Folders, TrainConfig
 from experiments.errors import ConfigError, ExperimentError
 from experiments.presets import PRESETS
@@ -225,6 +226,7 @@ COMMANDS = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]
+    | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
 )
 
 
