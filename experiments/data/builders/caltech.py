@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, extract
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import ClassificationBuilder
 from experiments.data.builders.layouts import Layout, Part, Place, class_folders
 from experiments.data.builders.pictures import Pictures, list_images, picture_files
@@ -66,16 +66,12 @@ class Caltech101(ClassificationBuilder):
     """101 kinds of objects and a background class; 30 images a class to learn from."""
 
     name = "caltech101"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="9,144 photographs of 101 kinds of objects and of background, 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 102, "test": 102},
         homepage="https://data.caltech.edu/records/mzrjq-6wc02",
         citation="Fei-Fei et al.: Learning generative visual models from few training examples. "
         "CVPR Workshop 2004.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("caltech101", "."),
         layouts=(
             _drawn(_101, lambda place: _split(_locate_101(place), 30)),
@@ -88,15 +84,11 @@ class Caltech256(ClassificationBuilder):
     """256 kinds of objects, without the clutter class; 60 images a class to learn from."""
 
     name = "caltech256"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="29,780 photographs of 256 kinds of objects, 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 256, "test": 256},
         homepage="https://data.caltech.edu/records/nyy15-4j048",
         citation="Griffin et al.: Caltech-256 object category dataset. Caltech report 7694, 2007.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("caltech256", "."),
         layouts=(
             _drawn(_256, lambda place: _split(_256.locate(place), 60, omit=("257.clutter",))),

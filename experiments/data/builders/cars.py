@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, load_mat
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import ClassificationBuilder
 from experiments.data.builders.layouts import Layout, Part, Place, class_folders
 from experiments.data.builders.pictures import Pictures, open_files, text
@@ -88,16 +88,12 @@ class Cars(ClassificationBuilder):
     """196 cars by make, model and year."""
 
     name = "cars"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="16,185 photographs of 196 cars (Stanford Cars), 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 196, "test": 196},
         homepage="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
         citation="Krause et al.: 3D object representations for fine-grained categorization. "
         "3dRR 2013.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("stanford_cars", "cars", "."),
         layouts=(
             Layout(

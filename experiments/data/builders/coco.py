@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import MultiLabelBuilder
 from experiments.data.builders.layouts import Layout, Part, Place
 from experiments.data.builders.pictures import LabelledPictures, entries, open_files
@@ -98,16 +98,12 @@ class Coco(MultiLabelBuilder):
     """
 
     name = "coco"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="123,287 photographs with any of 80 kinds of objects (MS-COCO; its validation "
         "images to test), 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 80, "test": 80},
         homepage="https://cocodataset.org/",
         citation="Lin et al.: Microsoft COCO: common objects in context. ECCV 2014.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("coco", "COCO", "mscoco", "."),
         layouts=(_layout(2014), _layout(2017)),
     )

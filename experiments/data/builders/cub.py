@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import ClassificationBuilder
 from experiments.data.builders.layouts import Layout, Part, Place, class_folders, inside
 from experiments.data.builders.pictures import Pictures, picture_files, read_lines
@@ -41,15 +41,11 @@ class Cub(ClassificationBuilder):
     """200 birds."""
 
     name = "cub"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="11,788 photographs of 200 birds (CUB-200-2011), 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 200, "test": 200},
         homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
         citation="Wah et al.: The Caltech-UCSD Birds-200-2011 dataset. CNS-TR-2011-001.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("cub", "CUB", "."),
         layouts=(
             Layout(

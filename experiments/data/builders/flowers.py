@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, load_mat
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import ClassificationBuilder
 from experiments.data.builders.layouts import Layout, Part, Place, class_folders
 from experiments.data.builders.pictures import Pictures, picture_files
@@ -39,16 +39,12 @@ class Flowers102(ClassificationBuilder):
     """102 flowers."""
 
     name = "flowers102"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="8,189 photographs of 102 flowers (Oxford), 256×256",
-        image_shape=(256, 256, 3),
         classes=dict.fromkeys(_SPLITS, 102),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         citation="Nilsback and Zisserman: Automated flower classification over a large number of "
         "classes. ICVGIP 2008.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("flowers-102", "flowers102", "."),
         layouts=(
             Layout(

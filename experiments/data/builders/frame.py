@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
@@ -47,6 +48,12 @@ class Facts:
     """Folders of the manual directory in which its files are looked for."""
     layouts: tuple[Layout, ...] = ()
     """The forms in which it is read; none if it ships with the project."""
+
+
+photograph_facts = functools.partial(
+    Facts, image_shape=(256, 256, 3), sizes=True, margin=1.0, encoding="jpeg"
+)
+"""Facts of photographs of any size: stored as the largest square in their middle."""
 
 
 class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):

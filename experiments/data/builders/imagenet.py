@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, TarMember, load_mat, tar_members
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import Facts, photograph_facts
 from experiments.data.builders.kinds import ClassificationBuilder
 from experiments.data.builders.layouts import (
     Layout,
@@ -118,17 +118,13 @@ class Imagenet(ClassificationBuilder):
     """
 
     name = "imagenet"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="1,331,167 photographs of 1,000 classes (ILSVRC 2012; its validation images "
         "to test), 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 1000, "test": 1000},
         homepage="https://www.image-net.org/challenges/LSVRC/2012/",
         citation="Russakovsky et al.: ImageNet large scale visual recognition challenge. "
         "IJCV 2015.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("imagenet", "ImageNet", "ILSVRC2012", "."),
         layouts=(
             Layout(

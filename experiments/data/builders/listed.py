@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import ClassificationBuilder
 from experiments.data.builders.layouts import Layout, Part, Place, class_folders, inside
 from experiments.data.builders.pictures import Pictures, picture_files, read_lines
@@ -90,16 +90,12 @@ class Food101(ClassificationBuilder):
     """101 dishes."""
 
     name = "food101"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="101,000 photographs of 101 dishes, 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 101, "test": 101},
         homepage="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
         citation="Bossard et al.: Food-101 - mining discriminative components with random forests. "
         "ECCV 2014.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("food101", "."),
         layouts=(
             _listed(
@@ -119,16 +115,12 @@ class Sun397(ClassificationBuilder):
     """397 scenes, the first of its ten published partitions: 50 images a class in each split."""
 
     name = "sun397"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="39,700 photographs of 397 scenes (the first partition of SUN397), 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 397, "test": 397},
         homepage="https://vision.princeton.edu/projects/2010/SUN/",
         citation="Xiao et al.: SUN database: large-scale scene recognition from abbey to zoo. "
         "CVPR 2010.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("sun397", "SUN397", "."),
         layouts=(
             _listed(
@@ -152,15 +144,11 @@ class Dtd(ClassificationBuilder):
     """47 textures, the first of the ten published splits."""
 
     name = "dtd"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="5,640 photographs of 47 textures (the first split of DTD), 256×256",
-        image_shape=(256, 256, 3),
         classes=dict.fromkeys(_THREE, 47),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         citation="Cimpoi et al.: Describing textures in the wild. CVPR 2014.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("dtd", "."),
         layouts=(
             _listed(
@@ -182,15 +170,11 @@ class Aircraft(ClassificationBuilder):
     """100 variants of aircraft."""
 
     name = "aircraft"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="10,000 photographs of 100 variants of aircraft (FGVC-Aircraft), 256×256",
-        image_shape=(256, 256, 3),
         classes=dict.fromkeys(_THREE, 100),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         citation="Maji et al.: Fine-grained visual classification of aircraft. arXiv:1306.5151.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("aircraft", "."),
         layouts=(
             _listed(
@@ -210,15 +194,11 @@ class Pets(ClassificationBuilder):
     """37 breeds of cats and dogs."""
 
     name = "pets"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="7,349 photographs of 37 breeds of cats and dogs (Oxford-IIIT), 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 37, "test": 37},
         homepage="https://www.robots.ox.ac.uk/~vgg/data/pets/",
         citation="Parkhi et al.: Cats and dogs. CVPR 2012.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         # The archives' names are anyone's, so they must be in a folder of the set's own.
         folders=("oxford-iiit-pet", "pets"),
         layouts=(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import MultiLabelBuilder
 from experiments.data.builders.layouts import Layout, Part, Place, inside
 from experiments.data.builders.pictures import LabelledPictures, open_files, read_lines
@@ -114,17 +114,13 @@ class NusWide(MultiLabelBuilder):
     """81 concepts; images without a label, and those that are not on the disk, are left out."""
 
     name = "nus_wide"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="209,347 photographs with any of 81 concepts (NUS-WIDE), 256×256",
-        image_shape=(256, 256, 3),
         classes={"train": 81, "test": 81},
         homepage="https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/"
         "NUS-WIDE.html",
         citation="Chua et al.: NUS-WIDE: a real-world web image database from National University "
         "of Singapore. CIVR 2009.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("nus-wide", "NUS-WIDE", "nus_wide"),
         layouts=(
             Layout(

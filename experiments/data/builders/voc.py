@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import Facts
+from experiments.data.builders.frame import photograph_facts
 from experiments.data.builders.kinds import MultiLabelBuilder
 from experiments.data.builders.layouts import Layout, Part, Place, inside
 from experiments.data.builders.pictures import LabelledPictures, open_files, read_lines
@@ -106,15 +106,11 @@ class Voc2007(MultiLabelBuilder):
     """
 
     name = "voc2007"
-    FACTS = Facts(
+    FACTS = photograph_facts(
         description="9,963 photographs with any of 20 kinds of objects (Pascal VOC 2007), 256×256",
-        image_shape=(256, 256, 3),
         classes=dict.fromkeys(("train", "validation", "test"), len(_NAMES)),
         homepage="http://host.robots.ox.ac.uk/pascal/VOC/voc2007/",
         citation="Everingham et al.: The Pascal visual object classes (VOC) challenge. IJCV 2010.",
-        sizes=True,
-        margin=1.0,
-        encoding="jpeg",
         folders=("voc2007", "."),
         layouts=(
             Layout(
