@@ -574,3 +574,10 @@ def test_a_directory_that_is_a_file_is_told_in_a_sentence(folders, tmp_path, cap
     given = ["--directory", str(tmp_path / "file" / "run"), "--data-dir", str(folders.data_dir)]
     assert main(["train", "icons", *given]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file'}")
+
+
+def test_a_set_without_held_out_classes_is_refused_in_a_sentence(folders, tmp_path, capsys):
+    given = ["--data.name", "cifar10", "--directory", str(tmp_path / "run")]
+    assert main(["train", "icons", *given]) == 2
+    assert "cifar10 holds no classes out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

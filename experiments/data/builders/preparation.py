@@ -11,12 +11,12 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.few_shot import FewShotBuilder
+from experiments.data.builders.frame import ImageBuilder
 from experiments.files import exclusive
 
 _log = logging.getLogger(__name__)
 
-_Builder = TypeVar("_Builder", bound=FewShotBuilder)
+_Builder = TypeVar("_Builder", bound=ImageBuilder)
 
 
 def prepare(
@@ -45,9 +45,8 @@ def prepare(
     if is_prepared(builder):
         return builder
     manual_dir = manual_root(data_dir, manual_dir)
-    if cls.FACTS.layouts:
-        # Before anything is written, and before TFDS, whose message names no files.
-        cls.choose_layout(cls.place(manual_dir, manual_dir))
+    # Before anything is written, and before TFDS, whose message names no files.
+    cls.check_source(cls.place(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / ".lock", wait=True) as alone:
@@ -95,7 +94,7 @@ def data_root(data_dir: Path | None = None) -> Path:
     return Path(data_dir or constants.DATA_DIR).expanduser()
 
 
-def location(cls: type[FewShotBuilder], data_dir: Path | None = None) -> Path:
+def location(cls: type[ImageBuilder], data_dir: Path | None = None) -> Path:
     """The folder in which a data set is or will be prepared."""
     return data_root(data_dir) / cls.name / str(cls.VERSION)
 
@@ -105,7 +104,7 @@ def manual_root(data_dir: Path | None = None, manual_dir: Path | None = None) ->
     return Path(manual_dir or data_root(data_dir) / "downloads" / "manual").expanduser()
 
 
-def is_prepared(builder: FewShotBuilder) -> bool:
+def is_prepared(builder: ImageBuilder) -> bool:
     """Whether a data set's records are there, all of them.
 
     Args:
@@ -133,7 +132,7 @@ def is_prepared(builder: FewShotBuilder) -> bool:
     return True
 
 
-def _generate(builder: FewShotBuilder, manual_dir: Path) -> None:
+def _generate(builder: ImageBuilder, manual_dir: Path) -> None:
     config = tfds.download.DownloadConfig(manual_dir=str(manual_dir), try_download_gcs=False)
     tfds.disable_progress_bar()
     logger = logging.getLogger("absl")
