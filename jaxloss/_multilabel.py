@@ -371,9 +371,11 @@ def asymmetric_loss(
     # A negative at or below the clip adds nothing; 1 keeps its logarithm finite.
     clipped = p <= clip
     q = jnp.where(clipped, 1, p - clip)
+    # Without a clip q is p, whose logarithm has derivatives where those of log q overflow.
     has_clip = jnp.asarray(clip > 0)
+    log_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, q, 1)), log_p)
     log_not_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, not_p + clip, 1)), log_not_p)
-    negatives = jnp.where(clipped, 0, -_power(q, jnp.log(q), negative_focus) * log_not_q)
+    negatives = jnp.where(clipped, 0, -_power(q, log_q, negative_focus) * log_not_q)
     values = jnp.where(targets > 0, positives, jnp.where(targets == 0, negatives, 0))
     return reduce(
         jnp.sum(values, axis=1),
