@@ -39,6 +39,23 @@ Positive = Annotated[float, Bounds(above=0)]
 Share = Annotated[float, Bounds(least=0, below=1)]
 
 
+_LATER = "added after runs had been made"
+
+
+def later(default: Any) -> Any:
+    """The default of an option that is younger than the runs that people have.
+
+    A configuration without such an option has its default, and one that has the default is written
+    without it: runs from before stay readable, and go on where they stopped. So the default must
+    be what those runs did, and must never change.
+    """
+    return field(default=default, metadata={_LATER: True})
+
+
+def _may_be_absent(option: dataclasses.Field[Any], value: Any) -> bool:
+    return _LATER in option.metadata and value == option.default
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, and how they are augmented."""
@@ -71,16 +88,24 @@ class SamplingConfig:
 class ModelConfig:
     """The backbone."""
 
-    backbone: Literal["conv4", "resnet12"] = "conv4"
-    """Architecture."""
+    backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28"] = "conv4"
+    """Architecture; resnet32 is the one for CIFAR, wrn28 the wide residual network."""
     widths: tuple[Count, ...] = (64, 64, 64, 64)
-    """Channels of the four blocks."""
+    """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50), or of the
+    three stages (resnet32, wrn28)."""
     pooling: Literal["flatten", "mean"] = "flatten"
     """Features are all positions of the last block, or their mean."""
     drop_block: Share = 0.0
-    """Probability that DropBlock removes a unit (ResNet-12)."""
+    """Probability that DropBlock removes a unit (resnet12)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of the backbone; parameters and losses stay float32."""
+    blocks: tuple[Count, ...] = later(())
+    """Residual blocks of every stage (not conv4, resnet12); none: the architecture's own."""
+    stem: Literal["imagenet", "small"] = later("imagenet")
+    """First layers of resnet18 and resnet50: 7×7 with stride 2 and max-pooling, which shrink the
+    image to a quarter, or for small images one 3×3 convolution, which keeps its size."""
+    dropout: Share = later(0.0)
+    """Probability that dropout removes a unit between two convolutions (wrn28)."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +226,17 @@ def check_config(config: Any, section: str = "") -> None:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as JSON types: dataclasses become objects, tuples lists, paths strings."""
+    """A configuration as JSON types: dataclasses become objects, tuples lists, paths strings.
+
+    An option that was added `later` is left out where it has its default.
+    """
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value):
             return {
-                field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+                option.name: plain(getattr(value, option.name))
+                for option in dataclasses.fields(value)
+                if not _may_be_absent(option, getattr(value, option.name))
             }
         if isinstance(value, tuple):
             return [plain(item) for item in value]
@@ -220,10 +250,12 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """The configuration that `to_dict` made `values` from.
 
     Raises:
-      ConfigError: a key is unknown to this version, or missing.
+      ConfigError: a key is unknown to this version, or missing and not one that was added `later`.
     """
     hints = typing.get_type_hints(kind)
-    unknown, missing = values.keys() - hints.keys(), hints.keys() - values.keys()
+    options: Any = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    required = {option.name for option in options if _LATER not in option.metadata}
+    unknown, missing = values.keys() - hints.keys(), required - values.keys()
     if unknown or missing:
         raise ConfigError(
             f"not a configuration of this version ({kind.__name__}): "

@@ -1,6 +1,9 @@
 """What the presets of protocol A on photographs share: ResNet-12 and SGD."""
 
-from experiments.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dataclasses import replace
+
+from experiments.config import DataConfig, OptimizerConfig, TrainConfig
+from experiments.presets.backbones import RESNET12
 
 CONFIG = TrainConfig(
     data=DataConfig(
@@ -10,8 +13,6 @@ CONFIG = TrainConfig(
         pad=8,
         color_jitter=0.4,
     ),
-    model=ModelConfig(
-        backbone="resnet12", widths=(64, 160, 320, 640), pooling="mean", drop_block=0.1
-    ),
+    model=replace(RESNET12, drop_block=0.1),
     optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=5e-4),
 )
