@@ -39,21 +39,17 @@ Positive = Annotated[float, Bounds(above=0)]
 Share = Annotated[float, Bounds(least=0, below=1)]
 
 
-_LATER = "added after runs had been made"
+LATER = {"later": True}
+"""Metadata of an option that is younger than the runs that people have.
 
-
-def later(default: Any) -> Any:
-    """The default of an option that is younger than the runs that people have.
-
-    A configuration without such an option has its default, and one that has the default is written
-    without it: runs from before stay readable, and go on where they stopped. So the default must
-    be what those runs did, and must never change.
-    """
-    return field(default=default, metadata={_LATER: True})
+A configuration without such an option has its default, and one that has the default is written
+without it: so runs from before stay readable, and go on where they stopped. The default is
+therefore what those runs did, and must never change.
+"""
 
 
 def _may_be_absent(option: dataclasses.Field[Any], value: Any) -> bool:
-    return _LATER in option.metadata and value == option.default
+    return option.metadata == LATER and value == option.default
 
 
 @dataclass(frozen=True)
@@ -99,12 +95,12 @@ class ModelConfig:
     """Probability that DropBlock removes a unit (resnet12)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of the backbone; parameters and losses stay float32."""
-    blocks: tuple[Count, ...] = later(())
+    blocks: tuple[Count, ...] = field(default=(), metadata=LATER)
     """Residual blocks of every stage (not conv4, resnet12); none: the architecture's own."""
-    stem: Literal["imagenet", "small"] = later("imagenet")
+    stem: Literal["imagenet", "small"] = field(default="imagenet", metadata=LATER)
     """First layers of resnet18 and resnet50: 7×7 with stride 2 and max-pooling, which shrink the
     image to a quarter, or for small images one 3×3 convolution, which keeps its size."""
-    dropout: Share = later(0.0)
+    dropout: Share = field(default=0.0, metadata=LATER)
     """Probability that dropout removes a unit between two convolutions (wrn28)."""
 
 
@@ -228,7 +224,7 @@ def check_config(config: Any, section: str = "") -> None:
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as JSON types: dataclasses become objects, tuples lists, paths strings.
 
-    An option that was added `later` is left out where it has its default.
+    An option that is `LATER` is left out where it has its default.
     """
 
     def plain(value: Any) -> Any:
@@ -250,11 +246,11 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """The configuration that `to_dict` made `values` from.
 
     Raises:
-      ConfigError: a key is unknown to this version, or missing and not one that was added `later`.
+      ConfigError: a key is unknown to this version, or missing and not one that is `LATER`.
     """
     hints = typing.get_type_hints(kind)
     options: Any = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
-    required = {option.name for option in options if _LATER not in option.metadata}
+    required = {option.name for option in options if option.metadata != LATER}
     unknown, missing = values.keys() - hints.keys(), required - values.keys()
     if unknown or missing:
         raise ConfigError(

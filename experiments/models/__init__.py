@@ -69,7 +69,11 @@ _ARCHITECTURES = {
     "resnet32": _Architecture(_resnet32, 3, (5, 5, 5)),
     "wrn28": _Architecture(_wrn28, 3, (4, 4, 4), ("dropout",)),
 }
-_OPTIONAL = {"drop_block": ("DropBlock", 0), "dropout": ("dropout", 0), "stem": ("stem", "imagenet")}
+_OPTIONAL = {
+    "drop_block": ("DropBlock", 0),
+    "dropout": ("dropout", 0),
+    "stem": ("stem", "imagenet"),
+}
 """Fields that few backbones take: what they set, and their value for the others."""
 
 

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from experiments.models.layers import ConvNorm, halved, overlapping_max_pool, pool_features
 
+
 class ResNet(nnx.Module):
     """A residual network (He et al., 2016): ResNet-18 and -50, and ResNet-32 for CIFAR.
 

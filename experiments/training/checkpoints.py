@@ -334,9 +334,7 @@ class Checkpoints:
         if ranked != (_UNRANKED if score is None else score):
             raise _DamagedError("the accuracy that ranks it is not the one in its header")
 
-    def _read(
-        self, step: int, target: Any, parts: tuple[str, ...]
-    ) -> Restored | _DamagedError:
+    def _read(self, step: int, target: Any, parts: tuple[str, ...]) -> Restored | _DamagedError:
         try:
             header = self._header(step)
             stored = [_Leaf(**leaf | {"shape": tuple(leaf["shape"])}) for leaf in header["leaves"]]

@@ -29,14 +29,13 @@ from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError
 
 _SUFFIX = ".safetensors"
 _NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
-_SHOWN = 10
 
 
 class WeightsError(ExperimentError):
     """Weights that are missing, damaged, or do not fit the backbone."""
 
 
-def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
+def load_weights(path: Path, params: Any, statistics: Any, *, shown: int = 10) -> tuple[Any, Any]:
     """The parameters and statistics of a backbone, from a file or from another run.
 
     Args:
@@ -46,6 +45,7 @@ def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
       params: tree of the backbone's parameters, as `TrainState.params["backbone"]`; arrays or
         `jax.ShapeDtypeStruct`, whose values are not used.
       statistics: tree of the module's other state, as `TrainState.statistics`.
+      shown: how many entries of a file that do not fit are named.
 
     Returns:
       Both trees with the values that are stored.
@@ -59,7 +59,7 @@ def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
         return _from_run(path, params, statistics)
     if path.suffix != _SUFFIX or not path.is_file():
         raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
-    return _from_file(path, params, statistics)
+    return _from_file(path, params, statistics, shown)
 
 
 def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
@@ -76,18 +76,20 @@ def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     return state["params"]["backbone"], state["statistics"]
 
 
-def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
+def _from_file(path: Path, params: Any, statistics: Any, shown: int) -> tuple[Any, Any]:
     stored = _read(path)
     trees = (params, statistics)
-    wanted = {
-        _torchvision_name(place): leaf.shape
+    shapes = {
+        _torchvision_name(place): _torch_shape(leaf.shape)
         for tree in trees
         for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-    shapes = {name: _torch_shape(shape) for name, shape in wanted.items()}
-    unexpected = [name for name in stored if name not in wanted and not _is_ignored(name)]
-    problems = [f"{name}: missing" for name in wanted if name not in stored]
-    problems += [f"{name}: unexpected" for name in unexpected]
+    problems = [
+        f"{name} {list(shape)}: missing" for name, shape in shapes.items() if name not in stored
+    ]
+    problems += [
+        f"{name}: unexpected" for name in stored if name not in shapes and not _is_ignored(name)
+    ]
     for name, shape in shapes.items():
         if name not in stored:
             continue
@@ -97,10 +99,10 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
         elif not jnp.issubdtype(array.dtype, jnp.floating):
             problems.append(f"{name}: {array.dtype} in the file, floats wanted")
     if problems:
-        more = len(problems) - _SHOWN
+        more = len(problems) - shown
         raise WeightsError(
             f"{path} does not fit the backbone:\n  "
-            + "\n  ".join(problems[:_SHOWN])
+            + "\n  ".join(problems[:shown])
             + (f"\n  and {more} more" if more > 0 else "")
         )
 

@@ -76,21 +76,24 @@ class ResNet(nn.Module):
 
 
 class Wide(nn.Module):
-    """A block of a wide residual network."""
+    """A block of a wide residual network; the names are those of ours."""
 
     def __init__(self, channels_in, channels_out, stride):
         super().__init__()
-        self.bn1, self.bn2 = nn.BatchNorm2d(channels_in), nn.BatchNorm2d(channels_out)
-        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        self.first = nn.Sequential()
+        self.first.norm = nn.BatchNorm2d(channels_in)
+        self.first.conv = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
+        self.second = nn.Sequential()
+        self.second.norm = nn.BatchNorm2d(channels_out)
+        self.second.conv = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
         self.shortcut = None
         if channels_in != channels_out:
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, x):
-        active = F.relu(self.bn1(x))
-        y = self.conv2(F.relu(self.bn2(self.conv1(active))))
-        return y + (x if self.shortcut is None else self.shortcut(active))
+        active = F.relu(self.first.norm(x))
+        y = F.relu(self.second.norm(self.first.conv(active)))
+        return self.second.conv(y) + (x if self.shortcut is None else self.shortcut(active))
 
 
 class WideResNet(nn.Module):
@@ -98,17 +101,17 @@ class WideResNet(nn.Module):
 
     def __init__(self, widths, blocks, channels=3):
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         layers, channels = [], 16
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             for place in range(count):
                 layers.append(Wide(channels, width, 2 if stage > 0 and place == 0 else 1))
                 channels = width
         self.blocks = nn.Sequential(*layers)
-        self.bn1 = nn.BatchNorm2d(channels)
+        self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, x):
-        return F.relu(self.bn1(self.blocks(self.conv1(x)))).mean((2, 3))
+        return F.relu(self.norm(self.blocks(self.stem(x)))).mean((2, 3))
 
 
 @torch.no_grad()
