@@ -68,6 +68,18 @@ class DataConfig:
     """Mirror half of the images from left to right."""
     color_jitter: Weight = 0.0
     """Strength of random brightness, contrast and saturation (colour images)."""
+    image_size: Pixels = field(default=0, metadata=LATER)
+    """Side of the square images that the model sees; 0: images are seen as they are stored."""
+    resize: Pixels = field(default=0, metadata=LATER)
+    """Shorter side of an image before IMAGE_SIZE pixels are cut out of its middle, in evaluation
+    and where there is no random resized crop; 0: IMAGE_SIZE."""
+    crop_scale: tuple[Positive, ...] = field(default=(), metadata=LATER)
+    """Least and greatest part of the area in a random resized crop, such as 0.08 1; none: pad and
+    crop."""
+    crop_ratio: tuple[Positive, ...] = field(default=(3 / 4, 4 / 3), metadata=LATER)
+    """Least and greatest width / height of a random resized crop."""
+    lighting: Weight = field(default=0.0, metadata=LATER)
+    """Standard deviation of random light along ImageNet's colours (PCA lighting)."""
 
 
 @dataclass(frozen=True)

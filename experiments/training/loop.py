@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from experiments.config import Folders, TrainConfig, to_dict
+from experiments.data.augment import seen_shape
 from experiments.data.builders import split_names
 from experiments.data.pipeline import ImageSet, load_split
 from experiments.data.sampling import (
@@ -89,10 +90,10 @@ def train(
 
     base = _load(config, folders, "base")
     num_classes = len(base.class_names)
-    _, height, width, channels = base.images.shape
+    image_shape = seen_shape(base.images.shape[1:], config.data)
     setup = initial_setup(
         config,
-        image_shape=(height, width, channels),
+        image_shape=image_shape,
         num_classes=num_classes,
         axis_name=axis_name,
     )
@@ -119,7 +120,7 @@ def train(
     meta = {
         "config": to_dict(config),
         "num_classes": num_classes,
-        "image_shape": [height, width, channels],
+        "image_shape": list(image_shape),
     }
     with Checkpoints(directory / CHECKPOINTS_FOLDER) as checkpoints, _stop_on_sigterm() as stopping:
         state, before = setup.state, 0.0

@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.config import Folders, TrainConfig, check_config
-from experiments.data.augment import check_settings
+from experiments.data.augment import check_settings, seen_shape
 from experiments.data.builders import image_shape
 from experiments.data.pipeline import class_counts
 from experiments.data.sampling import batch_size_of, check_episodes, draw_batch, index_classes
@@ -39,9 +39,10 @@ def check_run(config: TrainConfig, folders: Folders) -> None:
 
     shape = image_shape(config.data.name)
     check_settings(config.data, shape[-1])
+    seen = seen_shape(shape, config.data)
     num_features = nnx.eval_shape(
         lambda: build_backbone(
-            config.model, image_shape=shape, axis_name=None, rngs=nnx.Rngs(config.seed)
+            config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(config.seed)
         )
     ).num_features
 
