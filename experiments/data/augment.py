@@ -46,8 +46,10 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
         if config.crop_scale:
             size = seen_shape(image.shape, config)[:2]
-            scale, ratio = config.crop_scale, config.crop_ratio
-            image = random_resized_crop(image, crop_key, size, scale=scale, ratio=ratio)
+            (smallest, largest), (narrowest, widest) = config.crop_scale, config.crop_ratio
+            image = random_resized_crop(
+                *(image, crop_key, size), scale=(smallest, largest), ratio=(narrowest, widest)
+            )
         else:
             image = _resized(image, config)
         if config.pad > 0:

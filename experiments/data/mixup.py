@@ -29,7 +29,10 @@ def mixup_weights(keys: Array, beta: float) -> Array:
     Returns:
         float32, of the shape of `keys`.
     """
-    draw = lambda key: jax.random.beta(key, beta, beta, dtype=jnp.float32)  # noqa: E731
+
+    def draw(key: Array) -> Array:
+        return jax.random.beta(key, beta, beta, dtype=jnp.float32)
+
     return jax.vmap(draw)(keys) if keys.ndim else draw(keys)
 
 

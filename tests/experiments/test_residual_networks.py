@@ -229,7 +229,7 @@ def filled(config, image_shape, axis_name=None):
 def test_wide_network_drops_in_training_only_and_asks_for_its_keys():
     config = replace(SMALL["wrn28"], widths=(16, 8, 8), blocks=(1, 1, 1), dropout=0.5)
     graphdef, params, rest = filled(config, (16, 16, 1))
-    images = np.random.default_rng(0).normal(size=(6, 16, 16, 1)).astype(np.float32)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 16, 1)), jnp.float32)
     keys = jax.random.split(jax.random.key(1), 6)
 
     def run(keys, train):

@@ -52,9 +52,8 @@ class ResNet(nn.Module):
         self, widths, blocks, channels=3, bottleneck=False, small_stem=False, padded=False
     ):
         super().__init__()
-        stem = {"kernel_size": 3, "padding": 1} if small_stem else {"kernel_size": 7, "padding": 3}
-        stride = 1 if small_stem else 2
-        self.conv1 = nn.Conv2d(channels, widths[0], stride=stride, bias=False, **stem)
+        size, stride = (3, 1) if small_stem else (7, 2)
+        self.conv1 = nn.Conv2d(channels, widths[0], size, stride, size // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.pool = nn.Identity() if small_stem else nn.MaxPool2d(3, 2, 1)
         self.stages = []
@@ -80,20 +79,26 @@ class Wide(nn.Module):
 
     def __init__(self, channels_in, channels_out, stride):
         super().__init__()
-        self.first = nn.Sequential()
-        self.first.norm = nn.BatchNorm2d(channels_in)
-        self.first.conv = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
-        self.second = nn.Sequential()
-        self.second.norm = nn.BatchNorm2d(channels_out)
-        self.second.conv = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        self.first = nn.ModuleDict(
+            {
+                "norm": nn.BatchNorm2d(channels_in),
+                "conv": nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False),
+            }
+        )
+        self.second = nn.ModuleDict(
+            {
+                "norm": nn.BatchNorm2d(channels_out),
+                "conv": nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False),
+            }
+        )
         self.shortcut = None
         if channels_in != channels_out:
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, x):
-        active = F.relu(self.first.norm(x))
-        y = F.relu(self.second.norm(self.first.conv(active)))
-        return self.second.conv(y) + (x if self.shortcut is None else self.shortcut(active))
+        active = F.relu(self.first["norm"](x))
+        y = F.relu(self.second["norm"](self.first["conv"](active)))
+        return self.second["conv"](y) + (x if self.shortcut is None else self.shortcut(active))
 
 
 class WideResNet(nn.Module):
