@@ -135,35 +135,42 @@ def test_light_is_one_colour_along_the_components_of_imagenet():
 def test_light_leaves_the_other_random_numbers_as_they_are():
     config = replace(PLAIN, pad=3, flip=True, color_jitter=0.4)
     images, keys = images_of(4), keys_of(4)
-    added = augment(images, keys, replace(config, lighting=0.1)) - augment(images, keys, config)
+    lit, unlit = (
+        jax.jit(partial(augment, config=replace(config, lighting=lighting)))(images, keys)
+        for lighting in (0.1, 0.0)
+    )
+    added = lit - unlit
     chex.assert_trees_all_close(added, added[:, :1, :1] + jnp.zeros_like(added), atol=1e-6)
     assert float(jnp.abs(added).max()) > 1e-4
 
 
-def test_images_are_seen_in_the_size_that_was_asked_for():
-    images = images_of(3, (20, 30, 3))
-    config = replace(PLAIN, image_size=8, resize=10)
-    expected = [np.asarray(resize_and_center_crop(image, 10, 8)) / 255 for image in images]
-    np.testing.assert_allclose(normalize(images, config), expected, atol=1e-5)
+@pytest.mark.parametrize("resize", [10, 0])
+def test_images_are_seen_in_the_size_that_was_asked_for(resize):
+    images, keys = images_of(3, (20, 30, 3)), keys_of(3)
+    config = replace(PLAIN, image_size=8, resize=resize)
+    middle = jax.jit(jax.vmap(lambda image: resize_and_center_crop(image, resize or 8, 8)))
+    expected = np.asarray(middle(images)) / 255
+    found = jax.jit(partial(normalize, config=config))(images)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
     # Without a random resized crop, training sees the same, and pads and crops it.
-    np.testing.assert_allclose(augment(images, keys_of(3), config), expected, atol=1e-5)
-    padded = augment(images, keys_of(3), replace(config, pad=2))
+    found = jax.jit(partial(augment, config=config))(images, keys)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    padded = jax.eval_shape(partial(augment, config=replace(config, pad=2)), images, keys)
     assert padded.shape == (3, *seen_shape((20, 30, 3), config)) == (3, 8, 8, 3)
-    config = replace(PLAIN, image_size=8)
-    expected = [np.asarray(resize_and_center_crop(image, 8, 8)) / 255 for image in images]
-    np.testing.assert_allclose(normalize(images, config), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("image_size", "shape"), [(0, (20, 30)), (7, (7, 7))])
 def test_random_resized_crops_have_the_size_that_a_model_sees(image_size, shape):
     images, keys = images_of(6, (20, 30, 3)), keys_of(6)
     config = replace(PLAIN, image_size=image_size, crop_scale=(0.2, 0.5), crop_ratio=(0.5, 2.0))
-    found = augment(images, keys, config)
-    assert found.shape == (6, *shape, 3)
-    for image, key, crop in zip(images, keys, found, strict=True):
+
+    def crop(image, key):
         key = jax.random.split(key, 3)[0]
-        expected = random_resized_crop(image, key, shape, scale=(0.2, 0.5), ratio=(0.5, 2.0))
-        np.testing.assert_allclose(crop, expected / 255, atol=1e-5)
+        return random_resized_crop(image, key, shape, scale=(0.2, 0.5), ratio=(0.5, 2.0))
+
+    found = jax.jit(partial(augment, config=config))(images, keys)
+    assert found.shape == (6, *shape, 3)
+    np.testing.assert_allclose(found, jax.jit(jax.vmap(crop))(images, keys) / 255, atol=1e-5)
 
 
 CROP = {"crop_scale": (0.1, 1.0), "image_size": 10, "lighting": 0.1}
