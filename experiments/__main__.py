@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import tyro
 
+from experiments.benchmark.command import Benchmark
 from experiments.config import Folders, TrainConfig
 from experiments.errors import ConfigError, ExperimentError
 from experiments.presets import PRESETS
@@ -178,6 +179,13 @@ class Compare:
         for option, instead in GRID_OPTIONS.items():
             if any(word.replace("_", "-").partition("=")[0] == option for word in command):
                 raise ConfigError(f"compare sets {option} itself, in every cell; give {instead}")
+        for option, values in (
+            ("--losses", self.losses),
+            ("--sampling", self.sampling),
+            ("--seeds", self.seeds),
+        ):
+            if not values:
+                raise ConfigError(f"{option} needs at least one value")
         config: Any = self.config
         assert isinstance(config, TrainConfig)
         root = self.directory or Path("runs", f"compare-{config.data.name}")
@@ -201,7 +209,12 @@ class Compare:
         print("\n" + paths[0].read_text(encoding="utf-8"))
         print("wrote", ", ".join(str(path) for path in paths))
         if diverged:
-            print(f"{len(diverged)} of {len(cells)} cells diverged:", *diverged, sep="\n  ")
+            print(
+                f"{len(diverged)} of {len(cells)} cells diverged (delete a cell's folder to train "
+                "it again):",
+                *diverged,
+                sep="\n  ",
+            )
         return 1 if diverged else 0
 
 
@@ -225,6 +238,7 @@ COMMANDS = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]
+    | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
 )
 
 
@@ -265,6 +279,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # A full disk, a folder that is a file; without a file, a mistake.
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
 
 

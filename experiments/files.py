@@ -1,9 +1,16 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that one process has to itself."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
@@ -24,3 +31,31 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     return path
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
+
+    Args:
+      path: The lock file; made if it is not there.
+      wait: Wait for another process that holds it, or raise.
+
+    Yields:
+      Whether it is held: False where the system has no such locks.
+
+    Raises:
+      BlockingIOError: another process holds it, and `wait` is False.
+    """
+    with contextlib.ExitStack() as stack:
+        held = False
+        if fcntl is not None:
+            try:
+                file = stack.enter_context(open(path, "w"))
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except BlockingIOError:
+                raise
+            except OSError:  # A file system without locks.
+                pass
+        yield held

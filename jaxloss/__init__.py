@@ -5,7 +5,7 @@ and everything else by keyword. Four keywords are common to all of them:
 
 - `where`: bool `[n]`. False rows are padding: they take part in nothing, not even as references
   or in a class mean. A negative label has the same effect.
-- `sample_weights`: floats `[n]`, the weights s of the samples.
+- `sample_weights`: floats `[n]`, the weights s ≥ 0 of the samples.
 - `reduction`: `"mean"` is `Σ s_i ℓ_i / Σ s_i` over the samples that count (0 if none does), `"sum"`
   is `Σ s_i ℓ_i`, `"none"` gives the terms `s_i ℓ_i` as `[n]`, 0 where a sample does not count. A
   sample counts if it is neither padding nor ignored and the loss is defined for it.

@@ -68,7 +68,7 @@ def reduce(
     if reduction == "sum":
         return total
     weight = sum_over(jnp.sum(weights), axis_name)
-    return total / jnp.where(weight == 0, 1, weight)  # The total is 0 or NaN there.
+    return total / jnp.where(weight == 0, 1, weight)  # Nothing counts: 0 / 1.
 
 
 def sum_over(value: Array, axis_name: AxisName | None) -> Array:
@@ -90,12 +90,19 @@ def logsumexp_over(
     """
     peak = jnp.max(logits, axis=axis, where=mask, initial=-jnp.inf, keepdims=True)
     peak = _max_over(lax.stop_gradient(peak), axis_name)
-    number = sum_over(jnp.sum(mask, axis=axis, keepdims=True, dtype=jnp.int32), axis_name)
-    peak = jnp.where(number > 0, peak, 0)
+    peak = jnp.where(any_over(mask, axis=axis, axis_name=axis_name, keepdims=True), peak, 0)
     shifted = jnp.where(mask, logits - peak, 0)
     total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0), axis=axis)
     total = sum_over(total, axis_name)
     return jnp.log(jnp.where(total == 0, 1, total)) + jnp.squeeze(peak, axis)
+
+
+def any_over(
+    mask: Array, *, axis: int, axis_name: AxisName | None = None, keepdims: bool = False
+) -> Array:
+    """Whether the mask is True anywhere along `axis` and over devices."""
+    some = jnp.any(mask, axis=axis, keepdims=keepdims)
+    return some if axis_name is None else lax.psum(some.astype(jnp.int32), axis_name) > 0
 
 
 def _max_over(value: Array, axis_name: AxisName | None) -> Array:

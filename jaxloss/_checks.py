@@ -172,14 +172,14 @@ def in_range(
 
     A traced value cannot be checked and is handed back as it is.
     """
-    if isinstance(value, Tracer):
+    if isinstance(value, Tracer) and value.ndim == 0:
         return value
     wanted = ["finite"]
     wanted += [] if above is None else [f"above {above}"]
     wanted += [] if at_least is None else [f"at least {at_least}"]
     wanted += [] if below is None else [f"below {below}"]
     text = f"`{name}` must be a number, {' and '.join(wanted)}, got {value!r}"
-    if isinstance(value, str | bytes) or np.ndim(value) != 0:
+    if isinstance(value, str | bytes | Tracer) or np.ndim(value) != 0:
         raise TypeError(text)
     try:
         number = float(value)

@@ -17,7 +17,7 @@ from jaxloss._batch import (
     reduce,
     sum_over,
 )
-from jaxloss._linear import l2_normalize, widen
+from jaxloss._linear import cosine_gaps, l2_normalize, widen
 
 
 def update_class_means(
@@ -39,7 +39,7 @@ def update_class_means(
 
     Args:
       class_means: `[d, C]`, m before the step; all 0 at the beginning, where the first step gives
-        normalize(μ).
+        normalize(μ). Best in float32: in bfloat16, steps of 1 − λ soon round to nothing.
       features: `[n, d]`, any float dtype.
       labels: `[n]`, integers below C. Negative ones are ignored. Larger ones are left out too, for
         they belong to no column, and a NaN would spoil the state for good; the losses report them.
@@ -187,9 +187,8 @@ def prototype_loss(
     features, targets, column, counts = _prepare(
         features, labels, prototypes, assignment, None, where
     )
-    cosines = jnp.sum(l2_normalize(features) * l2_normalize(targets), axis=1)
     return reduce(
-        poison(column, counts, prototypes.shape[1], (1 - cosines) ** 2),
+        poison(column, counts, prototypes.shape[1], cosine_gaps(features, targets) ** 2),
         counts,
         sample_weights=sample_weights,
         reduction=reduction,
@@ -253,8 +252,12 @@ def dot_regression_loss(
     )
     norms = lax.stop_gradient(_norms(features))
     directions = features / jnp.where(norms == 0, 1, norms)[:, None]
-    # ‖x‖ is taken out of the square, which then neither overflows nor divides by 0.
-    shortfall = jnp.sum(directions * targets, axis=1) - _norms(targets)
+    # ‖x‖ is taken out of the square, which then neither overflows nor divides by 0. Where x̂ is
+    # close to q̂, 1 − x̂·q̂ cancels: its value comes from their difference, its gradient from it.
+    units = l2_normalize(targets)
+    gap = 1 - jnp.sum(directions * units, axis=1)
+    gap += lax.stop_gradient(jnp.sum((directions - units) ** 2, axis=1) / 2 - gap)
+    shortfall = _norms(targets) * gap
     return reduce(
         poison(column, counts, prototypes.shape[1], 0.5 * norms * shortfall**2),
         counts,
@@ -289,7 +292,7 @@ def _prepare(
     if lengths is not None:
         lengths = _prepare_lengths(lengths, num_classes).astype(targets.dtype)
         targets = targets * lengths[known][:, None]
-    return clean_rows(features, counts), targets, column, counts
+    return clean_rows(features, counts), clean_rows(targets, counts), column, counts
 
 
 def _prepare_lengths(lengths, num_classes: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
@@ -20,24 +21,57 @@ def exact_product(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def squared_distances(a: Array, b: Array) -> Array:
-    """`‖a_i − b_j‖²` [n, m] of rows `a` [n, d] and `b` [m, d], never negative."""
-    norms_a = jnp.sum(a * a, axis=1)[:, None]
-    norms_b = jnp.sum(b * b, axis=1)[None, :]
-    squared = norms_a + norms_b - 2 * exact_product(a, b.T)
+@jax.custom_jvp
+def _gram(a: Array) -> Array:
+    """`a aᵀ`, whose gradient takes one product instead of one for each factor."""
+    return exact_product(a, a.T)
+
+
+@_gram.defjvp
+def _gram_jvp(primals, tangents):
+    (a,), (d_a,) = primals, tangents
+    half = exact_product(a, d_a.T)
+    return _gram(a), half + half.T
+
+
+def squared_distances(a: Array, b: Array | None = None) -> Array:
+    """`‖a_i − b_j‖²` [n, m] of rows `a` [n, d] and `b` [m, d] (`a` by default), never negative."""
+    norms_a = jnp.sum(a * a, axis=1)
+    norms_b = norms_a if b is None else jnp.sum(b * b, axis=1)
+    products = _gram(a) if b is None else exact_product(a, b.T)
+    squared = norms_a[:, None] + norms_b[None, :] - 2 * products
     # Clamped in value only: a derivative that is cut at 0 is wrong from the second on.
     return squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)
 
 
-def l2_normalize(x: Array, axis: int = -1) -> Array:
-    """Unit vectors along `axis`; a zero vector stays zero and gets a zero gradient."""
-    # The norm of x / max|x| neither overflows nor underflows. Normalising does not depend on the
-    # scale, so that the scale may be taken as a constant in the gradient.
+def _scaled(x: Array, axis: int) -> tuple[Array, Array, Array]:
+    """`x` divided by its largest magnitude along `axis`, `1/‖·‖` of that, and where `x` is zero.
+
+    The norm of x / max|x| neither overflows nor underflows.
+    """
+    # A direction does not depend on the scale, which may be a constant in the gradient.
     scale = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
     zero = scale < jnp.finfo(x.dtype).tiny  # False for a NaN, which is not hidden.
     x = x / jnp.where(zero, 1, scale)
     squared = jnp.sum(x * x, axis=axis, keepdims=True)
-    return jnp.where(zero, 0, x * lax.rsqrt(jnp.where(zero, 1, squared)))
+    return x, lax.rsqrt(jnp.where(zero, 1, squared)), zero
+
+
+def l2_normalize(x: Array, axis: int = -1) -> Array:
+    """Unit vectors along `axis`; a zero vector stays zero and gets a zero gradient."""
+    x, inverse_norm, zero = _scaled(x, axis)
+    return jnp.where(zero, 0, x * inverse_norm)
+
+
+def cosine_gaps(a: Array, b: Array) -> Array:
+    """`1 − cos(a_i, b_i)` [n] of rows [n, d]; 1 for a zero row.
+
+    As `½‖â − b̂‖²`, which does not cancel where the cosine is close to 1.
+    """
+    a, inverse_a, zero_a = _scaled(a, 1)
+    b, inverse_b, zero_b = _scaled(b, 1)
+    gaps = jnp.sum((a * inverse_a - b * inverse_b) ** 2, axis=1, keepdims=True) / 2
+    return jnp.where(zero_a | zero_b, 1, gaps)[:, 0]
 
 
 def linear_logits(

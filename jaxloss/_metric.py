@@ -93,30 +93,25 @@ def nca_loss(
     anchors = _centered(features, center)
     itself = own_positions(features.shape[0], axis_name)
 
-    def compare(block) -> tuple[Array, Array, Array, Array]:
-        rows, row_labels, row_counts, positions = block
+    def compare(block, rows=None) -> tuple[Array, Array, Array, Array]:
+        row_labels, row_counts, positions = block
         others = row_counts[None, :] & (itself[:, None] != positions[None, :])
         same_class = labels[:, None] == row_labels[None, :]
-        positives, negatives = others & same_class, others & ~same_class
         similarities = -squared_distances(anchors, rows) / temperature
-        return (
-            logsumexp_over(similarities, positives, axis=1),
-            jnp.any(positives, axis=1),
-            logsumexp_over(similarities, negatives, axis=1),
-            jnp.any(negatives, axis=1),
-        )
+        return _split_logsumexp(similarities, others & same_class, others & ~same_class)
 
-    everything = (
-        _centered(references, center),
+    rows = None if axis_name is None else _centered(references, center)
+    block = (
         reference_labels,
         reference_counts,
         jnp.arange(references.shape[0], dtype=jnp.int32),
     )
     if block_size is None or block_size >= references.shape[0]:
-        positive, has_positive, negative, has_negative = compare(everything)
+        positive, has_positive, negative, has_negative = compare(block, rows)
     else:
         # The comparisons with a block are computed again for the gradient, not kept.
-        parts = lax.map(jax.checkpoint(compare), _blocks(everything, block_size))
+        blocks = _blocks((*block, anchors if rows is None else rows), block_size)
+        parts = lax.map(jax.checkpoint(lambda part: compare(part[:3], part[3])), blocks)
         positive, has_positive = _join(*parts[:2])
         negative, has_negative = _join(*parts[2:])
     # −log(p / (p + q)) = softplus(log q − log p) is exact also where the loss is tiny.
@@ -127,6 +122,37 @@ def nca_loss(
         sample_weights=sample_weights,
         reduction=reduction,
         axis_name=axis_name,
+    )
+
+
+def _split_logsumexp(
+    logits: Array, positives: Array, negatives: Array
+) -> tuple[Array, Array, Array, Array]:
+    """`log Σ_j e^{z_ij}` over each of two disjoint masks, 0 where it is empty, and where it is not.
+
+    One exponential for both: each logit is counted from the peak of its own mask.
+    """
+    has_positive, has_negative = jnp.any(positives, axis=1), jnp.any(negatives, axis=1)
+    frozen = lax.stop_gradient(logits)
+
+    def peak(mask, present):
+        largest = jnp.max(frozen, axis=1, where=mask, initial=-jnp.inf)
+        return jnp.where(present, largest, 0)
+
+    positive_peak, negative_peak = peak(positives, has_positive), peak(negatives, has_negative)
+    peaks = jnp.where(positives, positive_peak[:, None], negative_peak[:, None])
+    used = positives | negatives
+    terms = jnp.where(used, jnp.exp(jnp.where(used, logits - peaks, 0)), 0)
+
+    def logarithm(mask, present, largest):
+        total = jnp.sum(jnp.where(mask, terms, 0), axis=1)
+        return jnp.log(jnp.where(present, total, 1)) + largest
+
+    return (
+        logarithm(positives, has_positive, positive_peak),
+        has_positive,
+        logarithm(negatives, has_negative, negative_peak),
+        has_negative,
     )
 
 
@@ -246,9 +272,9 @@ def prototypical_loss(
 
     own_size = sizes[own]
     leave_one_out = own_size / jnp.maximum(own_size - 1, 1)
-    own_logit = -jnp.sum((features - means[own]) ** 2, axis=1) * leave_one_out**2 / temperature
     rivals = present[None, :] & ~is_own
     logits = -squared_distances(features, means) / temperature
+    own_logit = jnp.sum(jnp.where(is_own & present[None, :], logits, 0), axis=1) * leave_one_out**2
     log_odds = logsumexp_over(logits, rivals, axis=1) - own_logit
     values = _softplus_if(jnp.any(rivals, axis=1), log_odds)
     defined = counts & (own_size >= 2)

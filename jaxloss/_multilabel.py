@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -12,7 +11,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, logsumexp_over, reduce, sum_over
+from jaxloss._batch import AxisName, Reduction, any_over, logsumexp_over, reduce
 from jaxloss._linear import widen
 
 
@@ -48,9 +47,8 @@ def _soft_gap(
 
     def hardest(signed, members, temperature):
         exponents = signed / temperature + log_weights
-        number = sum_over(jnp.sum(members, axis=axis, dtype=jnp.int32), axis_name)
         soft = logsumexp_over(exponents, members, axis=axis, axis_name=axis_name)
-        return temperature * soft, number > 0
+        return temperature * soft, any_over(members, axis=axis, axis_name=axis_name)
 
     negative, has_negative = hardest(logits, targets == 0, negative_temperature)
     positive, has_positive = hardest(-logits, targets > 0, positive_temperature)
@@ -368,10 +366,16 @@ def asymmetric_loss(
     negative_focus = _checks.in_range("negative_focus", negative_focus, at_least=0)
     clip = _checks.in_range("clip", clip, at_least=0, below=1)
     logits, targets = _prepare(logits, targets, where)
-    log_p, log_not_p = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
-    positives = -jnp.exp(positive_focus * log_not_p) * log_p
-    log_q, log_not_q, clipped = _clipped(logits, jnp.asarray(clip, logits.dtype))
-    negatives = jnp.where(clipped, 0, -jnp.exp(negative_focus * log_q) * log_not_q)
+    p, not_p, log_p, log_not_p = _sigmoids(logits)
+    positives = -_power(not_p, log_not_p, positive_focus) * log_p
+    # A negative at or below the clip adds nothing; 1 keeps its logarithm finite.
+    clipped = p <= clip
+    q = jnp.where(clipped, 1, p - clip)
+    # Without a clip q is p, whose logarithm has derivatives where those of log q overflow.
+    has_clip = jnp.asarray(clip > 0)
+    log_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, q, 1)), log_p)
+    log_not_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, not_p + clip, 1)), log_not_p)
+    negatives = jnp.where(clipped, 0, -_power(q, log_q, negative_focus) * log_not_q)
     values = jnp.where(targets > 0, positives, jnp.where(targets == 0, negatives, 0))
     return reduce(
         jnp.sum(values, axis=1),
@@ -382,15 +386,25 @@ def asymmetric_loss(
     )
 
 
-def _clipped(logits: Array, clip: Array) -> tuple[Array, Array, Array]:
-    """`log q` and `log(1 − q)` of `q = p − m`, and where that is not positive."""
-    # q = p · (1 − m / p), and a logarithm of p has no pole where p vanishes. At −80 every m that
-    # matters has clipped; below, e^80 keeps m / p from 0 · ∞.
-    share = clip * (1 + jnp.exp(-jnp.maximum(logits, -80)))
-    clipped = share >= 1
-    log_q = jax.nn.log_sigmoid(logits) + jnp.log1p(-jnp.where(clipped, 0, share))
-    log_not_q = jnp.logaddexp(jax.nn.log_sigmoid(-logits), jnp.log(clip))
-    return log_q, log_not_q, clipped
+def _sigmoids(logits: Array) -> tuple[Array, Array, Array, Array]:
+    """`p = 1/(1 + e^{−z})`, `1 − p` and their logarithms, by one exponential."""
+    positive = logits >= 0
+    decay = jnp.exp(jnp.where(positive, -logits, logits))
+    larger, log_larger = 1 / (1 + decay), -jnp.log1p(decay)
+    smaller, log_smaller = decay * larger, jnp.where(positive, -logits, logits) + log_larger
+    return (
+        jnp.where(positive, larger, smaller),
+        jnp.where(positive, smaller, larger),
+        jnp.where(positive, log_larger, log_smaller),
+        jnp.where(positive, log_smaller, log_larger),
+    )
+
+
+def _power(base: Array, log_base: Array, exponent: Any) -> Array:
+    """`base^exponent`, by products where the exponent is a whole number."""
+    if isinstance(exponent, float) and exponent.is_integer():
+        return base ** int(exponent)
+    return jnp.exp(exponent * log_base)
 
 
 def warp_loss(
@@ -408,7 +422,7 @@ def warp_loss(
        \quad V_p = \{k ∈ N_i : z_{ik} > z_{ip} - 1\}, \quad r_p = |V_p|, \quad
        H(r) = \sum_{j=1}^r \frac{1}{j}
 
-    The rank r_p is a constant in the gradient. Ranks come from sorting: C² pairs are never formed.
+    The rank r_p is a constant in the gradient. Class by class, for n·C numbers of memory.
 
     Args:
       logits: `[n, C]`, any float dtype.
@@ -453,28 +467,20 @@ def warp_loss(
 
 def _rank_forces(logits: Array, targets: Array) -> tuple[Array, Array]:
     """`H(r_p)` of the positives and `Σ_p H(r_p) / r_p` over the positives that a negative violates,
-    both [n, C] and constants in the gradient; by sorting, for there may be C² pairs."""
-    num_classes = logits.shape[1]
+    both [n, C] and constants in the gradient; class by class, so that C² pairs never meet."""
     logits = lax.stop_gradient(logits)
-    positive, negative = targets > 0, targets == 0
-    thresholds = logits - 1  # Of a positive: the negatives above violate it.
+    negative = targets == 0
+    harmonic = jnp.asarray(np.cumsum([0.0, *(1 / np.arange(1, logits.shape[1] + 1))]), logits.dtype)
 
-    negatives = jnp.sort(jnp.where(negative, logits, -jnp.inf), axis=1)
-    ranks = num_classes - _positions(negatives, thresholds, "right")
-    harmonic = jnp.asarray(np.cumsum([0.0, *(1 / np.arange(1, num_classes + 1))]), logits.dtype)
-    pulls = jnp.where(positive, harmonic[ranks], 0)
-    shares = pulls / jnp.maximum(ranks, 1).astype(logits.dtype)
+    def rank(pushes, column):
+        logit, is_positive = column
+        violated = negative & is_positive[:, None] & (logits > logit[:, None] - 1)
+        ranks = jnp.sum(violated, axis=1, dtype=jnp.int32)
+        pull = harmonic[ranks]
+        share = pull / jnp.maximum(ranks, 1).astype(logits.dtype)
+        return pushes + jnp.where(violated, share[:, None], 0), pull
 
-    order = (jnp.where(positive, thresholds, jnp.inf), shares)
-    sorted_thresholds, sorted_shares = lax.sort(order, dimension=1, num_keys=1)
-    below = _positions(sorted_thresholds, logits, "left")
-    heaped = jnp.pad(jnp.cumsum(sorted_shares, axis=1), ((0, 0), (1, 0)))
-    pushes = jnp.where(negative, jnp.take_along_axis(heaped, below, axis=1), 0)
+    nothing = jnp.where(negative, jnp.zeros((), logits.dtype), 0)
+    pushes, pulls = lax.scan(rank, nothing, (logits.T, (targets > 0).T))
     # A NaN has no rank: without this, its gradient would be a number.
-    return jnp.where(jnp.isnan(logits), logits, pulls), pushes
-
-
-def _positions(rows: Array, queries: Array, side: str) -> Array:
-    """Where the queries stand in the sorted rows, both [n, C]."""
-    search = partial(jnp.searchsorted, side=side, method="scan_unrolled")
-    return jax.vmap(search)(rows, queries)
+    return jnp.where(jnp.isnan(logits), logits, pulls.T), pushes

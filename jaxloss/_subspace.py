@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -26,6 +24,8 @@ def _solve_gram(factors: Array, epsilon: float, right: Array) -> tuple[Array, Ar
     Differentiated as the solution of a linear system, not through the factorisation.
     """
     gram = exact_product(factors.T, factors)
+    # Typed as varying over devices wherever `right` is: the transposed solution needs it.
+    gram = gram + jnp.zeros_like(right, shape=gram.shape)
     cholesky, used = _cholesky(lax.stop_gradient(gram), epsilon)
     solution = lax.custom_linear_solve(
         lambda x: exact_product(gram, x) + used * x,
@@ -159,8 +159,8 @@ def _rank_tolerance(shape: tuple[int, ...], largest: Array) -> Array:
     return largest * max(shape) * jnp.finfo(largest.dtype).eps
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _spectral_part(features: Array, weights: Array, power: float) -> Array:
+@jax.custom_jvp
+def _spectral_part(features: Array, weights: Array, power: Array) -> Array:
     """`x U diag(λ̃^p) Uᵀ`, the part that the spectral complement takes away."""
     basis, _, gains, _ = _spectrum(weights, power)
     return _weighted_projection(features, basis, gains)
@@ -170,7 +170,7 @@ def _weighted_projection(features: Array, basis: Array, gains: Array) -> Array:
     return exact_product(exact_product(features, basis) * gains[None, :], basis.T)
 
 
-def _spectrum(weights: Array, power: float) -> tuple[Array, Array, Array, Array]:
+def _spectrum(weights: Array, power: Array | float) -> tuple[Array, Array, Array, Array]:
     """Left singular vectors, singular values (0 for a null one), `λ̃^p`, right vectors."""
     left, values, right = jnp.linalg.svd(weights, full_matrices=False)
     largest = values[0]
@@ -181,12 +181,12 @@ def _spectrum(weights: Array, power: float) -> tuple[Array, Array, Array, Array]
 
 
 @_spectral_part.defjvp
-def _spectral_part_jvp(power, primals, tangents):
+def _spectral_part_jvp(primals, tangents):
     # F(W) = h(WWᵀ) with h(a) = (a/a_max)^{p/2} is differentiated as a function of a matrix
     # (Daleckii and Krein): its divided differences stay finite where singular values repeat,
     # and where the derivative of the singular vectors does not exist.
-    features, weights = primals
-    d_features, d_weights = tangents
+    features, weights, power = primals
+    d_features, d_weights, d_power = tangents
     left, values, gains, right = _spectrum(weights, power)
     kept = gains > 0
     safe = jnp.where(kept, values, 1)
@@ -231,6 +231,9 @@ def _spectral_part_jvp(power, primals, tangents):
         + exact_product(exact_product(features, outside) * cross[None, :], left.T)
         + d_scale * part(features)
     )
+    log_relative = jnp.log(safe / jnp.where(values[0] > 0, values[0], 1))
+    d_gains = jnp.where(kept, gains * log_relative, 0) * d_power
+    d_part = d_part + _weighted_projection(features, left, d_gains)
     return part(features), part(d_features) + d_part
 
 
@@ -253,7 +256,7 @@ def project_spectral_complement(
     Args:
       features: `[n, d]`, any float dtype.
       weights: `[d, C]`, a column for each class.
-      power: p ≥ 0, a Python number.
+      power: p ≥ 0.
       stop_gradient: take the projection as a constant, so that gradients reach the features only.
         With False the first derivative is right for repeated singular values, too; the second
         needs distinct ones.
@@ -280,7 +283,7 @@ def project_spectral_complement(
     if stop_gradient:
         basis, _, gains, _ = _spectrum(weights, power)
         return features - _weighted_projection(features, basis, gains)
-    return features - _spectral_part(features, weights, power)
+    return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
 
 
 def spectral_overlap(weights: Float[Array, "d C"], power: float) -> Float[Array, ""]:

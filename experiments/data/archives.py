@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -222,6 +223,41 @@ def load_torch_list(path: Path) -> list:
     return value
 
 
+# --- MATLAB -------------------------------------------------------------------------------------
+
+
+def load_mat(path: Path, *names: str) -> dict[str, Any]:
+    """Reads variables from a MATLAB file of versions 4 to 7.2.
+
+    Args:
+      path: The file.
+      *names: The variables.
+
+    Returns:
+      The variables by name: arrays, numbers, strings, a dictionary for a structure, and a list or
+      an object array for several. Axes of length one are dropped.
+
+    Raises:
+      DamagedArchiveError: The file is of another kind or cut off, or a variable is missing.
+    """
+    # Most data sets do without, and it takes a while to import.
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path, appendmat=False, simplify_cells=True, variable_names=names)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # The reader checks little and raises nearly anything.
+        raise DamagedArchiveError(
+            f"{path} is no readable MATLAB file: {type(error).__name__}: {error}"
+        ) from error
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise DamagedArchiveError(f"{path} has no variable {', '.join(missing)}")
+    return {name: content[name] for name in names}
+
+
 # --- Zip and tar --------------------------------------------------------------------------------
 
 
@@ -333,3 +369,66 @@ def _check_link(archive: Path, path: PurePosixPath, member: tarfile.TarInfo) -> 
         raise UnsafeArchiveError(
             f"{archive}: the link {member.name!r} points outside, to {member.linkname!r}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """A file within a tar that is not compressed: bytes that can be read where they are."""
+
+    archive: Path
+    name: str
+    """Behind the name of the inner tar, if it is in one."""
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Its content.
+
+        Raises:
+          DamagedArchiveError: The tar is cut off.
+        """
+        with open(self.archive, "rb") as file:
+            file.seek(self.offset)
+            content = file.read(self.size)
+        if len(content) < self.size:
+            raise DamagedArchiveError(f"{self.archive} is cut off within {self.name}")
+        return content
+
+
+def tar_members(archive: Path) -> list[TarMember]:
+    """The files in a tar, and in tars within it, without extracting anything.
+
+    Args:
+      archive: A tar that is not compressed.
+
+    Returns:
+      The files, in order.
+
+    Raises:
+      DamagedArchiveError: It is cut off or no such tar.
+    """
+    found = []
+    try:
+        with tarfile.open(archive, "r:") as outer:
+            for member in outer:
+                if not member.isfile() or member.issparse():
+                    continue
+                if not member.name.endswith(".tar"):
+                    found.append(TarMember(archive, member.name, member.offset_data, member.size))
+                    continue
+                with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
+                    found += [
+                        TarMember(
+                            archive,
+                            f"{member.name}/{entry.name}",
+                            member.offset_data + entry.offset_data,
+                            entry.size,
+                        )
+                        for entry in inner
+                        if entry.isfile() and not entry.issparse()
+                    ]
+    except (tarfile.TarError, EOFError) as error:
+        raise DamagedArchiveError(
+            f"{archive} is damaged or no uncompressed tar: {error}"
+        ) from error
+    return found

@@ -17,6 +17,7 @@ from PIL import Image
 
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.preparation import prepare
 from experiments.errors import ConfigError
 
@@ -46,7 +47,8 @@ class ImageSet:
     images: ImageTable
     """uint8 [n, h, w, c]; `images[indices]` reads those of an int array [k]."""
     labels: np.ndarray
-    """int32 [n], 0 to C−1 within the split, ascending."""
+    """int32 [n], 0 to C−1 within the split, ascending; or, where an image has any number of
+    labels, int8 [n, C]: 1, 0, or −1 where that is unknown."""
     class_names: tuple[str, ...]
     """The name of every label."""
 
@@ -55,18 +57,25 @@ class RecordImages:
     """Images read from the record files when they are asked for.
 
     Args:
-        source: The TFDS data source of one split, images encoded.
+        source: A TFDS data source, images encoded.
         image_shape: Height, width and channels.
         folder: Where the record files are, for messages.
+        rows: int [n], which records, in which order; all by default.
     """
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, source: Any, image_shape: tuple[int, int, int], folder: Path):
+    def __init__(
+        self,
+        source: Any,
+        image_shape: tuple[int, int, int],
+        folder: Path,
+        rows: np.ndarray | None = None,
+    ):
         self._source = source
         self._folder = folder
-        self._rows = np.arange(len(source))
-        self.shape = (len(source), *image_shape)
+        self._rows = np.arange(len(source)) if rows is None else rows
+        self.shape = (len(self._rows), *image_shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -90,7 +99,8 @@ def class_counts(
         manual_dir: As in `load_split`.
 
     Returns:
-        For every split int64 [C], in the order of its labels.
+        For every split int64 [C], in the order of its labels; where an image has any number of
+        labels, how many images have each.
 
     Raises:
         ConfigError: There is no such data set.
@@ -116,7 +126,9 @@ def load_split(
 
     Args:
         name: The data set.
-        split: `base`, `validation` or `novel`.
+        split: `base`, `validation` or `novel` of a few-shot set; `train`, `validation` or `test`
+            of another, or several of these, as in `train+validation`. In several splits of a
+            few-shot set, which differ in classes, the classes follow each other.
         data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
         manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
         memory_limit: Bytes of pixels up to which the images are read into memory at once; of a
@@ -132,21 +144,53 @@ def load_split(
         DamagedArchiveError: An archive, or the prepared data, is damaged; the message names the
             file.
     """
-    splits = builder_class(name).FACTS.classes
-    if split not in splits:
-        raise ConfigError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
-    builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
-    counts: dict[str, int] = builder.info.metadata[split]  # pyright: ignore
-    labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
+    cls = builder_class(name)
+    parts = split.split("+")
+    unknown = [part for part in parts if part not in cls.FACTS.classes]
+    if unknown:
+        raise ConfigError(
+            f"{name} has no split {unknown[0]!r}; it has {', '.join(cls.FACTS.classes)}"
+        )
+    if len(set(parts)) < len(parts):
+        raise ConfigError(f"{split!r}: a split comes twice")
+    builder = prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
+    folder = Path(builder.data_dir)
+    metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
+    labels, class_names = _join(
+        [cls.read_labels(folder, part, metadata) for part in parts],
+        [tuple(metadata[part]) for part in parts],
+        apart=issubclass(cls, FewShotBuilder),
+    )
     encoded = {"image": tfds.decode.SkipDecoding()}
-    with _damage_named(Path(builder.data_dir)):
+    with _damage_named(folder):
         source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
         if len(source) != len(labels):
             raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
-    images = RecordImages(source, builder.FACTS.image_shape, Path(builder.data_dir))
+    rows = None
+    if len(parts) > 1 and labels.ndim == 1:
+        rows = np.argsort(labels, kind="stable")
+        labels = labels[rows]
+    images = RecordImages(source, builder.FACTS.image_shape, folder, rows)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
-    return ImageSet(images, labels, tuple(counts))
+    return ImageSet(images, labels, class_names)
+
+
+def _join(
+    labels: list[np.ndarray], names: list[tuple[str, ...]], *, apart: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels of several splits as those of one, and their names.
+
+    Args:
+        labels: Those of every split.
+        names: Those of every split.
+        apart: Whether the splits differ in classes; then these follow each other.
+    """
+    if not apart:
+        return np.concatenate(labels), names[0]
+    first = np.cumsum([0, *map(len, names)]).tolist()
+    shifted = [of + start for of, start in zip(labels, first, strict=False)]
+    return np.concatenate(shifted, dtype=np.int32), tuple(name for of in names for name in of)
 
 
 @contextlib.contextmanager

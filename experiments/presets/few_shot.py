@@ -1,8 +1,13 @@
-"""What the presets of protocol A on photographs share: ResNet-12 and SGD."""
+"""What the presets of protocol A on photographs share: ResNet-12 and SGD.
+
+The temperature of the metric losses is d/8, as on the icons. No photographs were at hand; a narrow
+ResNet-12 with mean pooling on the icons (NCA, 120 steps, one seed) has its best 5-shot accuracy
+there, too: 62.5 % at T = d, 66.1 % at d/8, 50.8 % at d/32.
+"""
 
 from dataclasses import replace
 
-from experiments.config import DataConfig, OptimizerConfig, TrainConfig
+from experiments.config import DataConfig, LossConfig, OptimizerConfig, TrainConfig
 from experiments.presets.backbones import RESNET12
 
 CONFIG = TrainConfig(
@@ -14,5 +19,6 @@ CONFIG = TrainConfig(
         color_jitter=0.4,
     ),
     model=replace(RESNET12, drop_block=0.1),
+    loss=LossConfig(temperature=1 / 8),
     optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=5e-4),
 )

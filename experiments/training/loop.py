@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,8 +26,9 @@ from experiments.data.sampling import (
     index_classes,
     shard,
 )
-from experiments.errors import DivergedError
+from experiments.errors import ConfigError, DivergedError
 from experiments.evaluation.few_shot import episode_accuracies, extract_features
+from experiments.files import exclusive
 from experiments.loss_names import parse_loss
 from experiments.reporting.metrics import MetricsLog
 from experiments.reporting.progress import Progress, progress
@@ -122,7 +123,11 @@ def train(
         "num_classes": num_classes,
         "image_shape": list(image_shape),
     }
-    with Checkpoints(directory / CHECKPOINTS_FOLDER) as checkpoints, _stop_on_sigterm() as stopping:
+    with (
+        _alone(directory),
+        Checkpoints(directory / CHECKPOINTS_FOLDER) as checkpoints,
+        _stop_on_sigterm() as stopping,
+    ):
         state, before = setup.state, 0.0
         if checkpoints.latest_step() is not None:
             restored = checkpoints.restore(state)
@@ -182,6 +187,23 @@ class _Silent:
 
     def update(self, step: int, loss: float | None, images_per_second: float | None) -> None:
         """Shows nothing."""
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keeps a second command out of the run's directory while this one trains in it."""
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            try:
+                stack.enter_context(exclusive(directory / ".lock", wait=False))
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another process is training in {directory}; wait for it, or stop it first"
+                ) from None
+
+        on_first(lock)
+        yield
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from flax import nnx
 
 from experiments.config import Folders, TrainConfig, check_config
 from experiments.data.augment import check_settings, seen_shape
-from experiments.data.builders import image_shape
+from experiments.data.builders import image_shape, split_names
 from experiments.data.pipeline import class_counts
 from experiments.data.sampling import batch_size_of, check_episodes, draw_batch, index_classes
 from experiments.errors import ConfigError
@@ -46,6 +46,12 @@ def check_run(config: TrainConfig, folders: Folders) -> None:
         )
     ).num_features
 
+    splits = split_names(config.data.name)
+    if not {"base", "novel"} <= set(splits):
+        raise ConfigError(
+            f"data.name = {config.data.name} holds no classes out (its splits are "
+            f"{', '.join(splits)}), and few-shot evaluation needs base and novel classes"
+        )
     counts = class_counts(
         config.data.name, data_dir=folders.data_dir, manual_dir=folders.manual_dir
     )

@@ -41,6 +41,11 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
             f"optimizer.decay_steps = {config.decay_steps} must lie between "
             f"optimizer.warmup_steps = {config.warmup_steps} and steps = {steps}"
         )
+    if (config.schedule == "step") != bool(config.decay_steps):
+        raise ConfigError(
+            f"optimizer.schedule = {config.schedule} does not go with optimizer.decay_steps = "
+            f"{config.decay_steps}: `step` needs them, and `cosine` has none"
+        )
     if config.schedule == "cosine":
         after = optax.cosine_decay_schedule(config.learning_rate, steps - config.warmup_steps)
     else:

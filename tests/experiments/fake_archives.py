@@ -204,12 +204,12 @@ def cub_archive(manual_dir: Path) -> Expected:
     """`CUB_200_2011.tgz` and the lists of Chen et al., with the paths of their machine."""
     manual_dir.mkdir(parents=True, exist_ok=True)
     with tarfile.open(manual_dir / "CUB_200_2011.tgz", "w:gz") as archive:
-        _add(archive, "attributes.txt", b"1 has_bill_shape::curved")
-        _add(archive, "CUB_200_2011/classes.txt", b"1 001.Bird_a")
+        add(archive, "attributes.txt", b"1 has_bill_shape::curved")
+        add(archive, "CUB_200_2011/classes.txt", b"1 001.Bird_a")
         for name, count in _BIRDS.items():
             for i in range(count):
                 content = png(name, i, (120, 100))
-                _add(archive, f"CUB_200_2011/images/{name}/{name[4:]}_{i:04}.png", content)
+                add(archive, f"CUB_200_2011/images/{name}/{name[4:]}_{i:04}.png", content)
     split = {"base": (0, 1, 2, 3), "validation": (4, 5), "novel": (6, 7)}
     names = list(_BIRDS)
     for key, file in (("base", "base"), ("validation", "val"), ("novel", "novel")):
@@ -227,7 +227,8 @@ def cub_archive(manual_dir: Path) -> Expected:
     return _expect(_birds(split))
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    """One file into a tar."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
@@ -258,7 +259,7 @@ def cifar_fs_archive(manual_dir: Path) -> Expected:
     """The same as `cifar100.zip`."""
     elsewhere = manual_dir / "elsewhere"
     expected = cifar_fs_folder(elsewhere)
-    _zip(elsewhere, manual_dir / "cifar100.zip")
+    zip_folder(elsewhere, manual_dir / "cifar100.zip")
     return expected
 
 
@@ -293,7 +294,7 @@ def cifar_fs_zipped_pickles(manual_dir: Path) -> Expected:
     """The same as `CIFAR-FS.zip`."""
     elsewhere = manual_dir / "elsewhere"
     expected = cifar_fs_pickles(elsewhere)
-    _zip(elsewhere, manual_dir / "CIFAR-FS.zip")
+    zip_folder(elsewhere, manual_dir / "CIFAR-FS.zip")
     return expected
 
 
@@ -305,7 +306,8 @@ def zip_of_nothing(folder: Path) -> Path:
     return path
 
 
-def _zip(folder: Path, path: Path) -> None:
+def zip_folder(folder: Path, path: Path) -> None:
+    """All files below a folder."""
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted(folder.rglob("*")):
             archive.write(file, file.relative_to(folder))
@@ -389,9 +391,9 @@ def inat2017_archive(manual_dir: Path) -> Expected:
     manual_dir.mkdir(parents=True, exist_ok=True)
     with tarfile.open(manual_dir / "train_val_images.tar.gz", "w:gz") as archive:
         for file, (name, i) in _species_files().items():
-            _add(archive, f"./{file}", png(name, i, (100, 90)))
-        _add(archive, f"./train_val_images/Aves/Cygnus olor/{'f' * 32}.jpg", b"no image, no box")
-        _add(archive, "./train_val_images/Aves/Gavia immer/1.jpg", b"not in the split")
+            add(archive, f"./{file}", png(name, i, (100, 90)))
+        add(archive, f"./train_val_images/Aves/Cygnus olor/{'f' * 32}.jpg", b"no image, no box")
+        add(archive, "./train_val_images/Aves/Gavia immer/1.jpg", b"not in the split")
     with zipfile.ZipFile(manual_dir / "train_2017_bboxes.zip", "w") as archive:
         archive.writestr("train_2017_bboxes.json", json.dumps(_boxes()))
     _write_species_split(manual_dir)

@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from numpy._core import multiarray, numeric
+from scipy.io import savemat
 
 from experiments.data.archives import (
     DamagedArchiveError,
     UnsafeArchiveError,
     extract,
+    load_mat,
     load_pickle,
     load_torch_list,
+    tar_members,
 )
 from tests.experiments import fake_archives
 
@@ -210,6 +213,52 @@ def test_other_content_of_torch_is_refused(tmp_path):
         load_torch_list(path)
 
 
+# --- MATLAB -------------------------------------------------------------------------------------
+
+
+def test_variables_of_matlab_are_read(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 4), dtype=np.uint8)
+    kinds = [("name", object), ("number", object)]
+    content = {
+        "X": images,
+        "structures": np.array([("one", 1), ("two", 2)], kinds)[None],
+        "cells": np.array(["a", "bc"], object)[None],
+        "other": np.zeros(3),
+    }
+    savemat(tmp_path / "a.mat", content, do_compression=True)
+    read = load_mat(tmp_path / "a.mat", "X", "structures", "cells")
+    assert list(read) == ["X", "structures", "cells"]
+    np.testing.assert_array_equal(read["X"], images)
+    assert read["X"].dtype == np.uint8
+    assert list(read["structures"]) == [
+        {"name": "one", "number": 1},
+        {"name": "two", "number": 2},
+    ]
+    assert list(read["cells"]) == ["a", "bc"]
+
+
+@pytest.mark.parametrize("length", [0, 3, 100, 130, 150])
+def test_a_matlab_file_cut_off_is_damaged(tmp_path, length):
+    path = tmp_path / "a.mat"
+    savemat(path, {"X": np.arange(20)})
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(DamagedArchiveError, match=r"a\.mat"):
+        load_mat(path, "X")
+
+
+def test_a_matlab_file_of_version_7_3_is_named(tmp_path):
+    header = b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM"
+    (tmp_path / "a.mat").write_bytes(header + bytes(400))
+    with pytest.raises(DamagedArchiveError, match=r"a\.mat is no readable MATLAB file.*v7\.3"):
+        load_mat(tmp_path / "a.mat", "X")
+
+
+def test_a_missing_variable_is_named(tmp_path):
+    savemat(tmp_path / "a.mat", {"X": 1})
+    with pytest.raises(DamagedArchiveError, match=r"a\.mat has no variable y, z"):
+        load_mat(tmp_path / "a.mat", "X", "y", "z")
+
+
 # --- Zip and tar --------------------------------------------------------------------------------
 
 FILES = {"top.txt": b"1", "set/images/a.png": b"22", "set/images/b.png": b"333", "set/list": b""}
@@ -388,3 +437,71 @@ def test_a_link_to_nothing_is_damaged(tmp_path):
     path = _tar(tmp_path / "data.tar", [_member("a", tarfile.SYMTYPE, "b")])
     with pytest.raises(DamagedArchiveError, match="'a'"):
         extract(path, tmp_path / "out")
+
+
+# --- Tars read in place -------------------------------------------------------------------------
+
+
+def _tar_bytes(members, compression=""):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz" if compression else "w") as archive:
+        for name, content in members.items():
+            fake_archives.add(archive, name, content)
+    return buffer.getvalue()
+
+
+_INNER = {"n1/a.JPEG": b"a" * 700, "b.JPEG": b"", "x" * 150 + ".JPEG": b"long name"}
+
+
+def test_members_are_read_where_they_are(tmp_path):
+    path = tmp_path / "outer.tar"
+    path.write_bytes(
+        _tar_bytes(
+            {"n1.tar": _tar_bytes(_INNER), "../plain.JPEG": b"p", "n2.tar": _tar_bytes(_INNER)}
+        )
+    )
+    members = tar_members(path)
+    assert [member.name for member in members] == [
+        *(f"n1.tar/{name}" for name in _INNER),
+        "../plain.JPEG",
+        *(f"n2.tar/{name}" for name in _INNER),
+    ]
+    contents = list(_INNER.values())
+    assert [member.read() for member in members] == [*contents, b"p", *contents]
+    assert not (tmp_path.parent / "plain.JPEG").exists()
+    assert [file.name for file in tmp_path.rglob("*")] == ["outer.tar"]
+
+
+def test_links_and_folders_are_no_members(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE):
+            member = tarfile.TarInfo(f"kind{kind!r}")
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+    assert tar_members(tmp_path / "a.tar") == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _tar_bytes(_INNER, "gz"),
+        b"",
+        b"something" * 100,
+        _tar_bytes({"n1.tar": b"no tar" * 200}),
+        _tar_bytes({"n1.tar": _tar_bytes(_INNER)[:600]}),
+    ],
+    ids=["compressed", "empty", "text", "inner text", "inner cut off"],
+)
+def test_other_files_are_no_tars(tmp_path, content):
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(DamagedArchiveError, match=r"a\.tar"):
+        tar_members(tmp_path / "a.tar")
+
+
+def test_a_member_cut_off_is_named(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(_tar_bytes({"a.JPEG": b"a" * 5000}))
+    [member] = tar_members(path)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(DamagedArchiveError, match=r"a\.tar is cut off within a\.JPEG"):
+        member.read()

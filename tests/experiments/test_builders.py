@@ -14,8 +14,8 @@ from PIL import Image
 
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
-from experiments.data.builders import few_shot
-from experiments.data.builders.pictures import Picture, to_png
+from experiments.data.builders import frame
+from experiments.data.builders.pictures import Picture, encode
 from experiments.data.pipeline import load_split
 from tests.experiments import fake_archives
 
@@ -280,18 +280,18 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
     script = """
         import sys, time
         from pathlib import Path
-        from experiments.data.builders import few_shot, pictures
+        from experiments.data.builders import frame, pictures
         from experiments.data.pipeline import load_split
 
-        def to_png(picture, shape):
+        def encode(picture, *args, **kwargs):
             if "n02950826" in picture.source:
                 # In one piece: print writes the line end apart, and threads meet here.
                 sys.stdout.write("now\\n")
                 sys.stdout.flush()
                 time.sleep(60)
-            return pictures.to_png(picture, shape)
+            return pictures.encode(picture, *args, **kwargs)
 
-        few_shot.to_png = to_png
+        frame.encode = encode
         data_dir, manual_dir = map(Path, sys.argv[1:])
         load_split("mini_imagenet", "base", data_dir=data_dir, manual_dir=manual_dir)
     """
@@ -313,7 +313,7 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
 
 
 def test_several_record_files_keep_the_order(folders, monkeypatch):
-    monkeypatch.setattr(few_shot, "_SHARD", 2)
+    monkeypatch.setattr(frame, "_SHARD", 2)
     expected = fake_archives.cifar_fs_folder(folders["manual_dir"])
     images = load_split("cifar_fs", "base", **folders)
     files = list((folders["data_dir"] / "cifar_fs").rglob("cifar_fs-base*"))
@@ -368,7 +368,7 @@ def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (84, 84, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     for content in (pixels, tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
-        np.testing.assert_array_equal(_decode(to_png(Picture(content, "a"), (84, 84, 3))), pixels)
+        np.testing.assert_array_equal(_decode(encode(Picture(content, "a"), (84, 84, 3))), pixels)
 
 
 @pytest.mark.parametrize(("height", "width"), [(168, 168), (240, 400), (500, 333), (40, 60)])
@@ -378,7 +378,7 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
     pixels = np.stack(
         [255 * (columns + 0.5) / width, 255 * (rows + 0.5) / height, np.zeros_like(rows)], -1
     ).astype(np.uint8)
-    result = _decode(to_png(Picture(pixels, "a"), (84, 84, 3))).astype(float)
+    result = _decode(encode(Picture(pixels, "a"), (84, 84, 3))).astype(float)
     assert result.shape == (84, 84, 3)
     scale = 92.4 / min(height, width)  # the shorter side becomes 1.1 · 84
     for channel, side in ((0, width), (1, height)):
@@ -391,7 +391,7 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
 def test_any_mode_becomes_colour(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
     Image.new("L", (90, 100), 255).convert(mode).save(path)
-    result = _decode(to_png(Picture(path, "a"), (84, 84, 3)))
+    result = _decode(encode(Picture(path, "a"), (84, 84, 3)))
     assert result.shape == (84, 84, 3)
     assert result.min() >= 254
 
@@ -484,7 +484,9 @@ def test_unknown_names_are_answered_with_the_known_ones(folders):
         lambda: builders.split_names("omniglot"),
         lambda: builders.image_shape("omniglot"),
     ):
-        with pytest.raises(ValueError, match=r"no data set 'omniglot'; there are icons, mini_"):
+        with pytest.raises(
+            ValueError, match=r"no data set 'omniglot'; there are icons, kanji, mini_"
+        ):
             call()
 
 

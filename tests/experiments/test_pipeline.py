@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import files
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders import few_shot, preparation
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.pipeline import RecordImages, load_split
 from tests.experiments import fake_archives
 
@@ -108,16 +109,16 @@ def test_processes_may_prepare_at_once(tmp_path):
 def test_the_faster_process_wins_where_there_is_no_lock(tmp_path, monkeypatch):
     fake_archives.cifar_fs_folder(tmp_path / "manual")
     folders = {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
-    check = few_shot._check_classes
+    check = FewShotBuilder.check
     finished = []
 
     def overtaken(splits):
-        monkeypatch.setattr(few_shot, "_check_classes", check)
+        monkeypatch.setattr(FewShotBuilder, "check", check)
         finished.append(load_split("cifar_fs", "base", **folders))
         check(splits)
 
-    monkeypatch.setattr(preparation, "fcntl", None)
-    monkeypatch.setattr(few_shot, "_check_classes", overtaken)
+    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(FewShotBuilder, "check", staticmethod(overtaken))
     assert load_split("cifar_fs", "base", **folders).labels.tolist() == [0, 0, 0, 1, 1]
     assert len(finished) == 1
     assert [p.name for p in (tmp_path / "data" / "cifar_fs").iterdir()] == ["1.0.0"]

@@ -380,7 +380,7 @@ def test_compare_writes_its_cells_and_their_table(grid):
 def test_a_cell_that_diverges_does_not_stop_the_others(grid):
     assert grid.status == 1
     assert "| NCA | diverged | diverged |" in grid.output
-    assert "2 of 4 cells diverged:" in grid.output
+    assert "2 of 4 cells diverged (delete" in grid.output
     cell = grid.directory / "nca" / "random" / "seed-0"
     report = json.loads((cell / "report.json").read_text())
     assert report["diverged"] == "diverged: loss is nan at step 2"
@@ -538,3 +538,46 @@ def test_bfloat16_trains():
 def test_data_config_reaches_the_step():
     plain = dataclasses.replace(TINY, data=DataConfig(pad=0, flip=False))
     assert run_steps(plain, "jit", 1)[1]["loss"] != run_steps(TINY, "jit", 1)[1]["loss"]
+
+
+@pytest.mark.parametrize(("schedule", "decay_steps"), [("cosine", (3,)), ("step", ())])
+def test_a_schedule_that_would_ignore_an_option_is_refused(schedule, decay_steps):
+    config = OptimizerConfig(schedule=schedule, decay_steps=decay_steps)
+    with pytest.raises(ConfigError, match="decay_steps"):
+        learning_rate(config, 9)
+
+
+def test_a_second_process_in_a_runs_directory_is_refused(folders, tmp_path):
+    """It would take unfinished checkpoints for leftovers, and replace the first one's metrics."""
+    code = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); "
+        "fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process is training"):
+            train(TINY, tmp_path, folders)
+        other.kill()
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("option", ["--losses", "--sampling", "--seeds"])
+def test_an_empty_grid_is_refused(option, capsys):
+    assert main(["compare", "icons", option]) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_a_directory_that_is_a_file_is_told_in_a_sentence(folders, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    given = ["--directory", str(tmp_path / "file" / "run"), "--data-dir", str(folders.data_dir)]
+    assert main(["train", "icons", *given]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file'}")
+
+
+def test_a_set_without_held_out_classes_is_refused_in_a_sentence(folders, tmp_path, capsys):
+    given = ["--data.name", "cifar10", "--directory", str(tmp_path / "run")]
+    assert main(["train", "icons", *given]) == 2
+    assert "cifar10 holds no classes out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -329,6 +329,20 @@ VARIANTS = (
         kwargs=MappingProxyType({"num_classes": CLASSES, "temperature": 1.3}),
         needs_positives=True,
     ),
+    # The metric loss moves the classifier, too.
+    *(
+        LossRow(
+            name=f"{name}_differentiated",
+            function=getattr(jaxloss, f"{name}_loss"),
+            kind="classifier",
+            make_inputs=classifier_inputs,
+            reference=getattr(references, f"{name}_loss"),
+            torch_reference=partial(getattr(torch_references, f"{name}_loss"), stop_gradient=False),
+            differentiable=(0, 2, 3),
+            kwargs=MappingProxyType({"stop_gradient": False}),
+        )
+        for name in ("direct_sum", "spectral_sum")
+    ),
     # Every option of a sum away from its default, and more classes than dimensions.
     LossRow(
         name="spectral_sum_sigmoid_prototypical",

@@ -355,6 +355,13 @@ def edge_batches(row: LossRow):
             yield f"cosine {sign}", plain._replace(args=(*args[:2], same))
 
 
+def finite_but_for_overflow(got, wide, dtype) -> bool:
+    """Whether only what the dtype cannot hold is infinite: a gradient beyond 65504 in float16."""
+    limit = float(jnp.finfo(dtype).max)
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wide), strict=True)
+    return all(np.all(np.isfinite(x.astype(float)) | (np.abs(y) > limit)) for x, y in pairs)
+
+
 @every_case
 @pytest.mark.parametrize(
     "dtype", [np.float32, *HALF, np.float64], ids=["float32", "bfloat16", "float16", "float64"]
@@ -363,7 +370,7 @@ def test_edge_cases_are_finite_and_right(row, dtype):
     for name, batch in edge_batches(row):
         batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
         got = evaluate(row, batch, dtype)
-        assert finite(got), (name, got)
+        assert finite(got) or finite_but_for_overflow(got, evaluate(row, batch), dtype), (name, got)
         expected = reference_values(row, batch)
         # A small loss may be the difference of two numbers as large as the largest logit or squared
         # feature, and has their absolute error.

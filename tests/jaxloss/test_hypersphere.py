@@ -446,3 +446,30 @@ def test_assignment_follows_the_features():
     assert assigned < 0.3 * jaxloss.prototype_loss(features, labels, prototypes)
     logits = jaxloss.cosine_logits(features, prototypes[:, assignment])
     assert np.mean(np.argmax(logits, axis=1) == labels) > 0.9
+
+
+@pytest.mark.parametrize("loss", [jaxloss.prototype_loss, jaxloss.dot_regression_loss])
+def test_small_gaps_keep_their_digits(loss):
+    """Both losses aim at cos = 1, where 1 − cos would cancel in float32."""
+    rng = np.random.default_rng(81)
+    prototypes = rng.normal(size=(64, 8)).astype(np.float32)
+    labels = jnp.asarray(rng.integers(0, 8, 32))
+    noise = 1e-3 * rng.normal(size=(32, 64))
+    features = (prototypes.T[labels] + noise).astype(np.float32)
+    run = jax.jit(jax.value_and_grad(loss))
+    got = run(jnp.asarray(features), labels, jnp.asarray(prototypes))
+    with jax.enable_x64(True):
+        wide = (jnp.asarray(features, jnp.float64), labels, jnp.asarray(prototypes, jnp.float64))
+        expected = jax.tree.map(np.asarray, run(*wide))
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-4)
+    np.testing.assert_allclose(got[1], expected[1], atol=1e-3 * np.abs(expected[1]).max())
+
+
+@pytest.mark.parametrize("loss", [jaxloss.prototype_loss, jaxloss.dot_regression_loss])
+def test_unused_prototypes_do_not_leak(loss):
+    """A row that is ignored must not reach for the prototype of class 0."""
+    prototypes = jnp.ones((3, 4)).at[:, 0].set(jnp.nan)
+    labels = jnp.array([-1, 1, 2, 3])
+    value, gradient = jax.value_and_grad(loss, argnums=2)(jnp.eye(4, 3), labels, prototypes)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()

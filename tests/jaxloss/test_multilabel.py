@@ -176,7 +176,7 @@ def test_what_counts(problem):
 
 
 @every_loss
-@pytest.mark.parametrize("shape", [(5, 1), (3, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 1), (0, 3)], ids=str)
 def test_small_shapes(row, shape):
     rng = np.random.default_rng(74)
     logits = rng.normal(size=shape)

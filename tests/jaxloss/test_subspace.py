@@ -582,3 +582,25 @@ def test_weights_of_each_device():
             [jaxloss.project_complement(*pair) for pair in zip(features, weights, strict=True)]
         )
         np.testing.assert_allclose(jax.jit(spread)(features, weights), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_derivative_by_the_power(stop_gradient):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(63)
+        features, weights = (
+            jnp.asarray(rng.normal(size=(4, 6))),
+            jnp.asarray(rng.normal(size=(6, 5))),
+        )
+        weights = weights.at[:, 1].set(weights[:, 0])  # A null direction, too.
+
+        @jax.jit
+        def objective(power):
+            projected = jaxloss.project_spectral_complement(
+                features, weights, power=power, stop_gradient=stop_gradient
+            )
+            return jnp.sum(jnp.sin(projected))
+
+        step = 1e-6
+        expected = (objective(0.3 + step) - objective(0.3 - step)) / (2 * step)
+        np.testing.assert_allclose(jax.grad(objective)(0.3), expected, rtol=1e-7)

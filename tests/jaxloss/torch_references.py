@@ -155,16 +155,20 @@ def sum_loss(
     return first + metric_weight * metric(projected, labels, **common)
 
 
-def direct_sum_loss(features, labels, weights, bias=None, *, epsilon=1e-4, **options):
+def direct_sum_loss(
+    features, labels, weights, bias=None, *, epsilon=1e-4, stop_gradient=True, **options
+):
     def transform(x, w):
-        return project_complement(x, w, epsilon=epsilon)
+        return project_complement(x, w, epsilon=epsilon, stop_gradient=stop_gradient)
 
     return sum_loss(features, labels, weights, bias, transform=transform, **options)
 
 
-def spectral_sum_loss(features, labels, weights, bias=None, *, power=0.3, **options):
+def spectral_sum_loss(
+    features, labels, weights, bias=None, *, power=0.3, stop_gradient=True, **options
+):
     def transform(x, w):
-        return project_spectral_complement(x, w, power=power)
+        return project_spectral_complement(x, w, power=power, stop_gradient=stop_gradient)
 
     return sum_loss(features, labels, weights, bias, transform=transform, **options)
 

@@ -1,19 +1,33 @@
-"""The data sets: TFDS builders of images whose splits differ in classes."""
+"""The data sets: TFDS builders, each for one set in the forms in which people have it."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders import preparation
+from experiments.data.builders.arrays import Cifar10, Cifar100, Stl10, Svhn
+from experiments.data.builders.caltech import Caltech101, Caltech256
+from experiments.data.builders.cars import Cars
 from experiments.data.builders.cifar_fs import CifarFs
+from experiments.data.builders.coco import Coco
+from experiments.data.builders.cub import Cub
 from experiments.data.builders.cub_fewshot import CubFewshot
-from experiments.data.builders.few_shot import FewShotBuilder
+from experiments.data.builders.flowers import Flowers102
+from experiments.data.builders.frame import ImageBuilder
 from experiments.data.builders.icons.builder import Icons
+from experiments.data.builders.imagenet import Imagenet, Imagenet200
 from experiments.data.builders.inat2017_fewshot import Inat2017Fewshot
+from experiments.data.builders.kanji import Kanji
+from experiments.data.builders.kinds import MultiLabelBuilder
+from experiments.data.builders.listed import Aircraft, Dtd, Food101, Pets, Sun397
 from experiments.data.builders.mini_imagenet import MiniImagenet
+from experiments.data.builders.nus_wide import NusWide
 from experiments.data.builders.tiered_imagenet import TieredImagenet
+from experiments.data.builders.voc import Voc2007
 from experiments.errors import ConfigError
 
 __all__ = [
@@ -23,14 +37,22 @@ __all__ = [
     "dataset_status",
     "describe",
     "image_shape",
+    "is_multi_label",
     "split_names",
 ]
 
-BUILDERS: dict[str, type[FewShotBuilder]] = {
+BUILDERS: dict[str, type[ImageBuilder]] = {
     builder.name: builder
-    for builder in (Icons, MiniImagenet, TieredImagenet, CubFewshot, CifarFs, Inat2017Fewshot)
+    for builder in (
+        *(Icons, Kanji, MiniImagenet, TieredImagenet, CubFewshot, CifarFs, Inat2017Fewshot),
+        *(Imagenet, Imagenet200, Food101, Caltech256, Sun397, Cifar10, Cifar100, Svhn, Stl10),
+        *(Aircraft, Caltech101, Cars, Cub, Dtd, Flowers102, Pets),
+        *(Coco, Voc2007, NusWide),
+    )
 }
 """Every data set by its name."""
+
+_SIZES = range(8, 2049)
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class DatasetStatus:
     location: Path
     """Where it is or will be prepared."""
     needs: str
-    """Which files go where; empty if it ships with the project."""
+    """Which files go where, or what must be installed; empty if it ships with the project."""
     found: tuple[Path, ...]
     """Those of these files that are there."""
     missing: str
@@ -59,6 +81,8 @@ class DatasetStatus:
 
     def __str__(self) -> str:
         counts = " / ".join(f"{count} {split}" for split, count in self.classes.items())
+        if len(set(self.classes.values())) == 1:
+            counts = f"{max(self.classes.values())} in {', '.join(self.classes)}"
         lines = [f"{self.name}: {self.description}", f"  classes: {counts}"]
         if self.ready:
             lines.append(f"  ready in {self.location}")
@@ -70,11 +94,13 @@ class DatasetStatus:
         return "\n".join(lines)
 
 
-def builder_class(name: str) -> type[FewShotBuilder]:
+@functools.cache
+def builder_class(name: str) -> type[ImageBuilder]:
     """The builder of a data set.
 
     Args:
-        name: The data set.
+        name: The data set; `NAME@SIZE` is one of photographs or drawings with its images stored at
+            another size, such as `imagenet@128`. It is prepared apart.
 
     Returns:
         The class.
@@ -82,9 +108,37 @@ def builder_class(name: str) -> type[FewShotBuilder]:
     Raises:
         ConfigError: There is no such data set; the message lists those there are.
     """
-    if name not in BUILDERS:
-        raise ConfigError(f"no data set {name!r}; there are {', '.join(BUILDERS)}")
-    return BUILDERS[name]
+    plain, at, size = name.partition("@")
+    if plain not in BUILDERS:
+        raise ConfigError(f"no data set {plain!r}; there are {', '.join(BUILDERS)}")
+    cls = BUILDERS[plain]
+    if not at:
+        return cls
+    facts = cls.FACTS
+    height, width, channels = facts.image_shape
+    if not facts.sizes:
+        raise ConfigError(f"{plain} has one size, {height}×{width}: {name!r} cannot be had")
+    if not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
+        raise ConfigError(
+            f"{name!r}: after the @ comes the size, {_SIZES[0]} to {_SIZES[-1]} pixels"
+        )
+    if int(size) == height == width:
+        return cls
+    facts = dataclasses.replace(
+        facts,
+        image_shape=(int(size), int(size), channels),
+        description=facts.description.replace(f"{height}×{width}", f"{int(size)}×{int(size)}"),
+    )
+    return type(
+        f"{cls.__name__}At{int(size)}",
+        (cls,),
+        {
+            "__doc__": cls.__doc__,
+            "__module__": cls.__module__,
+            "name": f"{plain}_at_{int(size)}",
+            "FACTS": facts,
+        },
+    )
 
 
 def split_names(name: str) -> tuple[str, ...]:
@@ -94,12 +148,28 @@ def split_names(name: str) -> tuple[str, ...]:
         name: The data set.
 
     Returns:
-        `base`, `validation` where the data set has one, and `novel`.
+        Of a few-shot set `base`, `validation` where it has one, and `novel`; of any other `train`,
+        `validation` where its archives have one, and `test`.
 
     Raises:
         ConfigError: There is no such data set.
     """
     return tuple(builder_class(name).FACTS.classes)
+
+
+def is_multi_label(name: str) -> bool:
+    """Whether the labels of a data set are rows int8 [C] instead of classes.
+
+    Args:
+        name: The data set.
+
+    Returns:
+        True if they are.
+
+    Raises:
+        ConfigError: There is no such data set.
+    """
+    return issubclass(builder_class(name), MultiLabelBuilder)
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
@@ -142,14 +212,15 @@ def describe(
         for names in layout.needs
         for alternative in names
     )
-    ready, missing, contents = False, "", {}
+    ready, missing, contents, images = False, "", {}, {}
     try:
         builder = preparation.make_builder(cls, data_dir)
         ready = preparation.is_prepared(builder)
         if ready:
             contents = {split: builder.info.metadata[split] for split in cls.FACTS.classes}  # pyright: ignore
-        elif cls.FACTS.layouts:
-            cls.choose_layout(place)
+            images = {split: builder.info.splits[split].num_examples for split in cls.FACTS.classes}
+        else:
+            cls.check_source(place)
     except (DamagedArchiveError, MissingArchiveError) as error:
         missing = str(error)
     return DatasetStatus(
@@ -157,10 +228,10 @@ def describe(
         description=cls.FACTS.description,
         image_shape=cls.FACTS.image_shape,
         classes={split: len(c) for split, c in contents.items()} or dict(cls.FACTS.classes),
-        images={split: sum(counts.values()) for split, counts in contents.items()},
+        images=images,
         ready=ready,
         location=preparation.location(cls, data_dir),
-        needs=cls.instructions() or "",
+        needs=cls.instructions() or cls.FACTS.requires,
         found=tuple(path for path in map(place.find, wanted) if path is not None),
         missing=missing,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.layouts import Layout, Place
 from experiments.data.builders.pictures import (
     Pictures,
@@ -44,7 +45,7 @@ def _read_archive(place: Place) -> dict[str, Pictures]:
     inside = Place((top, *sorted(path for path in top.iterdir() if path.is_dir())), place.scratch)
     for layout in (_FOLDER, _THREE_PICKLES):
         if all(inside.find(*names) for names in layout.needs):
-            return layout.read(inside)
+            return dict(layout.read(inside))
     raise DamagedArchiveError(f"{archive} holds neither {_FOLDER.title} nor {_THREE_PICKLES.title}")
 
 

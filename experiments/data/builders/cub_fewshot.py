@@ -6,7 +6,8 @@ import re
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
-from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.layouts import Layout, Place
 from experiments.data.builders.pictures import Pictures, list_images, picture_files, read_json
 
@@ -71,6 +72,7 @@ class CubFewshot(FewShotBuilder):
     FACTS = Facts(
         description="11,788 photographs of 200 birds, 84×84",
         image_shape=(84, 84, 3),
+        sizes=True,
         classes={"base": 100, "validation": 50, "novel": 50},
         homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
         citation="Chen et al.: A closer look at few-shot classification. ICLR 2019.",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError, load_torch_list
-from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.layouts import Layout, Place
 from experiments.data.builders.pictures import Pictures, list_images, picture_files, read_json
 
@@ -109,6 +110,7 @@ class Inat2017Fewshot(FewShotBuilder):
     FACTS = Facts(
         description="243,986 photographs of 1,135 species, 84×84",
         image_shape=(84, 84, 3),
+        sizes=True,
         classes={"base": 908, "novel": 227},
         homepage="https://github.com/visipedia/inat_comp/tree/master/2017",
         citation=(

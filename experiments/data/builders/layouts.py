@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, extract
-from experiments.data.builders.pictures import Pictures
+from experiments.data.builders.pictures import Pictures, list_images, picture_files
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,48 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A file or folder of a data set, by itself or in the archive in which it comes."""
+
+    path: str
+    """Within the archive; there may be one folder above it."""
+    archives: tuple[str, ...]
+    """Names of the archive."""
+    extracted: tuple[str, ...] = ()
+    """Where it is once extracted; `path` by default."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Alternatives for `Layout.needs`."""
+        return (*(self.extracted or (self.path,)), *self.archives)
+
+    def locate(self, place: Place, keep: Callable[[str], bool] | None = None) -> Path:
+        """Finds it, and extracts the archive if it has to.
+
+        Args:
+            place: Where to look.
+            keep: Which members of the archive are needed, by name; all by default. The parts of
+                one archive must agree on it.
+
+        Returns:
+            The file or folder.
+
+        Raises:
+            MissingArchiveError: Neither it nor its archive is there.
+            DamagedArchiveError: The archive does not hold it.
+        """
+        found = place.find(*(self.extracted or (self.path,)))
+        if found is not None:
+            return found
+        archive = place.get(*self.archives)
+        top = place.extract(archive, keep)
+        for path in (top / self.path, *sorted(top.glob(f"*/{self.path}"))):
+            if path.exists():
+                return path
+        raise DamagedArchiveError(f"{archive} holds nothing that is needed of {self.path}")
+
+
+@dataclass(frozen=True)
 class Layout:
     """One form in which people have a data set."""
 
@@ -98,7 +141,7 @@ class Layout:
     """What it is, for messages."""
     needs: tuple[tuple[str, ...], ...]
     """The files or folders that must be there, each with its alternatives."""
-    read: Callable[[Place], dict[str, Pictures]]
+    read: Callable[[Place], Mapping[str, Any]]
     """Finds the images of every split."""
 
     def missing(self, place: Place) -> list[str]:
@@ -115,3 +158,60 @@ class Layout:
     def describe(self) -> str:
         """The layout and its files, a line each."""
         return "\n".join([f"{self.title}:", *(f"    {' or '.join(n)}" for n in self.needs)])
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A file that a folder must have, directly or in a folder of its own.
+
+    Args:
+        folder: The folder.
+        name: The file's path within it.
+
+    Returns:
+        The file.
+
+    Raises:
+        DamagedArchiveError: It is not there.
+    """
+    for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
+        if path.exists():
+            return path
+    raise DamagedArchiveError(f"{folder} has no {name}")
+
+
+def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
+    """A folder for every split, in it a folder for every class.
+
+    Args:
+        name: The data set's own folder, or "." if its files are looked for in no other.
+        splits: For every split the names that its folder may have.
+
+    Returns:
+        The layout.
+    """
+    needs = {
+        split: tuple(PurePosixPath(name, folder).as_posix() for folder in of)
+        for split, of in splits.items()
+    }
+    return Layout(
+        f"image folders, one a class, as in {next(iter(needs.values()))[0]}/CLASS/NAME.jpg",
+        tuple(needs.values()),
+        lambda place: {split: read_folders(place.get(*of)) for split, of in needs.items()},
+    )
+
+
+def read_folders(folder: Path) -> Pictures:
+    """The images of a folder with one folder a class.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Classes and files, sorted by name.
+    """
+    classes = {
+        path.name: list_images(path)
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith(".")
+    }
+    return picture_files(classes, folder)

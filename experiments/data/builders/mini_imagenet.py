@@ -6,7 +6,8 @@ import csv
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
-from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.layouts import Layout, Place
 from experiments.data.builders.pictures import (
     Pictures,
@@ -72,6 +73,7 @@ class MiniImagenet(FewShotBuilder):
     FACTS = Facts(
         description="60,000 photographs of 100 classes of ImageNet, 84×84",
         image_shape=(84, 84, 3),
+        sizes=True,
         classes={"base": 64, "validation": 16, "novel": 20},
         homepage="https://github.com/twitter-research/meta-learning-lstm",
         citation="Ravi and Larochelle: Optimization as a model for few-shot learning. ICLR 2017.",

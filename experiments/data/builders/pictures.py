@@ -7,16 +7,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
 
-# A larger image is reduced until its shorter side is so many times the size, then cropped.
-_MARGIN = 1.1
-
+Encoding = Literal["png", "jpeg"]
 
 Table = Sequence[Any] | np.ndarray
 """Pixels uint8 [n, h, w, c], or n encoded images."""
@@ -44,6 +42,27 @@ class Pictures:
     """The file or folder that says which classes there are, for messages."""
 
 
+@dataclass(frozen=True)
+class LabelledPictures:
+    """The images of one split, each with any number of labels."""
+
+    names: tuple[str, ...]
+    """The labels."""
+    keys: Sequence[Any]
+    """The keys of the images, in order."""
+    targets: np.ndarray
+    """int8 [n, C]: 1, 0, or −1 where it is unknown whether the image has the label."""
+    open: Callable[[], Callable[[Any], Picture]]
+    """As of `Pictures`."""
+    source: Path | str
+    """The file or folder that says which labels there are, for messages."""
+
+
+def open_files() -> Callable[[Path], Picture]:
+    """Opens images that are files of their own; the keys are their paths."""
+    return lambda path: Picture(path, str(path))
+
+
 def picture_files(classes: dict[str, list[Path]], source: Path) -> Pictures:
     """Images that are files of their own.
 
@@ -55,7 +74,7 @@ def picture_files(classes: dict[str, list[Path]], source: Path) -> Pictures:
         Classes and files, sorted by name.
     """
     ordered = {name: sorted(classes[name]) for name in sorted(classes)}
-    return Pictures(ordered, lambda: lambda path: Picture(path, str(path)), source)
+    return Pictures(ordered, open_files, source)
 
 
 def picture_rows(
@@ -220,15 +239,24 @@ def pixels(array: Any, path: Path) -> np.ndarray:
     return array
 
 
-def to_png(picture: Picture, shape: tuple[int, int, int]) -> bytes:
-    """An image at the size of the data set, as PNG.
+def encode(
+    picture: Picture,
+    shape: tuple[int, int, int],
+    *,
+    margin: float = 1.1,
+    encoding: Encoding = "png",
+) -> bytes:
+    """An image at the size of the data set, encoded.
 
-    An image of the right size stays as it is, pixel for pixel. Any other is resized until its
-    shorter side is 1.1 times the size (bilinear with antialiasing), and its centre cut out.
+    An image of the right size stays as it is, pixel for pixel if the encoding is PNG. Any other is
+    resized until its shorter side is `margin` times the size (bilinear with antialiasing), and its
+    centre cut out.
 
     Args:
         picture: The image.
         shape: Height, width and channels, 1 or 3.
+        margin: 1 keeps as much of the image as the shape can.
+        encoding: PNG, or JPEG of quality 95 with all of its colour.
 
     Returns:
         The encoded image.
@@ -240,7 +268,7 @@ def to_png(picture: Picture, shape: tuple[int, int, int]) -> bytes:
     try:
         image = _open(picture.content).convert("L" if channels == 1 else "RGB")
         if image.size != (width, height):
-            scale = _MARGIN * max(width / image.width, height / image.height)
+            scale = margin * max(width / image.width, height / image.height)
             size = round(image.width * scale), round(image.height * scale)
             image = image.resize(size, Image.Resampling.BILINEAR)
             left, top = (image.width - width) // 2, (image.height - height) // 2
@@ -249,7 +277,10 @@ def to_png(picture: Picture, shape: tuple[int, int, int]) -> bytes:
         # Pillow's readers raise nearly anything on a file that is damaged.
         raise DamagedArchiveError(f"{picture.source} is no readable image: {error}") from error
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=3)
+    if encoding == "png":
+        image.save(buffer, "PNG", compress_level=3)
+    else:
+        image.save(buffer, "JPEG", quality=95, subsampling=0)
     return buffer.getvalue()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,16 +11,12 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.few_shot import FewShotBuilder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from experiments.data.builders.frame import ImageBuilder
+from experiments.files import exclusive
 
 _log = logging.getLogger(__name__)
 
-_Builder = TypeVar("_Builder", bound=FewShotBuilder)
+_Builder = TypeVar("_Builder", bound=ImageBuilder)
 
 
 def prepare(
@@ -51,12 +45,11 @@ def prepare(
     if is_prepared(builder):
         return builder
     manual_dir = manual_root(data_dir, manual_dir)
-    if cls.FACTS.layouts:
-        # Before anything is written, and before TFDS, whose message names no files.
-        cls.choose_layout(cls.place(manual_dir, manual_dir))
+    # Before anything is written, and before TFDS, whose message names no files.
+    cls.check_source(cls.place(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with _exclusive(folder / ".lock") as alone:
+    with exclusive(folder / ".lock", wait=True) as alone:
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
@@ -101,7 +94,7 @@ def data_root(data_dir: Path | None = None) -> Path:
     return Path(data_dir or constants.DATA_DIR).expanduser()
 
 
-def location(cls: type[FewShotBuilder], data_dir: Path | None = None) -> Path:
+def location(cls: type[ImageBuilder], data_dir: Path | None = None) -> Path:
     """The folder in which a data set is or will be prepared."""
     return data_root(data_dir) / cls.name / str(cls.VERSION)
 
@@ -111,7 +104,7 @@ def manual_root(data_dir: Path | None = None, manual_dir: Path | None = None) ->
     return Path(manual_dir or data_root(data_dir) / "downloads" / "manual").expanduser()
 
 
-def is_prepared(builder: FewShotBuilder) -> bool:
+def is_prepared(builder: ImageBuilder) -> bool:
     """Whether a data set's records are there, all of them.
 
     Args:
@@ -139,7 +132,7 @@ def is_prepared(builder: FewShotBuilder) -> bool:
     return True
 
 
-def _generate(builder: FewShotBuilder, manual_dir: Path) -> None:
+def _generate(builder: ImageBuilder, manual_dir: Path) -> None:
     config = tfds.download.DownloadConfig(manual_dir=str(manual_dir), try_download_gcs=False)
     tfds.disable_progress_bar()
     logger = logging.getLogger("absl")
@@ -149,16 +142,3 @@ def _generate(builder: FewShotBuilder, manual_dir: Path) -> None:
         builder.download_and_prepare(download_config=config, file_format="array_record")
     finally:
         logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[bool]:
-    """Waits until no other process is here; gives False where the system has no such lock."""
-    with contextlib.ExitStack() as stack:
-        locked = False
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                file = stack.enter_context(open(path, "w"))
-                fcntl.flock(file, fcntl.LOCK_EX)  # ends when the file closes, or the process
-                locked = True
-        yield locked

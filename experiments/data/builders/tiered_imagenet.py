@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
-from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.layouts import Layout, Place
 from experiments.data.builders.pictures import Pictures, Table, entries, picture_rows, text
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.builders.few_shot import Facts, FewShotBuilder
+from experiments.data.builders.frame import Facts
+from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.layouts import Place
 from experiments.data.builders.pictures import Picture, Pictures
 

@@ -1,0 +1,204 @@
+"""Time and memory of several forms of one loss, in one process and on the same arrays."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+_TURN = 0.005
+_FEWEST_TURNS = 3
+_MOST_CALLS = 50
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to compute a loss, ready to run: compiled, with its arrays in place."""
+
+    run: Callable[[], Any]
+    """Value and gradients once, done when it returns."""
+    results: list[np.ndarray] | None
+    """Value and gradients; None for a floor, which has others."""
+    temporary_bytes: int | None
+    """Most memory that one run holds beside its arguments, its value and its gradients."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one form, one number a call."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Of the calls."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range of the calls."""
+        low, high = np.percentile(self.seconds, [25, 75])
+        return float(high - low)
+
+    @property
+    def fastest(self) -> float:
+        """The call that the rest of the machine disturbed least."""
+        return min(self.seconds)
+
+    def ratio(self, other: Timing) -> float:
+        """How many times as long as `other` it takes, by the fastest calls.
+
+        Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
+        another process takes a core for a while; the medians of a busy machine would flatter JAX.
+        """
+        return self.fastest / other.fastest
+
+
+def num_cores() -> int:
+    """The cores that this process may use: XLA takes all of them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def jax_form(
+    function: Callable[..., Any],
+    arrays: Sequence[np.ndarray],
+    differentiable: tuple[int, ...] | None,
+) -> Form:
+    """Value and gradients by JAX, compiled; `differentiable=None` runs the function alone."""
+    placed = [jax.device_put(array) for array in arrays]
+    if differentiable is not None:
+        function = jax.value_and_grad(function, argnums=differentiable)
+    compiled = jax.jit(function).lower(*placed).compile()
+    memory = compiled.memory_analysis()
+
+    def run() -> Any:
+        return jax.block_until_ready(compiled(*placed))
+
+    outcome = run()
+    results = None
+    if differentiable is not None:
+        results = [np.asarray(leaf) for leaf in jax.tree.leaves(outcome)]
+    return Form(run, results, None if memory is None else memory.temp_size_in_bytes)
+
+
+def torch_form(
+    function: Callable[..., Any],
+    arrays: Sequence[np.ndarray],
+    differentiable: tuple[int, ...],
+    *,
+    compiled: bool = False,
+) -> Form:
+    """Value and gradients by PyTorch: eager, or by `torch.compile` for these very shapes."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # PyTorch's losses take int64 classes.
+    tensors = [
+        torch.tensor(array, device=device).to(
+            torch.int64 if np.issubdtype(array.dtype, np.integer) else torch.float32
+        )
+        for array in arrays
+    ]
+    leaves = [tensors[position].requires_grad_() for position in differentiable]
+    if compiled:
+        torch.compiler.reset()
+        function = torch.compile(function, dynamic=False)
+
+    def run() -> Any:
+        value = function(*tensors)
+        gradients = torch.autograd.grad(value, leaves)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return value, *gradients
+
+    run()  # Compiles.
+    outcome = run()
+    results = [result.detach().cpu().numpy() for result in outcome]
+    del outcome
+    return Form(run, results, _torch_temporary_bytes(run))
+
+
+def _torch_temporary_bytes(run: Callable[[], Any]) -> int:
+    """The peak of what a run allocates, without what it returns, from the profiler's events."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, profile_memory=True) as profiler:
+        outcome = run()
+    kept = {tensor.untyped_storage().data_ptr() for tensor in outcome}
+    recorded: Any = profiler.profiler
+    events = []
+    pending: list[Any] = list(recorded.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        if event.name == "[memory]":
+            fields = event.extra_fields
+            events.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    events.sort()
+    # An address is used again and again: a result is what was allocated there last.
+    last = {pointer: k for k, (_, pointer, size) in enumerate(events) if size > 0}
+    returned = {k for pointer, k in last.items() if pointer in kept}
+    live: dict[int, int] = {}
+    now = peak = 0
+    for k, (_, pointer, size) in enumerate(events):
+        if size > 0 and k not in returned:
+            live[pointer] = size
+            now += size
+            peak = max(peak, now)
+        elif size < 0:
+            now -= live.pop(pointer, 0)
+    return peak
+
+
+def disagreement(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The largest difference of values and gradients, relative to the largest number of each."""
+    if [r.shape for r in results] != [e.shape for e in expected]:
+        return float("inf")
+    worst = 0.0
+    for result, reference in zip(results, expected, strict=True):
+        scale = max(float(np.max(np.abs(reference))), float(np.finfo(np.float32).tiny))
+        difference = float(np.max(np.abs(result.astype(np.float64) - reference)))
+        worst = max(worst, difference / scale if np.isfinite(difference) else float("inf"))
+    return worst
+
+
+def interleave(
+    runs: Mapping[str, Callable[[], Any]], *, repeats: int, seconds: float
+) -> dict[str, Timing]:
+    """Times the forms in turns, A B C A B C ..., each turn as many calls as take about 5 ms.
+
+    Args:
+      runs: forms, ready to run.
+      repeats: number of turns.
+      seconds: no further turn is begun after so long, but three are made.
+    """
+    samples = {name: [_timed(run)] for name, run in runs.items()}
+    started = time.perf_counter()
+    for turn in range(repeats):
+        if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
+            break
+        for name, run in runs.items():
+            fastest = min(samples[name])
+            if fastest < 10 * _TURN:
+                run()  # Fetches what the form before has driven out of the caches, untimed.
+            calls = min(max(1, round(_TURN / fastest)), _MOST_CALLS)
+            samples[name] += [_timed(run) for _ in range(calls)]
+    return {name: Timing(tuple(times)) for name, times in samples.items()}
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    """Seconds of a call."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started

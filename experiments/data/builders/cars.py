@@ -1,0 +1,107 @@
+"""Stanford Cars: 196 makes, models and years."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from experiments.data.archives import DamagedArchiveError, load_mat
+from experiments.data.builders.frame import photograph_facts
+from experiments.data.builders.kinds import ClassificationBuilder
+from experiments.data.builders.layouts import Layout, Part, Place, class_folders
+from experiments.data.builders.pictures import Pictures, open_files, text
+
+_DEVKIT = ("car_devkit.tgz", "cars_devkit.tgz")
+_META = Part("devkit/cars_meta.mat", _DEVKIT, ("devkit/cars_meta.mat", "cars_meta.mat"))
+_TRAIN = Part(
+    "devkit/cars_train_annos.mat", _DEVKIT, ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
+)
+# The devkit has the test images without their classes.
+_TEST = ("cars_test_annos_withlabels.mat", "devkit/cars_test_annos_withlabels.mat")
+_TRAIN_IMAGES = Part("cars_train", ("cars_train.tgz",), ("cars_train/cars_train", "cars_train"))
+_TEST_IMAGES = Part("cars_test", ("cars_test.tgz",), ("cars_test/cars_test", "cars_test"))
+_ALL = ("cars_annos.mat",)
+_ALL_IMAGES = Part("car_ims", ("car_ims.tgz",))
+
+
+def _annotations(path: Path, *fields: str) -> list[dict[str, Any]]:
+    entries = load_mat(path, "annotations")["annotations"]
+    entries = [entries] if isinstance(entries, dict) else list(entries)
+    if not all(isinstance(entry, dict) and set(fields) <= set(entry) for entry in entries):
+        raise DamagedArchiveError(f"{path}: an annotation has no {' or '.join(fields)}")
+    return entries
+
+
+def _pictures(
+    path: Path,
+    names: list[str],
+    entries: list[dict[str, Any]],
+    file: Callable[[dict[str, Any]], Path],
+) -> Pictures:
+    classes: dict[str, list[Path]] = {name: [] for name in names}
+    for entry in entries:
+        if not 1 <= int(entry["class"]) <= len(names):
+            raise DamagedArchiveError(f"{path}: the class {entry['class']} has no name")
+        classes[names[int(entry["class"]) - 1]].append(file(entry))
+    return Pictures({name: sorted(of) for name, of in classes.items()}, open_files, path)
+
+
+def _names(path: Path) -> list[str]:
+    return [text(name) for name in np.atleast_1d(load_mat(path, "class_names")["class_names"])]
+
+
+def _read_two(place: Place) -> dict[str, Pictures]:
+    names = _names(_META.locate(place))
+    splits = {}
+    for split, path, images in (
+        ("train", _TRAIN.locate(place), _TRAIN_IMAGES.locate(place)),
+        ("test", place.get(*_TEST), _TEST_IMAGES.locate(place)),
+    ):
+        entries = _annotations(path, "fname", "class")
+        splits[split] = _pictures(
+            path,
+            names,
+            entries,
+            lambda entry, images=images: images / PurePosixPath(entry["fname"]).name,
+        )
+    return splits
+
+
+def _read_one(place: Place) -> dict[str, Pictures]:
+    path, images = place.get(*_ALL), _ALL_IMAGES.locate(place)
+    entries = _annotations(path, "relative_im_path", "class", "test")
+    return {
+        split: _pictures(
+            path,
+            _names(path),
+            [entry for entry in entries if bool(entry["test"]) == (split == "test")],
+            lambda entry: images / PurePosixPath(entry["relative_im_path"]).name,
+        )
+        for split in ("train", "test")
+    }
+
+
+class Cars(ClassificationBuilder):
+    """196 cars by make, model and year."""
+
+    name = "cars"
+    FACTS = photograph_facts(
+        description="16,185 photographs of 196 cars (Stanford Cars), 256×256",
+        classes={"train": 196, "test": 196},
+        homepage="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
+        citation="Krause et al.: 3D object representations for fine-grained categorization. "
+        "3dRR 2013.",
+        folders=("stanford_cars", "cars", "."),
+        layouts=(
+            Layout(
+                "the two archives of Krause et al., the devkit and the classes of the test images",
+                (_TRAIN_IMAGES.names, _TEST_IMAGES.names, _META.names, _TRAIN.names, _TEST),
+                _read_two,
+            ),
+            Layout("the archive of all images", (_ALL_IMAGES.names, _ALL), _read_one),
+            class_folders("cars", {"train": ("train",), "test": ("test", "val")}),
+        ),
+    )

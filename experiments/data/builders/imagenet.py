@@ -1,0 +1,177 @@
+"""ImageNet-1K (ILSVRC 2012), and the 200 classes of Tiny ImageNet."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.data.archives import DamagedArchiveError, TarMember, load_mat, tar_members
+from experiments.data.builders.frame import Facts, photograph_facts
+from experiments.data.builders.kinds import ClassificationBuilder
+from experiments.data.builders.layouts import (
+    Layout,
+    Part,
+    Place,
+    class_folders,
+    inside,
+    read_folders,
+)
+from experiments.data.builders.pictures import (
+    Picture,
+    Pictures,
+    list_images,
+    picture_files,
+    read_lines,
+)
+
+# --- ImageNet-1K --------------------------------------------------------------------------------
+
+_KAGGLE = "ILSVRC/Data/CLS-LOC"
+_TRAIN = ("imagenet/train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar")
+_TEST = ("imagenet/val", f"{_KAGGLE}/val", "ILSVRC2012_img_val.tar")
+_DEVKIT = Part("ILSVRC2012_devkit_t12", ("ILSVRC2012_devkit_t12.tar.gz",))
+_SOLUTION = "LOC_val_solution.csv"
+
+
+def _read(place: Place) -> dict[str, Pictures]:
+    train = place.get(*_TRAIN)
+    splits = {"train": read_folders(train) if train.is_dir() else _read_train_tar(train)}
+    test = place.get(*_TEST)
+    if test.is_dir() and any(path.is_dir() for path in test.iterdir()):
+        splits["test"] = read_folders(test)
+    else:
+        splits["test"] = _read_numbered(test, _answers(place))
+    return splits
+
+
+def _open_members() -> Callable[[TarMember], Picture]:
+    return lambda member: Picture(member.read(), f"{member.archive}, {member.name}")
+
+
+def _read_train_tar(path: Path) -> Pictures:
+    """The tar of training images holds a tar for every class."""
+    classes: dict[str, list[TarMember]] = {}
+    for member in tar_members(path):
+        match = re.search(r"(n\d+)\.tar/[^/]+$", member.name)
+        if match:
+            classes.setdefault(match[1], []).append(member)
+    return _members(classes, path)
+
+
+def _members(classes: dict[str, list[TarMember]], path: Path) -> Pictures:
+    ordered = {
+        name: sorted(classes[name], key=lambda member: member.name) for name in sorted(classes)
+    }
+    return Pictures(ordered, _open_members, path)
+
+
+def _read_numbered(path: Path, answers: dict[str, str]) -> Pictures:
+    """Images named ILSVRC2012_val_00000001.JPEG and so on, in a folder or a tar."""
+    found: list[Any] = list_images(path) if path.is_dir() else tar_members(path)
+    files = {Path(file.name).stem: file for file in found}
+    absent = sorted(set(answers) - set(files))
+    if absent:
+        raise DamagedArchiveError(
+            f"{path} lacks {len(absent)} of {len(answers)} images, such as {absent[0]}"
+        )
+    classes: dict[str, list[Any]] = {}
+    for stem, name in answers.items():
+        classes.setdefault(name, []).append(files[stem])
+    return picture_files(classes, path) if path.is_dir() else _members(classes, path)
+
+
+def _answers(place: Place) -> dict[str, str]:
+    """The class of every validation image, by the stem of its file."""
+    path = place.find(_SOLUTION, f"ILSVRC/{_SOLUTION}")
+    if path is not None:
+        rows = list(csv.reader(read_lines(path)))[1:]
+        if not all(len(row) == 2 and row[1].split() for row in rows):
+            raise DamagedArchiveError(
+                f"{path} should have lines like ILSVRC2012_val_1,n0144 1 1 9 9"
+            )
+        return {stem: prediction.split()[0] for stem, prediction in rows}
+    devkit = _DEVKIT.locate(place)
+    path = inside(devkit, "data/meta.mat")
+    truth = inside(devkit, "data/ILSVRC2012_validation_ground_truth.txt")
+    try:
+        synsets = np.atleast_1d(load_mat(path, "synsets")["synsets"])
+        names = {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets}
+    except (KeyError, TypeError, IndexError) as error:
+        raise DamagedArchiveError(f"{path} has a synset without {error}") from error
+    answers = {}
+    for number, line in enumerate(filter(str.strip, read_lines(truth)), 1):
+        if not line.strip().isdecimal() or int(line) not in names:
+            raise DamagedArchiveError(f"{truth}, line {number}: no class {line!r}")
+        answers[f"ILSVRC2012_val_{number:08}"] = names[int(line)]
+    return answers
+
+
+class Imagenet(ClassificationBuilder):
+    """1,000 classes of ImageNet; `test` are the 50,000 validation images of 2012.
+
+    Classes are named and ordered by their WordNet identifiers.
+    """
+
+    name = "imagenet"
+    FACTS = photograph_facts(
+        description="1,331,167 photographs of 1,000 classes (ILSVRC 2012; its validation images "
+        "to test), 256×256",
+        classes={"train": 1000, "test": 1000},
+        homepage="https://www.image-net.org/challenges/LSVRC/2012/",
+        citation="Russakovsky et al.: ImageNet large scale visual recognition challenge. "
+        "IJCV 2015.",
+        folders=("imagenet", "ImageNet", "ILSVRC2012", "."),
+        layouts=(
+            Layout(
+                "the archives of the challenge, or the folders of Kaggle",
+                (_TRAIN, _TEST, (*_DEVKIT.names, _SOLUTION, f"ILSVRC/{_SOLUTION}")),
+                _read,
+            ),
+            class_folders("imagenet", {"train": ("train",), "test": ("val", "validation")}),
+        ),
+    )
+
+
+# --- ImageNet-200 -------------------------------------------------------------------------------
+
+_TINY = Part("tiny-imagenet-200", ("tiny-imagenet-200.zip",))
+
+
+def _read_tiny(place: Place) -> dict[str, Pictures]:
+    folder = _TINY.locate(place, lambda member: "/test/" not in member)
+    path, images = inside(folder, "val/val_annotations.txt"), folder / "val/images"
+    classes = inside(folder, "train").iterdir()
+    train = {of.name: list_images(of / "images") for of in classes if of.is_dir()}
+    test: dict[str, list[Path]] = {}
+    for number, line in enumerate(read_lines(path), 1):
+        file, name, *_ = [*line.split("\t"), "", ""]
+        if not name or Path(file).name != file:
+            raise DamagedArchiveError(f"{path}, line {number}: no image and class: {line!r}")
+        test.setdefault(name, []).append(images / file)
+    return {"train": picture_files(train, folder / "train"), "test": picture_files(test, path)}
+
+
+class Imagenet200(ClassificationBuilder):
+    """200 classes of ImageNet at 64×64 (Tiny ImageNet); `test` are its validation images."""
+
+    name = "imagenet200"
+    FACTS = Facts(
+        description="110,000 photographs of 200 classes of ImageNet (Tiny ImageNet; its validation "
+        "images to test), 64×64",
+        image_shape=(64, 64, 3),
+        classes={"train": 200, "test": 200},
+        homepage="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        citation="Le and Yang: Tiny ImageNet visual recognition challenge. Stanford, 2015.",
+        sizes=True,
+        margin=1.0,
+        folders=("imagenet200", "."),
+        layouts=(
+            Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),
+            class_folders("imagenet200", {"train": ("train",), "test": ("val", "test")}),
+        ),
+    )

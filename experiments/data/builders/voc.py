@@ -1,0 +1,122 @@
+"""VOC 2007: photographs with any of 20 kinds of objects."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.frame import photograph_facts
+from experiments.data.builders.kinds import MultiLabelBuilder
+from experiments.data.builders.layouts import Layout, Part, Place, inside
+from experiments.data.builders.pictures import LabelledPictures, open_files, read_lines
+
+_NAMES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
+    *("train", "tvmonitor"),
+)
+
+
+def _list_of(part: str, archive: str) -> Part:
+    path = f"VOC2007/ImageSets/Main/{part}.txt"
+    return Part(f"VOCdevkit/{path}", (archive,), (f"VOCdevkit/{path}", path))
+
+
+# The list of images; beside it are the classes, and above it the images and annotations.
+_TRAIN = _list_of("train", "VOCtrainval_06-Nov-2007.tar")
+_TEST = _list_of("test", "VOCtest_06-Nov-2007.tar")
+
+
+def _keep(member: str) -> bool:
+    return any(f"/{name}/" in member for name in ("Annotations", "ImageSets", "JPEGImages"))
+
+
+def _read(place: Place) -> dict[str, LabelledPictures]:
+    train = _TRAIN.locate(place, _keep)
+    return {
+        "train": _read_split(train),
+        "validation": _read_split(inside(train.parent, "val.txt")),
+        "test": _read_split(_TEST.locate(place, _keep)),
+    }
+
+
+def _read_split(path: Path) -> LabelledPictures:
+    top = path.parents[2]
+    images = [line.split()[0] for line in read_lines(path) if line.strip()]
+    if not all(re.fullmatch(r"[\w-]+", image) for image in images):
+        raise DamagedArchiveError(f"{path} should have lines that begin with an image's number")
+    files = [path.with_name(f"{name}_{path.name}") for name in _NAMES]
+    if all(file.exists() for file in files):
+        columns = [_read_column(file, images) for file in files]
+        targets = np.stack(columns, axis=1)
+    else:
+        rows = [_read_objects(top / "Annotations" / f"{image}.xml") for image in images]
+        targets = np.array(rows, np.int8).reshape(len(images), len(_NAMES))
+    return LabelledPictures(
+        names=_NAMES,
+        keys=[top / "JPEGImages" / f"{image}.jpg" for image in images],
+        targets=targets,
+        open=open_files,
+        source=path,
+    )
+
+
+def _read_column(path: Path, images: list[str]) -> np.ndarray:
+    """The targets of one class: 1, −1 for none, and 0 where all objects are difficult."""
+    meaning = {"1": 1, "-1": 0, "0": -1}
+    lines = [line.split() for line in read_lines(path) if line.strip()]
+    if not all(len(line) == 2 and line[1] in meaning for line in lines):
+        raise DamagedArchiveError(f"{path} should have lines of an image and 1, −1 or 0")
+    values = {image: meaning[value] for image, value in lines}
+    absent = [image for image in images if image not in values]
+    if absent:
+        raise DamagedArchiveError(f"{path} has no line for {absent[0]}")
+    return np.array([values[image] for image in images], np.int8)
+
+
+def _read_objects(path: Path) -> list[int]:
+    """The targets of one image, by its objects; an object may be difficult."""
+    if not path.exists():
+        raise DamagedArchiveError(f"{path} is missing")
+    try:
+        objects = ElementTree.parse(path).getroot().findall("object")
+    except ElementTree.ParseError as error:
+        raise DamagedArchiveError(f"{path} is no XML: {error}") from error
+    targets = [0] * len(_NAMES)
+    for entry in objects:
+        name = (entry.findtext("name") or "").strip()
+        if name not in _NAMES:
+            raise DamagedArchiveError(f"{path} has an object of the unknown class {name!r}")
+        column = _NAMES.index(name)
+        if (entry.findtext("difficult") or "0").strip() != "1":
+            targets[column] = 1
+        elif targets[column] == 0:
+            targets[column] = -1
+    return targets
+
+
+class Voc2007(MultiLabelBuilder):
+    """20 kinds of objects; where all of a kind are difficult to see, that label is unknown.
+
+    The papers learn from `train+validation`.
+    """
+
+    name = "voc2007"
+    FACTS = photograph_facts(
+        description="9,963 photographs with any of 20 kinds of objects (Pascal VOC 2007), 256×256",
+        classes=dict.fromkeys(("train", "validation", "test"), len(_NAMES)),
+        homepage="http://host.robots.ox.ac.uk/pascal/VOC/voc2007/",
+        citation="Everingham et al.: The Pascal visual object classes (VOC) challenge. IJCV 2010.",
+        folders=("voc2007", "."),
+        layouts=(
+            Layout(
+                "the archives of the challenge, with lists of classes or annotations",
+                (_TRAIN.names, _TEST.names),
+                _read,
+            ),
+        ),
+    )

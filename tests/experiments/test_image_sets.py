@@ -1,0 +1,461 @@
+"""The data sets for classification, many labels and transfer."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.data import builders
+from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
+from experiments.data.builders.pictures import Picture, encode
+from experiments.data.pipeline import RecordImages, class_counts, load_split
+from tests.experiments import fake_archives, fake_image_sets
+from tests.experiments.fake_image_sets import MANY_LABELS, ONE_LABEL
+
+
+def _cases(layouts):
+    return [
+        pytest.param(name, write, id=write.__name__) for name, of in layouts.items() for write in of
+    ]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
+
+
+def _small(name):
+    """The same data set with small images, where it has sizes: that is quicker."""
+    return f"{name}@16" if builders.BUILDERS[name].FACTS.sizes else name
+
+
+def _of_one_colour(images, colours, exact):
+    wanted = np.broadcast_to(np.array(colours)[:, None, None], images.shape)
+    np.testing.assert_allclose(np.asarray(images).astype(int), wanted, atol=0 if exact else 3)
+
+
+def test_every_set_is_tested():
+    assert set(ONE_LABEL) | set(MANY_LABELS) | set(fake_archives.LAYOUTS) == (
+        set(builders.BUILDERS) - {"icons", "kanji"}
+    )
+
+
+@pytest.mark.parametrize(("name", "write"), _cases(ONE_LABEL))
+def test_every_layout_of_one_label_is_read(folders, name, write):
+    expected = write(folders["manual_dir"])
+    name = _small(name)
+    assert tuple(expected.splits) == builders.split_names(name)
+    assert not builders.is_multi_label(name)
+    for split, classes in expected.splits.items():
+        loaded = load_split(name, split, **folders)
+        assert loaded.class_names == tuple(classes)
+        assert loaded.labels.dtype == np.int32
+        counts = [len(colours) for colours in classes.values()]
+        np.testing.assert_array_equal(loaded.labels, np.repeat(np.arange(len(classes)), counts))
+        colours = [colour for of in classes.values() for colour in of]
+        assert loaded.images.shape == (len(colours), *builders.image_shape(name))
+        _of_one_colour(loaded.images, colours, expected.exact)
+        np.testing.assert_array_equal(class_counts(name, **folders)[split], counts)
+    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
+
+
+@pytest.mark.parametrize(("name", "write"), _cases(MANY_LABELS))
+def test_every_layout_of_many_labels_is_read(folders, name, write):
+    expected = write(folders["manual_dir"])
+    name = _small(name)
+    assert tuple(expected.splits) == builders.split_names(name)
+    assert builders.is_multi_label(name)
+    for split, images in expected.splits.items():
+        loaded = load_split(name, split, **folders)
+        assert loaded.class_names == expected.names
+        assert loaded.labels.dtype == np.int8
+        targets = np.array([targets for _, targets in images])
+        np.testing.assert_array_equal(loaded.labels, targets)
+        _of_one_colour(loaded.images, [colour for colour, _ in images], exact=False)
+        np.testing.assert_array_equal(class_counts(name, **folders)[split], (targets == 1).sum(0))
+    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
+
+
+@pytest.mark.parametrize("name", [*ONE_LABEL, *MANY_LABELS])
+def test_a_missing_archive_says_which_files_go_where(folders, name):
+    with pytest.raises(MissingArchiveError) as error:
+        load_split(name, "train", **folders)
+    message = str(error.value)
+    assert str(folders["manual_dir"]) in message
+    facts = builders.BUILDERS[name].FACTS
+    for file in (file for layout in facts.layouts for names in layout.needs for file in names):
+        assert file in message
+    for folder in facts.folders:
+        assert folder == "." or f"{folder}/" in message
+    assert message in str(builders.describe(name, **folders)).replace("\n  ", "\n")
+    assert not folders["data_dir"].exists()
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "stl10"])
+def test_rows_columns_and_colours_of_arrays(folders, monkeypatch, name):
+    def pattern(key, i, size):
+        rows, columns = np.mgrid[0:size, 0:size]
+        return np.stack([2 * rows, columns, np.full_like(rows, 10 * i)], -1).astype(np.uint8)
+
+    monkeypatch.setattr(fake_image_sets, "pixels", pattern)
+    ONE_LABEL[name][0](folders["manual_dir"])
+    images = load_split(name, "test", **folders).images[:]
+    numbers = sorted(image[0, 0, 2] // 10 for image in images)
+    assert numbers == list(range(len(images)))
+    for image in images:
+        np.testing.assert_array_equal(image, pattern("", image[0, 0, 2] // 10, len(image)))
+
+
+# --- Damage -------------------------------------------------------------------------------------
+
+
+def _cut(path, count=200):
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def _rewrite(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def _json(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+# Data set, layout, what is done to it in the manual directory, and what the error must name.
+DAMAGE = {
+    "a class in one split only": (
+        "food101",
+        fake_image_sets.food101_class_folders,
+        lambda d: (d / "food101/val/ant").rename(d / "food101/val/wasp"),
+        "are in one only, such as 'ant'",
+    ),
+    "a class without images": (
+        "imagenet",
+        fake_image_sets.imagenet_class_folders,
+        lambda d: [path.unlink() for path in (d / "imagenet/val/ant").iterdir()],
+        "names the class 'ant', of which there are no images",
+    ),
+    "no classes": (
+        "imagenet",
+        fake_image_sets.imagenet_class_folders,
+        lambda d: [(d / "imagenet/val" / n).rename(d / n) for n in ("ant", "bee fly")],
+        "no classes for the split test",
+    ),
+    "list missing": (
+        "food101",
+        fake_image_sets.food101_folder,
+        lambda d: (d / "food-101/meta/test.txt").unlink(),
+        "food-101 has no meta/test.txt",
+    ),
+    "list of another form": (
+        "aircraft",
+        fake_image_sets.aircraft,
+        lambda d: _rewrite(
+            d / "aircraft/fgvc-aircraft-2013b/data/images_variant_val.txt", " 707-320", ""
+        ),
+        "images_variant_val.txt, line 1: no image and class",
+    ),
+    "a list that leads out": (
+        "food101",
+        fake_image_sets.food101_folder,
+        lambda d: _rewrite(d / "food-101/meta/test.txt", "bee/", "bee/../../"),
+        "test.txt, line 2: no image and class",
+    ),
+    "listed image missing": (
+        "food101",
+        fake_image_sets.food101_folder,
+        lambda d: (d / "food-101/images/ant/train1.jpg").unlink(),
+        "train1.jpg",
+    ),
+    "archive cut off": (
+        "sun397",
+        fake_image_sets.sun397,
+        lambda d: _cut(d / "SUN397.tar.gz", 50),
+        "SUN397.tar.gz",
+    ),
+    "too few to draw from": (
+        "caltech101",
+        fake_image_sets.caltech101_folder,
+        lambda d: (d / "caltech101/101_ObjectCategories/accordion/image_0000.jpg").unlink(),
+        "accordion has 30 images; 30 are to learn from",
+    ),
+    "training tar cut off": (
+        "imagenet",
+        fake_image_sets.imagenet_archives,
+        lambda d: _cut(d / "ILSVRC2012_img_train.tar", 12_000),
+        "ILSVRC2012_img_train.tar",
+    ),
+    "validation image missing": (
+        "imagenet",
+        fake_image_sets.imagenet_kaggle,
+        lambda d: (d / "imagenet/ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000002.JPEG").unlink(),
+        "lacks 1 of 3 images, such as ILSVRC2012_val_00000002",
+    ),
+    "annotation without image": (
+        "cub",
+        fake_image_sets.cub,
+        lambda d: (d / "CUB_200_2011.tgz").write_bytes(b"something"),
+        "CUB_200_2011.tgz",
+    ),
+    "no MATLAB file": (
+        "cars",
+        fake_image_sets.cars_in_one,
+        lambda d: _cut(d / "cars_annos.mat"),
+        "cars_annos.mat is no readable MATLAB file",
+    ),
+    "another MATLAB file": (
+        "flowers102",
+        fake_image_sets.flowers102,
+        lambda d: (d / "flowers-102/setid.mat").write_bytes(
+            (d / "flowers-102/imagelabels.mat").read_bytes()
+        ),
+        "setid.mat has no variable trnid, valid, tstid",
+    ),
+    "digits that are none": (
+        "svhn",
+        fake_image_sets.svhn,
+        lambda d: fake_image_sets.savemat(
+            d / "svhn/test_32x32.mat",
+            {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])},
+        ),
+        "test_32x32.mat: a label is not among the 10 classes",
+    ),
+    "another number of labels": (
+        "cifar100",
+        fake_image_sets.cifar100,
+        lambda d: fake_archives.write_pickle(
+            d / "cifar-100-python/test",
+            {"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1, 2]},
+        ),
+        "2 images, but 3 labels",
+    ),
+    "data of another shape": (
+        "cifar100",
+        fake_image_sets.cifar100,
+        lambda d: fake_archives.write_pickle(
+            d / "cifar-100-python/test",
+            {"data": np.zeros((2, 32, 32, 3), np.uint8), "fine_labels": [0, 1]},
+        ),
+        "data should be uint8 [n, 3072]",
+    ),
+    "annotations cut off": (
+        "coco",
+        fake_image_sets.coco_2017,
+        lambda d: _cut(d / "coco/annotations/instances_val2017.json", 20),
+        "instances_val2017.json is no JSON",
+    ),
+    "an object on no image": (
+        "coco",
+        fake_image_sets.coco_2017,
+        lambda d: _json(
+            d / "coco/annotations/instances_val2017.json", lambda content: content["images"].pop()
+        ),
+        "instances_val2017.json: an entry lacks a field, or names what is not there",
+    ),
+    "other categories": (
+        "coco",
+        fake_image_sets.coco_2017,
+        lambda d: _rewrite(d / "coco/annotations/instances_val2017.json", "person", "people"),
+        "instances_val2017.json has other labels than",
+    ),
+    "no annotation": (
+        "voc2007",
+        fake_image_sets.voc2007_annotations,
+        lambda d: (d / "voc2007/VOCdevkit/VOC2007/Annotations/000017.xml").unlink(),
+        "000017.xml is missing",
+    ),
+    "unknown object": (
+        "voc2007",
+        fake_image_sets.voc2007_annotations,
+        lambda d: _rewrite(
+            d / "voc2007/VOCdevkit/VOC2007/Annotations/000017.xml", "horse", "unicorn"
+        ),
+        "000017.xml has an object of the unknown class 'unicorn'",
+    ),
+    "labels of another length": (
+        "nus_wide",
+        fake_image_sets.nus_wide_published,
+        lambda d: _rewrite(d / "nus-wide/ImageList/TestImagelist.txt", "sky\\0001_5.jpg\n", ""),
+        "Labels_animal_Test.txt should have 1 lines of 0 or 1",
+    ),
+    "code for labels": (
+        "nus_wide",
+        fake_image_sets.nus_wide_table,
+        lambda d: _rewrite(d / "NUS-WIDE/nus_wid_data.csv", "['animal']", "print('animal')"),
+        "nus_wid_data.csv, line 4: no list of labels",
+    ),
+    "no images at all": (
+        "nus_wide",
+        fake_image_sets.nus_wide_table,
+        lambda d: [path.unlink() for path in (d / "NUS-WIDE/images").glob("sky*")],
+        "has none of the images",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named_and_nothing_is_prepared(folders, kind):
+    name, write, damage, named = DAMAGE[kind]
+    write(folders["manual_dir"])
+    damage(folders["manual_dir"])
+    with pytest.raises(DamagedArchiveError) as error:
+        load_split(_small(name), "test", **folders)
+    assert named in str(error.value)
+    left = [p for p in folders["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
+    assert not left
+    assert not builders.describe(_small(name), **folders).ready
+
+
+def test_a_pickle_with_code_is_refused(folders):
+    fake_image_sets.cifar100(folders["manual_dir"])
+    path = folders["manual_dir"] / "cifar-100-python/train"
+    path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(UnsafeArchiveError, match=r"train asks for os\.sys"):
+        load_split("cifar100", "train", **folders)
+
+
+def test_the_missing_images_of_nus_wide_are_counted(folders, caplog):
+    fake_image_sets.nus_wide_table(folders["manual_dir"])
+    load_split("nus_wide@16", "train", **folders)
+    assert "1 of 3 images" in caplog.text
+
+
+# --- Sizes --------------------------------------------------------------------------------------
+
+
+def test_a_set_may_be_had_in_several_sizes(folders):
+    fake_image_sets.food101_folder(folders["manual_dir"])
+    for size in (16, 24):
+        name = f"food101@{size}"
+        assert builders.image_shape(name) == (size, size, 3)
+        assert load_split(name, "train", **folders).images.shape[1:] == (size, size, 3)
+        assert f"{size}×{size}" in builders.describe(name, **folders).description
+        assert builders.describe(name, **folders).ready
+    assert not builders.describe("food101", **folders).ready
+    assert builders.builder_class("food101@256") is builders.builder_class("food101")
+    assert builders.builder_class("food101@24") is builders.builder_class("food101@24")
+    assert (folders["data_dir"] / "food101_at_16").is_dir()
+
+
+def test_few_shot_photographs_may_be_had_larger(folders):
+    fake_archives.cub_folder(folders["manual_dir"])
+    assert load_split("cub_fewshot@100", "novel", **folders).images.shape[1:] == (100, 100, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cifar10@64", r"cifar10 has one size, 32×32"),
+        ("imagenet@", "after the @ comes the size, 8 to 2048 pixels"),
+        ("imagenet@4", "after the @ comes the size"),
+        ("imagenet@1e2", "after the @ comes the size"),
+        ("imagenot@64", "no data set 'imagenot'"),
+    ],
+)
+def test_sizes_that_cannot_be(name, message):
+    with pytest.raises(ValueError, match=message):
+        builders.image_shape(name)
+
+
+@pytest.mark.parametrize("encoding", ["png", "jpeg"])
+def test_an_image_keeps_all_that_fits(encoding):
+    rows, columns = np.mgrid[0:60, 0:80]
+    pixels = np.stack([3 * columns, 4 * rows, 0 * rows], -1).astype(np.uint8)
+    content = encode(Picture(pixels, "a"), (30, 30, 3), margin=1.0, encoding=encoding)
+    result = np.asarray(Image.open(io.BytesIO(content))).astype(int)
+    # All rows, and the middle 60 of 80 columns.
+    line = 0.5 + 2 * np.arange(30)
+    np.testing.assert_allclose(result[..., 1].mean(1), 4 * line, atol=4)
+    np.testing.assert_allclose(result[..., 0].mean(0), 3 * (10 + line), atol=4)
+    assert content[:4] == (b"\x89PNG" if encoding == "png" else b"\xff\xd8\xff\xe0")
+
+
+# --- Splits -------------------------------------------------------------------------------------
+
+
+def test_splits_may_be_joined(folders):
+    expected = fake_image_sets.dtd(folders["manual_dir"]).splits
+    joined = load_split("dtd@16", "train+validation", **folders)
+    assert joined.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    colours = [
+        colour for name in ("ant", "bee") for split in ("train", "validation")
+        for colour in expected[split][name]
+    ]  # fmt: skip
+    _of_one_colour(joined.images, colours, exact=False)
+    apart = load_split("dtd@16", "train+validation", memory_limit=0, **folders)
+    assert isinstance(apart.images, RecordImages)
+    np.testing.assert_array_equal(apart.images[np.array([6, 3])], joined.images[np.array([6, 3])])
+
+
+def test_splits_of_many_labels_may_be_joined(folders):
+    expected = fake_image_sets.voc2007_annotations(folders["manual_dir"]).splits
+    joined = load_split("voc2007@16", "train+validation", **folders)
+    images = expected["train"] + expected["validation"]
+    np.testing.assert_array_equal(joined.labels, [targets for _, targets in images])
+    _of_one_colour(joined.images, [colour for colour, _ in images], exact=False)
+
+
+def test_classes_of_joined_few_shot_splits_follow_each_other(folders):
+    expected = fake_archives.cifar_fs_folder(folders["manual_dir"]).splits
+    for splits, labels in (
+        (("base", "validation", "novel"), [0, 0, 0, 1, 1, 2, 2, 3, 3, 4]),
+        (("novel", "base"), [0, 0, 1, 2, 2, 2, 3, 3]),
+    ):
+        joined = load_split("cifar_fs", "+".join(splits), **folders)
+        assert joined.class_names == tuple(name for split in splits for name in expected[split])
+        assert joined.labels.tolist() == labels
+        assert joined.labels.dtype == np.int32
+        colours = [c for split in splits for of in expected[split].values() for c in of]
+        _of_one_colour(joined.images, colours, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "message"),
+    [
+        ("icons", "base+novel+base", "a split comes twice"),
+        ("dtd", "train+train", "a split comes twice"),
+        ("dtd", "train+novel", "dtd has no split 'novel'; it has train, validation, test"),
+        ("food101", "validation", "food101 has no split 'validation'; it has train, test"),
+    ],
+)
+def test_splits_that_cannot_be_joined(folders, name, split, message):
+    with pytest.raises(ValueError, match=message):
+        load_split(name, split, **folders)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_damaged_targets_are_named(folders, damage):
+    fake_image_sets.coco_2017(folders["manual_dir"])
+    load_split("coco@16", "train", **folders)
+    path = folders["data_dir"] / "coco_at_16/1.0.0/targets-train.npy"
+    targets = np.load(path)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        _cut(path, 3)
+    else:
+        np.save(path, targets[::-1] * 0)
+    with pytest.raises(DamagedArchiveError, match=r"targets-train\.npy.*delete that folder"):
+        load_split("coco@16", "train", **folders)
+
+
+def test_records_of_many_labels_hold_their_targets(folders):
+    expected = fake_image_sets.coco_2017(folders["manual_dir"]).splits["train"]
+    load_split("coco@16", "train", **folders)
+    builder = builders.builder_class("coco@16")(data_dir=str(folders["data_dir"]))
+    records = list(builder.as_data_source("train"))  # pyright: ignore
+    assert [record["labels"].tolist() for record in records] == [targets for _, targets in expected]
+
+
+def test_status_of_many_labels(folders):
+    fake_image_sets.coco_2017(folders["manual_dir"])
+    load_split("coco@16", "train", **folders)
+    status = builders.describe("coco@16", **folders)
+    assert status.images == {"train": 3, "test": 2}
+    assert status.classes == {"train": 3, "test": 3}
+    assert "classes: 3 in train, test" in str(status)

@@ -1,0 +1,205 @@
+"""The characters: a fake of the package that they are drawn from, and the package itself."""
+
+import itertools
+from importlib.metadata import PackageNotFoundError, distribution
+
+import numpy as np
+import pytest
+
+from experiments.data import builders
+from experiments.data.archives import DamagedArchiveError, MissingArchiveError
+from experiments.data.builders import kanji
+from experiments.data.pipeline import load_split
+
+_SVG = """<?xml version="1.0" encoding="UTF-8"?>
+<!-- Copyright (C) 2009/2010/2011 Ulrich Apel. -->
+<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.0//EN" "http://www.w3.org/TR/svg10.dtd" [
+<!ATTLIST g
+xmlns:kvg CDATA #FIXED "http://kanjivg.tagaini.net"
+kvg:element CDATA #IMPLIED
+kvg:part CDATA #IMPLIED >
+]>
+<svg xmlns="http://www.w3.org/2000/svg" width="109" height="109" viewBox="0 0 109 109">
+<g id="kvg:StrokePaths_{code}" style="fill:none;stroke:#000000;stroke-width:3;">
+<g id="kvg:{code}" kvg:element="{character}">
+{components}
+</g>
+</g>
+<g id="kvg:StrokeNumbers_{code}"><text transform="matrix(1 0 0 1 1 2)">1</text></g>
+</svg>
+"""
+# Characters with their components; the first component is in two parts.
+_CHARACTERS = {
+    "明": "日月",
+    "日": "",
+    "月": "",
+    "林": "木木",
+    "木": "",
+    "杳": "木日",
+    "朋": "月月",
+    "旧": "丨日",
+    "炎": "",
+    "𠀋": "木",
+}
+
+
+def _write(folder, character, components, path="M9,54.5c30,0,60,0,91,0", suffix=""):
+    code = f"{ord(character):05x}"
+    groups = "\n".join(
+        f'<g id="kvg:{code}-g{i}" kvg:element="{name}" kvg:part="{i}"><path d="{path}"/></g>'
+        for i, name in enumerate(components or [character])
+    )
+    (folder / f"{code}{suffix}.svg").write_text(
+        _SVG.format(code=code, character=character, components=groups), encoding="utf-8"
+    )
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A folder of the characters above, as the package installs it."""
+    site = tmp_path / "site"
+    (site / "kanjivg-1.dist-info").mkdir(parents=True)
+    metadata = "Metadata-Version: 2.1\nName: kanjivg\nVersion: 1\n"
+    (site / "kanjivg-1.dist-info/METADATA").write_text(metadata)
+    folder = site / "kanji"
+    folder.mkdir()
+    for character, components in _CHARACTERS.items():
+        _write(folder, character, components)
+    # No character of its own, and none of this script.
+    _write(folder, "明", "日月木", suffix="-Kaisho")
+    _write(folder, "あ", "日月木")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(kanji, "_LEAST", 3)
+    return folder
+
+
+def test_characters_with_their_components(package, tmp_path):
+    seen = {}
+    for split in builders.split_names("kanji"):
+        loaded = load_split("kanji", split, data_dir=tmp_path)
+        assert loaded.class_names == ("日", "月", "木")
+        assert loaded.labels.dtype == np.int8
+        assert loaded.images.shape == (len(loaded.labels), 48, 48, 1)
+        characters = sorted(c for c in _CHARACTERS if kanji._tenth(c) in kanji._SPLITS[split])
+        for character, targets in zip(characters, loaded.labels.tolist(), strict=True):
+            seen[character] = targets
+    assert seen == {
+        character: [int(name in character + components) for name in "日月木"]
+        for character, components in _CHARACTERS.items()
+    }
+    assert builders.is_multi_label("kanji")
+
+
+def test_a_character_stays_in_its_split(package, tmp_path):
+    before = load_split("kanji", "train", data_dir=tmp_path / "before")
+    for character in "晶森昌":
+        _write(package, character, "日木")
+    after = load_split("kanji", "train", data_dir=tmp_path / "after")
+    chosen = [c for c in "晶森昌" if kanji._tenth(c) in kanji._SPLITS["train"]]
+    assert len(after.labels) == len(before.labels) + len(chosen)
+
+
+def test_another_size_is_drawn_not_resized(package, tmp_path):
+    images = load_split("kanji@109", "train", data_dir=tmp_path).images
+    assert images.shape[1:] == (109, 109, 1)
+    rows = np.flatnonzero(images[0, :, 54, 0] > 127)
+    assert rows.tolist() == list(range(52, 57))  # a stroke of 5 about 54.5
+    columns = np.flatnonzero(images[0, 54, :, 0] > 127)
+    assert abs(columns[0] - 6.5) <= 1  # round ends, half a stroke beyond 9 and 100
+    assert abs(columns[-1] - 102.5) <= 1
+
+
+def test_without_the_package(tmp_path, monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(kanji, "distribution", absent)
+    with pytest.raises(MissingArchiveError, match=r"kanjivg, which is not installed: pip install"):
+        load_split("kanji", "train", data_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+    status = builders.describe("kanji", data_dir=tmp_path)
+    assert not status.ready
+    assert 'pip install -e ".[kanji]"' in str(status)
+    assert "kanjivg" in status.needs
+
+
+@pytest.mark.parametrize("path", ["M1,2l3,4", "M1,2c3,4", "M1,2c3,4,5,6,7,x"])
+def test_a_stroke_that_cannot_be_read_is_named(package, tmp_path, path):
+    _write(package, "明", "日月", path)
+    with pytest.raises(DamagedArchiveError, match=r"0660e\.svg has a stroke that cannot be read"):
+        load_split("kanji", "train", data_dir=tmp_path)
+
+
+def test_a_damaged_file_is_named(package, tmp_path):
+    (package / "0660e.svg").write_text("<svg")
+    with pytest.raises(DamagedArchiveError, match=r"0660e\.svg is no SVG"):
+        load_split("kanji", "train", data_dir=tmp_path)
+
+
+# --- Paths --------------------------------------------------------------------------------------
+
+
+def _curve(a, b, c, d, t):
+    """By dividing the lines between the points, as de Casteljau did."""
+    points = [a, b, c, d]
+    while len(points) > 1:
+        points = [(1 - t) * p + t * q for p, q in itertools.pairwise(points)]
+    return points[0]
+
+
+def test_a_curve_goes_through_its_points():
+    points = list(kanji._points("M10,20C13,50,40,60,70.5-5"))
+    assert points[0] == 10 + 20j
+    steps = len(points) - 1
+    assert steps > 10
+    for step in range(steps + 1):
+        expected = _curve(10 + 20j, 13 + 50j, 40 + 60j, 70.5 - 5j, step / steps)
+        assert abs(points[step] - expected) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "m10,20c3,30,30,40,60.5-25",  # relative
+        "M10,20 C 13 50 40 60 70.5 -5",  # spaces
+        "M 10.0,20 c3 30,+30 40,60.5-25.0",
+    ],
+)
+def test_forms_of_the_same_path(path):
+    expected = list(kanji._points("M10,20C13,50,40,60,70.5-5"))
+    np.testing.assert_allclose(list(kanji._points(path)), expected)
+
+
+def test_smooth_and_repeated_curves():
+    whole = "M0,0C0,10,5,20,20,20C35,20,40,15,40,0C40,-15,50,-30,60,-30"
+    expected = list(kanji._points(whole))
+    for path in (
+        "M0,0C0,10,5,20,20,20S40,15,40,0S50-30,60-30",
+        "M0,0c0,10,5,20,20,20s20-5,20-20s10-30,20-30",
+        "M0,0c0,10,5,20,20,20,15,0,20-5,20-20,0-15,10-30,20-30",
+    ):
+        np.testing.assert_allclose(list(kanji._points(path)), expected)
+
+
+# --- The package itself -------------------------------------------------------------------------
+
+
+def _installed():
+    try:
+        return distribution("kanjivg").version
+    except PackageNotFoundError:
+        return None
+
+
+@pytest.mark.skipif(_installed() != "20260714", reason="the extra kanji is not installed")
+def test_the_real_characters(tmp_path):
+    sizes, positives = [], []
+    for split in builders.split_names("kanji"):
+        loaded = load_split("kanji@32", split, data_dir=tmp_path)
+        assert len(loaded.class_names) == 70
+        assert loaded.labels.sum(0).min() >= 10
+        sizes.append(len(loaded.labels))
+        positives.append(loaded.labels.sum())
+        assert 0.1 < np.mean(loaded.images[:] > 127) < 0.3
+    assert sizes == [3815, 1296, 1311]
+    assert 3.2 < sum(positives) / sum(sizes) < 3.3
