@@ -11,6 +11,16 @@ import numpy as np
 
 from tests.jaxloss.loss_table import LossRow
 
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+"""`compiler_options` of `jax.jit` that compile in two thirds of the time.
+
+For the tests of a transformation, which compare its results with those of a loss that other tests
+check as users compile it.
+"""
+
 
 class Batch(NamedTuple):
     """Positional arguments of a loss with masks and weights for them, all NumPy, float64."""

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxloss
-from tests.jaxloss.harness import magnitude, precision
+from tests.jaxloss.harness import QUICK, magnitude, precision
 from tests.jaxloss.loss_table import CASES, LOSSES, LossRow
 
 DEVICES = 4
@@ -26,6 +26,12 @@ P = PartitionSpec
 every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
 dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+# The variants of a loss in float64 alone.
+every_case_and_dtype = pytest.mark.parametrize(
+    ("row", "dtype"),
+    [(row, np.float64) for row in CASES] + [(row, np.float32) for row in LOSSES],
+    ids=lambda value: getattr(value, "name", None) or np.dtype(value).name,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +135,7 @@ def pmapped(row: LossRow) -> Any:
     return jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
 
 
-@every_case
-@dtypes
+@every_case_and_dtype
 def test_pmap(row, dtype):
     with precision(dtype):
         params, batch = make_problem(row, dtype)
@@ -140,8 +145,7 @@ def test_pmap(row, dtype):
         check((on_device, merged(own)), single_device(row, dtype), dtype)
 
 
-@every_case
-@dtypes
+@every_case_and_dtype
 def test_shard_map(row, dtype):
     with precision(dtype):
         params, batch = make_problem(row, dtype)
@@ -151,11 +155,11 @@ def test_shard_map(row, dtype):
             in_specs=(P(), P("batch")),
             out_specs=(P(), P("batch")),
         )
-        got = jax.tree.map(np.asarray, jax.jit(run)(params, batch))
+        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
     check(got, single_device(row, dtype), dtype)
 
 
-@every_case
+@every_loss
 @dtypes
 def test_shard_map_without_check_vma(row, dtype):
     """Then nothing checks that what `P()` promises is the same on every device: look at each."""
@@ -169,13 +173,15 @@ def test_shard_map_without_check_vma(row, dtype):
         sharded = jax.shard_map(
             run, mesh=mesh(), in_specs=(P(), P("batch")), out_specs=P("batch"), check_vma=False
         )
-        results, own = jax.tree.map(np.asarray, jax.jit(sharded)(params, batch))
+        results, own = jax.tree.map(
+            np.asarray, jax.jit(sharded, compiler_options=QUICK)(params, batch)
+        )
     for device in range(DEVICES):
         on_device = jax.tree.map(lambda x, device=device: x[device], results)
         check((on_device, own), single_device(row, dtype), dtype)
 
 
-@every_case
+@every_loss
 @dtypes
 def test_jit_over_sharded_arrays(row, dtype):
     """The single-device loss of a global array needs no axis name."""
@@ -183,7 +189,8 @@ def test_jit_over_sharded_arrays(row, dtype):
         params, batch = make_problem(row, dtype)
         params = jax.device_put(params, NamedSharding(mesh(), P()))
         batch = jax.device_put(batch, NamedSharding(mesh(), P("batch")))
-        got = jax.tree.map(np.asarray, jax.jit(partial(step, row, None))(params, batch))
+        run = jax.jit(partial(step, row, None), compiler_options=QUICK)
+        got = jax.tree.map(np.asarray, run(params, batch))
     check(got, single_device(row, dtype), dtype)
 
 
@@ -198,7 +205,7 @@ def test_two_axis_names(row):
             in_specs=(P(), P(axes)),
             out_specs=(P(), P(axes)),
         )
-        got = jax.tree.map(np.asarray, jax.jit(run)(params, batch))
+        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
     check(got, single_device(row, np.float64), np.float64)
 
 
@@ -213,7 +220,7 @@ def test_without_masks(row):
             in_specs=(P(), P("batch")),
             out_specs=(P(), P("batch")),
         )
-        got = jax.tree.map(np.asarray, jax.jit(run)(params, batch))
+        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
     check(got, single_device(row, np.float64, masked=False), np.float64)
 
 
