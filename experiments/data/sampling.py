@@ -17,7 +17,7 @@ import numpy as np
 from experiments.errors import ConfigError
 
 # The purposes of a stream: one seed gives independent numbers for each.
-_EPOCH, _EPISODIC, _EVALUATION = range(3)
+_EPOCH, _EPISODIC, _EVALUATION, _SUPPORT = range(4)
 
 
 class ClassIndex(NamedTuple):
@@ -246,6 +246,25 @@ def evaluation_episodes(
         stream = _stream(_EVALUATION, seed, e)
         samples[e] = _draw_classes(index, eligible, ways, shots + queries, stream)
     return Episodes(samples[:, :, :shots].copy(), samples[:, :, shots:].copy())
+
+
+def support_orders(num_samples: int, passes: int, *, seed: int, episode: int) -> np.ndarray:
+    """The order of an episode's support samples in every pass of a training on them.
+
+    Args:
+        num_samples: Support samples S of the episode, all classes together.
+        passes: Passes through them.
+        seed: Seed of the list of episodes, not negative.
+        episode: Number of the episode in the list.
+
+    Returns:
+        int32 [passes, S], a permutation in each row.
+
+    Raises:
+        ValueError: If seed or episode is negative.
+    """
+    keys = _stream(_SUPPORT, seed, episode).random_raw(passes * num_samples)
+    return np.argsort(keys.reshape(passes, num_samples), axis=1, kind="stable").astype(np.int32)
 
 
 def episodes_hash(episodes: Episodes) -> str:
