@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TextIO
 import tyro
 
 from experiments.benchmark.command import Benchmark
-from experiments.config import Folders, TrainConfig
+from experiments.config import FewShotConfig, Folders, TrainConfig
 from experiments.errors import ConfigError, ExperimentError
 from experiments.presets import PRESETS
 
@@ -187,7 +187,11 @@ class Compare:
             if not values:
                 raise ConfigError(f"{option} needs at least one value")
         config: Any = self.config
-        assert isinstance(config, TrainConfig)
+        if not isinstance(config, FewShotConfig):
+            raise ConfigError(
+                f"compare is for few-shot learning, and {config.data.name} has protocol "
+                f"{config.protocol} here; sweep compares any options of any protocol"
+            )
         root = self.directory or Path("runs", f"compare-{config.data.name}")
         cells = grid(config, self.losses, self.sampling, self.seeds)
         check_grid(cells, self.folders)

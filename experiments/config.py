@@ -7,7 +7,7 @@ import math
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from experiments.errors import ConfigError
 
@@ -80,6 +80,18 @@ class DataConfig:
     """Least and greatest width / height of a random resized crop."""
     lighting: Weight = field(default=0.0, metadata=LATER)
     """Standard deviation of random light along ImageNet's colours (PCA lighting)."""
+    mixup: Weight = field(default=0.0, metadata=LATER)
+    """β of mixup, whose weights are Beta(β, β); 0: none."""
+    classes: Pixels = field(default=0, metadata=LATER)
+    """How many of the classes, chosen once and for all; 0: all (not few-shot, multi-label)."""
+    samples_per_class: Pixels = field(default=0, metadata=LATER)
+    """Training images of each class, at most; 0: all (not few-shot, multi-label)."""
+    imbalance: Annotated[float, Bounds(above=0)] = field(default=1.0, metadata=LATER)
+    """Training images of the rarest class over those of the most frequent, falling exponentially
+    between the two; 1: as they are (not few-shot, multi-label)."""
+    holdout: Share = field(default=0.0, metadata=LATER)
+    """Share of each class's training images that is held out for validation (not few-shot,
+    multi-label)."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +126,22 @@ class ModelConfig:
     image to a quarter, or for small images one 3×3 convolution, which keeps its size."""
     dropout: Share = field(default=0.0, metadata=LATER)
     """Probability that dropout removes a unit between two convolutions (wrn28)."""
+    dim: Pixels = field(default=0, metadata=LATER)
+    """Features of a linear layer with batch normalisation behind the backbone; 0: no such layer."""
+    weights: str = field(default="", metadata=LATER)
+    """What the backbone starts from: a file *.safetensors, or a run directory; none: at random."""
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class NamedLoss:
+    """What every protocol's loss has."""
+
+    name: str = ""
+    """Which of the protocol's losses."""
+
+
+@dataclass(frozen=True)
+class LossConfig(NamedLoss):
     """What is minimised."""
 
     name: str = "direct:sce+nca"
@@ -135,7 +159,7 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD with momentum and its schedule."""
+    """The optimiser and its schedule."""
 
     learning_rate: Positive = 0.1
     """Peak learning rate."""
@@ -151,6 +175,12 @@ class OptimizerConfig:
     """Steps of linear warm-up from zero."""
     decay_steps: tuple[Count, ...] = ()
     """Steps at which `step` divides the learning rate by ten."""
+    kind: Literal["sgd", "adam"] = field(default="sgd", metadata=LATER)
+    """SGD with momentum, or Adam (which has no use for momentum and Nesterov's form)."""
+    backbone_rate: Positive = field(default=1.0, metadata=LATER)
+    """Learning rate of the backbone over that of the classifier."""
+    warmup_from: Share = field(default=0.0, metadata=LATER)
+    """Where the warm-up starts, as a share of the peak."""
 
 
 @dataclass(frozen=True)
@@ -173,24 +203,36 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """One training run: what all protocols have. Each adds its own options, `loss` among them."""
+
+    protocol: ClassVar[str]
+    """Its name in `experiments.protocols.PROTOCOLS`."""
 
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: NamedLoss = field(default_factory=NamedLoss)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     steps: Count = 500
     """Training steps."""
     seed: Seed = 0
     """Seed of parameters, batches and augmentation."""
     validate_every: Count = 100
     """Steps between two validations, each of which writes a checkpoint."""
-    validation_episodes: Count = 500
-    """1-shot episodes of a validation, otherwise like those of the evaluation."""
     log_every: Count = 10
     """Steps between two lines of the metrics file."""
+
+
+@dataclass(frozen=True)
+class FewShotConfig(TrainConfig):
+    """A run of protocol A: few-shot transfer with integrated losses."""
+
+    protocol: ClassVar[str] = "few-shot"
+
+    loss: LossConfig = field(default_factory=LossConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    validation_episodes: Count = 500
+    """1-shot episodes of a validation, otherwise like those of the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +305,8 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     hints = typing.get_type_hints(kind)
     options: Any = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
     required = {option.name for option in options if option.metadata != LATER}
-    unknown, missing = values.keys() - hints.keys(), required - values.keys()
+    unknown = values.keys() - {option.name for option in options}
+    missing = required - values.keys()
     if unknown or missing:
         raise ConfigError(
             f"not a configuration of this version ({kind.__name__}): "

@@ -145,12 +145,12 @@ def episodic_batch(
 
 
 def draw_batch(
-    index: ClassIndex, strategy: str, batch_size: int, *, seed: int, step: int
+    index: ClassIndex | int, strategy: str, batch_size: int, *, seed: int, step: int
 ) -> np.ndarray:
     """The training batch of a step.
 
     Args:
-        index: The samples of every class.
+        index: The samples of every class; or only how many samples there are, for random batches.
         strategy: `random` or `NxK`.
         batch_size: Samples of a random batch; an `NxK` batch has N·K.
         seed: Seed of the run, not negative.
@@ -164,7 +164,12 @@ def draw_batch(
     """
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:
-        return random_batch(len(index.order), batch_size, seed=seed, step=step)
+        count = index if isinstance(index, int) else len(index.order)
+        return random_batch(count, batch_size, seed=seed, step=step)
+    if isinstance(index, int):
+        raise ConfigError(
+            f"sampling.strategy = {strategy} needs one class an image; choose `random`"
+        )
     return episodic_batch(index, *ways_shots, seed=seed, step=step)
 
 

@@ -11,17 +11,18 @@ from flax import nnx
 from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models.conv4 import Conv4
+from experiments.models.projected import Projected
 from experiments.models.resnet import ResNet, basic, bottleneck
 from experiments.models.resnet12 import ResNet12
 from experiments.models.wide_resnet import WideResNet
 
-__all__ = ["Backbone", "Conv4", "ResNet", "ResNet12", "WideResNet", "build_backbone"]
+__all__ = ["Backbone", "Conv4", "Projected", "ResNet", "ResNet12", "WideResNet", "build_backbone"]
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 _NUMERALS = {3: "three", 4: "four"}
 
 
-Backbone = Conv4 | ResNet12 | ResNet | WideResNet
+Backbone = Conv4 | ResNet12 | ResNet | WideResNet | Projected
 """A module with `num_features`, called as `model(images, train=..., keys=...)`."""
 
 
@@ -107,7 +108,7 @@ def build_backbone(
             f"model.backbone must be one of {', '.join(_ARCHITECTURES)}, got {config.backbone!r}"
         )
     _check(config, architecture, image_shape)
-    return architecture.build(
+    backbone = architecture.build(
         config,
         config.blocks or architecture.blocks,
         image_shape=image_shape,
@@ -116,6 +117,9 @@ def build_backbone(
         axis_name=axis_name,
         rngs=rngs,
     )
+    if not config.dim:
+        return backbone
+    return Projected(backbone, config.dim, axis_name=axis_name, rngs=rngs)
 
 
 def _check(

@@ -7,6 +7,7 @@ from experiments.presets import (
     cifar_fs,
     cub_fewshot,
     icons,
+    icons_groups,
     inat2017_fewshot,
     mini_imagenet,
     tiered_imagenet,
@@ -24,6 +25,7 @@ PRESETS = {
     name: NamedPreset(module.DESCRIPTION, module.CONFIG)
     for name, module in {
         "icons": icons,
+        "icons-groups": icons_groups,
         "mini-imagenet": mini_imagenet,
         "tiered-imagenet": tiered_imagenet,
         "cub": cub_fewshot,

@@ -7,10 +7,10 @@ there, too: 62.5 % at T = d, 66.1 % at d/8, 50.8 % at d/32.
 
 from dataclasses import replace
 
-from experiments.config import DataConfig, LossConfig, OptimizerConfig, TrainConfig
+from experiments.config import DataConfig, FewShotConfig, LossConfig, OptimizerConfig
 from experiments.presets.backbones import RESNET12
 
-CONFIG = TrainConfig(
+CONFIG = FewShotConfig(
     data=DataConfig(
         # Mean and deviation of ImageNet's channels.
         mean=(0.485, 0.456, 0.406),

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.config import (
     DataConfig,
+    FewShotConfig,
     ModelConfig,
-    TrainConfig,
     check_config,
     from_dict,
     to_dict,
@@ -34,7 +34,7 @@ FIRST_MODEL = {
     "dtype": "float32",
 }
 NEW = dataclasses.replace(
-    TrainConfig(),
+    FewShotConfig(),
     data=DataConfig(image_size=80, resize=92, crop_scale=(0.08, 1.0), lighting=0.1, pad=0),
     model=ModelConfig("wrn28", (160, 320, 640), blocks=(2, 2, 2), dropout=0.5),
 )
@@ -64,14 +64,14 @@ def test_new_options_survive_a_file():
     assert written["data"]["crop_scale"] == [0.08, 1.0]
     assert "crop_ratio" not in written["data"]
     assert "stem" not in written["model"]
-    assert from_dict(TrainConfig, written) == NEW
+    assert from_dict(FewShotConfig, written) == NEW
 
 
 def test_a_run_from_before_goes_on(tmp_path):
-    first = to_dict(TrainConfig()) | {"data": FIRST_DATA, "model": FIRST_MODEL}
+    first = to_dict(FewShotConfig()) | {"data": FIRST_DATA, "model": FIRST_MODEL}
     assert not claim_run_directory(tmp_path, first)
-    assert claim_run_directory(tmp_path, to_dict(TrainConfig()))
-    lit = dataclasses.replace(TrainConfig(), data=DataConfig(lighting=0.1))
+    assert claim_run_directory(tmp_path, to_dict(FewShotConfig()))
+    lit = dataclasses.replace(FewShotConfig(), data=DataConfig(lighting=0.1))
     with pytest.raises(ConfigMismatchError, match=r"data\.lighting: \(absent\) -> 0\.1"):
         claim_run_directory(tmp_path, to_dict(lit))
 
