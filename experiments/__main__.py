@@ -151,6 +151,7 @@ class Compare:
     Finished cells are kept: the same command goes on where it was stopped, and one with other
     losses, samplings or seeds adds to the grid. The table shows all finished cells of the folder.
     A cell that diverges is shown as such; the others go on, and the exit status is 1 in the end.
+    Of the options of the runs, the grid itself sets --loss.name, --sampling.strategy and --seed.
     """
 
     config: Preset

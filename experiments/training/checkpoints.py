@@ -99,6 +99,8 @@ class Checkpoints:
         self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
         self._manager = None
         if read_only:
+            if not self._directory.is_dir():
+                raise CheckpointError(f"there is no directory {self._directory}")
             if not self.steps():
                 raise CheckpointError(f"{self._directory} holds no checkpoint")
             return
