@@ -210,6 +210,18 @@ class Checkpoints:
                     ranked.append((accuracy, step))
         return max(ranked)[1] if ranked else None
 
+    def accuracy(self, step: int) -> float | None:
+        """What `best_step` ranks a step by; None where it was not measured.
+
+        Raises:
+          CheckpointError: There is no such step, or its header is damaged.
+        """
+        self._require(step)
+        try:
+            return self._header(step)["accuracy"]
+        except _DamagedError as error:
+            raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {error}") from error
+
     def meta(self, step: int) -> dict:
         """The metadata saved with a step.
 
