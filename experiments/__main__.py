@@ -50,7 +50,7 @@ GRID_OPTIONS = {
 
 @dataclass(frozen=True)
 class Train:
-    """Train a preset, evaluate it on the novel classes, and write its report.
+    """Train a preset, evaluate it, and write its report.
 
     A run that was killed goes on where it was when the same command is given again.
     """
@@ -91,17 +91,22 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Few-shot accuracy of a trained run: nearest prototype on features computed once.
+    """Evaluate a trained run as its protocol does.
 
-    Everything that is not given is as in the run's own configuration.
+    Everything that is not given is as in the run's own configuration. Ways, shots, queries,
+    episodes, seed and distance are for few-shot learning.
     """
 
     directory: Annotated[Path, tyro.conf.Positional]
     """Run directory, as `train` made it, or its folder of checkpoints."""
-    split: Literal["novel", "validation", "base"] = "novel"
-    """Which classes."""
+    split: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: the last)"),
+    ] = None
+    """base, validation or novel classes; or, where classes are not held out, train, validation or
+    test images."""
     checkpoint: str = "best"
-    """`best` by validation accuracy, `latest`, or the number of a step."""
+    """`best` by validation, `latest`, or the number of a step."""
     ways: _Number = None
     """Classes of an episode."""
     shots: Annotated[

@@ -52,6 +52,18 @@ class ImageSet:
     class_names: tuple[str, ...]
     """The name of every label."""
 
+    def take(self, rows: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> ImageSet:
+        """Some of the images under other labels; of those in records, none is read.
+
+        Args:
+            rows: int [k], which images.
+            labels: Their labels.
+            class_names: The name of every label.
+        """
+        images = self.images
+        some = images.take(rows) if isinstance(images, RecordImages) else images[rows]
+        return ImageSet(some, labels, class_names)
+
 
 class RecordImages:
     """Images read from the record files when they are asked for.
@@ -79,6 +91,15 @@ class RecordImages:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def take(self, rows: np.ndarray) -> RecordImages:
+        """Some of the images; none is read.
+
+        Args:
+            rows: int [k], which.
+        """
+        height, width, channels = self.shape[1:]
+        return RecordImages(self._source, (height, width, channels), self._folder, self._rows[rows])
 
     def __getitem__(self, index: Any) -> np.ndarray:
         rows = self._rows[index]
