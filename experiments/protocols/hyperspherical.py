@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 import jaxloss
-from experiments.config import Bounds, NamedLoss, Positive, Seed, Share, TrainConfig
+from experiments.config import NamedLoss, Positive, Seed, Share, TrainConfig
 from experiments.data.sampling import batch_size_of
 from experiments.errors import ConfigError
 from experiments.protocols import classification
@@ -46,8 +46,8 @@ class HypersphericalLossConfig(NamedLoss):
     """The distance: the squared cosine distance (balanced classes), or dot regression with
     prototypes that are the longer, the rarer their class is (long tails)."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Of the losses in a batch. The sum over n samples moves plain SGD as the mean does with n times
-    the learning rate and a weight decay n times smaller."""
+    """Of the losses in a batch. The sum over n samples moves SGD as the mean does with n times the
+    learning rate and a weight decay n times smaller."""
     decay: Share = 0.9
     """Decay of the moving class means, from which prototypes are assigned."""
     logits: Literal["cosine", "linear"] = "cosine"
@@ -73,7 +73,7 @@ def check(config: HypersphericalConfig, num_features: int, counts: Mapping[str, 
     classification.check(config, num_features, counts)
     if num_features < 2:
         raise ConfigError(
-            f"model.dim = {num_features} must be at least 2: a sphere of one dimension is two points"
+            f"model.dim = {num_features} must be at least 2: in one, there are but two prototypes"
         )
     if config.data.imbalance != 1 and len(counts["train"]) < 3:
         raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
@@ -83,9 +83,9 @@ def objective(config: HypersphericalConfig, problem: Problem) -> Objective:
     """Features are drawn to prototypes, or a linear classifier learns.
 
     What a run remembers is, except for softmax, `prototypes` [d, C] and `assignment` [C], the
-    prototype of each class; and for the dynamic assignment `class_means` [d, C] and, for every epoch
-    of the run, how many classes were `reassigned` after it (−1 before) and the mean `alignment`, the
-    cosine between a class mean and the prototype that it got.
+    prototype of each class. With the dynamic assignment it is also `class_means` [d, C] and, for
+    every epoch of the run, how many classes were `reassigned` after it (−1 before), and their
+    `alignment`: the cosine between a class mean and its new prototype, averaged over the classes.
     """
     if config.loss.name == "softmax":
         return _softmax(config, problem)
@@ -134,9 +134,7 @@ def _with_prototypes(config: HypersphericalConfig, problem: Problem) -> Objectiv
     def memory():
         key = jax.random.fold_in(jax.random.key(config.seed), 3)
         first = {
-            "prototypes": jnp.asarray(
-                spread_prototypes(num_classes, dim, wanted.prototypes_seed)
-            ),
+            "prototypes": jnp.asarray(spread_prototypes(num_classes, dim, wanted.prototypes_seed)),
             "assignment": jax.random.permutation(key, jnp.arange(num_classes, dtype=jnp.int32)),
         }
         if dynamic:
@@ -161,7 +159,7 @@ def _with_prototypes(config: HypersphericalConfig, problem: Problem) -> Objectiv
 
 
 def reassign(memory: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The memory after an epoch: prototypes are assigned by the class means; and what that moved."""
+    """The memory with prototypes assigned by the class means, and how far that moved them."""
     prototypes, class_means = memory["prototypes"], memory["class_means"]
     assignment = jaxloss.assign_prototypes(class_means, prototypes)
     reassigned = jnp.sum(assignment != memory["assignment"])

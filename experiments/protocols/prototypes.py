@@ -53,7 +53,7 @@ def prototypes_file(num_prototypes: int, dim: int, seed: int) -> Path:
 
 
 def _read(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """The prototypes in a file, or None if it is not there or damaged: its bytes have a checksum."""
+    """The prototypes in a file, whose checksum is tested, or None if there are no such ones."""
     try:
         with np.load(path) as stored:
             prototypes = stored["prototypes"]
