@@ -4,8 +4,8 @@
 
 Saadabadi et al., CVPR 2024, supplement, section 7.2; imbalance 0.01 of its 0.005, 0.01, 0.02. An
 epoch is 9 steps, at 0.005 8 and at 0.02 10: with another `data.imbalance`, set by hand
-`steps` (200 epochs), `optimizer.warmup_steps` (5) and `optimizer.decay_steps` (160 and 180). Not run
-here: the data set does not ship.
+`steps` (200 epochs), `optimizer.warmup_steps` (5) and `optimizer.decay_steps` (160 and 180).
+Not run here: the data set does not ship.
 """
 
 from experiments.config import DataConfig
