@@ -42,7 +42,7 @@ def build_outputs(
             _check_finite(state, "score", values)
             return values
 
-        return Outputs(features, images.labels, scores, counts)
+        return Outputs(features, images.labels, scores, counts, state.memory)
 
     return outputs
 

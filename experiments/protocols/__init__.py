@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.config import TrainConfig, from_dict, to_dict
 from experiments.errors import ConfigError
-from experiments.protocols import few_shot, group_softmax
+from experiments.protocols import few_shot, group_softmax, hyperspherical
 from experiments.protocols.protocol import Outputs, Protocol
 
 __all__ = [
@@ -20,7 +20,8 @@ __all__ = [
 ]
 
 PROTOCOLS: dict[str, Protocol] = {
-    protocol.config.protocol: protocol for protocol in (few_shot.PROTOCOL, group_softmax.PROTOCOL)
+    protocol.config.protocol: protocol
+    for protocol in (few_shot.PROTOCOL, group_softmax.PROTOCOL, hyperspherical.PROTOCOL)
 }
 """Every protocol by its name."""
 

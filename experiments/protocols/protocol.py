@@ -23,6 +23,8 @@ class Outputs(NamedTuple):
     """float32 [n, C], as `Objective.scores`; computed when they are asked for."""
     counts: np.ndarray
     """int64 [C], training images of every class."""
+    memory: Any = ()
+    """What the objective remembers, see `Objective.memory`."""
 
 
 class Protocol(NamedTuple):
