@@ -53,10 +53,17 @@ class ImageSet:
     class_names: tuple[str, ...]
     """The name of every label."""
 
+    def take(self, rows: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> ImageSet:
+        """Some of the images under other labels; of those in records, none is read.
 
-def take(images: ImageTable, rows: np.ndarray) -> ImageTable:
-    """Some of the images, as int [k] says; images on the disk are not read for it."""
-    return images.take(rows) if isinstance(images, RecordImages) else images[rows]
+        Args:
+            rows: int [k], which images.
+            labels: Their labels.
+            class_names: The name of every label.
+        """
+        images = self.images
+        some = images.take(rows) if isinstance(images, RecordImages) else images[rows]
+        return ImageSet(some, labels, class_names)
 
 
 class RecordImages:
@@ -81,15 +88,19 @@ class RecordImages:
         self._source = source
         self._folder = folder
         self._rows = np.arange(len(source)) if rows is None else rows
-        self._image_shape = image_shape
         self.shape = (len(self._rows), *image_shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def take(self, rows: np.ndarray) -> RecordImages:
-        """Some of the images, as int [k] says, none of them read."""
-        return RecordImages(self._source, self._image_shape, self._folder, self._rows[rows])
+        """Some of the images; none is read.
+
+        Args:
+            rows: int [k], which.
+        """
+        height, width, channels = self.shape[1:]
+        return RecordImages(self._source, (height, width, channels), self._folder, self._rows[rows])
 
     def __getitem__(self, index: Any) -> np.ndarray:
         rows = self._rows[index]

@@ -310,7 +310,7 @@ def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np
     eligible = np.flatnonzero(counts >= needed)
     if len(eligible) < ways:
         raise ConfigError(
-            f"{purpose} need {ways} classes with at least {needed} samples; "
+            f"{purpose} takes {ways} classes with at least {needed} samples each; "
             f"{len(eligible)} of {len(counts)} classes have so many "
             f"(the largest {counts.max()}, the smallest {counts.min()})"
         )
@@ -318,7 +318,7 @@ def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np
 
 
 def _episode_classes(index: ClassIndex, ways: int, shots: int, queries: int) -> np.ndarray:
-    purpose = f"episodes of {ways} classes with {shots} shots and {queries} queries"
+    purpose = f"an episode of {ways} classes with {shots} shots and {queries} queries"
     return _classes_with(index, ways, shots + queries, purpose)
 
 

@@ -34,6 +34,8 @@ class Restored(NamedTuple):
     step: int
     counts: np.ndarray
     """int64 [C], training images of every class."""
+    validation: float | None
+    """What the best checkpoint is chosen by."""
 
 
 def restore_run(path: Path, which: str = "best") -> Restored:
@@ -62,7 +64,8 @@ def restore_run(path: Path, which: str = "best") -> Restored:
             config, protocol.objective, image_shape=(height, width, channels), counts=counts
         )
         state = checkpoints.restore(setup.state, step).state
-    return Restored(config, protocol, setup, state, step, counts)
+        validation = checkpoints.accuracy(step)
+    return Restored(config, protocol, setup, state, step, counts, validation)
 
 
 def _chosen_step(checkpoints: Checkpoints, which: str) -> int:
@@ -141,5 +144,6 @@ def evaluate_run(
     return (
         describe_run(config)
         | {"num_features": run.setup.num_features, "split": split, "step": run.step}
+        | {"validation": run.validation}
         | protocol.evaluate(config, split, outputs)
     )

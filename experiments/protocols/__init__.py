@@ -9,7 +9,15 @@ from experiments.errors import ConfigError
 from experiments.protocols import few_shot, group_softmax, multi_label
 from experiments.protocols.protocol import Outputs, Protocol
 
-__all__ = ["PROTOCOLS", "Outputs", "Protocol", "protocol_of", "run_from_dict", "run_to_dict"]
+__all__ = [
+    "PROTOCOLS",
+    "Outputs",
+    "Protocol",
+    "protocol_named",
+    "protocol_of",
+    "run_from_dict",
+    "run_to_dict",
+]
 
 PROTOCOLS: dict[str, Protocol] = {
     protocol.config.protocol: protocol
@@ -26,6 +34,18 @@ def protocol_of(config: TrainConfig) -> Protocol:
     return PROTOCOLS[config.protocol]
 
 
+def protocol_named(name: str | None) -> Protocol:
+    """The protocol of that name; without one, that of the first runs.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    name = name or _FIRST
+    if name not in PROTOCOLS:
+        raise ConfigError(f"no protocol {name!r}; this version has {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
 def run_to_dict(config: TrainConfig) -> dict[str, Any]:
     """The configuration of a run as JSON types, with the name of its protocol."""
     named = {} if config.protocol == _FIRST else {"protocol": config.protocol}
@@ -39,7 +59,4 @@ def run_from_dict(values: dict[str, Any]) -> TrainConfig:
       ConfigError: it is none of this version.
     """
     values = dict(values)
-    name = values.pop("protocol", _FIRST)
-    if name not in PROTOCOLS:
-        raise ConfigError(f"no protocol {name!r}; this version has {', '.join(PROTOCOLS)}")
-    return from_dict(PROTOCOLS[name].config, values)
+    return from_dict(protocol_named(values.pop("protocol", None)).config, values)

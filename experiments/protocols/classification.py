@@ -14,7 +14,7 @@ import numpy as np
 from experiments.config import Folders, TrainConfig
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import ImageSet, class_counts, load_split
-from experiments.data.selection import Selection, select
+from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits, predict_classes
 from experiments.protocols.protocol import Outputs
@@ -47,17 +47,15 @@ def load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
             config.data.name, name, data_dir=folders.data_dir, manual_dir=folders.manual_dir
         )
 
-    images = stored(own)
-    tested = stored(test) if test and split == "test" else None
-    chosen = _select(config, folders)
+    own_labels, test_labels = _labels(config, folders)
+    chosen = select(own_labels, config.data, test_labels=test_labels)
     if split not in chosen.rows:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
-    whole = images if tested is None else tested
-    rows = chosen.rows[split]
-    return ImageSet(
-        whole.images[rows],
+    whole, rows = stored(test if test and split == "test" else own), chosen.rows[split]
+    return whole.take(
+        rows,
         np.searchsorted(chosen.classes, whole.labels[rows]).astype(np.int32),
-        tuple(images.class_names[label] for label in chosen.classes),
+        tuple(whole.class_names[label] for label in chosen.classes),
     )
 
 
@@ -72,11 +70,6 @@ def counts(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]:
         )
         for split, rows in chosen.rows.items()
     }
-
-
-def _select(config: TrainConfig, folders: Folders) -> Selection:
-    own, test = _labels(config, folders)
-    return select(own, config.data, test_labels=test)
 
 
 def _labels(config: TrainConfig, folders: Folders) -> tuple[np.ndarray, np.ndarray | None]:

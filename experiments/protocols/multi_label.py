@@ -14,7 +14,7 @@ from jax import Array
 import jaxloss
 from experiments.config import Folders, NamedLoss, Positive, Share, TrainConfig, Weight
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import ImageSet, load_split, load_targets, take
+from experiments.data.pipeline import ImageSet, load_split, load_targets
 from experiments.data.sampling import batch_size_of, parse_strategy
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
@@ -156,7 +156,7 @@ def load(config: MultiLabelConfig, folders: Folders, split: str) -> ImageSet:
     )
     if rows is None:
         return images
-    return ImageSet(take(images.images, rows), targets, images.class_names)
+    return images.take(rows, targets, images.class_names)
 
 
 def counts(config: MultiLabelConfig, folders: Folders) -> Mapping[str, np.ndarray]:

@@ -25,7 +25,7 @@ from experiments.reporting.summary import (
 _COLORS = dict(
     zip(FAMILIES.values(), ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True)
 )
-_MARKERS = "osD^vPX*<>hp"
+_MARKERS = "sD^vPX*<>hp"
 _INK = "#333333"
 _DPI = 150
 
@@ -132,7 +132,7 @@ def _draw_panel(
             continue
         number = samplings.index(row["sampling"])
         y = losses.index(row["loss"]) + share * (number - (len(samplings) - 1) / 2)
-        color, marker = _COLORS[row["family"]], _marker(number)
+        color, marker = _COLORS[row["family"]], _marker(samplings, row["sampling"])
         if len(result["accuracies"]) > 1:
             seeds = [100 * a for a in result["accuracies"]]
             axes.plot([min(seeds), max(seeds)], [y, y], color=color, linewidth=0.7, zorder=2)
@@ -183,14 +183,15 @@ def _legend_entries(
         ("Loss (colour)", [mark(family, "o", _COLORS[family]) for family in families]),
         (
             "Training batch (shape)",
-            [mark(sampling_name(s), _marker(i), "white") for i, s in enumerate(samplings)],
+            [mark(sampling_name(s), _marker(samplings, s), "white") for s in samplings],
         ),
         ("Lines", lines),
     ]
 
 
-def _marker(number: int) -> str:
-    return _MARKERS[number % len(_MARKERS)]
+def _marker(samplings: list[str], sampling: str) -> str:
+    """Random batches are circles in every figure; they stand last among the samplings."""
+    return "o" if sampling == "random" else _MARKERS[samplings.index(sampling) % len(_MARKERS)]
 
 
 def _caption(rows: list[dict[str, Any]], command: str, *, columns: int) -> list[str]:
@@ -200,7 +201,7 @@ def _caption(rows: list[dict[str, Any]], command: str, *, columns: int) -> list[
         "Bars: 95 % confidence interval of the mean over episodes."
     )
     if any(result["spread"] is not None for row in rows for result in row["results"]):
-        text += " Where several seeds were trained, the mark is their mean and every stroke is one."
+        text += " Where several seeds were trained, the mark is their mean, and each tick is one."
     return [*textwrap.wrap(text, columns), *textwrap.wrap(f"Command: {command}", columns)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.files import write_atomically
-from experiments.protocols import PROTOCOLS
+from experiments.protocols import protocol_named
 
 
 def run_report(report: dict[str, Any]) -> str:
@@ -18,7 +18,7 @@ def run_report(report: dict[str, Any]) -> str:
     )
     if "diverged" in report:
         return f"{run}{report['diverged']}; there is nothing to evaluate"
-    first, *lines = PROTOCOLS[report["protocol"]].report(report)
+    first, *lines = protocol_named(report.get("protocol")).report(report)
     return "\n".join(
         [
             f"{run}checkpoint of step {report['step']}, {report['split']} split, {first}, "

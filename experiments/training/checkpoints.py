@@ -99,6 +99,8 @@ class Checkpoints:
         self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
         self._manager = None
         if read_only:
+            if not self._directory.is_dir():
+                raise CheckpointError(f"there is no directory {self._directory}")
             if not self.steps():
                 raise CheckpointError(f"{self._directory} holds no checkpoint")
             return
@@ -207,6 +209,18 @@ class Checkpoints:
                 if accuracy is not None:
                     ranked.append((accuracy, step))
         return max(ranked)[1] if ranked else None
+
+    def accuracy(self, step: int) -> float | None:
+        """What `best_step` ranks a step by; None where it was not measured.
+
+        Raises:
+          CheckpointError: There is no such step, or its header is damaged.
+        """
+        self._require(step)
+        try:
+            return self._header(step)["accuracy"]
+        except _DamagedError as error:
+            raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {error}") from error
 
     def meta(self, step: int) -> dict:
         """The metadata saved with a step.

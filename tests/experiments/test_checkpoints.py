@@ -279,7 +279,7 @@ def test_nothing_intact(tmp_path):
 
 
 def test_reading_only_changes_nothing(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="there is no directory"):
         Checkpoints(tmp_path / "nowhere", read_only=True)
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "empty").mkdir()

@@ -107,7 +107,7 @@ def test_a_class_index_draws_as_the_labels_do():
 
 
 def test_too_few_classes_name_the_counts():
-    with pytest.raises(ValueError, match=r"4x4 batch need 4 classes .* 4 samples; 3 of 5 classes"):
+    with pytest.raises(ValueError, match=r"takes 4 classes .* 4 samples each; 3 of 5 classes"):
         episodic_batch(LABELS, 4, 4, seed=0, step=0)
     with pytest.raises(ValueError, match="largest 12, the smallest 1"):
         episodic_batch(LABELS, 1, 13, seed=0, step=0)
@@ -227,7 +227,7 @@ def test_the_draws_are_the_same_everywhere():
 
 
 def test_impossible_episodes_name_the_problem():
-    with pytest.raises(ValueError, match=r"episodes of 11 classes .* 10 of 10 classes"):
+    with pytest.raises(ValueError, match=r"episode of 11 classes .* 10 of 10 classes"):
         episodes_of(3, ways=11)
     with pytest.raises(ValueError, match="at least 101 samples"):
         episodes_of(3, queries=99)
