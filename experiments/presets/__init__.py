@@ -8,6 +8,7 @@ from experiments.presets import (
     cifar100_lt,
     cifar100_sphere,
     cifar_fs,
+    coco,
     cub_fewshot,
     icons,
     icons_groups,
@@ -16,10 +17,13 @@ from experiments.presets import (
     imagenet200_sphere,
     imagenet_sphere,
     inat2017_fewshot,
+    kanji,
     mini_imagenet,
     stl10_lt,
     svhn_lt,
+    nus_wide,
     tiered_imagenet,
+    voc2007,
 )
 
 
@@ -37,6 +41,7 @@ PRESETS = {
         "icons-groups": icons_groups,
         "icons-sphere": icons_sphere,
         "icons-longtail": icons_longtail,
+        "kanji": kanji,
         "mini-imagenet": mini_imagenet,
         "tiered-imagenet": tiered_imagenet,
         "cub": cub_fewshot,
@@ -49,5 +54,8 @@ PRESETS = {
         "cifar100-lt": cifar100_lt,
         "svhn-lt": svhn_lt,
         "stl10-lt": stl10_lt,
+        "coco": coco,
+        "voc2007": voc2007,
+        "nus-wide": nus_wide,
     }.items()
 }

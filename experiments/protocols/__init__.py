@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.config import TrainConfig, from_dict, to_dict
 from experiments.errors import ConfigError
-from experiments.protocols import few_shot, group_softmax, hyperspherical
+from experiments.protocols import few_shot, group_softmax, hyperspherical, multi_label, negative_margin
 from experiments.protocols.protocol import Outputs, Protocol
 
 __all__ = [
@@ -21,7 +21,13 @@ __all__ = [
 
 PROTOCOLS: dict[str, Protocol] = {
     protocol.config.protocol: protocol
-    for protocol in (few_shot.PROTOCOL, group_softmax.PROTOCOL, hyperspherical.PROTOCOL)
+    for protocol in (
+        few_shot.PROTOCOL,
+        group_softmax.PROTOCOL,
+        hyperspherical.PROTOCOL,
+        multi_label.PROTOCOL,
+        negative_margin.PROTOCOL,
+    )
 }
 """Every protocol by its name."""
 

@@ -135,8 +135,15 @@ def report(report: dict[str, Any]) -> list[str]:
         f"{report['classes']} classes, {report['train_samples']} training images, "
         f"{report['result']['samples']} {report['split']} images",
         "",
-        f"| {' | '.join(report['metrics'])} |",
-        f"|{'---|' * len(report['metrics'])}",
     ]
-    values = ("–" if v is None else f"{100 * v:.2f} %" for v in report["metrics"].values())
-    return [*lines, f"| {' | '.join(values)} |"]
+    return lines + metrics_table(report["metrics"])
+
+
+def metrics_table(metrics: Mapping[str, float | None]) -> list[str]:
+    """Metrics in [0, 1] as a table of Markdown, in per cent."""
+    values = ("–" if value is None else f"{100 * value:.2f} %" for value in metrics.values())
+    return [
+        f"| {' | '.join(metrics)} |",
+        f"|{'---|' * len(metrics)}",
+        f"| {' | '.join(values)} |",
+    ]

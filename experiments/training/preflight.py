@@ -57,9 +57,9 @@ def check_run(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]
         raise ConfigError("model.weights are for a backbone alone; model.dim must be 0")
     counts = protocol.counts(config, folders)
     of_training = counts[protocol.splits[0]]
-    index = index_classes(np.repeat(np.arange(len(of_training)), of_training))
-    # Images with any number of labels are counted once for each.
+    # Of images with any number of labels, the protocol knows how many there are.
     if not is_multi_label(config.data.name):
+        index = index_classes(np.repeat(np.arange(len(of_training)), of_training))
         draw_batch(index, strategy, batch_size, seed=config.seed, step=0)
     protocol.check(config, num_features, counts)
     return counts
