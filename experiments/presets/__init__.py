@@ -8,6 +8,7 @@ from experiments.presets import (
     cub_fewshot,
     icons,
     icons_groups,
+    icons_margin,
     inat2017_fewshot,
     mini_imagenet,
     tiered_imagenet,
@@ -26,6 +27,7 @@ PRESETS = {
     for name, module in {
         "icons": icons,
         "icons-groups": icons_groups,
+        "icons-margin": icons_margin,
         "mini-imagenet": mini_imagenet,
         "tiered-imagenet": tiered_imagenet,
         "cub": cub_fewshot,

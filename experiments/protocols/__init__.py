@@ -6,13 +6,14 @@ from typing import Any
 
 from experiments.config import TrainConfig, from_dict, to_dict
 from experiments.errors import ConfigError
-from experiments.protocols import few_shot, group_softmax
+from experiments.protocols import few_shot, group_softmax, negative_margin
 from experiments.protocols.protocol import Outputs, Protocol
 
 __all__ = ["PROTOCOLS", "Outputs", "Protocol", "protocol_of", "run_from_dict", "run_to_dict"]
 
 PROTOCOLS: dict[str, Protocol] = {
-    protocol.config.protocol: protocol for protocol in (few_shot.PROTOCOL, group_softmax.PROTOCOL)
+    module.PROTOCOL.config.protocol: module.PROTOCOL
+    for module in (few_shot, group_softmax, negative_margin)
 }
 """Every protocol by its name."""
 
