@@ -333,7 +333,7 @@ def _minimise(
         )
         reached = jnp.asarray(optax.tree.get(state, "value"))
         rate = jnp.asarray(optax.tree.get(state, "learning_rate"))
-        gained = reached < value - jnp.finfo(value.dtype).eps * jnp.abs(value)
+        gained = reached < value - jnp.finfo(reached.dtype).eps * jnp.abs(value)
         return _Search(
             position=optax.apply_updates(search.position, updates),
             state=state,

@@ -24,7 +24,7 @@ class Linear:
 
     directory: Annotated[Path, tyro.conf.Positional]
     """Run directory, as `train` made it, or its folder of checkpoints."""
-    data: str = "icons"
+    data: str
     """Data set, as `python -m experiments datasets` lists it; one without a test split, or with
     held-out classes, is split within its classes."""
     checkpoint: str = "best"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config import DataConfig, Folders, check_config
+from experiments.config import DataConfig, Folders, TrainConfig, check_config
 from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape
 from experiments.data.pipeline import load_split
@@ -18,6 +18,7 @@ from experiments.errors import ConfigError, DivergedError
 from experiments.evaluation.few_shot import extract_features
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.evaluation.run import describe_run, restore_run
+from experiments.protocols import protocol_of
 from experiments.protocols.classification import stored_splits
 from experiments.training.step import build_embed
 
@@ -45,7 +46,9 @@ def evaluate_run_linear(
 
     Returns:
       A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
-      `num_features`, `image_size`, `classes`, and the fields of a `LinearResult` under `result`.
+      `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (whether
+      test images may be among those of the backbone's training), and the fields of a
+      `LinearResult` under `result`.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it is damaged.
@@ -94,8 +97,18 @@ def evaluate_run_linear(
         "stored_size": list(image_shape(data)[:2]),
         "classes": len(chosen.classes),
         "holdout": holdout,
+        "seen_in_training": _may_be_seen(run.config, data),
         "result": result._asdict(),
     }
+
+
+def _may_be_seen(config: TrainConfig, data: str) -> bool:
+    """Whether test images may be among those that the backbone was trained on.
+
+    Protocols that hold images out leave the same ones out as the split for test does; those that
+    hold classes out train on all images of the others.
+    """
+    return config.data.name == data and "base" in protocol_of(config).splits
 
 
 def _fitting(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:

@@ -6,11 +6,14 @@ from experiments.config import TrainConfig
 from experiments.presets import (
     cifar_fs,
     cub_fewshot,
+    cub_margin,
     icons,
     icons_groups,
     icons_margin,
     inat2017_fewshot,
     mini_imagenet,
+    mini_imagenet_cub,
+    mini_imagenet_margin,
     tiered_imagenet,
 )
 
@@ -33,5 +36,8 @@ PRESETS = {
         "cub": cub_fewshot,
         "cifar-fs": cifar_fs,
         "inat2017": inat2017_fewshot,
+        "mini-imagenet-margin": mini_imagenet_margin,
+        "cub-margin": cub_margin,
+        "mini-imagenet-cub": mini_imagenet_cub,
     }.items()
 }

@@ -46,6 +46,11 @@ def linear_report(report: dict[str, Any]) -> str:
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
         lines.append(f"Images were brought from {stored} to {seen} pixels.")
+    if report["seen_in_training"]:
+        lines.append(
+            f"The backbone was trained on base classes of {report['data']}, so that test images "
+            "are among those that it has seen: this is no transfer."
+        )
     missed = result["unconverged"] + (not result["converged"])
     if missed:
         lines.append(f"{missed} solves ended before they met the tolerance.")
@@ -99,7 +104,7 @@ def linear_figure(report: dict[str, Any], path: Path, *, command: str) -> None:
     axes.set_ylabel("Accuracy (%)")
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.legend(loc="lower left", frameon=False, fontsize=9)
+    axes.legend(loc="best", frameon=False, fontsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.set_title(
