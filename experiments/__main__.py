@@ -17,6 +17,7 @@ import tyro
 from experiments.benchmark.command import Benchmark
 from experiments.config import FewShotConfig, Folders, TrainConfig
 from experiments.errors import ConfigError, ExperimentError
+from experiments.evaluation.linear_command import Linear
 from experiments.presets import PRESETS
 
 Preset = Annotated[
@@ -320,6 +321,7 @@ class Datasets:
 COMMANDS = (
     Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Linear, tyro.conf.subcommand("linear")]
     | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]

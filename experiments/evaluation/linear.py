@@ -331,13 +331,14 @@ def _minimise(
         updates, state = solver.update(
             gradient, search.state, search.position, value=value, grad=gradient, value_fn=objective
         )
-        reached = optax.tree.get(state, "value")
-        gained = reached < value - jnp.finfo(value.dtype).eps * jnp.abs(value)
+        reached = jnp.asarray(optax.tree.get(state, "value"))
+        rate = jnp.asarray(optax.tree.get(state, "learning_rate"))
+        gained = reached < value - jnp.finfo(reached.dtype).eps * jnp.abs(value)
         return _Search(
             position=optax.apply_updates(search.position, updates),
             state=state,
             value=reached,
-            excess=-optax.tree.vdot(gradient, updates) / optax.tree.get(state, "learning_rate") / 2,
+            excess=-jnp.asarray(optax.tree.vdot(gradient, updates)) / rate / 2,
             idle=jnp.where(gained, 0, search.idle + 1),
             iterations=search.iterations + 1,
         )

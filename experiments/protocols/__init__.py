@@ -20,14 +20,8 @@ __all__ = [
 ]
 
 PROTOCOLS: dict[str, Protocol] = {
-    protocol.config.protocol: protocol
-    for protocol in (
-        few_shot.PROTOCOL,
-        group_softmax.PROTOCOL,
-        hyperspherical.PROTOCOL,
-        multi_label.PROTOCOL,
-        negative_margin.PROTOCOL,
-    )
+    module.PROTOCOL.config.protocol: module.PROTOCOL
+    for module in (few_shot, group_softmax, hyperspherical, multi_label, negative_margin)
 }
 """Every protocol by its name."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxloss
-from experiments.config import FewShotConfig, Folders, to_dict
+from experiments.config import DataConfig, EvaluationConfig, FewShotConfig, Folders, to_dict
 from experiments.data.builders import split_names
 from experiments.data.pipeline import ImageSet, class_counts, load_split
 from experiments.data.sampling import check_episodes, evaluation_episodes, index_classes
@@ -32,31 +32,38 @@ def load(config: FewShotConfig, folders: Folders, split: str) -> ImageSet:
 
 def counts(config: FewShotConfig, folders: Folders) -> Mapping[str, np.ndarray]:
     """The images of every class of the base, validation and novel classes."""
-    splits = split_names(config.data.name)
+    return held_out_counts(config.data.name, folders)
+
+
+def held_out_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
+    """The images of every class of the splits of a data set that holds classes out.
+
+    Raises:
+      ConfigError: it holds none out.
+    """
+    splits = split_names(name)
     if not {"base", "novel"} <= set(splits):
         raise ConfigError(
-            f"data.name = {config.data.name} holds no classes out (its splits are "
+            f"data.name = {name} holds no classes out (its splits are "
             f"{', '.join(splits)}), and few-shot evaluation needs base and novel classes"
         )
-    return class_counts(config.data.name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
+    return class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
 
 
 def check(config: FewShotConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
     """Raises unless the classes give the episodes, and the features leave the metric loss room."""
-    for option in ("classes", "samples_per_class", "holdout"):
-        if getattr(config.data, option):
-            raise ConfigError(f"few-shot evaluation has no data.{option}: classes are held out")
-    if config.data.imbalance != 1:
-        raise ConfigError("few-shot evaluation has no data.imbalance")
+    check_data(config.data)
     name = parse_loss(config.loss.name)
     if config.data.mixup and name.metric:
         raise ConfigError(
             f"data.mixup = {config.data.mixup} is for losses of single samples; {config.loss.name} "
             "compares samples with each other"
         )
-    for split, shots in (("validation", (1,)), ("novel", config.evaluation.shots)):
-        for number in shots if split in counts else ():
-            _check_episodes(counts[split], split, config, number)
+    wanted = config.evaluation
+    for split, shots in (("validation", (1,)), ("novel", wanted.shots)):
+        if split in counts:
+            told = f"{split} classes of {config.data.name}"
+            check_class_counts(counts[split], told, wanted, shots)
     num_classes = len(counts["base"])
     if name.family == "direct" and num_features <= num_classes:
         raise ConfigError(
@@ -66,15 +73,35 @@ def check(config: FewShotConfig, num_features: int, counts: Mapping[str, np.ndar
         )
 
 
-def _check_episodes(counts: np.ndarray, split: str, config: FewShotConfig, shots: int) -> None:
-    wanted = config.evaluation
+def check_data(data: DataConfig, *, allowed: str = "") -> None:
+    """Raises if the data has an option that few-shot evaluation has no use for, but one."""
+    for option in ("classes", "samples_per_class", "holdout"):
+        if getattr(data, option) and option != allowed:
+            raise ConfigError(f"few-shot evaluation has no data.{option}: classes are held out")
+    if data.imbalance != 1:
+        raise ConfigError("few-shot evaluation has no data.imbalance")
+
+
+def check_class_counts(
+    counts: np.ndarray, told: str, wanted: EvaluationConfig, shots: Iterable[int]
+) -> None:
+    """Raises unless classes of so many images give the episodes.
+
+    Args:
+      counts: integers [C], images of every class.
+      told: what the classes are, in a message.
+      wanted: ways and queries of an episode.
+      shots: its shots, each of these numbers in turn.
+
+    Raises:
+      ConfigError: fewer than N classes have K + Q images.
+    """
     index = index_classes(np.repeat(np.arange(len(counts)), counts))
-    try:
-        check_episodes(index, ways=wanted.ways, shots=shots, queries=wanted.queries)
-    except ConfigError as error:
-        raise ConfigError(
-            f"the {split} classes of {config.data.name} cannot give the evaluation: {error}"
-        ) from error
+    for number in shots:
+        try:
+            check_episodes(index, ways=wanted.ways, shots=number, queries=wanted.queries)
+        except ConfigError as error:
+            raise ConfigError(f"the {told} cannot give the evaluation: {error}") from error
 
 
 def objective(config: FewShotConfig, problem: Problem) -> Objective:

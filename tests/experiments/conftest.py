@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+from experiments.config import Folders
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
@@ -12,3 +14,9 @@ def compilation_cache(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     yield folder
     jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> Folders:
+    """Where the data sets of a session's tests are prepared, once."""
+    return Folders(data_dir=tmp_path_factory.mktemp("data"))

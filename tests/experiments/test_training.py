@@ -61,11 +61,6 @@ TINY = FewShotConfig(
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory) -> Folders:
-    return Folders(data_dir=tmp_path_factory.mktemp("data"))
-
-
 def small_setup(config: TrainConfig, axis_name: str | None = None) -> Setup:
     return initial_setup(
         config,
