@@ -1,6 +1,6 @@
 """Protocol D on the characters of KanjiVG: 70 components, split by character.
 
-    python -m experiments train kanji --loss.name two-way
+python -m experiments train kanji --loss.name two-way
 """
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig, SamplingConfig

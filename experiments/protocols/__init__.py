@@ -6,7 +6,13 @@ from typing import Any
 
 from experiments.config import TrainConfig, from_dict, to_dict
 from experiments.errors import ConfigError
-from experiments.protocols import few_shot, group_softmax, hyperspherical, multi_label, negative_margin
+from experiments.protocols import (
+    few_shot,
+    group_softmax,
+    hyperspherical,
+    multi_label,
+    negative_margin,
+)
 from experiments.protocols.protocol import Outputs, Protocol
 
 __all__ = [
