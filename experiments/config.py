@@ -90,8 +90,8 @@ class DataConfig:
     """Training images of the rarest class over those of the most frequent, falling exponentially
     between the two; 1: as they are (not few-shot, multi-label)."""
     holdout: Share = field(default=0.0, metadata=LATER)
-    """Share of each class's training images that is held out for validation (not few-shot,
-    multi-label)."""
+    """Share of each class's training images that is held out for validation, or, with a negative
+    margin, for the episodes of the base classes (not few-shot otherwise, multi-label)."""
 
 
 @dataclass(frozen=True)

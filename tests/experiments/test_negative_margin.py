@@ -115,6 +115,7 @@ def test_a_run_is_judged_on_all_classes(trained, folders):
     assert list(report["metrics"]) == ["novel 2-shot", "validation 2-shot", "base 2-shot"]
     assert [r["split"] for r in report["results"]] == ["novel", "validation", "base"]
     run = restore_run(trained)
+    assert isinstance(run.config, NegativeMarginConfig)
     outputs = build_outputs(run.setup, run.config.data, run.counts)
     images = negative_margin.load(run.config, folders, "held-out")
     features = outputs(run.state, images).features
