@@ -5,6 +5,12 @@
 Of every base class 35 % of the images are held out; the larger classes, with 21 such images or
 more, give the episodes of the base classes. A classifier that has seen the images says nothing of
 the base classes: the paper takes other images of them, too.
+
+Learning rate and weight decay are the paper's. Fine-tuned accuracy on validation classes, 1-shot /
+5-shot, seed 0: 75.9 / 91.3 % at m = 0, 75.7 / 91.0 % at -0.02, 73.1 / 89.0 % at -0.1; on base
+classes 80.1 / 92.6, 79.2 / 92.2, 75.7 / 90.4 %. To repeat one of these: the command above with
+another margin and `--directory RUN`, then `python -m experiments evaluate RUN --split validation`
+(or `base`).
 """
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig, SamplingConfig
