@@ -91,7 +91,7 @@ class DataConfig:
     between the two; 1: as they are (not few-shot, multi-label)."""
     holdout: Share = field(default=0.0, metadata=LATER)
     """Share of each class's training images, of a multi-label set of all of them, that is held out
-    for validation (not few-shot)."""
+    for validation, or with a negative margin for the episodes of the base classes."""
 
 
 @dataclass(frozen=True)

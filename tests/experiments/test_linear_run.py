@@ -97,11 +97,11 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
         test_labels=np.asarray(test.labels),
     ).rows
     assert len(rows["validation"]) == 15
-    train, validation = (
+    chosen, held_out = (
         Labelled(np.asarray(own.features)[rows[s]], np.asarray(own.labels)[rows[s]])
         for s in ("train", "validation")
     )
-    expected = evaluate_linear(train, validation, test, penalties=PENALTIES)._asdict()
+    expected = evaluate_linear(chosen, held_out, test, penalties=PENALTIES)._asdict()
     assert report["result"].keys() == expected.keys()
     for name, value in expected.items():
         assert report["result"][name] == pytest.approx(value, rel=1e-3), name
