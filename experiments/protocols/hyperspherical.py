@@ -31,7 +31,7 @@ _LABELS = {
     "softmax": "Softmax",
 }
 _COLUMNS = 10
-"""Columns of the report's table on the assignment."""
+"""Columns of the report's table on the assignment, at most."""
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,8 @@ def report(report: dict[str, Any]) -> list[str]:
     reassigned, alignment = (report["assignment"][name] for name in ("reassigned", "alignment"))
     if not reassigned:
         return [*lines, "", "No epoch had ended: the assignment is the first one, at random."]
-    groups = np.array_split(np.arange(len(reassigned)), min(_COLUMNS, len(reassigned)))
-    names = [
-        f"{group[0] + 1}" + (f"–{group[-1] + 1}" if len(group) > 1 else "") for group in groups
-    ]
+    groups = _columns(len(reassigned))
+    names = [f"{g[0] + 1}" + (f"–{g[-1] + 1}" if len(g) > 1 else "") for g in groups]
     return [
         *lines,
         "",
@@ -271,6 +269,12 @@ def report(report: dict[str, Any]) -> list[str]:
         f"| reassigned | {' | '.join(f'{np.mean(np.take(reassigned, g)):.1f}' for g in groups)} |",
         f"| cosine | {' | '.join(f'{np.mean(np.take(alignment, g)):.3f}' for g in groups)} |",
     ]
+
+
+def _columns(epochs: int) -> list[np.ndarray]:
+    """The epochs from 0 in groups that grow: the assignment moves most at first."""
+    edges = np.geomspace(1, epochs + 1, _COLUMNS + 1).round().astype(int) - 1
+    return np.split(np.arange(epochs), np.unique(edges)[1:-1])
 
 
 PROTOCOL = Protocol(
