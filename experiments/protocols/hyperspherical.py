@@ -31,7 +31,7 @@ _LABELS = {
     "softmax": "Softmax",
 }
 _COLUMNS = 10
-"""Columns of the report's table on the assignment."""
+"""Columns of the report's table on the assignment, at most."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class HypersphericalLossConfig(NamedLoss):
     learning rate and a weight decay n times smaller."""
     decay: Share = 0.9
     """Decay of the moving class means, from which prototypes are assigned."""
-    logits: Literal["cosine", "linear"] = "cosine"
-    """Logits of fixed-ce: SCALE times the cosine, or the inner product."""
+    logits: Literal["linear", "cosine"] = "linear"
+    """Logits of fixed-ce: the inner product, or SCALE times the cosine."""
     scale: Positive = 16.0
-    """Cosines are multiplied by it to be logits: in the cross-entropy of fixed-ce, and in the
-    calibration error of all that predict by the cosine."""
+    """Cosines are multiplied by it to be logits: for the calibration error of dynamic and static,
+    whose training has no such scale, and wherever fixed-ce has cosines."""
     prototypes_seed: Seed = 0
     """Seed of the prototypes, which do not depend on the run's."""
 
@@ -115,15 +115,25 @@ def _with_prototypes(config: HypersphericalConfig, problem: Problem) -> Objectiv
     wanted, axis_name = config.loss, problem.axis_name
     num_classes, dim = len(problem.counts), problem.num_features
     dynamic = wanted.name == "dynamic"
-    value_of = _criterion(config, problem)
+    linear = wanted.name == "fixed-ce" and wanted.logits == "linear"
 
-    def cosines(features, memory):
+    def scores(features, head, memory):
         assigned = memory["prototypes"][:, memory["assignment"]]
-        return jaxloss.cosine_logits(features, assigned)
+        if linear:
+            return jaxloss.linear_logits(features, assigned)
+        return wanted.scale * jaxloss.cosine_logits(features, assigned)
+
+    distance = _distance(config, problem)
 
     def loss(features, labels, head, memory):
-        value = value_of(features, labels, memory)
-        means = _accuracy(cosines(features, memory), labels)
+        logits = scores(features, head, memory)
+        if wanted.name == "fixed-ce":
+            value = jaxloss.softmax_loss(
+                logits, labels, reduction=wanted.reduction, axis_name=axis_name
+            )
+        else:
+            value = distance(features, labels, memory)
+        means = _accuracy(logits, labels)
         if dynamic:
             class_means = jaxloss.update_class_means(
                 memory["class_means"], features, labels, decay=wanted.decay, axis_name=axis_name
@@ -145,9 +155,6 @@ def _with_prototypes(config: HypersphericalConfig, problem: Problem) -> Objectiv
                 "alignment": jnp.zeros(epochs),
             }
         return first
-
-    def scores(features, head, memory):
-        return wanted.scale * cosines(features, memory)
 
     return Objective(
         head=lambda key: {},
@@ -173,20 +180,12 @@ def reassign(memory: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Arra
     return memory | changed, {"reassigned": reassigned, "alignment": alignment}
 
 
-def _criterion(
+def _distance(
     config: HypersphericalConfig, problem: Problem
 ) -> Callable[[Array, Array, dict[str, Array]], Array]:
-    """The loss of features [n, d] with labels [n], given the memory."""
+    """The distance of features [n, d] from the prototypes of their labels [n], by the memory."""
     wanted = config.loss
     common: Any = {"reduction": wanted.reduction, "axis_name": problem.axis_name}
-
-    def cross_entropy(features, labels, memory):
-        kernel = memory["prototypes"][:, memory["assignment"]]
-        if wanted.logits == "linear":
-            logits = jaxloss.linear_logits(features, kernel)
-        else:
-            logits = wanted.scale * jaxloss.cosine_logits(features, kernel)
-        return jaxloss.softmax_loss(logits, labels, **common)
 
     def prototype(features, labels, memory):
         return jaxloss.prototype_loss(
@@ -203,8 +202,6 @@ def _criterion(
             **common,
         )
 
-    if wanted.name == "fixed-ce":
-        return cross_entropy
     if wanted.criterion == "prototype":
         return prototype
     labels = np.repeat(np.arange(len(problem.counts)), problem.counts)
@@ -246,8 +243,8 @@ def describe(config: HypersphericalConfig) -> dict[str, Any]:
     label = _LABELS[config.loss.name]
     if config.loss.name in ("dynamic", "static") and config.loss.criterion == "dot-regression":
         label += ", dot regression"
-    if config.loss.name == "fixed-ce" and config.loss.logits == "linear":
-        label += ", linear logits"
+    if config.loss.name == "fixed-ce" and config.loss.logits == "cosine":
+        label += ", cosine logits"
     return {"label": label} | classification.describe_data(config)
 
 
@@ -259,10 +256,8 @@ def report(report: dict[str, Any]) -> list[str]:
     reassigned, alignment = (report["assignment"][name] for name in ("reassigned", "alignment"))
     if not reassigned:
         return [*lines, "", "No epoch had ended: the assignment is the first one, at random."]
-    groups = np.array_split(np.arange(len(reassigned)), min(_COLUMNS, len(reassigned)))
-    names = [
-        f"{group[0] + 1}" + (f"–{group[-1] + 1}" if len(group) > 1 else "") for group in groups
-    ]
+    groups = _columns(len(reassigned))
+    names = [f"{g[0] + 1}" + (f"–{g[-1] + 1}" if len(g) > 1 else "") for g in groups]
     return [
         *lines,
         "",
@@ -274,6 +269,12 @@ def report(report: dict[str, Any]) -> list[str]:
         f"| reassigned | {' | '.join(f'{np.mean(np.take(reassigned, g)):.1f}' for g in groups)} |",
         f"| cosine | {' | '.join(f'{np.mean(np.take(alignment, g)):.3f}' for g in groups)} |",
     ]
+
+
+def _columns(epochs: int) -> list[np.ndarray]:
+    """The epochs from 0 in groups that grow: the assignment moves most at first."""
+    edges = np.geomspace(1, epochs + 1, _COLUMNS + 1).round().astype(int) - 1
+    return np.split(np.arange(epochs), np.unique(edges)[1:-1])
 
 
 PROTOCOL = Protocol(
