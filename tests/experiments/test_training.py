@@ -66,7 +66,7 @@ def small_setup(config: TrainConfig, axis_name: str | None = None) -> Setup:
         config,
         protocol_of(config).objective,
         image_shape=(16, 16, 1),
-        counts=np.full(5, 10),
+        counts=np.full(5, 100),
         axis_name=axis_name,
     )
 
@@ -108,6 +108,33 @@ def test_pmap_and_sharded_jit_give_the_same_numbers(loss, model):
 def test_a_batch_that_does_not_spread_evenly_is_refused():
     with pytest.raises(ValueError, match="batch of 6 does not spread evenly over 4 devices"):
         parallel.check_batch_size(6)
+
+
+@pytest.mark.parametrize(
+    "preset",
+    ["icons", "icons-groups", "icons-sphere", "icons-longtail", "kanji", "icons-margin"],
+)
+def test_a_step_gives_back_what_it_takes(preset):
+    """Also in weak types, or a run compiles its step twice."""
+    config = PRESETS[preset].config
+    setup = small_setup(config)
+    step = build_step(
+        setup.graphdef,
+        setup.objective,
+        setup.optimizer,
+        config.data,
+        key=jax.random.key(3),
+        axis_name=None,
+    )
+    labels = np.eye(5, dtype=np.int8) if preset == "kanji" else np.arange(5, dtype=np.int32)
+    after, _ = jax.eval_shape(step, setup.state, Batch(np.zeros((5, 16, 16, 1), np.uint8), labels))
+
+    def kind(leaf):
+        aval = jax.typeof(leaf)
+        return aval.shape, aval.dtype, aval.weak_type
+
+    chex.assert_trees_all_equal_structs(after, setup.state)
+    assert jax.tree.map(kind, after) == jax.tree.map(kind, setup.state)
 
 
 @pytest.mark.parametrize(("loss", "shown"), [("nca", False), ("sce+nca", True)])
