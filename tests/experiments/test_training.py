@@ -117,6 +117,9 @@ def test_a_batch_that_does_not_spread_evenly_is_refused():
 def test_a_step_gives_back_what_it_takes(preset):
     """Also in weak types, or a run compiles its step twice."""
     config = PRESETS[preset].config
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, widths=TINY.model.widths)
+    )
     setup = small_setup(config)
     step = build_step(
         setup.graphdef,
