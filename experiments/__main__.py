@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, TextIO
 import tyro
 
 from experiments.benchmark.command import Benchmark
-from experiments.config import Folders, TrainConfig
+from experiments.config import FewShotConfig, Folders, TrainConfig
 from experiments.errors import ConfigError, ExperimentError
+from experiments.evaluation.linear_command import Linear
 from experiments.presets import PRESETS
 
 Preset = Annotated[
@@ -50,7 +51,7 @@ GRID_OPTIONS = {
 
 @dataclass(frozen=True)
 class Train:
-    """Train a preset, evaluate it on the novel classes, and write its report.
+    """Train a preset, evaluate it, and write its report.
 
     A run that was killed goes on where it was when the same command is given again.
     """
@@ -91,17 +92,22 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Few-shot accuracy of a trained run: nearest prototype on features computed once.
+    """Evaluate a trained run as its protocol does.
 
-    Everything that is not given is as in the run's own configuration.
+    Everything that is not given is as in the run's own configuration. Ways, shots, queries,
+    episodes, seed and distance are for few-shot learning.
     """
 
     directory: Annotated[Path, tyro.conf.Positional]
     """Run directory, as `train` made it, or its folder of checkpoints."""
-    split: Literal["novel", "validation", "base"] = "novel"
-    """Which classes."""
+    split: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: the last)"),
+    ] = None
+    """base, validation or novel classes; or, where classes are not held out, train, validation or
+    test images."""
     checkpoint: str = "best"
-    """`best` by validation accuracy, `latest`, or the number of a step."""
+    """`best` by validation, `latest`, or the number of a step."""
     ways: _Number = None
     """Classes of an episode."""
     shots: Annotated[
@@ -188,7 +194,11 @@ class Compare:
             if not values:
                 raise ConfigError(f"{option} needs at least one value")
         config: Any = self.config
-        assert isinstance(config, TrainConfig)
+        if not isinstance(config, FewShotConfig):
+            raise ConfigError(
+                f"compare is for few-shot learning, and {config.data.name} has protocol "
+                f"{config.protocol} here; sweep compares any options of any protocol"
+            )
         root = self.directory or Path("runs", f"compare-{config.data.name}")
         cells = grid(config, self.losses, self.sampling, self.seeds)
         check_grid(cells, self.folders)
@@ -220,6 +230,80 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """Train and evaluate a preset at all combinations of values of some options.
+
+    Writes table.md, table.json and figure.png. Finished runs are kept: the same command goes on
+    where it was stopped, and one with further seeds or values of the same options adds to the
+    table. One that diverges is shown as such; the others go on, and the exit status is then 1.
+    """
+
+    config: Preset
+    over: tuple[str, ...] = ()
+    """Axes, the methods first: OPTION=VALUE,VALUE,... such as loss.name=softmax,loose, or options
+    that change together: loss.name/optimizer.learning_rate=softmax/0.1,loose/0.3."""
+    seeds: tuple[int, ...] = (0,)
+    """Every combination is trained once for each seed."""
+    directory: Path | None = None
+    """Folder of the sweep (by default runs/sweep-PROTOCOL-DATA)."""
+    title: str = ""
+    """Title of table and figure."""
+    metrics: tuple[str, ...] = ()
+    """Which metrics the table and the figure show, in this order (by default all)."""
+    parallel: Mode = "pmap"
+    """Data-parallel over all devices by jax.pmap, or by a jit over sharded global arrays."""
+    distributed: Distributed = False
+    """One of several processes that share the run's directory, as in `train`."""
+    folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Runs what is missing of the sweep, prints its table."""
+        from experiments.compare import run_cell
+        from experiments.reporting.sweep import Axis, write_sweep
+        from experiments.sweep import cells, finished, parse_axis
+        from experiments.training.preflight import check_run
+        from experiments.training.processes import on_first
+
+        config: Any = self.config
+        if not self.over or not self.seeds:
+            raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
+        axes = [parse_axis(text, config) for text in self.over]
+        root = self.directory or Path("runs", f"sweep-{config.protocol}-{config.data.name}")
+        todo = cells(config, axes, self.seeds, root)
+        for cell in todo:
+            check_run(cell.config, self.folders)
+        typed, diverged = shlex.join(command), []
+        for number, cell in enumerate(todo, start=1):
+            settings = ", ".join(f"{a.name} = {at}" for a, at in zip(axes, cell.place, strict=True))
+            print(f"[{number}/{len(todo)}] {settings}, seed {cell.config.seed}", flush=True)
+            report = run_cell(
+                cell.config,
+                cell.directory,
+                self.folders,
+                command=typed,
+                parallel_mode=self.parallel,
+            )
+            if "diverged" in report:
+                diverged.append(f"{cell.directory}: {report['diverged']}")
+                print(report["diverged"], flush=True)
+        paths = on_first(
+            lambda: write_sweep(
+                root,
+                [Axis(axis.name, axis.labels()) for axis in axes],
+                finished(config, axes, root),
+                title=self.title or f"{config.protocol} on {config.data.name}",
+                metrics=self.metrics,
+                command=typed,
+            )
+        )
+        print("\n" + paths[0].read_text(encoding="utf-8"))
+        print("wrote", ", ".join(str(path) for path in paths))
+        if diverged:
+            print(f"{len(diverged)} of {len(todo)} runs diverged:", *diverged, sep="\n  ")
+        return 1 if diverged else 0
+
+
+@dataclass(frozen=True)
 class Datasets:
     """List the data sets: what is ready, and what each of the others needs."""
 
@@ -237,7 +321,9 @@ class Datasets:
 COMMANDS = (
     Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Linear, tyro.conf.subcommand("linear")]
     | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]
     | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
 )

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Folders, TrainConfig, from_dict, to_dict
+from experiments.config import FewShotConfig, Folders, TrainConfig
 from experiments.errors import DivergedError, ExperimentError
 from experiments.evaluation.run import describe_run, evaluate_run
 from experiments.loss_names import parse_loss
+from experiments.protocols import protocol_of, run_from_dict, run_to_dict
 from experiments.reporting.report import write_run_report
 from experiments.training.checkpoints import claim_run_directory, read_config
 from experiments.training.loop import ParallelMode, train
@@ -22,15 +23,15 @@ from experiments.training.processes import on_first
 logger = logging.getLogger(__name__)
 
 
-def cell_directory(root: Path, config: TrainConfig) -> Path:
+def cell_directory(root: Path, config: FewShotConfig) -> Path:
     """The run directory of a cell, for example ROOT/direct-sce+nca/32x4/seed-0."""
     name = config.loss.name.replace(":", "-")
     return root / name / config.sampling.strategy / f"seed-{config.seed}"
 
 
 def grid(
-    config: TrainConfig, losses: Sequence[str], samplings: Sequence[str], seeds: Sequence[int]
-) -> list[TrainConfig]:
+    config: FewShotConfig, losses: Sequence[str], samplings: Sequence[str], seeds: Sequence[int]
+) -> list[FewShotConfig]:
     """One configuration for every cell; all methods under a seed and sampling stand together."""
     return [
         dataclasses.replace(
@@ -45,7 +46,7 @@ def grid(
     ]
 
 
-def check_grid(cells: Sequence[TrainConfig], folders: Folders) -> None:
+def check_grid(cells: Sequence[FewShotConfig], folders: Folders) -> None:
     """Raises, before hours of training, unless every cell can be trained and evaluated.
 
     Raises:
@@ -55,16 +56,18 @@ def check_grid(cells: Sequence[TrainConfig], folders: Folders) -> None:
         check_run(cell, folders)
 
 
-def finished_cells(root: Path, config: TrainConfig) -> list[dict[str, Any]]:
+def finished_cells(root: Path, config: FewShotConfig) -> list[dict[str, Any]]:
     """The reports of all finished cells under `root` that differ from `config` in nothing but
     loss, sampling and seed, in the order of the paper's tables. One that cannot be read is left
     out with a warning."""
     reports = []
     for path in sorted(root.glob("*/*/seed-*/report.json")):
         try:
-            cell = from_dict(TrainConfig, read_config(path.parent))
+            cell = run_from_dict(read_config(path.parent))
         except ExperimentError as error:
             logger.warning("%s is left out of the table: %s", path.parent, error)
+            continue
+        if not isinstance(cell, FewShotConfig):
             continue
         same = dataclasses.replace(
             cell,
@@ -81,15 +84,15 @@ def _read_report(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     """The report of a finished run; None, and a warning, where it is damaged."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
+        expected = describe_run(config)
         told = {key: report[key] for key in ("loss", "sampling", "seed")}
-        if told != {
-            "loss": config.loss.name,
-            "sampling": config.sampling.strategy,
-            "seed": config.seed,
-        }:
+        if told != {key: expected[key] for key in told}:
             raise ValueError(f"it is the report of another run: {told}")
-        for result in report["results"]:
-            _ = [result[key] for key in ("shots", "accuracy", "interval", "episodes", "hash")]
+        if isinstance(config, FewShotConfig):
+            for result in report["results"]:
+                _ = [result[key] for key in ("shots", "accuracy", "interval", "episodes", "hash")]
+        elif not isinstance(report["metrics"], dict):
+            raise TypeError(f"its metrics are {report['metrics']!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
         return None
@@ -104,7 +107,7 @@ def run_cell(
     command: str,
     parallel_mode: ParallelMode = "pmap",
 ) -> dict[str, Any]:
-    """Trains one run to its end, evaluates it on the novel classes and writes its report.
+    """Trains one run to its end, evaluates it and writes its report.
 
     What is finished already is not done again: the report of a finished run is read. A run that
     diverges is finished too: its report has no results, and tells under `diverged` what happened.
@@ -122,7 +125,7 @@ def run_cell(
     path = directory / "report.json"
 
     def finished() -> dict[str, Any] | None:
-        there = path.exists() and claim_run_directory(directory, to_dict(config))
+        there = path.exists() and claim_run_directory(directory, run_to_dict(config))
         return _read_report(path, config) if there else None
 
     report = on_first(finished)
@@ -132,10 +135,11 @@ def run_cell(
         trained = train(config, directory, folders, parallel_mode=parallel_mode)
         report = evaluate_run(directory, folders) | {"seconds": trained.seconds}
     except DivergedError as error:
-        report = describe_run(config, config.evaluation) | {
-            "split": "novel",
+        report = describe_run(config) | {
+            "split": protocol_of(config).splits[-1],
             "step": error.step,
             "results": [],
+            "metrics": {},
             "diverged": str(error),
         }
     report["command"] = command

@@ -7,7 +7,7 @@ import math
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from experiments.errors import ConfigError
 
@@ -39,6 +39,19 @@ Positive = Annotated[float, Bounds(above=0)]
 Share = Annotated[float, Bounds(least=0, below=1)]
 
 
+LATER = {"later": True}
+"""Metadata of an option that is younger than the runs that people have.
+
+A configuration without such an option has its default, and one that has the default is written
+without it: so runs from before stay readable, and go on where they stopped. The default is
+therefore what those runs did, and must never change.
+"""
+
+
+def _may_be_absent(option: dataclasses.Field[Any], value: Any) -> bool:
+    return option.metadata == LATER and value == option.default
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, and how they are augmented."""
@@ -55,6 +68,30 @@ class DataConfig:
     """Mirror half of the images from left to right."""
     color_jitter: Weight = 0.0
     """Strength of random brightness, contrast and saturation (colour images)."""
+    image_size: Pixels = field(default=0, metadata=LATER)
+    """Side of the square images that the model sees; 0: images are seen as they are stored."""
+    resize: Pixels = field(default=0, metadata=LATER)
+    """Shorter side of an image before IMAGE_SIZE pixels are cut out of its middle, in evaluation
+    and where there is no random resized crop; 0: IMAGE_SIZE."""
+    crop_scale: tuple[Positive, ...] = field(default=(), metadata=LATER)
+    """Least and greatest part of the area in a random resized crop, such as 0.08 1; none: pad and
+    crop."""
+    crop_ratio: tuple[Positive, ...] = field(default=(3 / 4, 4 / 3), metadata=LATER)
+    """Least and greatest width / height of a random resized crop."""
+    lighting: Weight = field(default=0.0, metadata=LATER)
+    """Standard deviation of random light along ImageNet's colours (PCA lighting)."""
+    mixup: Weight = field(default=0.0, metadata=LATER)
+    """β of mixup, whose weights are Beta(β, β); 0: none."""
+    classes: Pixels = field(default=0, metadata=LATER)
+    """How many of the classes, chosen once and for all; 0: all (not few-shot, multi-label)."""
+    samples_per_class: Pixels = field(default=0, metadata=LATER)
+    """Training images of each class, at most; 0: all (not few-shot, multi-label)."""
+    imbalance: Annotated[float, Bounds(above=0)] = field(default=1.0, metadata=LATER)
+    """Training images of the rarest class over those of the most frequent, falling exponentially
+    between the two; 1: as they are (not few-shot, multi-label)."""
+    holdout: Share = field(default=0.0, metadata=LATER)
+    """Share of each class's training images, of a multi-label set of all of them, that is held out
+    for validation, or with a negative margin for the episodes of the base classes."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +108,40 @@ class SamplingConfig:
 class ModelConfig:
     """The backbone."""
 
-    backbone: Literal["conv4", "resnet12"] = "conv4"
-    """Architecture."""
+    backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28"] = "conv4"
+    """Architecture; resnet32 is the one for CIFAR, wrn28 the wide residual network."""
     widths: tuple[Count, ...] = (64, 64, 64, 64)
-    """Channels of the four blocks."""
+    """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50), or of the
+    three stages (resnet32, wrn28)."""
     pooling: Literal["flatten", "mean"] = "flatten"
     """Features are all positions of the last block, or their mean."""
     drop_block: Share = 0.0
-    """Probability that DropBlock removes a unit (ResNet-12)."""
+    """Probability that DropBlock removes a unit (resnet12)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of the backbone; parameters and losses stay float32."""
+    blocks: tuple[Count, ...] = field(default=(), metadata=LATER)
+    """Residual blocks of every stage (not conv4, resnet12); none: the architecture's own."""
+    stem: Literal["imagenet", "small"] = field(default="imagenet", metadata=LATER)
+    """First layers of resnet18 and resnet50: 7×7 with stride 2 and max-pooling, which shrink the
+    image to a quarter, or for small images one 3×3 convolution, which keeps its size."""
+    dropout: Share = field(default=0.0, metadata=LATER)
+    """Probability that dropout removes a unit between two convolutions (wrn28)."""
+    dim: Pixels = field(default=0, metadata=LATER)
+    """Features of a linear layer with batch normalisation behind the backbone; 0: no such layer."""
+    weights: str = field(default="", metadata=LATER)
+    """What the backbone starts from: a file *.safetensors, or a run directory; none: at random."""
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class NamedLoss:
+    """What every protocol's loss has."""
+
+    name: str = ""
+    """Which of the protocol's losses."""
+
+
+@dataclass(frozen=True)
+class LossConfig(NamedLoss):
     """What is minimised."""
 
     name: str = "direct:sce+nca"
@@ -102,7 +159,7 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD with momentum and its schedule."""
+    """The optimiser and its schedule."""
 
     learning_rate: Positive = 0.1
     """Peak learning rate."""
@@ -118,6 +175,12 @@ class OptimizerConfig:
     """Steps of linear warm-up from zero."""
     decay_steps: tuple[Count, ...] = ()
     """Steps at which `step` divides the learning rate by ten."""
+    kind: Literal["sgd", "adam"] = field(default="sgd", metadata=LATER)
+    """SGD with momentum, or Adam (which has no use for momentum and Nesterov's form)."""
+    backbone_rate: Positive = field(default=1.0, metadata=LATER)
+    """Learning rate of the backbone over that of the classifier."""
+    warmup_from: Share = field(default=0.0, metadata=LATER)
+    """Where the warm-up starts, as a share of the peak."""
 
 
 @dataclass(frozen=True)
@@ -140,24 +203,36 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """One training run: what all protocols have. Each adds its own options, `loss` among them."""
+
+    protocol: ClassVar[str]
+    """Its name in `experiments.protocols.PROTOCOLS`."""
 
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: NamedLoss = field(default_factory=NamedLoss)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     steps: Count = 500
     """Training steps."""
     seed: Seed = 0
     """Seed of parameters, batches and augmentation."""
     validate_every: Count = 100
     """Steps between two validations, each of which writes a checkpoint."""
-    validation_episodes: Count = 500
-    """1-shot episodes of a validation, otherwise like those of the evaluation."""
     log_every: Count = 10
     """Steps between two lines of the metrics file."""
+
+
+@dataclass(frozen=True)
+class FewShotConfig(TrainConfig):
+    """A run of protocol A: few-shot transfer with integrated losses."""
+
+    protocol: ClassVar[str] = "few-shot"
+
+    loss: LossConfig = field(default_factory=LossConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    validation_episodes: Count = 500
+    """1-shot episodes of a validation, otherwise like those of the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +276,17 @@ def check_config(config: Any, section: str = "") -> None:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as JSON types: dataclasses become objects, tuples lists, paths strings."""
+    """A configuration as JSON types: dataclasses become objects, tuples lists, paths strings.
+
+    An option that is `LATER` is left out where it has its default.
+    """
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value):
             return {
-                field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+                option.name: plain(getattr(value, option.name))
+                for option in dataclasses.fields(value)
+                if not _may_be_absent(option, getattr(value, option.name))
             }
         if isinstance(value, tuple):
             return [plain(item) for item in value]
@@ -220,10 +300,13 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """The configuration that `to_dict` made `values` from.
 
     Raises:
-      ConfigError: a key is unknown to this version, or missing.
+      ConfigError: a key is unknown to this version, or missing and not one that is `LATER`.
     """
     hints = typing.get_type_hints(kind)
-    unknown, missing = values.keys() - hints.keys(), hints.keys() - values.keys()
+    options: Any = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    required = {option.name for option in options if option.metadata != LATER}
+    unknown = values.keys() - {option.name for option in options}
+    missing = required - values.keys()
     if unknown or missing:
         raise ConfigError(
             f"not a configuration of this version ({kind.__name__}): "

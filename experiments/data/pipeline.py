@@ -17,6 +17,7 @@ from PIL import Image
 
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
+from experiments.data.builders.frame import ImageBuilder
 from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.preparation import prepare
 from experiments.errors import ConfigError
@@ -52,6 +53,18 @@ class ImageSet:
     class_names: tuple[str, ...]
     """The name of every label."""
 
+    def take(self, rows: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> ImageSet:
+        """Some of the images under other labels; of those in records, none is read.
+
+        Args:
+            rows: int [k], which images.
+            labels: Their labels.
+            class_names: The name of every label.
+        """
+        images = self.images
+        some = images.take(rows) if isinstance(images, RecordImages) else images[rows]
+        return ImageSet(some, labels, class_names)
+
 
 class RecordImages:
     """Images read from the record files when they are asked for.
@@ -79,6 +92,15 @@ class RecordImages:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def take(self, rows: np.ndarray) -> RecordImages:
+        """Some of the images; none is read.
+
+        Args:
+            rows: int [k], which.
+        """
+        height, width, channels = self.shape[1:]
+        return RecordImages(self._source, (height, width, channels), self._folder, self._rows[rows])
 
     def __getitem__(self, index: Any) -> np.ndarray:
         rows = self._rows[index]
@@ -114,6 +136,29 @@ def class_counts(
     }
 
 
+def load_targets(
+    name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
+) -> np.ndarray:
+    """The labels of images that have any number of them, without reading an image.
+
+    Args:
+        name: The data set.
+        split: As in `load_split`.
+        data_dir: As in `load_split`.
+        manual_dir: As in `load_split`.
+
+    Returns:
+        int8 [n, C]: 1, 0, or −1 where that is unknown; in the order of `load_split`.
+
+    Raises:
+        ConfigError: There is no such data set or split.
+        MissingArchiveError: As in `load_split`.
+        DamagedArchiveError: As in `load_split`.
+    """
+    builder = _prepared(name, split, data_dir, manual_dir)
+    return _labels(builder, split)[0]
+
+
 def load_split(
     name: str,
     split: str,
@@ -144,6 +189,28 @@ def load_split(
         DamagedArchiveError: An archive, or the prepared data, is damaged; the message names the
             file.
     """
+    builder = _prepared(name, split, data_dir, manual_dir)
+    folder = Path(builder.data_dir)
+    labels, class_names = _labels(builder, split)
+    encoded = {"image": tfds.decode.SkipDecoding()}
+    with _damage_named(folder):
+        source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
+        if len(source) != len(labels):
+            raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
+    rows = None
+    if "+" in split and labels.ndim == 1:
+        rows = np.argsort(labels, kind="stable")
+        labels = labels[rows]
+    images = RecordImages(source, builder.FACTS.image_shape, folder, rows)
+    if np.prod(images.shape) <= memory_limit:
+        images = images[:]
+    return ImageSet(images, labels, class_names)
+
+
+def _prepared(
+    name: str, split: str, data_dir: Path | None, manual_dir: Path | None
+) -> ImageBuilder:
+    """The builder of a data set that has the split, prepared."""
     cls = builder_class(name)
     parts = split.split("+")
     unknown = [part for part in parts if part not in cls.FACTS.classes]
@@ -153,27 +220,18 @@ def load_split(
         )
     if len(set(parts)) < len(parts):
         raise ConfigError(f"{split!r}: a split comes twice")
-    builder = prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
-    folder = Path(builder.data_dir)
+    return prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
+
+
+def _labels(builder: ImageBuilder, split: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels of a split, in the order of its records, and their names."""
+    parts = split.split("+")
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
-    labels, class_names = _join(
-        [cls.read_labels(folder, part, metadata) for part in parts],
+    return _join(
+        [builder.read_labels(Path(builder.data_dir), part, metadata) for part in parts],
         [tuple(metadata[part]) for part in parts],
-        apart=issubclass(cls, FewShotBuilder),
+        apart=isinstance(builder, FewShotBuilder),
     )
-    encoded = {"image": tfds.decode.SkipDecoding()}
-    with _damage_named(folder):
-        source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
-        if len(source) != len(labels):
-            raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
-    rows = None
-    if len(parts) > 1 and labels.ndim == 1:
-        rows = np.argsort(labels, kind="stable")
-        labels = labels[rows]
-    images = RecordImages(source, builder.FACTS.image_shape, folder, rows)
-    if np.prod(images.shape) <= memory_limit:
-        images = images[:]
-    return ImageSet(images, labels, class_names)
 
 
 def _join(

@@ -17,7 +17,7 @@ import numpy as np
 from experiments.errors import ConfigError
 
 # The purposes of a stream: one seed gives independent numbers for each.
-_EPOCH, _EPISODIC, _EVALUATION = range(3)
+_EPOCH, _EPISODIC, _EVALUATION, _SUPPORT = range(4)
 
 
 class ClassIndex(NamedTuple):
@@ -145,12 +145,12 @@ def episodic_batch(
 
 
 def draw_batch(
-    index: ClassIndex, strategy: str, batch_size: int, *, seed: int, step: int
+    index: ClassIndex | int, strategy: str, batch_size: int, *, seed: int, step: int
 ) -> np.ndarray:
     """The training batch of a step.
 
     Args:
-        index: The samples of every class.
+        index: The samples of every class; or only how many samples there are, for random batches.
         strategy: `random` or `NxK`.
         batch_size: Samples of a random batch; an `NxK` batch has N·K.
         seed: Seed of the run, not negative.
@@ -164,7 +164,12 @@ def draw_batch(
     """
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:
-        return random_batch(len(index.order), batch_size, seed=seed, step=step)
+        count = index if isinstance(index, int) else len(index.order)
+        return random_batch(count, batch_size, seed=seed, step=step)
+    if isinstance(index, int):
+        raise ConfigError(
+            f"sampling.strategy = {strategy} needs one class an image; choose `random`"
+        )
     return episodic_batch(index, *ways_shots, seed=seed, step=step)
 
 
@@ -246,6 +251,25 @@ def evaluation_episodes(
         stream = _stream(_EVALUATION, seed, e)
         samples[e] = _draw_classes(index, eligible, ways, shots + queries, stream)
     return Episodes(samples[:, :, :shots].copy(), samples[:, :, shots:].copy())
+
+
+def support_orders(num_samples: int, passes: int, *, seed: int, episode: int) -> np.ndarray:
+    """The order of an episode's support samples in every pass of a training on them.
+
+    Args:
+        num_samples: Support samples S of the episode, all classes together.
+        passes: Passes through them.
+        seed: Seed of the list of episodes, not negative.
+        episode: Number of the episode in the list.
+
+    Returns:
+        int32 [passes, S], a permutation in each row.
+
+    Raises:
+        ValueError: If seed or episode is negative.
+    """
+    keys = _stream(_SUPPORT, seed, episode).random_raw(passes * num_samples)
+    return np.argsort(keys.reshape(passes, num_samples), axis=1, kind="stable").astype(np.int32)
 
 
 def episodes_hash(episodes: Episodes) -> str:

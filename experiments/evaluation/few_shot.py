@@ -104,6 +104,18 @@ def episode_accuracies(
     """
     if distance not in _PREPARE:
         raise ValueError(f"distance must be one of {', '.join(_PREPARE)}, got {distance!r}")
+    features, (support, query) = prepare_episodes(features, episodes)
+    return np.asarray(_accuracies(features, support, query, distance=distance))
+
+
+def prepare_episodes(
+    features: np.ndarray | Array, episodes: Episodes
+) -> tuple[np.ndarray, Episodes]:
+    """The features as float32 and the episodes as int32, once they are known to fit.
+
+    Raises:
+        ValueError: If shapes do not fit, an index is out of range, or a feature is not finite.
+    """
     features = np.asarray(features, np.float32)
     support, query = (np.asarray(part, np.int32) for part in episodes)
     if features.ndim != 2 or support.ndim != 3 or support.shape[:2] != query.shape[:2]:
@@ -122,7 +134,7 @@ def episode_accuracies(
     if not np.isfinite(features).all():
         rows = int((~np.isfinite(features)).any(1).sum())
         raise ValueError(f"{rows} of {len(features)} features are not finite")
-    return np.asarray(_accuracies(features, support, query, distance=distance))
+    return features, Episodes(support, query)
 
 
 def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, float]:
@@ -159,10 +171,38 @@ def evaluate_features(
     Raises:
         ValueError: If the labels do not fit the features, or do not have the episodes asked for.
     """
+    accuracies_of = partial(episode_accuracies, features, distance=config.distance)
+    return [
+        FewShotResult(distance=config.distance, **summary)
+        for summary in summarize_episodes(accuracies_of, features, labels, config)
+    ]
+
+
+def summarize_episodes(
+    accuracies_of: Callable[[Episodes], np.ndarray],
+    features: np.ndarray,
+    labels: np.ndarray,
+    config: EvaluationConfig,
+) -> list[dict[str, Any]]:
+    """What the results of every way to classify episodes have in common.
+
+    Args:
+        accuracies_of: Maps episodes to the accuracy in each.
+        features: Float [n, d].
+        labels: Integers [n].
+        config: Ways, shot counts, queries, number and seed of the episodes.
+
+    Returns:
+        For each shot count, in the order of `config.shots`, the fields of a `FewShotResult` but the
+        distance.
+
+    Raises:
+        ValueError: If the labels do not fit the features, or do not have the episodes asked for.
+    """
     if len(features) != len(labels):
         raise ValueError(f"got {len(features)} features but {len(labels)} labels")
     index = index_classes(labels)
-    results = []
+    summaries = []
     for shots in config.shots:
         episodes = evaluation_episodes(
             index,
@@ -172,20 +212,18 @@ def evaluate_features(
             queries=config.queries,
             seed=config.seed,
         )
-        accuracies = episode_accuracies(features, episodes, distance=config.distance)
-        accuracy, interval = mean_and_interval(accuracies)
-        result = FewShotResult(
-            ways=config.ways,
-            shots=shots,
-            queries=config.queries,
-            episodes=config.episodes,
-            distance=config.distance,
-            accuracy=accuracy,
-            interval=interval,
-            hash=episodes_hash(episodes),
-        )
-        results.append(result)
-    return results
+        accuracy, interval = mean_and_interval(accuracies_of(episodes))
+        summary = {
+            "ways": config.ways,
+            "shots": shots,
+            "queries": config.queries,
+            "episodes": config.episodes,
+            "accuracy": accuracy,
+            "interval": interval,
+            "hash": episodes_hash(episodes),
+        }
+        summaries.append(summary)
+    return summaries
 
 
 def _centre(features: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Layers that the backbones share: convolution with normalisation, pooling, DropBlock."""
+"""Layers that the backbones share: convolution, normalisation, pooling, dropout, DropBlock."""
 
 from __future__ import annotations
 
@@ -11,8 +11,64 @@ from jax.typing import DTypeLike
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
+def conv(
+    channels_in: int,
+    channels_out: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    dtype: DTypeLike,
+    rngs: nnx.Rngs,
+) -> nnx.Conv:
+    """A convolution without bias; n pixels become ⌈n / stride⌉.
+
+    The border is padded by half a kernel on both sides. `SAME` would pad by one pixel less on the
+    left and above wherever a stride of 2 meets an even size, so that weights trained elsewhere
+    would see shifted images.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        kernel_size: Side of the square kernel, odd.
+        stride: Distance of two output pixels in the input.
+        dtype: Compute type.
+        rngs: Source of the initial kernel, normal with variance 2 / fan-out.
+    """
+    return nnx.Conv(
+        channels_in,
+        channels_out,
+        (kernel_size, kernel_size),
+        strides=stride,
+        padding=kernel_size // 2,
+        use_bias=False,
+        dtype=dtype,
+        kernel_init=_KERNEL_INIT,
+        rngs=rngs,
+    )
+
+
+def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> nnx.BatchNorm:
+    """Batch normalisation whose running statistics move by a tenth a step.
+
+    float32 whatever the compute type is: nnx would round the running statistics to bfloat16.
+
+    Args:
+        channels: Channels of the input.
+        axis_name: Device axis over which the batch statistics are synchronised, or None.
+        rngs: Source of the initial parameters, ones and zeros.
+    """
+    return nnx.BatchNorm(
+        channels,
+        momentum=0.9,
+        epsilon=1e-5,
+        dtype=jnp.float32,
+        axis_name=axis_name,
+        rngs=rngs,
+    )
+
+
 class ConvNorm(nnx.Module):
-    """A convolution without bias, stride 1, and batch normalisation of its output.
+    """A convolution without bias and batch normalisation of its output.
 
     The convolution computes in `dtype`; statistics and normalisation are float32, and the result
     is `dtype` again.
@@ -21,6 +77,7 @@ class ConvNorm(nnx.Module):
         channels_in: Channels of the input.
         channels_out: Channels of the output.
         kernel_size: Side of the square kernel.
+        stride: Distance of two output pixels in the input.
         dtype: Compute type of the convolution.
         axis_name: Device axis over which the batch statistics are synchronised, or None.
         rngs: Source of the initial kernel.
@@ -32,33 +89,25 @@ class ConvNorm(nnx.Module):
         channels_out: int,
         kernel_size: int,
         *,
+        stride: int = 1,
         dtype: DTypeLike,
         axis_name: str | None,
         rngs: nnx.Rngs,
     ):
         self.dtype = dtype
-        self.conv = nnx.Conv(
-            channels_in,
-            channels_out,
-            (kernel_size, kernel_size),
-            use_bias=False,
-            dtype=dtype,
-            kernel_init=_KERNEL_INIT,
-            rngs=rngs,
+        self.conv = conv(
+            channels_in, channels_out, kernel_size, stride=stride, dtype=dtype, rngs=rngs
         )
-        # float32 whatever `dtype` is: nnx would round the running statistics to bfloat16.
-        self.norm = nnx.BatchNorm(
-            channels_out,
-            momentum=0.9,
-            epsilon=1e-5,
-            dtype=jnp.float32,
-            axis_name=axis_name,
-            rngs=rngs,
-        )
+        self.norm = batch_norm(channels_out, axis_name=axis_name, rngs=rngs)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
         """Convolve and normalise `x` [n, h, w, channels_in]; in training by its own statistics."""
         return self.norm(self.conv(x), use_running_average=not train).astype(self.dtype)
+
+
+def halved(size: int, times: int) -> int:
+    """The pixels that layers of stride 2 leave of `size`; an odd number is rounded up."""
+    return -(-size // 2**times)
 
 
 def max_pool(x: Array) -> Array:
@@ -80,6 +129,25 @@ def max_pool(x: Array) -> Array:
     return jnp.maximum(rows[:, :, 0:w:2], rows[:, :, 1:w:2])
 
 
+def overlapping_max_pool(x: Array) -> Array:
+    """The maximum over windows of 3×3 pixels at every second pixel; the border counts as −∞.
+
+    Maxima of arrays, for the reason that `max_pool` gives.
+
+    Args:
+        x: Float [n, h, w, c].
+
+    Returns:
+        Float [n, ⌈h / 2⌉, ⌈w / 2⌉, c].
+    """
+    h, w = x.shape[1:3]
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+    rows = jnp.maximum(jnp.maximum(x[:, 0:h:2], x[:, 1 : h + 1 : 2]), x[:, 2 : h + 2 : 2])
+    return jnp.maximum(
+        jnp.maximum(rows[:, :, 0:w:2], rows[:, :, 1 : w + 1 : 2]), rows[:, :, 2 : w + 2 : 2]
+    )
+
+
 def pool_features(x: Array, pooling: str) -> Array:
     """The features of a last block.
 
@@ -92,6 +160,40 @@ def pool_features(x: Array, pooling: str) -> Array:
     """
     x = x.astype(jnp.float32)
     return x.mean((1, 2)) if pooling == "mean" else x.reshape(x.shape[0], -1)
+
+
+def require_keys(keys: Array | None, images: Array, layer: str) -> Array:
+    """The keys, if there is one for each image.
+
+    Raises:
+        ValueError: There are none, or another number.
+    """
+    if keys is None or keys.shape != images.shape[:1]:
+        held = "None" if keys is None else f"keys of shape {keys.shape}"
+        raise ValueError(
+            f"{layer} needs keys of shape {images.shape[:1]}, one per image; got {held}"
+        )
+    return keys
+
+
+def fold_in(keys: Array, number: int) -> Array:
+    """Keys [n] of the samples for a layer, from those for the whole network."""
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+
+
+def dropout(x: Array, keys: Array, *, rate: float) -> Array:
+    """Set units to zero with probability `rate` and scale the others by 1 / (1 − rate).
+
+    Args:
+        x: Float [n, ...].
+        keys: Typed PRNG keys [n]; a sample's units depend on its own key alone.
+        rate: In [0, 1).
+
+    Returns:
+        Float, of the shape and type of `x`.
+    """
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
 def drop_block(x: Array, keys: Array, *, rate: float, block_size: int) -> Array:

@@ -7,7 +7,14 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from experiments.models.layers import ConvNorm, drop_block, max_pool, pool_features
+from experiments.models.layers import (
+    ConvNorm,
+    drop_block,
+    fold_in,
+    max_pool,
+    pool_features,
+    require_keys,
+)
 
 _SLOPE = 0.1
 _DROP_BLOCK_SIZE = 5
@@ -102,15 +109,11 @@ class ResNet12(nnx.Module):
             ValueError: If DropBlock is on in training and `keys` does not hold a key per image.
         """
         dropping = train and self.drop_rate > 0
-        if dropping and (keys is None or keys.shape != images.shape[:1]):
-            held = "None" if keys is None else f"keys of shape {keys.shape}"
-            raise ValueError(
-                f"DropBlock needs keys of shape {images.shape[:1]}, one per image; got {held}"
-            )
+        keys = require_keys(keys, images, "DropBlock") if dropping else None
         x = images
         for i, block in enumerate(self.blocks):
             x = block(x, train=train)
-            if dropping and keys is not None and i >= len(self.blocks) - _BLOCKS_WITH_DROP_BLOCK:
-                own = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
+            if keys is not None and i >= len(self.blocks) - _BLOCKS_WITH_DROP_BLOCK:
+                own = fold_in(keys, i)
                 x = drop_block(x, own, rate=self.drop_rate, block_size=_DROP_BLOCK_SIZE)
         return pool_features(x, self.pooling)

@@ -5,9 +5,12 @@ ResNet-12 with mean pooling on the icons (NCA, 120 steps, one seed) has its best
 there, too: 62.5 % at T = d, 66.1 % at d/8, 50.8 % at d/32.
 """
 
-from experiments.config import DataConfig, LossConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dataclasses import replace
 
-CONFIG = TrainConfig(
+from experiments.config import DataConfig, FewShotConfig, LossConfig, OptimizerConfig
+from experiments.presets.backbones import RESNET12
+
+CONFIG = FewShotConfig(
     data=DataConfig(
         # Mean and deviation of ImageNet's channels.
         mean=(0.485, 0.456, 0.406),
@@ -15,9 +18,7 @@ CONFIG = TrainConfig(
         pad=8,
         color_jitter=0.4,
     ),
-    model=ModelConfig(
-        backbone="resnet12", widths=(64, 160, 320, 640), pooling="mean", drop_block=0.1
-    ),
+    model=replace(RESNET12, drop_block=0.1),
     loss=LossConfig(temperature=1 / 8),
     optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=5e-4),
 )

@@ -14,10 +14,10 @@ Validation 1-shot accuracy rises up to about 800 steps (in runs of 1000, SCE+NCA
 at 800, 80.4 at the end; SCE⊕NCA 77.8, 80.0, 80.3).
 """
 
-from experiments.config import LossConfig, ModelConfig, TrainConfig
+from experiments.config import FewShotConfig, LossConfig, ModelConfig
 
 DESCRIPTION = "Few-shot transfer on the shipped icons (100 / 29 / 50 classes, 32×32 grey, Conv4)."
-CONFIG = TrainConfig(
+CONFIG = FewShotConfig(
     model=ModelConfig(widths=(16, 32, 64, 64)),
     loss=LossConfig(temperature=1 / 8),
     steps=800,

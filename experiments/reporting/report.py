@@ -7,36 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from experiments.files import write_atomically
+from experiments.protocols import protocol_named
 
 
 def run_report(report: dict[str, Any]) -> str:
     """The report that `evaluate_run` returns, or that of a run that diverged, as Markdown."""
-    evaluation = report["evaluation"]
     run = (
         f"{report['label']} on {report['data']}, {report['sampling']} batches, "
         f"seed {report['seed']}: "
     )
     if "diverged" in report:
         return f"{run}{report['diverged']}; there is nothing to evaluate"
-    lines = [
-        f"{run}checkpoint of step {report['step']}, {report['split']} classes, "
-        f"{evaluation['ways']}-way, {evaluation['queries']} queries a class, "
-        f"nearest prototype ({evaluation['distance']}), d = {report['num_features']}",
-        "",
-        "| shots | accuracy (%) | 95 % interval | episodes | episode list |",
-        "|---|---|---|---|---|",
-    ]
-    for result in report["results"]:
-        lines.append(
-            f"| {result['shots']} | {100 * result['accuracy']:.2f} "
-            f"| ± {100 * result['interval']:.2f} | {result['episodes']} | {result['hash']} |"
-        )
-    return "\n".join(lines)
+    first, *lines = protocol_named(report.get("protocol")).report(report)
+    return "\n".join(
+        [
+            f"{run}checkpoint of step {report['step']}, {report['split']} split, {first}, "
+            f"d = {report['num_features']}",
+            *lines,
+        ]
+    )
 
 
 def evaluation_name(report: dict[str, Any]) -> str:
     """A file name that tells the settings: two evaluations of a run do not overwrite each other."""
-    settings = report["evaluation"]
+    settings = report.get("evaluation")
+    if settings is None:
+        return f"evaluation-{report['split']}-step{report['step']}"
     shots = "+".join(map(str, settings["shots"]))
     return (
         f"evaluation-{report['split']}-step{report['step']}-{settings['ways']}way-{shots}shot-"

@@ -210,6 +210,18 @@ class Checkpoints:
                     ranked.append((accuracy, step))
         return max(ranked)[1] if ranked else None
 
+    def accuracy(self, step: int) -> float | None:
+        """What `best_step` ranks a step by; None where it was not measured.
+
+        Raises:
+          CheckpointError: There is no such step, or its header is damaged.
+        """
+        self._require(step)
+        try:
+            return self._header(step)["accuracy"]
+        except _DamagedError as error:
+            raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {error}") from error
+
     def meta(self, step: int) -> dict:
         """The metadata saved with a step.
 
@@ -222,7 +234,9 @@ class Checkpoints:
         except _DamagedError as error:
             raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {error}") from error
 
-    def restore(self, target: Any, step: int | None = None) -> Restored:
+    def restore(
+        self, target: Any, step: int | None = None, *, parts: tuple[str, ...] = ()
+    ) -> Restored:
         """Read a checkpoint back into the structure of `target`.
 
         Without a step, the newest intact checkpoint is taken. A damaged one is reported as a
@@ -233,6 +247,8 @@ class Checkpoints:
           target: Pytree of arrays or `jax.ShapeDtypeStruct` with the names, shapes and types that
             the checkpoint must have; its values are not used.
           step: Which checkpoint; None for the newest intact one.
+          parts: Paths such as `params/backbone`. If any are given, the checkpoint may hold more
+            than `target` does, outside of these.
 
         Returns:
           The step, the state and the metadata. Leaves are NumPy arrays; where the target is a
@@ -244,7 +260,7 @@ class Checkpoints:
         """
         if step is not None:
             self._require(step)
-            restored = self._read(step, target)
+            restored = self._read(step, target, parts)
             if isinstance(restored, _DamagedError):
                 raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {restored}")
             return restored
@@ -252,7 +268,7 @@ class Checkpoints:
         # Listed anew each time: the run that writes may replace a checkpoint while this one reads.
         while remaining := [s for s in self.steps() if s not in tried]:
             newest = remaining[-1]
-            restored = self._read(newest, target)
+            restored = self._read(newest, target, parts)
             if not isinstance(restored, _DamagedError):
                 return restored
             tried.append(newest)
@@ -332,11 +348,12 @@ class Checkpoints:
         if ranked != (_UNRANKED if score is None else score):
             raise _DamagedError("the accuracy that ranks it is not the one in its header")
 
-    def _read(self, step: int, target: Any) -> Restored | _DamagedError:
+    def _read(self, step: int, target: Any, parts: tuple[str, ...]) -> Restored | _DamagedError:
         try:
             header = self._header(step)
             stored = [_Leaf(**leaf | {"shape": tuple(leaf["shape"])}) for leaf in header["leaves"]]
-            _compare(stored, _describe(target), self._path(step))
+            asked = [leaf for leaf in stored if _is_within(leaf.name, parts)]
+            _compare(asked, _describe(target), self._path(step))
             values = self._values(step, stored)
             if _state_digest(stored, values) != header["state_sha256"]:
                 raise _DamagedError("the arrays do not match their checksum")
@@ -562,6 +579,10 @@ def _compare(stored: list[_Leaf], wanted: list[_Leaf], path: Path) -> None:
         raise CheckpointError(
             f"checkpoint {path} does not fit:\n  " + "\n  ".join(problems[:10]) + more
         )
+
+
+def _is_within(name: str, parts: tuple[str, ...]) -> bool:
+    return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
 
 
 def _fill(target: Any, stored: list[_Leaf], values: list[np.ndarray]) -> Any:

@@ -6,38 +6,30 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 
-from experiments.config import Folders, TrainConfig, to_dict
-from experiments.data.builders import split_names
-from experiments.data.pipeline import ImageSet, load_split
-from experiments.data.sampling import (
-    batch_size_of,
-    draw_batch,
-    evaluation_episodes,
-    index_classes,
-    shard,
-)
+from experiments.config import Folders, TrainConfig
+from experiments.data.augment import seen_shape
+from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
 from experiments.errors import ConfigError, DivergedError
-from experiments.evaluation.few_shot import episode_accuracies, extract_features
+from experiments.evaluation.outputs import build_outputs
 from experiments.files import exclusive
-from experiments.loss_names import parse_loss
+from experiments.protocols import Protocol, protocol_of, run_to_dict
 from experiments.reporting.metrics import MetricsLog
 from experiments.reporting.progress import Progress, progress
 from experiments.training import parallel
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, claim_run_directory
-from experiments.training.objective import build_objective
 from experiments.training.preflight import check_run
 from experiments.training.processes import is_first, on_first
-from experiments.training.state import TrainState, initial_setup
-from experiments.training.step import Batch, build_embed, build_step
+from experiments.training.state import Setup, TrainState, initial_setup
+from experiments.training.step import Batch, build_step
 
 ParallelMode = Literal["pmap", "jit"]
 
@@ -83,44 +75,42 @@ def train(
       Interrupted: SIGTERM came; the state is saved.
     """
     started = time.monotonic()
-    check_run(config, folders)
+    protocol = protocol_of(config)
+    counts = check_run(config, folders)
     strategy = config.sampling.strategy
     batch_size = batch_size_of(strategy, config.sampling.batch_size)
     axis_name = parallel.axis_name(parallel_mode)
 
-    base = _load(config, folders, "base")
-    num_classes = len(base.class_names)
-    _, height, width, channels = base.images.shape
+    seen = protocol.load(config, folders, protocol.splits[0])
+    image_shape = seen_shape(seen.images.shape[1:], config.data)
+    of_training = counts[protocol.splits[0]]
     setup = initial_setup(
         config,
-        image_shape=(height, width, channels),
-        num_classes=num_classes,
+        protocol.objective,
+        image_shape=image_shape,
+        counts=of_training,
         axis_name=axis_name,
-    )
-    objective = build_objective(
-        config.loss,
-        num_features=setup.num_features,
-        num_classes=num_classes,
-        axis_name=axis_name,
+        with_weights=True,
     )
     step = build_step(
         setup.graphdef,
-        objective,
+        setup.objective,
         setup.optimizer,
         config.data,
         key=jax.random.fold_in(jax.random.key(config.seed), 2),
         axis_name=axis_name,
-        with_accuracy=parse_loss(config.loss.name).classification is not None,
     )
     run = parallel.data_parallel(parallel_mode, step)
-    index = index_classes(base.labels)
-    validate = _validation(config, folders, build_embed(setup.graphdef, config.data))
+    index = index_classes(seen.labels) if seen.labels.ndim == 1 else len(seen.labels)
+    epoch = len(seen.labels) // batch_size
+    after_epoch = setup.objective.after_epoch and jax.jit(setup.objective.after_epoch)
+    validate = _validation(config, protocol, folders, setup, counts)
 
-    on_first(lambda: claim_run_directory(directory, to_dict(config)))
+    on_first(lambda: claim_run_directory(directory, run_to_dict(config)))
     meta = {
-        "config": to_dict(config),
-        "num_classes": num_classes,
-        "image_shape": [height, width, channels],
+        "config": run_to_dict(config),
+        "counts": of_training.tolist(),
+        "image_shape": list(image_shape),
     }
     with (
         _alone(directory),
@@ -141,9 +131,13 @@ def train(
                     jax.process_index(),
                     jax.process_count(),
                 )
-                batch = Batch(base.images[rows], base.labels[rows])
+                batch = Batch(seen.images[rows], seen.labels[rows])
                 replicated, metrics = run.step(replicated, run.split(batch))
                 done, images = number + 1, images + batch_size
+                if after_epoch is not None and done % epoch == 0:
+                    memory, told = after_epoch(run.single(replicated.memory))
+                    replicated = replicated._replace(memory=run.replicate(memory))
+                    log.log(done, **told)
 
                 last = done == config.steps
                 logged = done % config.log_every == 0 or last
@@ -227,36 +221,20 @@ def _check_finite(step: int, scalars: dict[str, float]) -> None:
             raise DivergedError(step, f"{name} is {value}")
 
 
-def _load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
-    return load_split(
-        config.data.name, split, data_dir=folders.data_dir, manual_dir=folders.manual_dir
-    )
-
-
 def _validation(
-    config: TrainConfig, folders: Folders, embed: Callable[[TrainState, Any], jax.Array]
+    config: TrainConfig,
+    protocol: Protocol,
+    folders: Folders,
+    setup: Setup,
+    counts: Mapping[str, np.ndarray],
 ) -> Callable[[TrainState], float | None]:
-    """1-shot accuracy on the validation classes; None where the data set has none."""
-    if "validation" not in split_names(config.data.name):
+    """What the best checkpoint is chosen by; None where there are no images for validation."""
+    trained_on, held_out, _ = protocol.splits
+    if held_out not in counts:
         return lambda state: None
-    held_out = _load(config, folders, "validation")
-    episodes = evaluation_episodes(
-        held_out.labels,
-        num_episodes=config.validation_episodes,
-        ways=config.evaluation.ways,
-        shots=1,
-        queries=config.evaluation.queries,
-        seed=config.evaluation.seed,
-    )
-
-    def validate(state: TrainState) -> float:
-        features = extract_features(lambda images: embed(state, images), held_out.images)
-        if not np.isfinite(features).all():
-            raise DivergedError(int(state.step), "a feature of a validation image is not finite")
-        accuracies = episode_accuracies(features, episodes, distance=config.evaluation.distance)
-        return float(np.mean(accuracies))
-
-    return validate
+    images = protocol.load(config, folders, held_out)
+    outputs = build_outputs(setup, config.data, counts[trained_on])
+    return lambda state: protocol.validate(config, outputs(state, images))
 
 
 @contextmanager

@@ -1,68 +1,47 @@
-"""From the name of a loss to the function that a training step minimises."""
+"""What a protocol gives the trainer: a head, what is minimised, and what is remembered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 from jax import Array
 
-import jaxloss
-from experiments.config import LossConfig
-from experiments.loss_names import parse_loss
 
-Objective = Callable[[Array, Array, Array, Array], Array]
+class Problem(NamedTuple):
+    """What an objective is built for."""
 
-_CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
+    num_features: int
+    """Features d that the backbone gives."""
+    counts: np.ndarray
+    """int64 [C], training images of every class."""
+    axis_name: str | None
+    """The mapped axis over which the batch is spread, or None."""
 
 
-def build_objective(
-    config: LossConfig, *, num_features: int, num_classes: int, axis_name: str | None
-) -> Objective:
-    """The loss of a batch: `(features, labels, kernel, bias) -> scalar`.
+class Loss(NamedTuple):
+    """The loss of a batch."""
 
-    Args:
-      config: which loss, and its hyperparameters.
-      num_features: d, which scales the temperature.
-      num_classes: C.
-      axis_name: the mapped axis over which the batch is spread, or None.
+    value: Array
+    """float []: over all devices."""
+    memory: Any
+    """The new memory: the same on all devices."""
+    means: dict[str, Array]
+    """float [], for the metrics: means over the own rows of the batch."""
 
-    Raises:
-      ConfigError: the loss is not known.
-    """
-    name = parse_loss(config.name)
-    temperature = config.temperature * num_features
-    metric = {
-        "nca": partial(jaxloss.nca_loss, temperature=temperature),
-        "proto": partial(
-            jaxloss.prototypical_loss, temperature=temperature, num_classes=num_classes
-        ),
-    }.get(name.metric or "")
-    classification = _CLASSIFICATION.get(name.classification or "")
 
-    if name.family == "classification":
-        assert classification is not None
+class Objective(NamedTuple):
+    """What a run minimises. All functions are pure and can be compiled."""
 
-        def objective(features, labels, kernel, bias):
-            logits = jaxloss.linear_logits(features, kernel, bias)
-            return classification(logits, labels, axis_name=axis_name)
-
-        return objective
-    if name.family == "metric":
-        assert metric is not None
-        return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
-
-    assert classification is not None
-    assert metric is not None
-    integrate = {
-        "sum": jaxloss.sum_loss,
-        "direct": partial(jaxloss.direct_sum_loss, epsilon=config.epsilon),
-        "spectral": partial(jaxloss.spectral_sum_loss, power=config.power),
-    }[name.family]
-    return partial(
-        integrate,
-        classification_loss=classification,
-        metric_loss=metric,
-        metric_weight=config.metric_weight,
-        axis_name=axis_name,
-    )
+    head: Callable[[Array], Any]
+    """From a key, the first parameters beside the backbone's."""
+    loss: Callable[[Array, Array, Any, Any], Loss]
+    """Of features [n, d], labels [n] or [n, C], the head, and the memory."""
+    scores: Callable[[Array, Any, Any], Array]
+    """Of features [n, d], the head and the memory: logits [n, C], the largest for the class that is
+    told."""
+    memory: Callable[[], Any] = tuple
+    """What the run remembers beside its parameters, at first; part of its checkpoints."""
+    after_epoch: Callable[[Any], tuple[Any, dict[str, Array]]] | None = None
+    """From the memory after an epoch: the new memory, and numbers for the metrics."""

@@ -1,11 +1,14 @@
-"""What training changes: parameters, statistics of normalisation, optimiser, step."""
+"""What training changes: parameters, statistics, optimiser, the objective's memory, step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax import Array
@@ -13,6 +16,8 @@ from jax import Array
 from experiments.config import OptimizerConfig, TrainConfig
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
+from experiments.training.objective import Objective, Problem
+from experiments.training.weights import load_weights
 
 
 class TrainState(NamedTuple):
@@ -20,10 +25,12 @@ class TrainState(NamedTuple):
 
     step: Array
     params: dict[str, Any]
-    """`backbone` (the parameters of the Flax module) and `classifier` (`kernel` [d, C], `bias`)."""
+    """`backbone` (the parameters of the Flax module) and `classifier` (those of the objective)."""
     statistics: Any
     """The module's state beside its parameters: running means and variances."""
     opt_state: Any
+    memory: Any = ()
+    """What the objective remembers."""
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -55,20 +62,36 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
         )
     if config.warmup_steps == 0:
         return after
-    warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+    warmup = optax.linear_schedule(
+        config.warmup_from * config.learning_rate, config.learning_rate, config.warmup_steps
+    )
     return optax.join_schedules([warmup, after], [config.warmup_steps])
 
 
 def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """SGD with momentum; weight decay on kernels alone, not on biases and normalisation."""
+    """SGD with momentum, or Adam.
+
+    Weight decay is added to the gradient of kernels alone, not of biases and normalisation.
+    """
 
     def kernels(params):
         return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
-    return optax.chain(
-        optax.add_decayed_weights(config.weight_decay, mask=kernels),
-        optax.sgd(learning_rate(config, steps), momentum=config.momentum, nesterov=config.nesterov),
-    )
+    def backbone(params):
+        return {
+            part: jax.tree.map(lambda _, part=part: part == "backbone", tree)
+            for part, tree in params.items()
+        }
+
+    rate = learning_rate(config, steps)
+    parts = [optax.add_decayed_weights(config.weight_decay, mask=kernels)]
+    if config.kind == "adam":
+        parts.append(optax.adam(rate))
+    else:
+        parts.append(optax.sgd(rate, momentum=config.momentum, nesterov=config.nesterov))
+    if config.backbone_rate != 1:
+        parts.append(optax.masked(optax.scale(config.backbone_rate), backbone))
+    return optax.chain(*parts)
 
 
 class Setup(NamedTuple):
@@ -76,38 +99,44 @@ class Setup(NamedTuple):
 
     graphdef: nnx.GraphDef
     num_features: int
+    objective: Objective
     optimizer: optax.GradientTransformation
     state: TrainState
 
 
 def initial_setup(
     config: TrainConfig,
+    build_objective: Callable[[Any, Problem], Objective],
     *,
     image_shape: tuple[int, int, int],
-    num_classes: int,
+    counts: np.ndarray,
     axis_name: str | None = None,
+    with_weights: bool = False,
 ) -> Setup:
-    """The model, the optimiser and the state at step 0, all functions of the configuration.
+    """The model, the objective, the optimiser and the state at step 0.
 
     Args:
       config: the run.
-      image_shape: height, width, channels.
-      num_classes: base classes C.
-      axis_name: the mapped axis over which normalisation synchronises its statistics.
+      build_objective: that of the run's protocol.
+      image_shape: height, width, channels of the images that the model sees.
+      counts: training images of every class [C].
+      axis_name: the mapped axis over which the batch is spread.
+      with_weights: read the weights to start from, where the configuration names some.
+
+    Raises:
+      WeightsError: they cannot be read, or do not fit.
     """
     model = build_backbone(
         config.model, image_shape=image_shape, axis_name=axis_name, rngs=nnx.Rngs(config.seed)
     )
+    objective = build_objective(config, Problem(model.num_features, counts, axis_name))
     optimizer = build_optimizer(config.optimizer, config.steps)
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
-    key = jax.random.fold_in(jax.random.key(config.seed), 1)
-    shape = (model.num_features, num_classes)
-    classifier = {
-        "kernel": jax.nn.initializers.lecun_normal()(key, shape, jnp.float32),
-        # The prior of a class. A constant bias leaves the softmax as it is; with zeros, binary
-        # cross-entropy starts at C·log 2, and its first steps wreck the backbone.
-        "bias": jnp.full(num_classes, -jnp.log(max(num_classes - 1, 1))),
-    }
-    params = {"backbone": backbone, "classifier": classifier}
-    state = TrainState(jnp.zeros((), jnp.int32), params, statistics, optimizer.init(params))
-    return Setup(graphdef, model.num_features, optimizer, state)
+    if with_weights and config.model.weights:
+        backbone, statistics = load_weights(Path(config.model.weights), backbone, statistics)
+    head = objective.head(jax.random.fold_in(jax.random.key(config.seed), 1))
+    params = {"backbone": backbone, "classifier": head}
+    state = TrainState(
+        jnp.zeros((), jnp.int32), params, statistics, optimizer.init(params), objective.memory()
+    )
+    return Setup(graphdef, model.num_features, objective, optimizer, state)

@@ -11,21 +11,24 @@ import optax
 from flax import nnx
 from jax import Array, lax
 
-import jaxloss
 from experiments.config import DataConfig
 from experiments.data.augment import augment, normalize
+from experiments.data.mixup import mixup, mixup_weights
 from experiments.training.objective import Objective
 from experiments.training.state import TrainState
 
 
 class Batch(NamedTuple):
-    """Images as they are stored, and their classes."""
+    """Images as they are stored, and their labels."""
 
     images: Any
     """uint8 [n, h, w, c]."""
     labels: Any
-    """int32 [n]."""
+    """Integers [n], or [n, C] where an image has any number of labels."""
 
+
+_WHOLE_BATCH = 2**32 - 1
+"""Stands where a sample's place does, in the key of what a batch has in common."""
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
 
@@ -48,7 +51,6 @@ def build_step(
     *,
     key: Array,
     axis_name: str | None,
-    with_accuracy: bool = True,
 ) -> Step:
     """The step of one device's share of the batch; with `axis_name` over all devices.
 
@@ -56,33 +58,37 @@ def build_step(
 
     Args:
       graphdef: the backbone without its parameters and statistics.
-      objective: the loss of a batch.
+      objective: what is minimised.
       optimizer: what makes an update of a gradient.
       data: how images are augmented and normalised.
       key: the seed of augmentation and of the backbone's random numbers.
       axis_name: the mapped axis over which the batch is spread, or None.
-      with_accuracy: whether the metrics hold `train_accuracy`, that of the classifier: of no use
-        where the objective does not train it.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         keys = sample_keys(key, state.step, batch.labels.shape[0], axis_name)
         augment_keys, model_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
-        images = augment(batch.images, augment_keys, data)
+        images, mixed, share = augment(batch.images, augment_keys, data), None, 1.0
+        if data.mixup:
+            whole = jax.random.fold_in(jax.random.fold_in(key, state.step), _WHOLE_BATCH)
+            share = mixup_weights(whole, data.mixup)
+            # The weights are symmetric: a sample's own label is that of the larger one.
+            share = jnp.maximum(share, 1 - share)
+            mixed = mixup(images, batch.labels, share, axis_name=axis_name)
+            images = mixed.images
 
         def loss_of(params):
             model = nnx.merge(graphdef, params["backbone"], state.statistics, copy=True)
             features = model(images, train=True, keys=model_keys)  # pyright: ignore[reportCallIssue]
-            kernel, bias = params["classifier"]["kernel"], params["classifier"]["bias"]
-            loss = objective(features, batch.labels, kernel, bias)
-            means = {}
-            if with_accuracy:
-                logits = jaxloss.linear_logits(features, kernel, bias)
-                right = jnp.argmax(logits, axis=1) == batch.labels
-                means["train_accuracy"] = jnp.mean(right.astype(jnp.float32))
-            return loss, (nnx.state(model, nnx.Not(nnx.Param)), means)
+            head = params["classifier"]
+            loss = objective.loss(features, batch.labels, head, state.memory)
+            value = loss.value
+            if mixed is not None:
+                other = objective.loss(features, mixed.partner_labels, head, state.memory)
+                value = share * value + (1 - share) * other.value
+            return value, (nnx.state(model, nnx.Not(nnx.Param)), loss.memory, loss.means)
 
-        (loss, (statistics, means)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+        (loss, (statistics, memory, means)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
             state.params
         )
         if axis_name is not None:
@@ -90,7 +96,7 @@ def build_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         metrics = {"loss": loss, **means, "gradient_norm": optax.global_norm(gradients)}
-        return TrainState(state.step + 1, params, statistics, opt_state), metrics
+        return TrainState(state.step + 1, params, statistics, opt_state, memory), metrics
 
     return step
 

@@ -1,14 +1,34 @@
-"""Compiled programs are kept for the whole session: many tests train the same tiny run."""
+"""Tests share tiny runs: those of one run stay in one process, and compiled programs are kept."""
 
 import jax
 import pytest
 
+from experiments.config import Folders
+
+
+_RUNS = {"grid", "run", "swept", "trained", "whole"}
+"""Fixtures of a module that train."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for name in _RUNS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name}: {name}"))
+
 
 @pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """A folder that JAX in this process, and in those that a test starts, keeps programs in."""
-    folder = tmp_path_factory.mktemp("xla")
+def compilation_cache(tmp_path_factory, worker_id):
+    """A folder that JAX in all processes of the tests keeps programs in."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "xla"
+    folder.mkdir(exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     yield folder
     jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> Folders:
+    """Where the data sets of a session's tests are prepared, once."""
+    return Folders(data_dir=tmp_path_factory.mktemp("data"))

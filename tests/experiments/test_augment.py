@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.config import DataConfig
-from experiments.data.augment import augment, normalize
+from experiments.data.augment import augment, normalize, seen_shape
+from experiments.data.resize import random_resized_crop, resize_and_center_crop
 
 PLAIN = DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False, color_jitter=0.0)
 
@@ -114,8 +115,70 @@ def test_jitter_of_a_grey_image_is_affine():
         assert abs(line[0] - 1) > 1e-4
 
 
-def test_a_sample_follows_its_key_and_not_its_place():
+def test_light_is_one_colour_along_the_components_of_imagenet():
+    images = images_of(3000, (2, 2, 3), 100, 150)
+    config = replace(PLAIN, lighting=0.1)
+    found = np.asarray(augment(images, keys_of(3000), config), np.float64)
+    added = found - pixels_of(images)
+    np.testing.assert_allclose(added, added[:, :1, :1] + np.zeros((1, 2, 2, 1)), atol=1e-6)
+    # The covariance of ImageNet's pixels: its values and vectors were published rounded.
+    values = np.array([0.2175, 0.0188, 0.0045])
+    vectors = np.array(
+        [[-0.5675, -0.5808, -0.5836], [0.7192, -0.0045, -0.6948], [0.4009, -0.8140, 0.4203]]
+    )
+    np.testing.assert_allclose(vectors @ vectors.T, np.eye(3), atol=1e-3)
+    amounts = added[:, 0, 0] @ vectors.T / values
+    np.testing.assert_allclose(np.cov(amounts.T), 0.01 * np.eye(3), atol=1.5e-3)
+    np.testing.assert_allclose(amounts.mean(0), 0, atol=0.01)
+
+
+def test_light_leaves_the_other_random_numbers_as_they_are():
     config = replace(PLAIN, pad=3, flip=True, color_jitter=0.4)
+    images, keys = images_of(4), keys_of(4)
+    lit, unlit = (
+        jax.jit(partial(augment, config=replace(config, lighting=lighting)))(images, keys)
+        for lighting in (0.1, 0.0)
+    )
+    added = lit - unlit
+    chex.assert_trees_all_close(added, added[:, :1, :1] + jnp.zeros_like(added), atol=1e-6)
+    assert float(jnp.abs(added).max()) > 1e-4
+
+
+@pytest.mark.parametrize("resize", [10, 0])
+def test_images_are_seen_in_the_size_that_was_asked_for(resize):
+    images, keys = images_of(3, (20, 30, 3)), keys_of(3)
+    config = replace(PLAIN, image_size=8, resize=resize)
+    middle = jax.jit(jax.vmap(lambda image: resize_and_center_crop(image, resize or 8, 8)))
+    expected = np.asarray(middle(images)) / 255
+    found = jax.jit(partial(normalize, config=config))(images)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    # Without a random resized crop, training sees the same, and pads and crops it.
+    found = jax.jit(partial(augment, config=config))(images, keys)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    padded = jax.eval_shape(partial(augment, config=replace(config, pad=2)), images, keys)
+    assert padded.shape == (3, *seen_shape((20, 30, 3), config)) == (3, 8, 8, 3)
+
+
+@pytest.mark.parametrize(("image_size", "shape"), [(0, (20, 30)), (7, (7, 7))])
+def test_random_resized_crops_have_the_size_that_a_model_sees(image_size, shape):
+    images, keys = images_of(6, (20, 30, 3)), keys_of(6)
+    config = replace(PLAIN, image_size=image_size, crop_scale=(0.2, 0.5), crop_ratio=(0.5, 2.0))
+
+    def crop(image, key):
+        key = jax.random.split(key, 3)[0]
+        return random_resized_crop(image, key, shape, scale=(0.2, 0.5), ratio=(0.5, 2.0))
+
+    found = jax.jit(partial(augment, config=config))(images, keys)
+    assert found.shape == (6, *shape, 3)
+    np.testing.assert_allclose(found, jax.jit(jax.vmap(crop))(images, keys) / 255, atol=1e-5)
+
+
+CROP = {"crop_scale": (0.1, 1.0), "image_size": 10, "lighting": 0.1}
+
+
+@pytest.mark.parametrize("changes", [{"pad": 3}, CROP], ids=["pad", "resize"])
+def test_a_sample_follows_its_key_and_not_its_place(changes):
+    config = replace(PLAIN, flip=True, color_jitter=0.4, **changes)
     images, keys = images_of(8), keys_of(8)
     run = jax.jit(partial(augment, config=config))
     whole = run(images, keys)
@@ -126,7 +189,7 @@ def test_a_sample_follows_its_key_and_not_its_place():
 
     parallel = jax.pmap(partial(augment, config=config), devices=jax.devices()[:4])
     split = parallel(images.reshape(4, 2, 9, 12, 3), keys.reshape(4, 2))
-    chex.assert_trees_all_close(np.asarray(split).reshape(8, 9, 12, 3), whole, atol=1e-6)
+    chex.assert_trees_all_close(np.asarray(split).reshape(whole.shape), whole, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +201,15 @@ def test_a_sample_follows_its_key_and_not_its_place():
         ((9, 12, 3), {"mean": (0.1, 0.2)}, r"data\.mean needs one number or one for each of 3"),
         ((9, 12, 1), {"std": (0.1, 0.2, 0.3)}, r"data\.std needs one number"),
         ((9, 12, 3), {"std": (0.0,)}, "must be positive"),
+        ((9, 12, 3), {"lighting": -0.1}, "must not be negative"),
+        ((9, 12, 1), {"lighting": 0.1}, "lighting needs 3 channels, got 1"),
+        ((9, 12, 3), {"image_size": 8, "resize": 7}, "resize = 7 must not be below .* = 8"),
+        ((9, 12, 3), {"resize": 7}, r"resize = 7 needs data\.image_size"),
+        ((9, 12, 3), {"crop_scale": (0.1,)}, "crop_scale needs two positive numbers"),
+        ((9, 12, 3), {"crop_scale": (0.5, 0.1)}, "crop_scale needs two positive .* order"),
+        ((9, 12, 3), {"crop_scale": (0.5, 1.1)}, "must not be above 1"),
+        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "crop_ratio": (0.0, 1.0)}, "crop_ratio needs"),
+        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "pad": 1}, r"place of data\.pad, .* got 1"),
     ],
 )
 def test_wrong_settings_name_the_problem(shape, changes, message):

@@ -67,6 +67,18 @@ def test_a_split_beyond_the_limit_is_read_when_asked(cifar, index):
     np.testing.assert_array_equal(beyond.images[index], inside.images[index])
 
 
+def test_some_of_a_split_are_taken_without_reading(cifar):
+    whole = load_split("cifar_fs", "base", **cifar)
+    beyond = load_split("cifar_fs", "base", memory_limit=0, **cifar)
+    rows, labels = np.array([4, 1, 2]), np.array([1, 0, 0], np.int32)
+    for images in (whole, beyond):
+        some = images.take(rows, labels, ("a", "b"))
+        assert type(some.images) is type(images.images)
+        assert some.images.shape == (3, *whole.images.shape[1:])
+        assert (some.labels is labels, some.class_names) == (True, ("a", "b"))
+        np.testing.assert_array_equal(some.images[np.array([2, 0])], whole.images[[2, 4]])
+
+
 def test_an_index_beyond_the_end_is_refused(cifar):
     beyond = load_split("cifar_fs", "base", memory_limit=0, **cifar)
     with pytest.raises(IndexError):

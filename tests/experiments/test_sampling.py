@@ -16,6 +16,7 @@ from experiments.data.sampling import (
     parse_strategy,
     random_batch,
     shard,
+    support_orders,
 )
 
 # Classes of 3, 9, 5, 1 and 12 samples with gaps between the labels, shuffled.
@@ -179,6 +180,28 @@ def test_a_longer_list_begins_with_the_shorter():
     np.testing.assert_array_equal(many.support[:5], few.support)
     np.testing.assert_array_equal(many.query[:5], few.query)
     assert (episodes_of(5, seed=1).support != few.support).any()
+
+
+def test_support_orders_are_permutations_that_seed_and_episode_name():
+    orders = support_orders(9, 50, seed=3, episode=7)
+    assert orders.dtype == np.int32
+    np.testing.assert_array_equal(np.sort(orders, 1), np.tile(np.arange(9), (50, 1)))
+    assert len({tuple(order) for order in orders.tolist()}) == 50
+    assert (support_orders(9, 50, seed=3, episode=7) == orders).all()
+    assert (support_orders(9, 20, seed=3, episode=7) == orders[:20]).all()
+    for other in ({"seed": 3, "episode": 8}, {"seed": 4, "episode": 7}):
+        assert (support_orders(9, 50, **other) != orders).any()
+    # Every sample stands at every place about equally often.
+    places = np.stack(
+        [np.bincount(place, minlength=9) for place in support_orders(9, 9000, seed=0, episode=0).T]
+    )
+    assert np.abs(places - 1000).max() < 150
+    assert support_orders(6, 2, seed=0, episode=0).tolist() == [
+        [0, 3, 4, 1, 2, 5],
+        [2, 1, 3, 0, 4, 5],
+    ]
+    with pytest.raises(ValueError, match="must not be negative"):
+        support_orders(9, 5, seed=0, episode=-1)
 
 
 def test_episode_hash_names_contents_and_shape():

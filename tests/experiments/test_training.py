@@ -27,6 +27,7 @@ from experiments.__main__ import Datasets, Evaluate, main
 from experiments.config import (
     DataConfig,
     EvaluationConfig,
+    FewShotConfig,
     Folders,
     LossConfig,
     ModelConfig,
@@ -40,15 +41,15 @@ from experiments.config import (
 from experiments.errors import ConfigError
 from experiments.loss_names import parse_loss
 from experiments.presets import PRESETS
+from experiments.protocols import few_shot, protocol_of, run_from_dict, run_to_dict
 from experiments.reporting.metrics import read_metrics
 from experiments.training import loop, parallel
 from experiments.training.checkpoints import Checkpoints, ConfigMismatchError, read_config
 from experiments.training.loop import ParallelMode, train
-from experiments.training.objective import build_objective
-from experiments.training.state import build_optimizer, initial_setup, learning_rate
+from experiments.training.state import Setup, build_optimizer, initial_setup, learning_rate
 from experiments.training.step import Batch, build_step
 
-TINY = TrainConfig(
+TINY = FewShotConfig(
     sampling=SamplingConfig(batch_size=16),
     model=ModelConfig(widths=(4, 4, 4, 32)),
     evaluation=EvaluationConfig(episodes=50),
@@ -60,20 +61,22 @@ TINY = TrainConfig(
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory) -> Folders:
-    return Folders(data_dir=tmp_path_factory.mktemp("data"))
-
-
-def run_steps(config: TrainConfig, mode: ParallelMode, num_steps: int = 3):
-    axis_name = parallel.axis_name(mode)
-    setup = initial_setup(config, image_shape=(16, 16, 1), num_classes=5, axis_name=axis_name)
-    objective = build_objective(
-        config.loss, num_features=setup.num_features, num_classes=5, axis_name=axis_name
+def small_setup(config: TrainConfig, axis_name: str | None = None) -> Setup:
+    return initial_setup(
+        config,
+        protocol_of(config).objective,
+        image_shape=(16, 16, 1),
+        counts=np.full(5, 100),
+        axis_name=axis_name,
     )
+
+
+def run_steps(config: FewShotConfig, mode: ParallelMode, num_steps: int = 3):
+    axis_name = parallel.axis_name(mode)
+    setup = small_setup(config, axis_name)
     step = build_step(
         setup.graphdef,
-        objective,
+        setup.objective,
         setup.optimizer,
         config.data,
         key=jax.random.key(3),
@@ -107,21 +110,47 @@ def test_a_batch_that_does_not_spread_evenly_is_refused():
         parallel.check_batch_size(6)
 
 
-@pytest.mark.parametrize(("loss", "shown"), [("nca", False), ("sce+nca", True)])
-def test_accuracy_is_logged_where_the_classifier_is_trained(loss, shown):
-    config = dataclasses.replace(TINY, loss=LossConfig(name=loss))
-    setup = initial_setup(config, image_shape=(16, 16, 1), num_classes=5)
-    objective = build_objective(
-        config.loss, num_features=setup.num_features, num_classes=5, axis_name=None
+@pytest.mark.parametrize(
+    "preset",
+    ["icons", "icons-groups", "icons-sphere", "icons-longtail", "kanji", "icons-margin"],
+)
+def test_a_step_gives_back_what_it_takes(preset):
+    """Also in weak types, or a run compiles its step twice."""
+    config = PRESETS[preset].config
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, widths=TINY.model.widths)
     )
+    setup = small_setup(config)
     step = build_step(
         setup.graphdef,
-        objective,
+        setup.objective,
         setup.optimizer,
         config.data,
         key=jax.random.key(3),
         axis_name=None,
-        with_accuracy=shown,
+    )
+    labels = np.eye(5, dtype=np.int8) if preset == "kanji" else np.arange(5, dtype=np.int32)
+    after, _ = jax.eval_shape(step, setup.state, Batch(np.zeros((5, 16, 16, 1), np.uint8), labels))
+
+    def kind(leaf):
+        aval = jax.typeof(leaf)
+        return aval.shape, aval.dtype, aval.weak_type
+
+    chex.assert_trees_all_equal_structs(after, setup.state)
+    assert jax.tree.map(kind, after) == jax.tree.map(kind, setup.state)
+
+
+@pytest.mark.parametrize(("loss", "shown"), [("nca", False), ("sce+nca", True)])
+def test_accuracy_is_logged_where_the_classifier_is_trained(loss, shown):
+    config = dataclasses.replace(TINY, loss=LossConfig(name=loss))
+    setup = small_setup(config)
+    step = build_step(
+        setup.graphdef,
+        setup.objective,
+        setup.optimizer,
+        config.data,
+        key=jax.random.key(3),
+        axis_name=None,
     )
     batch = Batch(np.zeros((4, 16, 16, 1), np.uint8), np.array([0, 0, 1, 1], np.int32))
     _, metrics = jax.eval_shape(step, setup.state, batch)
@@ -129,8 +158,10 @@ def test_accuracy_is_logged_where_the_classifier_is_trained(loss, shown):
     assert {"loss", "gradient_norm"} <= metrics.keys()
 
 
-def final_state(config: TrainConfig, directory: Path):
-    setup = initial_setup(config, image_shape=(32, 32, 1), num_classes=100)
+def final_state(config: FewShotConfig, directory: Path):
+    setup = initial_setup(
+        config, protocol_of(config).objective, image_shape=(32, 32, 1), counts=np.full(100, 40)
+    )
     with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
         restored = checkpoints.restore(setup.state, checkpoints.latest_step())
     return jax.device_get(restored.state)
@@ -224,7 +255,7 @@ def test_sigkill_and_sigterm_change_nothing(tmp_path, folders, compilation_cache
     output, _ = last.communicate(timeout=300)
     assert last.returncode == 0, output
 
-    config = from_dict(TrainConfig, json.loads((tmp_path / "whole" / "config.json").read_text()))
+    config = from_dict(FewShotConfig, json.loads((tmp_path / "whole" / "config.json").read_text()))
     chex.assert_trees_all_equal(
         final_state(config, tmp_path / "cut"), final_state(config, tmp_path / "whole")
     )
@@ -254,7 +285,7 @@ def test_two_processes_train_as_one(tmp_path, folders, compilation_cache):
     assert "| 1 |" not in outputs[1]
     assert len(list((tmp_path / "two").glob("events.out.tfevents.*"))) == 1
 
-    config = from_dict(TrainConfig, json.loads((tmp_path / "two" / "config.json").read_text()))
+    config = from_dict(FewShotConfig, json.loads((tmp_path / "two" / "config.json").read_text()))
     assert jax.device_count() == 4
     train(config, tmp_path / "one", folders)
     one, two = (metrics_without_clock(tmp_path / name) for name in ("one", "two"))
@@ -277,7 +308,7 @@ def test_another_configuration_is_refused_and_nothing_is_overwritten(grid, folde
     common = ["train", "icons", *SMALL, *grid.command[-2:], "--directory", str(cell)]
     assert main([*common, "--loss.name", "sce", "--optimizer.learning-rate", "0.05"]) == 2
     assert "optimizer.learning_rate: 0.1 -> 0.05" in capsys.readouterr().err
-    config = dataclasses.replace(from_dict(TrainConfig, read_config(cell)), seed=1)
+    config = dataclasses.replace(from_dict(FewShotConfig, read_config(cell)), seed=1)
     with pytest.raises(ConfigMismatchError, match="seed"):
         train(config, cell, folders)
     assert before == {path: path.read_bytes() for path in cell.rglob("*") if path.is_file()}
@@ -355,15 +386,15 @@ def grid(tmp_path_factory, folders) -> Grid:
     directory = tmp_path_factory.mktemp("grid")
     command = ["compare", "icons", *SMALL, "--directory", str(directory)]
     command += ["--data-dir", str(folders.data_dir)]
-    real = loop.build_objective
+    real = few_shot.build_loss
 
     def failing(config, **more):
-        objective = real(config, **more)
-        return (lambda *batch: jnp.nan * objective(*batch)) if config.name == "nca" else objective
+        loss = real(config, **more)
+        return (lambda *batch: jnp.nan * loss(*batch)) if config.name == "nca" else loss
 
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-        patch.setattr(loop, "build_objective", failing)
+        patch.setattr(few_shot, "build_loss", failing)
         status = main([*command, "--losses", "nca", "sce", "--sampling", "random", "8x2"])
     return Grid(directory, command, status, output.getvalue())
 
@@ -495,11 +526,11 @@ def test_an_unknown_loss_is_named(name):
 
 def test_configuration_survives_json():
     for preset in PRESETS.values():
-        as_json = json.loads(json.dumps(to_dict(preset.config)))
-        assert from_dict(TrainConfig, as_json) == preset.config
+        as_json = json.loads(json.dumps(run_to_dict(preset.config)))
+        assert run_from_dict(as_json) == preset.config
     broken = to_dict(TINY) | {"stepz": 3}
     with pytest.raises(ValueError, match="stepz"):
-        from_dict(TrainConfig, broken)
+        from_dict(FewShotConfig, broken)
 
 
 def test_weight_decay_spares_biases_and_normalisation():

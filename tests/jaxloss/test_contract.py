@@ -105,7 +105,7 @@ def plain_mean(row: LossRow, batch: Batch, keep):
         )
 
 
-@every_case
+@every_loss
 def test_masked_rows_equal_removed_rows(row):
     """Also that `where` and `sample_weights` may be left out."""
     batch = make_batch(row, seed=3)._replace(sample_weights=np.ones(12))
@@ -163,7 +163,7 @@ def test_nothing_counts(row, how):
         assert np.all(leaf == 0)
 
 
-@every_case
+@every_loss
 def test_single_sample(row):
     batch = make_batch(row, seed=7, n=1, masked=False)
     if row.multi_hot:
@@ -585,7 +585,7 @@ def test_no_columns(row):
 # Transformations ----
 
 
-@every_case
+@every_loss
 def test_vmap_equals_a_loop(row):
     batches = [make_batch(row, seed) for seed in (20, 21, 22)]
     stack = [np.stack(leaves) for leaves in zip(*(b.args for b in batches), strict=True)]
@@ -599,7 +599,7 @@ def test_vmap_equals_a_loop(row):
         chex.assert_trees_all_close(got, expected["mean_grad"][:-1], rtol=1e-4, atol=2e-6)
 
 
-@every_case
+@every_loss
 def test_checkpoint_changes_nothing(row):
     batch = make_batch(row, seed=23)
 

@@ -1,0 +1,350 @@
+"""Classification: accuracy over samples, classes and groups of classes, and calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import jaxloss
+
+Values: TypeAlias = np.ndarray | Array
+
+# Per cent of the classes that the head takes, and the head with the medium classes: for the hundred
+# of CIFAR-100-LT, classes 0–35, 36–70 and 71–99.
+_HEAD, _HEAD_AND_MEDIUM = 36, 71
+
+
+class ClassAccuracies(NamedTuple):
+    """The accuracy of every class."""
+
+    accuracies: np.ndarray
+    """float64 [C], in [0, 1]; NaN for a class without a sample."""
+    counts: np.ndarray
+    """int64 [C], the samples of each class."""
+
+
+class Calibration(NamedTuple):
+    """How far confidence is from accuracy, and the bins that say so (a reliability diagram)."""
+
+    error: float
+    """Expected calibration error, in [0, 1]."""
+    counts: np.ndarray
+    """int64 [B], the samples of each bin."""
+    confidences: np.ndarray
+    """float64 [B], the mean confidence in each bin; NaN in an empty one."""
+    accuracies: np.ndarray
+    """float64 [B], the accuracy in each bin; NaN in an empty one."""
+
+
+class ClassificationResult(NamedTuple):
+    """The outcome of a classification, as JSON types; all but the counts in [0, 1]."""
+
+    samples: int
+    """Samples that have a label."""
+    accuracy: float
+    error: float
+    """1 − accuracy."""
+    class_mean_accuracy: float
+    """Mean of the accuracies of the classes."""
+    class_accuracies: list[float | None]
+    """None for a class without a sample."""
+    groups: dict[str, float | None] | None
+    """Accuracy on head, medium and tail classes, where training counts were given."""
+    calibration_error: float
+    bins: int
+
+
+def predict_classes(logits: Values) -> np.ndarray:
+    """The class of the largest logit, of equal ones the first.
+
+    Args:
+        logits: Floats [n, C], finite; logits, cosines or probabilities.
+
+    Returns:
+        int64 [n].
+
+    Raises:
+        ValueError: If the shape does not fit, or a logit is not finite.
+    """
+    return finite_rows("logits", logits).argmax(1)
+
+
+def prototype_cosines(features: Values, prototypes: Values, assignment: Values) -> np.ndarray:
+    """The cosine between each feature and the prototype of each class.
+
+    Args:
+        features: Floats [n, d].
+        prototypes: Floats [d, M].
+        assignment: Integers [C] below M, the prototype of each class (`assign_prototypes`).
+
+    Returns:
+        float32 [n, C] for `predict_classes`; 0 for a zero vector.
+
+    Raises:
+        ValueError: If shapes do not fit, or the assignment is out of its range.
+    """
+    assignment = _integers("the assignment", assignment)
+    _check_members("the assignment", "prototype", assignment, prototypes.shape[1])
+    assigned = jnp.asarray(prototypes)[:, assignment]
+    return np.asarray(jaxloss.cosine_logits(jnp.asarray(features), assigned))
+
+
+def accuracy(predictions: Values, labels: Values) -> float:
+    """The part of the samples whose class was predicted.
+
+    Args:
+        predictions: Integers [n].
+        labels: Integers [n]; samples with a negative label do not count.
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        ValueError: If shapes or types do not fit, or no sample counts.
+    """
+    predictions, labels = _counting(predictions, labels)
+    return float((predictions == labels).mean())
+
+
+def error_rate(predictions: Values, labels: Values) -> float:
+    """1 − `accuracy`."""
+    return 1 - accuracy(predictions, labels)
+
+
+def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> ClassAccuracies:
+    """The accuracy of every class.
+
+    Args:
+        predictions: Integers [n].
+        labels: Integers [n] below C; samples with a negative label do not count.
+        num_classes: Classes C.
+
+    Returns:
+        ClassAccuracies.
+
+    Raises:
+        ValueError: If shapes, types or a label do not fit, or no sample counts.
+    """
+    predictions, labels = _counting(predictions, labels)
+    if labels.max() >= num_classes:
+        raise ValueError(f"got label {labels.max()}, but there are {num_classes} classes")
+    counts = np.bincount(labels, minlength=num_classes)
+    right = np.bincount(labels[predictions == labels], minlength=num_classes)
+    return ClassAccuracies(_ratio(right, counts), counts)
+
+
+def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarray]:
+    """Head, medium and tail: classes by how many training samples they have.
+
+    The 36 % of the classes with the most samples are the head, those up to 71 % medium, the others
+    the tail, each number rounded to the nearest. On CIFAR-100-LT, whose classes stand in the order
+    of their size, these are classes 0–35, 36–70 and 71–99. Of classes of one size the first are
+    counted as larger.
+
+    Args:
+        train_counts: Integers [C], the training samples of each class, C > 2.
+
+    Returns:
+        The classes of `head`, `medium` and `tail`, each int64 and rising.
+
+    Raises:
+        ValueError: If there are fewer than three classes.
+    """
+    counts = _integers("training counts", train_counts)
+    if len(counts) < 3:
+        raise ValueError(f"head, medium and tail need at least 3 classes, got {len(counts)}")
+    order = np.argsort(-counts, kind="stable")
+    cuts = [(share * len(counts) + 50) // 100 for share in (_HEAD, _HEAD_AND_MEDIUM)]
+    parts = np.split(order, cuts)
+    return {name: np.sort(p) for name, p in zip(("head", "medium", "tail"), parts, strict=True)}
+
+
+def group_accuracies(
+    accuracies: ClassAccuracies, groups: Mapping[str, Values | Sequence[int]]
+) -> dict[str, float]:
+    """The mean accuracy of the classes of each group.
+
+    Every class counts the same, so that a test set need not be balanced; where it is, this is the
+    accuracy over the samples of the group.
+
+    Args:
+        accuracies: Of `class_accuracies`.
+        groups: The classes of each group; those without a sample are left out.
+
+    Returns:
+        A number in [0, 1] for each group; NaN where none of its classes has a sample.
+
+    Raises:
+        ValueError: If a group names a class that there is not.
+    """
+    means = {}
+    for name, members in groups.items():
+        members = _integers(f"group {name!r}", members)
+        _check_members(f"group {name!r}", "class", members, len(accuracies.counts))
+        present = members[accuracies.counts[members] > 0]
+        means[name] = float(accuracies.accuracies[present].mean()) if len(present) else np.nan
+    return means
+
+
+def softmax_confidences(logits: Values) -> np.ndarray:
+    """The largest probability of the softmax, in double precision.
+
+    Args:
+        logits: Floats [n, C], finite; cosines times the scale that the model was trained with.
+
+    Returns:
+        float64 [n], in [1/C, 1].
+
+    Raises:
+        ValueError: If the shape does not fit, or a logit is not finite.
+    """
+    logits = finite_rows("logits", logits).astype(np.float64)
+    return 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
+
+
+def calibration(confidences: Values, correct: Values, *, bins: int = 15) -> Calibration:
+    r"""Expected calibration error over bins of equal width.
+
+    .. math:: \sum_{b=1}^{B} \frac{n_b}{n} |\mathrm{acc}_b - \mathrm{conf}_b|, \quad
+       b = \{i : (b - 1)/B < p_i ≤ b/B\}
+
+    Args:
+        confidences: Floats [n] from 0 to 1, the probability of each prediction; 0 falls into the
+            first bin.
+        correct: Bools [n], whether the prediction was right.
+        bins: Bins B.
+
+    Returns:
+        Calibration.
+
+    Raises:
+        ValueError: If shapes do not fit, there is no sample, or a confidence is out of its range.
+
+    References:
+        Guo et al., On Calibration of Modern Neural Networks, ICML 2017, eq. (3).
+    """
+    confidences, correct = np.asarray(confidences, np.float64), np.asarray(correct)
+    if confidences.ndim != 1 or confidences.shape != correct.shape or correct.dtype != bool:
+        raise ValueError(
+            "need confidences [n] and bools [n], "
+            f"got {list(confidences.shape)} and {correct.dtype} {list(correct.shape)}"
+        )
+    if not len(confidences) or bins < 1:
+        raise ValueError(
+            f"need samples and a positive number of bins, got {len(confidences)} and {bins}"
+        )
+    if not ((confidences >= 0) & (confidences <= 1)).all():
+        raise ValueError("confidences must be from 0 to 1")
+    # b/B as a division, so that a confidence of exactly b/B is equal to its edge.
+    bin_of = np.searchsorted(np.arange(1, bins) / bins, confidences, side="left")
+    counts = np.bincount(bin_of, minlength=bins)
+    mean_correct = _ratio(np.bincount(bin_of, correct, minlength=bins), counts)
+    mean_confidence = _ratio(np.bincount(bin_of, confidences, minlength=bins), counts)
+    gaps = counts * np.abs(mean_correct - mean_confidence)
+    error = float(np.nansum(gaps) / len(confidences))
+    return Calibration(error, counts, mean_confidence, mean_correct)
+
+
+def evaluate_logits(
+    logits: Values,
+    labels: Values,
+    *,
+    train_counts: Values | Sequence[int] | None = None,
+    bins: int = 15,
+) -> ClassificationResult:
+    """Everything that a report says of a classification.
+
+    Args:
+        logits: Floats [n, C], finite; of a cosine classifier times its scale, which the calibration
+            depends on.
+        labels: Integers [n] below C; samples with a negative label do not count.
+        train_counts: Integers [C], the training samples of each class, for accuracy on head, medium
+            and tail (`frequency_groups`).
+        bins: Bins of the expected calibration error.
+
+    Returns:
+        ClassificationResult.
+
+    Raises:
+        ValueError: If shapes, types or a label do not fit, a logit is not finite, or no sample
+            counts.
+    """
+    predictions, confidences = predict_classes(logits), softmax_confidences(logits)
+    per_class = class_accuracies(predictions, labels, logits.shape[1])
+    groups = None
+    if train_counts is not None:
+        if len(train_counts) != logits.shape[1]:
+            raise ValueError(
+                f"got the training counts of {len(train_counts)} classes, "
+                f"not of the {logits.shape[1]} classes of the logits"
+            )
+        means = group_accuracies(per_class, frequency_groups(train_counts))
+        groups = {name: as_json_number(mean) for name, mean in means.items()}
+    labels = np.asarray(labels)
+    counting = labels >= 0
+    right = accuracy(predictions, labels)
+    return ClassificationResult(
+        samples=int(counting.sum()),
+        accuracy=right,
+        error=1 - right,
+        class_mean_accuracy=float(np.nanmean(per_class.accuracies)),
+        class_accuracies=[as_json_number(value) for value in per_class.accuracies],
+        groups=groups,
+        calibration_error=calibration(
+            confidences[counting], (predictions == labels)[counting], bins=bins
+        ).error,
+        bins=bins,
+    )
+
+
+def finite_rows(name: str, rows: Values) -> np.ndarray:
+    """`rows` [n, C] as a NumPy array.
+
+    Raises:
+        ValueError: If the shape does not fit, or a number is not finite.
+    """
+    array = np.asarray(rows)
+    if array.ndim != 2 or not array.shape[1]:
+        raise ValueError(f"{name} must have shape [n, C], got {list(array.shape)}")
+    wrong = int((~np.isfinite(array)).any(1).sum())
+    if wrong:
+        raise ValueError(f"{wrong} of {len(array)} rows of {name} are not finite")
+    return array
+
+
+def as_json_number(value: float) -> float | None:
+    """A number as JSON has it: None in place of NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def _ratio(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """`totals / counts` in float64, NaN where the count is 0."""
+    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+
+
+def _integers(name: str, values: Values | Sequence[int]) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integers [n], got {array.dtype} {list(array.shape)}")
+    return array.astype(np.int64)
+
+
+def _check_members(name: str, kind: str, members: np.ndarray, count: int) -> None:
+    unknown = members[(members < 0) | (members >= count)]
+    if len(unknown):
+        raise ValueError(f"{name} names {kind} {unknown[0]}, but there are {count}")
+
+
+def _counting(predictions: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions and labels of the samples that count."""
+    predictions, labels = _integers("predictions", predictions), _integers("labels", labels)
+    if len(predictions) != len(labels):
+        raise ValueError(f"got {len(predictions)} predictions but {len(labels)} labels")
+    counting = labels >= 0
+    if not counting.any():
+        raise ValueError("no sample has a label")
+    return predictions[counting], labels[counting]

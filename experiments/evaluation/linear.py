@@ -1,0 +1,349 @@
+"""Linear evaluation: softmax classifiers on frozen features, for many weights of regularisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+
+from experiments.evaluation.classification import Values, class_accuracies, finite_rows
+
+PENALTIES = np.logspace(-6, 5, 45)
+"""The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""
+
+# Iterations in a row without a measurable decrease after which a solve gives up.
+_PATIENCE = 5
+
+# Steps before the curvature that L-BFGS has seen is trusted.
+_LEAST_STEPS = 4
+
+
+class Labelled(NamedTuple):
+    """Features of samples and their classes."""
+
+    features: Values
+    """Floats [n, d], finite."""
+    labels: Values
+    """Integers [n], from 0 to C − 1."""
+
+
+class Path(NamedTuple):
+    """The classifiers of L penalties, in the order of the penalties."""
+
+    kernels: np.ndarray
+    """float32 [L, d, C]."""
+    biases: np.ndarray
+    """float32 [L, C]."""
+    objectives: np.ndarray
+    """float32 [L], what was minimised: mean cross-entropy + λ/(2n) ‖W‖²."""
+    iterations: np.ndarray
+    """int32 [L], steps of L-BFGS."""
+    converged: np.ndarray
+    """bool [L], whether the gradient met the tolerance."""
+
+
+class LinearResult(NamedTuple):
+    """The outcome of a linear evaluation, as JSON types; accuracies in [0, 1]."""
+
+    penalty: float
+    """The penalty of the best validation accuracy, of equally good ones the largest."""
+    validation_accuracy: float
+    """Accuracy on the validation set with this penalty, trained on the training set."""
+    accuracy: float
+    """Accuracy on the test set with this penalty, trained on training and validation set."""
+    class_mean_accuracy: float
+    """Mean over the classes of their accuracy on the test set, of the same classifier."""
+    converged: bool
+    """Whether the training of this classifier met the tolerance."""
+    penalties: list[float]
+    validation: list[float]
+    """Accuracy on the validation set for each penalty, trained on the training set."""
+    test: list[float]
+    """Accuracy on the test set for each penalty, trained on the training set."""
+    best_test_accuracy: float
+    """The largest of them. It is chosen on the test set: not to be compared with `accuracy`."""
+    unconverged: int
+    """How many of the penalties did not meet the tolerance."""
+    train_samples: int
+    validation_samples: int
+    test_samples: int
+
+
+def fit_path(
+    data: Labelled,
+    num_classes: int,
+    *,
+    penalties: Values | Sequence[float] = PENALTIES,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> Path:
+    r"""Softmax classifiers for many weights of the L2 regularisation, by L-BFGS in one program.
+
+    .. math:: \min_{W, b} \; -\sum_i \log \mathrm{softmax}_{y_i}(W^\top x_i + b)
+       + \frac{λ}{2} \|W\|^2
+
+    The cross-entropy is summed and the bias is not regularised: λ is 1/C of scikit-learn's
+    `LogisticRegression`, and λ/n the weight beside a mean cross-entropy. Penalties are solved one
+    after the other from the largest to the smallest, each from the solution before it.
+
+    The features are centred, scaled by one number and turned onto their principal axes, and each
+    axis is stretched by an estimate of its curvature: the optimum stays what it is, and L-BFGS
+    finds it in a fraction of the steps.
+
+    Args:
+        data: The training set.
+        num_classes: Classes C > 1; some may have no sample.
+        penalties: λ > 0, [L].
+        tolerance: Where to stop: the norm of the gradient, after that stretching, divided by the
+            objective where this is below 1. The objective then exceeds its minimum by about
+            tolerance² of it.
+        max_iterations: Steps of a penalty.
+
+    Returns:
+        Path.
+
+    Raises:
+        ValueError: If shapes or labels do not fit, a feature is not finite, or a penalty is not
+            positive.
+
+    References:
+        Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
+    """
+    if num_classes < 2:
+        raise ValueError(f"a classifier needs at least two classes, got {num_classes}")
+    features, labels = _prepare(data, num_classes)
+    penalties = np.asarray(penalties, np.float32)
+    if penalties.ndim != 1 or not len(penalties) or not (penalties > 0).all():
+        raise ValueError(f"penalties must be positive numbers [L], got {penalties}")
+    order = np.argsort(-penalties, kind="stable")
+    solved = _solve(
+        features,
+        labels,
+        penalties[order],
+        tolerance,
+        max_iterations,
+        num_classes=num_classes,
+    )
+    back = np.argsort(order, kind="stable")
+    return Path(*(np.asarray(part)[back] for part in solved))
+
+
+def path_accuracies(path: Path, data: Labelled) -> np.ndarray:
+    """The accuracy of every classifier of a path.
+
+    Args:
+        path: Of `fit_path`.
+        data: Samples of the same classes.
+
+    Returns:
+        float32 [L], in [0, 1].
+
+    Raises:
+        ValueError: If shapes or labels do not fit, or a feature is not finite.
+    """
+    features, labels = _prepare(data, path.biases.shape[1])
+    predictions = np.asarray(_predictions(path.kernels, path.biases, features))
+    return (predictions == labels).mean(1, dtype=np.float32)
+
+
+def evaluate_linear(
+    train: Labelled,
+    validation: Labelled,
+    test: Labelled,
+    *,
+    penalties: Values | Sequence[float] = PENALTIES,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> LinearResult:
+    """Transfer to a data set: the accuracy of a linear classifier on frozen features.
+
+    The penalty is chosen on the validation set, and a classifier with it is then trained on
+    training and validation set together.
+
+    Args:
+        train: The training set without the validation set.
+        validation: Samples on which the penalty is chosen.
+        test: Samples on which the classifier is judged.
+        penalties: λ > 0, see `fit_path`.
+        tolerance: See `fit_path`.
+        max_iterations: See `fit_path`.
+
+    Returns:
+        LinearResult.
+
+    Raises:
+        ValueError: As `fit_path`.
+    """
+    for name, data in (("validation", validation), ("test", test)):
+        if data.features.shape[1:] != train.features.shape[1:]:
+            raise ValueError(
+                f"the {name} set has {data.features.shape[1]} features, "
+                f"the training set {train.features.shape[1]}"
+            )
+    num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
+    fit = partial(
+        fit_path, num_classes=num_classes, tolerance=tolerance, max_iterations=max_iterations
+    )
+    path = fit(train, penalties=penalties)
+    on_validation, on_test = path_accuracies(path, validation), path_accuracies(path, test)
+    penalties = np.asarray(penalties, np.float64)
+    best = float(penalties[on_validation == on_validation.max()].max())
+    both = Labelled(*(np.concatenate(parts) for parts in zip(train, validation, strict=True)))
+    chosen = fit(both, penalties=[best])
+    features, labels = _prepare(test, num_classes)
+    predictions = np.asarray(_predictions(chosen.kernels, chosen.biases, features))[0]
+    per_class = class_accuracies(predictions, labels, num_classes)
+    return LinearResult(
+        penalty=best,
+        validation_accuracy=float(on_validation.max()),
+        accuracy=float((predictions == labels).mean()),
+        class_mean_accuracy=float(np.nanmean(per_class.accuracies)),
+        converged=bool(chosen.converged[0]),
+        penalties=penalties.tolist(),
+        validation=on_validation.tolist(),
+        test=on_test.tolist(),
+        best_test_accuracy=float(on_test.max()),
+        unconverged=int((~path.converged).sum()),
+        train_samples=len(train.labels),
+        validation_samples=len(validation.labels),
+        test_samples=len(test.labels),
+    )
+
+
+def _prepare(data: Labelled, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    features = finite_rows("features", data.features).astype(np.float32)
+    labels = np.asarray(data.labels)
+    if labels.shape != features.shape[:1] or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"got {len(features)} features but {len(labels)} labels of type {labels.dtype}"
+        )
+    if not len(labels):
+        raise ValueError("there is no sample")
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    if len(wrong):
+        raise ValueError(f"labels must be from 0 to {num_classes - 1}, got {wrong[0]}")
+    return features, labels.astype(np.int32)
+
+
+def _product(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+@jax.jit
+def _predictions(kernels: Array, biases: Array, features: Array) -> Array:
+    """int32 [L, n], class by class of equal logits the first."""
+    return lax.map(
+        lambda classifier: (_product(features, classifier[0]) + classifier[1]).argmax(1),
+        (kernels, biases),
+    )
+
+
+@partial(jax.jit, static_argnames="num_classes")
+def _solve(
+    features: Array,
+    labels: Array,
+    penalties: Array,
+    tolerance: Array | float,
+    max_iterations: Array | int,
+    *,
+    num_classes: int,
+) -> tuple[Array, ...]:
+    """The fields of `Path` for falling penalties."""
+    count, dim = features.shape
+    mean = features.mean(0)
+    features = features - mean
+    size = jnp.sqrt(jnp.mean(features**2))
+    size = jnp.where(size > 0, size, 1)
+    features = features / size
+    axes = jnp.linalg.eigh(_product(features.T, features))[1]
+    features = _product(features, axes)
+    variances = jnp.mean(features**2, axis=0)
+    is_target = labels[:, None] == jnp.arange(num_classes)
+
+    def solve(start: Any, penalty: Array) -> tuple[Any, tuple[Array, ...]]:
+        # In units of the scaled features and beside the mean of the cross-entropy.
+        weight = penalty / (count * size**2)
+        kernel, bias = start
+        shares = jax.nn.softmax(_product(features, kernel) + bias)
+        # The mean curvature of the cross-entropy in a logit; above 0 where all samples are right.
+        curvature = jnp.maximum(jnp.mean(shares * (1 - shares)), 1e-12)
+        stretch = lax.rsqrt(curvature * variances + weight)[:, None], lax.rsqrt(curvature)
+
+        def objective(position):
+            kernel, bias = jax.tree.map(jnp.multiply, stretch, position)
+            values = _cross_entropy(_product(features, kernel) + bias, is_target)
+            return jnp.mean(values) + weight / 2 * jnp.sum(kernel**2)
+
+        position = jax.tree.map(jnp.divide, start, stretch)
+        position, value, iterations, converged = _minimise(
+            objective, position, tolerance, max_iterations
+        )
+        kernel, bias = jax.tree.map(jnp.multiply, stretch, position)
+        original = _product(axes, kernel) / size
+        outputs = original, bias - _product(mean, original), value, iterations, converged
+        return (kernel, bias), outputs
+
+    nothing = jnp.zeros((dim, num_classes)), jnp.zeros(num_classes)
+    return lax.scan(solve, nothing, penalties)[1]
+
+
+def _cross_entropy(logits: Array, is_target: Array) -> Array:
+    """`log(1 + Σ_{c≠y} e^{z_c − z_y})` [n], which keeps its digits where it is close to 0."""
+    target = jnp.sum(jnp.where(is_target, logits, 0), axis=1, keepdims=True)
+    gaps = jnp.where(is_target, -jnp.inf, logits - target)
+    return jax.nn.softplus(jax.nn.logsumexp(gaps, axis=1))
+
+
+class _Search(NamedTuple):
+    position: Any
+    state: Any
+    value: Array
+    excess: Array
+    """How far the value before the last step was above its minimum, by L-BFGS's own curvature."""
+    idle: Array
+    """Iterations since the last measurable decrease."""
+    iterations: Array
+
+
+def _minimise(
+    objective: Any, position: Any, tolerance: Array | float, max_iterations: Array | int
+) -> tuple[Any, Array, Array, Array]:
+    """L-BFGS until the gradient is small: position, value, iterations and whether it is."""
+    solver = optax.lbfgs()
+    value_and_gradient = optax.value_and_grad_from_state(objective)
+
+    def is_open(search: _Search) -> Array:
+        unsure = search.iterations < _LEAST_STEPS
+        return unsure | (search.excess > tolerance * search.value)
+
+    def go_on(search: _Search) -> Array:
+        patient = (search.idle < _PATIENCE) & (search.iterations < max_iterations)
+        return is_open(search) & patient
+
+    def step(search: _Search) -> _Search:
+        value, gradient = value_and_gradient(search.position, state=search.state)
+        updates, state = solver.update(
+            gradient, search.state, search.position, value=value, grad=gradient, value_fn=objective
+        )
+        reached = jnp.asarray(optax.tree.get(state, "value"))
+        rate = jnp.asarray(optax.tree.get(state, "learning_rate"))
+        gained = reached < value - jnp.finfo(reached.dtype).eps * jnp.abs(value)
+        return _Search(
+            position=optax.apply_updates(search.position, updates),
+            state=state,
+            value=reached,
+            excess=-jnp.asarray(optax.tree.vdot(gradient, updates)) / rate / 2,
+            idle=jnp.where(gained, 0, search.idle + 1),
+            iterations=search.iterations + 1,
+        )
+
+    unknown, nothing = jnp.array(jnp.inf), jnp.zeros((), jnp.int32)
+    start = _Search(position, solver.init(position), unknown, unknown, nothing, nothing)
+    found = lax.while_loop(go_on, step, start)
+    return found.position, found.value, found.iterations, ~is_open(found)

@@ -1,0 +1,119 @@
+"""Multi-label classification: mean average precision over classes and over samples."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.evaluation.classification import Values, as_json_number, finite_rows
+
+# Scores ranked at once: bounds the work space to about 100 MB.
+_ELEMENTS_AT_ONCE = 2**21
+
+
+class MultilabelResult(NamedTuple):
+    """The outcome of a multi-label classification, as JSON types."""
+
+    map_class: float
+    """Mean over the classes of the average precision that ranks the samples, in [0, 1]."""
+    map_sample: float
+    """Mean over the samples of the average precision that ranks the classes, in [0, 1]."""
+    classes: int
+    """Classes with a positive sample: those that `map_class` is the mean of."""
+    classes_without_positive: int
+    samples: int
+    """Samples with a positive class: those that `map_sample` is the mean of."""
+    samples_without_positive: int
+    class_precisions: list[float | None]
+    """The average precision of each class; None without a positive sample."""
+
+
+def average_precisions(
+    scores: Values, targets: Values, *, elements_at_once: int = _ELEMENTS_AT_ONCE
+) -> np.ndarray:
+    r"""The average precision of the ranking in every row, as scikit-learn defines it.
+
+    .. math:: \mathrm{AP} = \sum_k (R_k - R_{k-1}) P_k
+
+    over the thresholds k from the highest score to the lowest; equal scores are one threshold. With
+    distinct scores it is the mean, over the positives, of the precision down to each.
+
+    Args:
+        scores: Floats [rows, items], finite.
+        targets: Bools or numbers [rows, items]: above 0 positive, 0 negative, below 0 unknown,
+            which the ranking leaves out.
+        elements_at_once: Scores ranked at once, which bounds the memory.
+
+    Returns:
+        float64 [rows]; NaN for a row without a positive.
+
+    Raises:
+        ValueError: If shapes do not fit, a score is not finite, or a target is not a number.
+    """
+    scores, targets = np.asarray(scores), np.asarray(targets)
+    if scores.ndim != 2 or scores.shape != targets.shape:
+        raise ValueError(
+            "need scores and targets of one shape [n, C], "
+            f"got {list(scores.shape)} and {list(targets.shape)}"
+        )
+    scores = finite_rows("scores", scores)
+    if np.isnan(targets).any():
+        raise ValueError("a target is not a number")
+    rows, items = scores.shape
+    step = max(1, elements_at_once // max(items, 1))
+    parts = [slice(start, start + step) for start in range(0, rows, step)]
+    return np.concatenate([np.empty(0), *(_precisions(scores[p], targets[p]) for p in parts)])
+
+
+def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
+    """mAP@class and mAP@sample.
+
+    Args:
+        scores: Floats [n, C], finite; logits or anything that orders like them.
+        targets: Bools or numbers [n, C]: above 0 positive, 0 negative, below 0 unknown.
+
+    Returns:
+        MultilabelResult; classes and samples without a positive are left out of the means.
+
+    Raises:
+        ValueError: If shapes do not fit, a score is not finite, a target is not a number, or none
+            is positive.
+
+    References:
+        Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, Sec. 4.
+    """
+    of_samples = average_precisions(scores, targets)
+    samples = int((~np.isnan(of_samples)).sum())
+    if not samples:
+        raise ValueError("no target is positive")
+    of_classes = average_precisions(np.asarray(scores).T, np.asarray(targets).T)
+    classes = int((~np.isnan(of_classes)).sum())
+    return MultilabelResult(
+        map_class=float(np.nanmean(of_classes)),
+        map_sample=float(np.nanmean(of_samples)),
+        classes=classes,
+        classes_without_positive=len(of_classes) - classes,
+        samples=samples,
+        samples_without_positive=len(of_samples) - samples,
+        class_precisions=[as_json_number(value) for value in of_classes],
+    )
+
+
+def _precisions(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    # What is unknown ranks behind every finite score, where no positive meets it.
+    scores = np.where(targets < 0, -np.inf, scores)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    scores = np.take_along_axis(scores, order, axis=1)
+    positive = np.take_along_axis(targets, order, axis=1) > 0
+    items = scores.shape[1]
+    rank = np.arange(items)
+    # The place of the last of equal scores: from the right, the nearest place before a step down.
+    is_last = np.ones(scores.shape, bool)
+    is_last[:, :-1] = scores[:, :-1] != scores[:, 1:]
+    ends = np.where(is_last, rank, items)
+    ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    precision = np.take_along_axis(np.cumsum(positive, axis=1), ends, axis=1) / (ends + 1)
+    positives = positive.sum(1)
+    total = (precision * positive).sum(1)
+    return np.where(positives > 0, total / np.maximum(positives, 1), np.nan)

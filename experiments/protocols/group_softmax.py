@@ -1,0 +1,112 @@
+"""Protocol B: classification with group softmax (Kobayashi, WACV 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxloss
+from experiments.config import Count, NamedLoss, TrainConfig
+from experiments.errors import ConfigError
+from experiments.protocols import classification
+from experiments.protocols.linear_head import linear_head
+from experiments.protocols.protocol import Protocol
+from experiments.training.objective import Loss, Objective, Problem
+
+_LABELS = {"softmax": "Softmax", "tight": "Type I", "loose": "Type II"}
+
+
+@dataclass(frozen=True)
+class GroupLossConfig(NamedLoss):
+    """What is minimised."""
+
+    name: Literal["softmax", "tight", "loose"] = "loose"
+    """Softmax cross-entropy, or group softmax in its tight (type I) or loose (type II) form."""
+    num_groups: Count = 4
+    """Groups G of features."""
+    grouping: Literal["discriminative", "contiguous"] = "discriminative"
+    """How features are grouped: by what they say of the sample's class, or as they stand."""
+
+
+@dataclass(frozen=True)
+class GroupSoftmaxConfig(TrainConfig):
+    """A run of protocol B."""
+
+    protocol: ClassVar[str] = "group-softmax"
+
+    loss: GroupLossConfig = field(default_factory=GroupLossConfig)
+
+
+def check(config: GroupSoftmaxConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
+    """Raises unless there are images for test, and features for every group."""
+    classification.check(config, num_features, counts)
+    if config.loss.num_groups > num_features:
+        raise ConfigError(
+            f"loss.num_groups = {config.loss.num_groups} must be at most the {num_features} "
+            "features of the backbone"
+        )
+
+
+def objective(config: GroupSoftmaxConfig, problem: Problem) -> Objective:
+    """A linear classifier under softmax or group softmax; it predicts the largest logit."""
+    wanted = config.loss
+
+    def loss_of(features, labels, kernel, bias):
+        if wanted.name == "softmax":
+            logits = jaxloss.linear_logits(features, kernel, bias)
+            return jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
+        groups = None
+        if wanted.grouping == "contiguous":
+            groups = jaxloss.contiguous_groups(
+                features.shape[0], features.shape[1], wanted.num_groups
+            )
+        return jaxloss.group_softmax_loss(
+            features,
+            labels,
+            kernel,
+            bias,
+            num_groups=wanted.num_groups,
+            bound=wanted.name,
+            groups=groups,
+            axis_name=problem.axis_name,
+        )
+
+    def loss(features, labels, head, memory):
+        right = jnp.argmax(scores(features, head, memory), axis=1) == labels
+        value = loss_of(features, labels, head["kernel"], head["bias"])
+        return Loss(value, memory, {"train_accuracy": jnp.mean(right.astype(jnp.float32))})
+
+    def scores(features, head, memory):
+        return jaxloss.linear_logits(features, head["kernel"], head["bias"])
+
+    def head(key: jax.Array):
+        return linear_head(key, problem.num_features, len(problem.counts))
+
+    return Objective(head, loss, scores)
+
+
+def describe(config: GroupSoftmaxConfig) -> dict[str, Any]:
+    """The loss, its groups, and the subset of the data."""
+    groups = "" if config.loss.name == "softmax" else f", G = {config.loss.num_groups}"
+    contiguous = groups and config.loss.grouping == "contiguous"
+    label = _LABELS[config.loss.name] + groups + (", contiguous" if contiguous else "")
+    return {"label": label} | classification.describe_data(config)
+
+
+PROTOCOL = Protocol(
+    config=GroupSoftmaxConfig,
+    splits=classification.SPLITS,
+    load=classification.load,
+    counts=classification.counts,
+    check=check,
+    objective=objective,
+    validate=classification.validate,
+    evaluate=classification.evaluate,
+    describe=describe,
+    report=classification.report,
+)

@@ -1,0 +1,17 @@
+"""The linear classifier that several protocols train."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def linear_head(key: Array, num_features: int, num_classes: int) -> dict[str, Array]:
+    """`kernel` [d, C] and `bias` [C], float32, before training."""
+    return {
+        "kernel": jax.nn.initializers.lecun_normal()(key, (num_features, num_classes), jnp.float32),
+        # The prior of a class. A constant bias leaves the softmax as it is; with zeros, binary
+        # cross-entropy starts at C·log 2, and its first steps wreck the backbone.
+        "bias": jnp.full(num_classes, -jnp.log(max(num_classes - 1, 1)), jnp.float32),
+    }

@@ -1,0 +1,160 @@
+"""Any options of any protocol against each other: each cell is a run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.config import TrainConfig
+from experiments.errors import ConfigError, ExperimentError
+from experiments.protocols import run_from_dict, run_to_dict
+from experiments.training.checkpoints import read_config
+
+logger = logging.getLogger(__name__)
+
+
+class Axis(NamedTuple):
+    """Options that change together, and the values that they take."""
+
+    options: tuple[str, ...]
+    """Such as `loss.name`; the first gives the axis its name."""
+    values: tuple[tuple[Any, ...], ...]
+    """A value for each option, for each place on the axis."""
+
+    @property
+    def name(self) -> str:
+        """Its first option."""
+        return self.options[0]
+
+    def labels(self) -> list[str]:
+        """Its places in words: the first option's values."""
+        return [str(values[0]) for values in self.values]
+
+
+def parse_axis(text: str, config: TrainConfig) -> Axis:
+    """Reads `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
+
+    Args:
+      text: what was typed.
+      config: the configuration whose options these are.
+
+    Raises:
+      ConfigError: there is no such option, it is none of numbers or words, a value is not of its
+        type, or comes twice.
+    """
+    names, equals, values = text.partition("=")
+    options = tuple(name.replace("-", "_") for name in names.split("/"))
+    if not equals or not values or not all(options):
+        raise ConfigError(
+            f"--over {text!r} must be OPTION=VALUE,VALUE,..., such as loss.name=softmax,loose"
+        )
+    if "seed" in options:
+        raise ConfigError("--over seed=...: give --seeds")
+    places = []
+    for place in values.split(","):
+        parts = place.split("/")
+        if len(parts) != len(options):
+            raise ConfigError(
+                f"--over {text!r}: {place!r} has {len(parts)} values for {len(options)} options"
+            )
+        parsed = (_value(config, name, part) for name, part in zip(options, parts, strict=True))
+        places.append(tuple(parsed))
+    first = [place[0] for place in places]
+    if len(set(first)) < len(first):
+        raise ConfigError(f"--over {text!r}: a value of {options[0]} comes twice")
+    return Axis(options, tuple(places))
+
+
+def _value(config: Any, option: str, text: str) -> Any:
+    *sections, name = option.split(".")
+    for section in sections:
+        config = getattr(config, section, None)
+    hints = typing.get_type_hints(type(config)) if dataclasses.is_dataclass(config) else {}
+    hint = hints.get(name)
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"--over {option}: {text!r} must be True or False")
+        return text.lower() == "true"
+    if typing.get_origin(hint) is typing.Literal:
+        if text not in typing.get_args(hint):
+            raise ConfigError(
+                f"--over {option}: {text!r} must be one of {', '.join(typing.get_args(hint))}"
+            )
+        return text
+    if hint not in (int, float, str):
+        raise ConfigError(f"--over {option}: there is no option of that name with one value")
+    try:
+        return hint(text)
+    except ValueError:
+        raise ConfigError(f"--over {option}: {text!r} is no {hint.__name__}") from None
+
+
+def _with(config: Any, option: str, value: Any) -> Any:
+    section, dot, rest = option.partition(".")
+    if dot:
+        value = _with(getattr(config, section), rest, value)
+    return dataclasses.replace(config, **{section: value})
+
+
+class Cell(NamedTuple):
+    """One run of a sweep."""
+
+    config: TrainConfig
+    directory: Path
+    place: tuple[str, ...]
+    """The label of its value on every axis."""
+
+
+def cells(
+    config: TrainConfig, axes: Sequence[Axis], seeds: Sequence[int], root: Path
+) -> list[Cell]:
+    """All runs of a sweep, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
+
+    Raises:
+      ConfigError: an option is on two axes.
+    """
+    options = [option for axis in axes for option in axis.options]
+    if len(set(options)) < len(options):
+        raise ConfigError(f"--over has an option twice: {', '.join(options)}")
+    found = []
+    for seed in dict.fromkeys(seeds):
+        for place in itertools.product(*(axis.values for axis in axes)):
+            cell, folder = dataclasses.replace(config, seed=seed), root
+            for axis, values in zip(axes, place, strict=True):
+                settings = dict(zip(axis.options, values, strict=True))
+                for option, value in settings.items():
+                    cell = _with(cell, option, value)
+                folder /= ",".join(f"{option}={value}" for option, value in settings.items())
+            labels = tuple(str(values[0]) for values in place)
+            found.append(Cell(cell, folder / f"seed-{seed}", labels))
+    return found
+
+
+def finished(
+    config: TrainConfig, axes: Sequence[Axis], root: Path
+) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Places and reports of all finished runs under `root` that lie on the axes, of any seed.
+
+    Those that differ from `config` elsewhere are left out; of those that cannot be read, a warning
+    tells.
+    """
+    found = []
+    for path in sorted(root.glob("/".join(["*"] * len(axes)) + "/seed-*/report.json")):
+        try:
+            values = read_config(path.parent)
+            seed = run_from_dict(values).seed
+            report = json.loads(path.read_text(encoding="utf-8"))
+            metrics = report["metrics"]
+        except (ExperimentError, OSError, ValueError, KeyError) as error:
+            logger.warning("%s is left out of the table: %s", path.parent, error)
+            continue
+        for cell in cells(config, axes, [seed], root):
+            if run_to_dict(cell.config) == values and isinstance(metrics, dict):
+                found.append((cell.place, report))
+    return found

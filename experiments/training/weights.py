@@ -1,0 +1,157 @@
+"""Weights to start from: those of ImageNet that people have as a file, or those of another run.
+
+A file is in the safetensors format, with the names and shapes that torchvision gives to ResNet-18
+and ResNet-50: `conv1.weight` [64, 3, 7, 7], `bn1.weight`, `bn1.bias`, `bn1.running_mean`,
+`bn1.running_var`; of block b (from 0) in stage s (from 1) `layer{s}.{b}.conv{i}.weight`,
+`layer{s}.{b}.bn{i}.*`, and where the shape changes `layer{s}.{b}.downsample.0.weight` and
+`.downsample.1.*`. Any float type is read, and kept as float32. `fc.*`, the classifier, and
+`*.num_batches_tracked` are ignored. Who has torchvision makes it from published weights:
+
+    from safetensors.torch import save_file
+    from torchvision.models import resnet50
+    save_file(resnet50(weights="IMAGENET1K_V1").state_dict(), "resnet50.safetensors")
+
+Images must be normalised as for those weights (data.mean 0.485 0.456 0.406, data.std 0.229 0.224
+0.225).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.errors import ExperimentError
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
+
+_SUFFIX = ".safetensors"
+_NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+
+
+class WeightsError(ExperimentError):
+    """Weights that are missing, damaged, or do not fit the backbone."""
+
+
+def load_weights(path: Path, params: Any, statistics: Any, *, shown: int = 10) -> tuple[Any, Any]:
+    """The parameters and statistics of a backbone, from a file or from another run.
+
+    Args:
+      path: a file of weights (`*.safetensors`), a run directory that `train` made, or the
+        directory of its checkpoints. Of a run, the best checkpoint is taken (the latest where a
+        data set has no validation classes); its head may be any.
+      params: tree of the backbone's parameters, as `TrainState.params["backbone"]`; arrays or
+        `jax.ShapeDtypeStruct`, whose values are not used.
+      statistics: tree of the module's other state, as `TrainState.statistics`.
+      shown: how many entries of a file that do not fit are named.
+
+    Returns:
+      Both trees with the values that are stored.
+
+    Raises:
+      WeightsError: there is nothing at `path`, it is damaged, or it does not fit: the message
+        names the entries that are missing, unexpected, or of another shape.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_run(path, params, statistics)
+    if path.suffix != _SUFFIX or not path.is_file():
+        raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
+    return _from_file(path, params, statistics, shown)
+
+
+def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
+    folder = path / CHECKPOINTS_FOLDER if (path / CHECKPOINTS_FOLDER).is_dir() else path
+    target = {"params": {"backbone": params}, "statistics": statistics}
+    try:
+        with Checkpoints(folder, read_only=True) as checkpoints:
+            state = checkpoints.restore(
+                target, checkpoints.best_step(), parts=("params/backbone", "statistics")
+            ).state
+    except CheckpointError as error:
+        raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
+    state = jax.tree.map(jnp.asarray, state)
+    return state["params"]["backbone"], state["statistics"]
+
+
+def _from_file(path: Path, params: Any, statistics: Any, shown: int) -> tuple[Any, Any]:
+    stored = _read(path)
+    trees = (params, statistics)
+    shapes = {
+        _torchvision_name(place): _torch_shape(leaf.shape)
+        for tree in trees
+        for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    problems = [
+        f"{name} {list(shape)}: missing" for name, shape in shapes.items() if name not in stored
+    ]
+    problems += [
+        f"{name}: unexpected" for name in stored if name not in shapes and not _is_ignored(name)
+    ]
+    for name, shape in shapes.items():
+        if name not in stored:
+            continue
+        array = stored[name]
+        if array.shape != shape:
+            problems.append(f"{name}: {list(array.shape)} in the file, {list(shape)} wanted")
+        elif not jnp.issubdtype(array.dtype, jnp.floating):
+            problems.append(f"{name}: {array.dtype} in the file, floats wanted")
+    if problems:
+        more = len(problems) - shown
+        raise WeightsError(
+            f"{path} does not fit the backbone:\n  "
+            + "\n  ".join(problems[:shown])
+            + (f"\n  and {more} more" if more > 0 else "")
+        )
+
+    def value(place: Any, leaf: Any) -> jax.Array:
+        array = stored[_torchvision_name(place)].astype(np.float32)
+        return jnp.asarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array)
+
+    params, statistics = (jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
+    return params, statistics
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise WeightsError(
+            f"reading {path} needs the package safetensors: "
+            'pip install "jaxloss[weights]", or pip install safetensors'
+        ) from error
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is damaged: {error}") from error
+
+
+def _torchvision_name(place: Any) -> str:
+    """torchvision's name for a leaf of a `ResNet`'s state."""
+    match jax.tree_util.keystr(place, simple=True, separator="/").split("/"):
+        case ["stem", kind, leaf, *_]:
+            layer = {"conv": "conv1", "norm": "bn1"}[kind]
+        case ["stages", stage, block, "layers", number, kind, leaf, *_]:
+            layer = {"conv": "conv", "norm": "bn"}[kind] + str(int(number) + 1)
+            layer = f"layer{int(stage) + 1}.{block}.{layer}"
+        case ["stages", stage, block, "shortcut", kind, leaf, *_]:
+            number = {"conv": 0, "norm": 1}[kind]
+            layer = f"layer{int(stage) + 1}.{block}.downsample.{number}"
+        case other:
+            raise WeightsError(
+                f"files of weights are for resnet18 and resnet50; the backbone has "
+                f"{'/'.join(other)}. A run directory can be given for every backbone"
+            )
+    return f"{layer}.{'weight' if kind == 'conv' else _NORM[leaf]}"
+
+
+def _torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a kernel [h, w, in, out] as [out, in, h, w]."""
+    return (shape[3], shape[2], shape[0], shape[1]) if len(shape) == 4 else shape
+
+
+def _is_ignored(name: str) -> bool:
+    return name.startswith("fc.") or name.endswith(".num_batches_tracked")

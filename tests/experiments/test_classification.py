@@ -1,0 +1,226 @@
+"""Accuracies and calibration against explicit loops, and their edge cases."""
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.evaluation.classification import (
+    accuracy,
+    calibration,
+    class_accuracies,
+    error_rate,
+    evaluate_logits,
+    frequency_groups,
+    group_accuracies,
+    predict_classes,
+    prototype_cosines,
+    softmax_confidences,
+)
+
+CLASSES = 7
+
+
+def sample(n=400, seed=0, ignored=True):
+    """Logits and uneven labels, right in about two thirds of the rows; class 5 never occurs."""
+    random = np.random.default_rng(seed)
+    labels = random.choice([0, 1, 2, 3, 4, 6], size=n, p=[0.35, 0.25, 0.15, 0.1, 0.1, 0.05])
+    logits = random.normal(size=(n, CLASSES)).astype(np.float32)
+    logits[np.arange(n), labels] += 1.7
+    if ignored:
+        labels[::17] = -1
+    return logits, labels
+
+
+def accuracies_by_loops(logits, labels):
+    right, count = [0] * CLASSES, [0] * CLASSES
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        if label >= 0:
+            right[label] += row.index(max(row)) == label
+            count[label] += 1
+    return right, count
+
+
+def calibration_by_loops(logits, labels, bins):
+    """Guo et al.: every bin (b/B, (b + 1)/B] in turn, every sample in turn, float64."""
+    confidences, correct = [], []
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        if label < 0:
+            continue
+        total = sum(math.exp(z - max(row)) for z in row)
+        confidences.append(1 / total)
+        correct.append(row.index(max(row)) == label)
+    error = 0.0
+    for b in range(bins):
+        inside = [i for i, p in enumerate(confidences) if b / bins < p <= (b + 1) / bins]
+        if inside:
+            mean_correct = sum(correct[i] for i in inside) / len(inside)
+            mean_confidence = sum(confidences[i] for i in inside) / len(inside)
+            error += len(inside) / len(confidences) * abs(mean_correct - mean_confidence)
+    return error
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_accuracies_equal_the_loops(array):
+    logits, labels = sample()
+    right, count = accuracies_by_loops(logits, labels)
+    predictions = predict_classes(array(logits))
+    found = accuracy(predictions, array(labels))
+    assert type(found) is float
+    assert 0.5 < found < 0.9
+    assert found == pytest.approx(sum(right) / sum(count), rel=1e-12)
+    assert error_rate(predictions, array(labels)) == pytest.approx(1 - found, rel=1e-12)
+    per_class = class_accuracies(predictions, array(labels), CLASSES)
+    np.testing.assert_array_equal(per_class.counts, count)
+    assert math.isnan(per_class.accuracies[5])
+    for c in (0, 1, 2, 3, 4, 6):
+        assert per_class.accuracies[c] == pytest.approx(right[c] / count[c], rel=1e-12)
+
+
+def test_a_group_is_the_mean_over_its_classes():
+    logits, labels = sample()
+    right, count = accuracies_by_loops(logits, labels)
+    groups = {"head": np.array([0, 1]), "medium": np.array([3, 5]), "tail": np.array([5])}
+    found = group_accuracies(class_accuracies(predict_classes(logits), labels, CLASSES), groups)
+    assert list(found) == ["head", "medium", "tail"]
+    assert found["head"] == pytest.approx((right[0] / count[0] + right[1] / count[1]) / 2)
+    assert found["medium"] == pytest.approx(right[3] / count[3])
+    assert math.isnan(found["tail"])
+
+
+def test_frequency_groups_are_those_of_cifar_100_lt():
+    counts = [int(500 * 0.01 ** (c / 99)) for c in range(100)]
+    groups = frequency_groups(counts)
+    assert list(groups) == ["head", "medium", "tail"]
+    np.testing.assert_array_equal(groups["head"], np.arange(36))
+    np.testing.assert_array_equal(groups["medium"], np.arange(36, 71))
+    np.testing.assert_array_equal(groups["tail"], np.arange(71, 100))
+
+
+def test_frequency_groups_follow_the_counts_and_not_the_order_of_classes():
+    random = np.random.default_rng(0)
+    for classes in (3, 4, 10, 50, 81, 179):
+        counts = random.integers(1, 30, classes)
+        groups = frequency_groups(counts)
+        joined = np.concatenate(list(groups.values()))
+        np.testing.assert_array_equal(np.sort(joined), np.arange(classes))
+        assert all(len(group) and (np.diff(group) > 0).all() for group in groups.values())
+        least = [counts[group].min() for group in groups.values()]
+        most = [counts[group].max() for group in groups.values()]
+        assert least[0] >= most[1]
+        assert least[1] >= most[2]
+        assert abs(len(groups["head"]) - 0.36 * classes) <= 0.5
+    # Classes of one size go to the groups in their order.
+    np.testing.assert_array_equal(frequency_groups([4] * 10)["head"], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_calibration_equals_the_loops(bins):
+    logits, labels = sample()
+    for scale in (0.3, 1.0, 4.0):
+        scaled = (scale * logits).astype(np.float32)
+        keep = labels >= 0
+        found = calibration(
+            softmax_confidences(scaled)[keep], (predict_classes(scaled) == labels)[keep], bins=bins
+        )
+        expected = calibration_by_loops(scaled, labels, bins)
+        assert found.error == pytest.approx(expected, rel=1e-9)
+        assert expected > 0.01
+        assert found.counts.sum() == keep.sum()
+
+
+def test_bins_are_closed_on_the_right():
+    # 1/5 = 3/15 ends bin 2, 1 ends bin 14, and 0 belongs to the first.
+    found = calibration(np.array([0.2, 0.2000001, 1.0, 0.0]), np.array([1, 0, 1, 0], bool))
+    expected = np.zeros(15, int)
+    expected[[0, 2, 3, 14]] = 1
+    np.testing.assert_array_equal(found.counts, expected)
+    assert found.error == pytest.approx((0.8 + 0.2000001) / 4)
+    assert found.accuracies[2] == 1
+    assert found.confidences[2] == pytest.approx(0.2)
+    assert math.isnan(found.accuracies[1])
+    # Every edge of every number of bins falls into the bin that it ends.
+    for bins in range(1, 40):
+        edges = np.arange(1, bins + 1) / bins
+        counts = calibration(edges, np.ones(bins, bool), bins=bins).counts
+        np.testing.assert_array_equal(counts, np.ones(bins))
+
+
+def test_confidences_neither_overflow_nor_round():
+    found = softmax_confidences(np.array([[1e4, 0, 0], [0, 0, 0], [20, 0, 0]], np.float32))
+    np.testing.assert_allclose(found, [1, 1 / 3, 1 / (1 + 2 * math.exp(-20))], rtol=1e-14)
+
+
+def test_prototype_prediction_takes_the_largest_cosine_to_the_assigned_prototype():
+    random = np.random.default_rng(0)
+    features = random.normal(size=(50, 5)).astype(np.float32)
+    prototypes = random.normal(size=(5, 9)).astype(np.float32)
+    assignment = np.array([7, 2, 0, 8])
+    cosines = prototype_cosines(features, prototypes, assignment)
+    assert cosines.shape == (50, 4)
+    expected = []
+    for feature in features.astype(np.float64):
+        scores = []
+        for m in assignment:
+            p = prototypes[:, m].astype(np.float64)
+            scores.append(feature @ p / np.linalg.norm(feature) / np.linalg.norm(p))
+        expected.append(scores)
+    np.testing.assert_allclose(cosines, expected, atol=1e-6)
+    np.testing.assert_array_equal(predict_classes(cosines), np.argmax(expected, 1))
+    # The length of neither decides.
+    longer = prototype_cosines(features * 3, prototypes * np.arange(1, 10, dtype="f4"), assignment)
+    np.testing.assert_allclose(longer, cosines, atol=1e-6)
+
+
+def test_the_summary_is_made_of_the_single_metrics():
+    logits, labels = sample()
+    counts = [300, 200, 100, 50, 40, 30, 20]
+    result = evaluate_logits(logits, labels, train_counts=counts)
+    right, count = accuracies_by_loops(logits, labels)
+    assert result.accuracy == pytest.approx(sum(right) / sum(count))
+    assert result.error == pytest.approx(1 - result.accuracy)
+    assert result.samples == sum(count)
+    assert result.calibration_error == pytest.approx(calibration_by_loops(logits, labels, 15))
+    assert result.class_accuracies[5] is None
+    assert result.class_accuracies[6] == pytest.approx(right[6] / count[6])
+    mean = np.mean([right[c] / count[c] for c in range(CLASSES) if count[c]])
+    assert result.class_mean_accuracy == pytest.approx(mean)
+    # 36 % and 71 % of seven classes: 0, 1, 2 are the head, 3 and 4 medium, 5 and 6 the tail.
+    assert result.groups is not None
+    assert result.groups["tail"] == pytest.approx(right[6] / count[6])
+    assert result.groups["medium"] == pytest.approx(np.mean([right[c] / count[c] for c in (3, 4)]))
+    assert json.loads(json.dumps(result._asdict(), allow_nan=False)) == result._asdict()
+    assert evaluate_logits(logits, labels).groups is None
+
+
+def test_wrong_arguments_name_the_problem():
+    logits, labels = sample()
+    predictions = predict_classes(logits)
+    with pytest.raises(ValueError, match="400 predictions"):
+        accuracy(predictions, labels[:-1])
+    with pytest.raises(ValueError, match="no sample has a label"):
+        accuracy(predictions, labels * 0 - 1)
+    with pytest.raises(ValueError, match="no sample has a label"):
+        accuracy(predictions[:0], labels[:0])
+    with pytest.raises(ValueError, match="label 6, but there are 6 classes"):
+        class_accuracies(predictions, labels, 6)
+    with pytest.raises(ValueError, match="must be integers"):
+        accuracy(predictions, labels.astype(float))
+    with pytest.raises(ValueError, match="must be integers"):
+        accuracy(logits, labels)
+    with pytest.raises(ValueError, match="1 of 400 rows"):
+        predict_classes(np.where(np.arange(400)[:, None] == 3, np.nan, logits))
+    with pytest.raises(ValueError, match="at least 3 classes"):
+        frequency_groups([3, 1])
+    with pytest.raises(ValueError, match="class 9"):
+        group_accuracies(class_accuracies(predictions, labels, 7), {"head": np.array([9])})
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        calibration(np.array([0.5, 1.5]), np.array([True, False]))
+    with pytest.raises(ValueError, match="positive number of bins"):
+        calibration(np.array([0.5]), np.array([True]), bins=0)
+    with pytest.raises(ValueError, match="prototype 9, but there are 9"):
+        prototype_cosines(np.ones((2, 5), "f4"), np.ones((5, 9), "f4"), np.array([0, 9]))
+    with pytest.raises(ValueError, match="7 classes of the logits"):
+        evaluate_logits(logits, labels, train_counts=[3, 2, 1])

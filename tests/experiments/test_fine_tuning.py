@@ -1,0 +1,221 @@
+"""Episodic fine-tuning against PyTorch's SGD in double precision."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from experiments.config import EvaluationConfig
+from experiments.data.sampling import (
+    Episodes,
+    episodes_hash,
+    evaluation_episodes,
+    support_orders,
+)
+from experiments.errors import ConfigError
+from experiments.evaluation.few_shot import mean_and_interval
+from experiments.evaluation.fine_tuning import (
+    FineTuning,
+    evaluate_fine_tuning,
+    fine_tune,
+    fine_tuned_accuracies,
+    first_weights,
+)
+
+LABELS = np.arange(300) * 7 % 12
+SHORT = FineTuning(passes=8)
+
+
+def features_of(spread=0.6, d=24, seed=0):
+    random = np.random.default_rng(seed)
+    centres = spread * random.normal(size=(12, d))
+    return np.maximum(centres[LABELS] + random.normal(size=(300, d)) + 0.3, 0).astype(np.float32)
+
+
+def episodes_of(num=3, ways=5, shots=5, queries=6, seed=0):
+    return evaluation_episodes(
+        LABELS, num_episodes=num, ways=ways, shots=shots, queries=queries, seed=seed
+    )
+
+
+def start_of(d, ways, samples, passes, seed=0):
+    random = np.random.default_rng(seed)
+    weights = random.uniform(-1, 1, (d, ways)) / np.sqrt(d)
+    orders = [random.permutation(samples) for _ in range(passes)]
+    return weights.astype(np.float32), np.array(orders, np.int32)
+
+
+def torch_logits(features, weights, classifier):
+    if classifier == "cosine":
+        return F.normalize(features) @ F.normalize(weights, dim=0)
+    return features @ weights
+
+
+def tune_with_torch(features, labels, weights, orders, settings):
+    """The loop of the paper's authors, batch by batch, in float64."""
+    features, labels = torch.tensor(features, dtype=torch.float64), torch.tensor(labels).long()
+    weights = torch.nn.Parameter(torch.tensor(np.asarray(weights), dtype=torch.float64))
+    optimizer = torch.optim.SGD(
+        [weights],
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        dampening=settings.dampening,
+        weight_decay=settings.weight_decay,
+    )
+    for order in np.asarray(orders).tolist():
+        for start in range(0, len(order), settings.batch_size):
+            batch = order[start : start + settings.batch_size]
+            logits = torch_logits(features[batch], weights, settings.classifier)
+            target = F.one_hot(labels[batch], weights.shape[1])
+            loss = F.cross_entropy(
+                settings.scale * (logits - settings.margin * target), labels[batch]
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return weights.detach().numpy()
+
+
+@pytest.mark.parametrize("classifier", ["cosine", "linear"])
+@pytest.mark.parametrize(("shots", "d", "passes"), [(1, 64, 20), (5, 64, 100), (5, 12, 10)])
+def test_weights_equal_those_of_pytorch(classifier, shots, d, passes):
+    # Of 5 and 25 samples, batches of 4 leave one over; samples and weights span 10 or 30
+    # dimensions, fewer or more than d.
+    settings = FineTuning(classifier=classifier, passes=passes)
+    features = features_of(d=d)
+    episode = episodes_of(1, shots=shots).support[0].ravel()
+    labels = np.repeat(np.arange(5), shots)
+    weights, orders = start_of(d, 5, 5 * shots, settings.passes)
+    expected = tune_with_torch(features[episode], labels, weights, orders, settings)
+    tune = jax.jit(fine_tune, static_argnames="settings")
+    found = tune(features[episode], labels, weights, orders, settings=settings)
+    assert found.shape == (d, 5)
+    assert np.abs(expected - weights).max() > 0.01
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"momentum": 0.0},
+        {"momentum": 0.5, "dampening": 0.0, "weight_decay": 0.1},
+        {"margin": -0.3, "scale": 8.0, "weight_decay": 0.0},
+        {"batch_size": 7, "dampening": 0.3},
+        {"batch_size": 100},
+    ],
+)
+def test_every_setting_means_what_it_means_in_pytorch(change):
+    settings = dataclasses.replace(SHORT, **change)
+    features, labels = features_of()[:15], np.arange(15) % 3
+    weights, orders = start_of(24, 3, 15, settings.passes)
+    expected = tune_with_torch(features, labels, weights, orders, settings)
+    found = fine_tune(features, labels, weights, orders, settings=settings)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    plain = fine_tune(features, labels, weights, orders, settings=SHORT)
+    assert np.abs(found - plain).max() > 1e-4
+
+
+def test_samples_that_are_equal_or_zero_are_no_problem():
+    features = np.zeros((6, 24), np.float32)
+    features[1:4] = features_of()[0]
+    labels = np.array([0, 0, 1, 2, 1, 2])
+    weights, orders = start_of(24, 3, 6, 8)
+    expected = tune_with_torch(features, labels, weights, orders, SHORT)
+    found = fine_tune(features, labels, weights, orders, settings=SHORT)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("classifier", ["cosine", "linear"])
+@pytest.mark.parametrize("shots", [1, 3])
+def test_accuracies_equal_those_of_pytorch(classifier, shots):
+    settings = FineTuning(classifier=classifier, passes=10)
+    features, episodes = features_of(), episodes_of(3, shots=shots)
+    found = fine_tuned_accuracies(features, episodes, settings=settings, seed=3)
+    assert found.dtype == np.float32
+    expected = []
+    for e, (support, query) in enumerate(zip(*episodes, strict=True)):
+        weights = first_weights(jax.random.fold_in(jax.random.key(3), e), 24, 5)
+        orders = support_orders(5 * shots, 10, seed=3, episode=e)
+        labels = np.repeat(np.arange(5), shots)
+        weights = tune_with_torch(features[support.ravel()], labels, weights, orders, settings)
+        queries = torch.tensor(features[query.ravel()], dtype=torch.float64)
+        predicted = torch_logits(queries, torch.tensor(weights), classifier).argmax(1).numpy()
+        expected.append(np.mean(predicted == np.repeat(np.arange(5), 6)))
+    assert 0.3 < np.mean(expected) < 0.95
+    assert len(set(expected)) > 1
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_first_weights_are_uniform():
+    weights = first_weights(jax.random.key(0), 30, 40)
+    bound = 1 / np.sqrt(30)
+    assert 0.99 * bound < np.abs(weights).max() <= bound
+    assert abs(weights.mean()) < 0.05 * bound
+    assert np.asarray(weights).std() == pytest.approx(bound / np.sqrt(3), rel=0.05)
+
+
+def test_an_episode_does_not_depend_on_how_many_there_are():
+    # 130 episodes are tuned in several groups, and the first of them are those of a short list.
+    features = features_of()
+    many = fine_tuned_accuracies(features, episodes_of(130, shots=1), settings=SHORT, seed=1)
+    few = fine_tuned_accuracies(features, episodes_of(7, shots=1), settings=SHORT, seed=1)
+    np.testing.assert_array_equal(many[:7], few)
+    assert len(np.unique(many)) > 5
+    other = fine_tuned_accuracies(features, episodes_of(7, shots=1), settings=SHORT, seed=2)
+    assert (other != few).any()
+
+
+def test_separated_classes_are_right_and_equal_features_by_chance():
+    episodes = episodes_of(6)
+    separated = np.eye(12, dtype=np.float32)[LABELS] * 3
+    assert (fine_tuned_accuracies(separated, episodes, settings=SHORT) == 1).all()
+    for value in (0.0, 2.5):
+        constant = np.full((300, 8), value, np.float32)
+        found = fine_tuned_accuracies(constant, episodes, settings=SHORT)
+        np.testing.assert_allclose(found, 0.2, rtol=1e-6)
+
+
+def test_results_follow_the_configuration():
+    config = EvaluationConfig(ways=4, shots=(1, 5), queries=6, episodes=30, seed=2)
+    features = features_of(spread=0.4)
+    results = evaluate_fine_tuning(features, LABELS, config=config, settings=SHORT)
+    assert [result.shots for result in results] == [1, 5]
+    for result in results:
+        episodes = episodes_of(30, 4, result.shots, 6, 2)
+        accuracies = fine_tuned_accuracies(features, episodes, settings=SHORT, seed=2)
+        assert (result.accuracy, result.interval) == mean_and_interval(accuracies)
+        assert result.hash == episodes_hash(episodes)
+        assert (result.ways, result.queries, result.episodes) == (4, 6, 30)
+        assert result.classifier == "cosine"
+        assert json.loads(json.dumps(result._asdict())) == result._asdict()
+    assert results[1].accuracy > results[0].accuracy
+
+
+def test_jax_arrays_are_features_too():
+    features, episodes = features_of(), episodes_of(2)
+    np.testing.assert_array_equal(
+        fine_tuned_accuracies(jnp.asarray(features), episodes, settings=SHORT),
+        fine_tuned_accuracies(features, episodes, settings=SHORT),
+    )
+
+
+def test_wrong_arguments_name_the_problem():
+    features, episodes = features_of(), episodes_of(2)
+    with pytest.raises(ValueError, match="but there are 100 features"):
+        fine_tuned_accuracies(features[:100], episodes, settings=SHORT)
+    with pytest.raises(ValueError, match="empty episodes"):
+        fine_tuned_accuracies(features, Episodes(episodes.support[:0], episodes.query[:0]))
+    with pytest.raises(ConfigError, match="momentum must be at least 0"):
+        fine_tuned_accuracies(features, episodes, settings=FineTuning(momentum=1.5))
+    with pytest.raises(ConfigError, match="classifier must be one of cosine, linear, got 'mlp'"):
+        fine_tuned_accuracies(features, episodes, settings=FineTuning(classifier="mlp"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="300 features but 299 labels"):
+        evaluate_fine_tuning(features, LABELS[:-1], config=EvaluationConfig())
+    features[3, 0] = np.nan
+    with pytest.raises(ValueError, match="1 of 300 features are not finite"):
+        fine_tuned_accuracies(features, episodes, settings=SHORT)

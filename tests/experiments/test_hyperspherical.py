@@ -1,0 +1,399 @@
+"""Protocol C: its losses and scores, reassignment, what a run remembers, its prototypes on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+from scipy.special import logsumexp
+
+import jaxloss
+from experiments.__main__ import main
+from experiments.config import DataConfig, Folders, ModelConfig, SamplingConfig
+from experiments.errors import ConfigError
+from experiments.evaluation.run import evaluate_run
+from experiments.presets import PRESETS
+from experiments.protocols import hyperspherical, prototypes
+from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLossConfig
+from experiments.protocols.prototypes import prototypes_file, spread_prototypes
+from experiments.reporting.report import run_report
+from experiments.training import loop, parallel
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.loop import ParallelMode, train
+from experiments.training.objective import Objective, Problem
+from experiments.training.state import initial_setup
+from experiments.training.step import Batch, build_step
+
+COUNTS = np.array([23, 43, 3, 12, 2, 7])
+"""The training images of 6 classes of the icons in a long tail of factor 0.05."""
+DIM = 3
+_LONG_TAIL = PRESETS["icons-longtail"].config
+TINY = HypersphericalConfig(
+    data=dataclasses.replace(_LONG_TAIL.data, classes=6),
+    sampling=SamplingConfig(batch_size=16),
+    model=dataclasses.replace(_LONG_TAIL.model, widths=(4, 4, 4, 4), dim=DIM),
+    loss=HypersphericalLossConfig(criterion="dot-regression", reduction="sum"),
+    optimizer=_LONG_TAIL.optimizer,
+    # 90 images: an epoch is 5 steps.
+    steps=12,
+    validate_every=4,
+    log_every=1,
+)
+GIVEN = [
+    *("--data.classes", "6", "--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "4"),
+    *("--model.dim", "3", "--loss.reduction", "sum", "--steps", "12", "--validate-every", "4"),
+    *("--log-every", "1"),
+]
+"""The same on the command line."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch) -> Path:
+    """Prototypes are kept in a folder of the test's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Folders:
+    return Folders(data_dir=tmp_path_factory.mktemp("data"))
+
+
+def with_loss(config: HypersphericalConfig, **options) -> HypersphericalConfig:
+    return dataclasses.replace(config, loss=dataclasses.replace(config.loss, **options))
+
+
+def build(**options) -> Objective:
+    options = {"criterion": "prototype", "reduction": "mean"} | options
+    return hyperspherical.objective(with_loss(TINY, **options), Problem(DIM, COUNTS, None))
+
+
+def samples(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(12, DIM)).astype(np.float32)
+    return features, rng.integers(0, len(COUNTS), 12).astype(np.int32)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def cross_entropy(logits: np.ndarray, label: int) -> float:
+    return logsumexp(logits) - logits[label]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "dynamic"},
+        {"name": "static", "reduction": "sum"},
+        {"name": "static", "criterion": "dot-regression"},
+        {"name": "fixed-ce", "logits": "cosine", "scale": 7.0},
+        {"name": "fixed-ce"},
+    ],
+)
+def test_losses_and_their_gradients_are_those_of_the_paper(options):
+    objective = build(**options)
+    memory = objective.memory()
+    features, labels = samples()
+    targets = np.asarray(memory["prototypes"], np.float64).T[np.asarray(memory["assignment"])]
+    balanced = np.sqrt(COUNTS.mean() / COUNTS)
+
+    def value_of(x: np.ndarray, norms: np.ndarray) -> float:
+        total = 0.0
+        for row, norm, label in zip(x, norms, labels, strict=True):
+            cosines = targets @ row / np.linalg.norm(row)
+            if options["name"] == "fixed-ce":
+                cosine = options.get("logits") == "cosine"
+                total += cross_entropy(7 * cosines if cosine else targets @ row, label)
+            elif options.get("criterion") == "dot-regression":
+                length = balanced[label]
+                total += (row @ targets[label] * length - length * norm) ** 2 / (2 * norm)
+            else:
+                total += (1 - cosines[label]) ** 2
+        return total if options.get("reduction") == "sum" else total / len(x)
+
+    def loss_of(x):
+        return objective.loss(x, jnp.asarray(labels), {}, memory).value
+
+    wide = features.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1)
+    value, gradient = jax.value_and_grad(loss_of)(jnp.asarray(features))
+    assert float(value) == pytest.approx(value_of(wide, norms), rel=1e-5)
+    step = 1e-6
+    expected = np.zeros_like(wide)
+    for place in np.ndindex(*wide.shape):
+        moved = np.zeros_like(wide)
+        moved[place] = step
+        # The norms are constants in the gradient of dot regression.
+        difference = value_of(wide + moved, norms) - value_of(wide - moved, norms)
+        expected[place] = difference / (2 * step)
+    np.testing.assert_allclose(gradient, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "dynamic", "scale": 5.0},
+        {"name": "fixed-ce", "logits": "cosine", "scale": 5.0},
+        {"name": "fixed-ce"},
+    ],
+)
+def test_the_class_with_the_nearest_prototype_is_told(options):
+    objective = build(**options)
+    memory = objective.memory()
+    features, labels = samples()
+    expected = np.zeros((len(features), len(COUNTS)))
+    for label, place in enumerate(np.asarray(memory["assignment"])):
+        rows = 5 * unit(features) if "scale" in options else features
+        expected[:, label] = rows @ np.asarray(memory["prototypes"])[:, place]
+    np.testing.assert_allclose(
+        objective.scores(jnp.asarray(features), {}, memory), expected, atol=1e-5
+    )
+    told = objective.loss(jnp.asarray(features), jnp.asarray(labels), {}, memory).means
+    right = np.mean(expected.argmax(1) == labels)
+    assert float(told["train_accuracy"]) == pytest.approx(right)
+
+
+def test_softmax_learns_a_linear_classifier_and_remembers_nothing():
+    objective = build(name="softmax")
+    head = objective.head(jax.random.key(0))
+    features, labels = samples()
+    assert objective.memory() == ()
+    assert objective.after_epoch is None
+    logits = features @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
+    np.testing.assert_allclose(objective.scores(jnp.asarray(features), head, ()), logits, atol=1e-5)
+    expected = np.mean([cross_entropy(row, y) for row, y in zip(logits, labels, strict=True)])
+    value = objective.loss(jnp.asarray(features), jnp.asarray(labels), head, ()).value
+    assert float(value) == pytest.approx(expected, rel=1e-5)
+
+
+def test_class_means_move_with_every_batch_and_the_assignment_after_an_epoch():
+    objective = build(name="dynamic", decay=0.7)
+    assert objective.after_epoch is not None
+    memory = start = objective.memory()
+    means = np.zeros((len(COUNTS), DIM))
+    for seed in range(3):
+        features, labels = samples(seed)
+        memory = objective.loss(jnp.asarray(features), jnp.asarray(labels), {}, memory).memory
+        for label in np.unique(labels):
+            mean = features[labels == label].astype(np.float64).mean(0)
+            means[label] = unit(0.7 * means[label] + 0.3 * unit(mean))
+    np.testing.assert_allclose(memory["class_means"].T, means, atol=1e-5)
+    np.testing.assert_array_equal(memory["assignment"], start["assignment"])
+
+    after, told = objective.after_epoch(memory)
+    cosines = means @ np.asarray(memory["prototypes"])
+    rows, columns = linear_sum_assignment(-cosines)
+    np.testing.assert_array_equal(after["assignment"], columns)
+    moved = np.sum(columns != np.asarray(start["assignment"]))
+    assert moved > 0
+    assert told["reassigned"] == moved
+    assert float(told["alignment"]) == pytest.approx(cosines[rows, columns].mean(), rel=1e-4)
+    again, _ = objective.after_epoch(after)
+    assert again["reassigned"].tolist() == [moved, 0]
+    assert again["alignment"][1] == again["alignment"][0] == told["alignment"]
+
+
+def test_the_first_assignment_depends_on_the_seed_alone_and_static_keeps_it():
+    def first(seed: int, name) -> np.ndarray:
+        config = with_loss(dataclasses.replace(TINY, seed=seed), name=name)
+        return hyperspherical.objective(config, Problem(DIM, COUNTS, None)).memory()["assignment"]
+
+    np.testing.assert_array_equal(np.sort(first(0, "dynamic")), np.arange(len(COUNTS)))
+    np.testing.assert_array_equal(first(0, "dynamic"), first(0, "static"))
+    np.testing.assert_array_equal(first(0, "dynamic"), first(0, "fixed-ce"))
+    assert (first(0, "static") != first(1, "static")).any()
+    static = build(name="static")
+    features, labels = samples()
+    memory = static.memory()
+    assert static.after_epoch is None
+    assert static.loss(jnp.asarray(features), jnp.asarray(labels), {}, memory).memory is memory
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, folders) -> Path:
+    """A run from the command line that nothing stopped: 2 epochs and 2 steps."""
+    directory = tmp_path_factory.mktemp("run") / "whole"
+    places = ["--directory", str(directory), "--data-dir", str(folders.data_dir)]
+    assert main(["train", "icons-longtail", *GIVEN, *places]) == 0
+    return directory
+
+
+def run_steps(mode: ParallelMode):
+    axis_name = parallel.axis_name(mode)
+    setup = initial_setup(
+        *(TINY, hyperspherical.objective),
+        image_shape=(32, 32, 1),
+        counts=COUNTS,
+        axis_name=axis_name,
+    )
+    step = build_step(
+        *(setup.graphdef, setup.objective, setup.optimizer, TINY.data),
+        key=jax.random.fold_in(jax.random.key(TINY.seed), 2),
+        axis_name=axis_name,
+    )
+    run = parallel.data_parallel(mode, step)
+    rng = np.random.default_rng(0)
+    state, metrics = run.replicate(setup.state), None
+    for _ in range(2):
+        images = rng.integers(0, 256, (16, 32, 32, 1), np.uint8)
+        batch = Batch(images, rng.integers(0, len(COUNTS), 16).astype(np.int32))
+        state, metrics = run.step(state, run.split(batch))
+    return jax.device_get((run.single(state), run.single(metrics)))
+
+
+def test_pmap_and_sharded_jit_give_the_same_numbers(whole):
+    assert jax.device_count() == 4
+    by_pmap, by_jit = run_steps("pmap"), run_steps("jit")
+    chex.assert_trees_all_close(by_pmap, by_jit, rtol=2e-4, atol=2e-5)
+    assert np.abs(by_pmap[0].memory["class_means"]).sum() > 0
+
+
+def final_state(directory: Path):
+    setup = initial_setup(TINY, hyperspherical.objective, image_shape=(32, 32, 1), counts=COUNTS)
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        return jax.device_get(checkpoints.restore(setup.state, TINY.steps).state)
+
+
+def test_a_resumed_run_remembers_all_of_it(whole, tmp_path, folders, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    # Dies after step 11: it goes on from step 8, and the second epoch ends once more.
+    real, calls = loop.draw_batch, iter(range(10**6))
+
+    def dying(*args, **kwargs):
+        if next(calls) == 11:
+            raise Killed
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "draw_batch", dying)
+        with pytest.raises(Killed):
+            train(TINY, tmp_path, folders)
+    train(TINY, tmp_path, folders)
+    resumed = final_state(tmp_path)
+    chex.assert_trees_all_equal(resumed, final_state(whole))
+    assert (resumed.memory["reassigned"] >= 0).tolist() == [True, True]
+
+
+def test_the_report_tells_how_the_assignment_moved(whole, folders):
+    lines = (whole / "metrics.jsonl").read_text().splitlines()
+    told = [row for row in map(json.loads, lines) if "reassigned" in row]
+    assert [row["step"] for row in told] == [5, 10]
+    report = evaluate_run(whole, folders, which="latest")
+    assert report["assignment"]["reassigned"] == [row["reassigned"] for row in told]
+    np.testing.assert_allclose(
+        report["assignment"]["alignment"], [row["alignment"] for row in told], rtol=1e-6
+    )
+    first, second = report["assignment"]["reassigned"]
+    moved = f"| epochs | 1 | 2 |\n|---|---|---|\n| reassigned | {first:.1f} | {second:.1f} |"
+    assert moved in run_report(report)
+
+
+def test_the_report_of_a_long_tail_has_head_medium_and_tail(whole):
+    report = json.loads((whole / "report.json").read_text())
+    assert report["label"] == "Dynamic assignment, dot regression"
+    assert report["imbalance"] == 0.05
+    assert report["train_samples"] == COUNTS.sum()
+    shown = ("accuracy", "head accuracy", "medium accuracy", "tail accuracy", "calibration error")
+    assert all(0 <= report["metrics"][name] <= 1 for name in shown)
+
+
+def test_a_long_history_is_told_in_columns_that_grow():
+    report = {
+        **{"classes": 3, "train_samples": 9, "split": "test", "metrics": {"accuracy": 0.5}},
+        **{"result": {"samples": 4}},
+        "assignment": {"reassigned": list(range(25)), "alignment": [0.5] * 25},
+    }
+    lines = hyperspherical.report(report)
+    header, moved = lines[-4], lines[-2]
+    assert header == "| epochs | 1 | 2 | 3 | 4 | 5–6 | 7–9 | 10–13 | 14–18 | 19–25 |"
+    assert moved.startswith("| reassigned | 0.0 | 1.0 | 2.0 | 3.0 | 4.5 | 7.0 ")
+    assert moved.endswith("| 15.0 | 21.0 |")
+    none = hyperspherical.report(report | {"assignment": {"reassigned": [], "alignment": []}})
+    assert "No epoch had ended" in none[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"name": "dynamic"}, "Dynamic assignment"),
+        ({"name": "static", "criterion": "dot-regression"}, "Static assignment, dot regression"),
+        ({"name": "fixed-ce", "criterion": "dot-regression"}, "Fixed W + CE"),
+        ({"name": "fixed-ce", "logits": "cosine"}, "Fixed W + CE, cosine logits"),
+        ({"name": "softmax"}, "Softmax"),
+    ],
+)
+def test_labels_tell_what_is_minimised(options, label):
+    config = HypersphericalConfig(loss=HypersphericalLossConfig(**options))
+    assert hyperspherical.describe(config) == {"label": label}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelConfig(widths=(4, 4, 4, 4), dim=1)}, "model.dim = 1 must be at least 2"),
+        ({"data": DataConfig(classes=2, imbalance=0.5)}, "need at least 3 classes"),
+        ({"loss": HypersphericalLossConfig(scale=0.0)}, "loss.scale must be above 0"),
+        ({"loss": HypersphericalLossConfig(decay=1.0)}, "loss.decay must be .*below 1"),
+        ({"sampling": SamplingConfig(batch_size=128)}, "batch_size must be in 1 … 90"),
+    ],
+)
+def test_what_cannot_end_well_leaves_no_directory(tmp_path, folders, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        train(dataclasses.replace(TINY, **changes), tmp_path / "run", folders)
+    assert not (tmp_path / "run").exists()
+
+
+def test_prototypes_are_a_simplex_where_there_is_one(cache):
+    np.testing.assert_array_equal(spread_prototypes(4, 3, 0), jaxloss.simplex_prototypes(4, 3))
+    assert not list(cache.rglob("*.npz"))
+
+
+def test_prototypes_are_made_once_and_again_where_the_file_is_damaged(cache, monkeypatch):
+    made = []
+
+    def few_steps(key, num_prototypes, dim):
+        made.append((num_prototypes, dim))
+        return real(key, num_prototypes, dim, num_steps=20)
+
+    real = jaxloss.uniform_prototypes
+    monkeypatch.setattr(prototypes.jaxloss, "uniform_prototypes", few_steps)
+    first = spread_prototypes(7, 3, 0)
+    np.testing.assert_array_equal(spread_prototypes(7, 3, 0), first)
+    assert made == [(7, 3)]
+    assert (spread_prototypes(7, 3, 1) != first).any()
+    assert len(made) == 2
+
+    path = prototypes_file(7, 3, 0)
+    assert path.parent == cache / "jaxloss" / "prototypes"
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    for number, damaged in enumerate((flipped, content[:middle], b"", b"text"), start=3):
+        path.write_bytes(damaged)
+        np.testing.assert_array_equal(spread_prototypes(7, 3, 0), first)
+        assert len(made) == number
+        assert path.read_bytes() == content
+    # Those of other parameters under this name are not taken for these.
+    path.write_bytes(prototypes_file(7, 3, 1).read_bytes())
+    np.savez(path, prototypes=np.ones((3, 8), np.float32))
+    np.testing.assert_array_equal(spread_prototypes(7, 3, 0), first)
+
+
+def test_without_a_place_for_the_cache_prototypes_are_made_every_time(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    made = spread_prototypes(5, 2, 0)
+    assert made.shape == (2, 5)
+    np.testing.assert_array_equal(spread_prototypes(5, 2, 0), made)

@@ -1,0 +1,215 @@
+"""Linear evaluation against scikit-learn, and the invariances of its optimum."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from experiments.evaluation.linear import (
+    PENALTIES,
+    Labelled,
+    evaluate_linear,
+    fit_path,
+    path_accuracies,
+)
+
+CLASSES = 4
+FEW = (1e-3, 0.3, 30.0, 1e4)
+
+
+def sample(n=150, d=12, classes=CLASSES, seed=0, spread=0.9):
+    """Features with a mean and directions of sizes 1 to 1/30, and uneven labels."""
+    random = np.random.default_rng(seed)
+    labels = random.choice(classes, size=n, p=np.arange(1, classes + 1) / sum(range(classes + 1)))
+    centres = spread * np.random.default_rng(99).normal(size=(classes, d))
+    rotation = np.linalg.qr(np.random.default_rng(98).normal(size=(d, d)))[0]
+    features = centres[labels] + random.normal(size=(n, d))
+    features = features * np.geomspace(1, 1 / 30, d) @ rotation + 0.5
+    return Labelled(features.astype(np.float32), labels)
+
+
+def objective(data, kernel, bias, penalty):
+    """Mean cross-entropy + λ/(2n) ‖W‖² in float64."""
+    logits = data.features.astype(np.float64) @ np.asarray(kernel, np.float64) + np.asarray(bias)
+    top = logits.max(1)
+    values = top + np.log(np.exp(logits - top[:, None]).sum(1))
+    values = values - logits[np.arange(len(logits)), data.labels]
+    return values.mean() + penalty / 2 / len(logits) * (np.asarray(kernel, np.float64) ** 2).sum()
+
+
+def by_sklearn(data, penalty):
+    model = LogisticRegression(C=1 / penalty, tol=1e-9, max_iter=20_000)
+    model.fit(data.features.astype(np.float64), data.labels)
+    return model
+
+
+def test_the_penalties_are_those_of_the_protocol():
+    assert len(PENALTIES) == 45
+    assert PENALTIES[0] == pytest.approx(1e-6)
+    assert PENALTIES[-1] == pytest.approx(1e5)
+    np.testing.assert_allclose(np.diff(np.log10(PENALTIES)), 11 / 44)
+
+
+def test_the_optimum_is_that_of_scikit_learn():
+    data = sample()
+    path = fit_path(data, CLASSES, penalties=FEW)
+    assert path.converged.all()
+    assert (path.iterations > 0).all()
+    assert path.kernels.shape == (4, 12, CLASSES)
+    for i, penalty in enumerate(FEW):
+        model = by_sklearn(data, penalty)
+        theirs = objective(data, model.coef_.T, model.intercept_, penalty)
+        ours = objective(data, path.kernels[i], path.biases[i], penalty)
+        assert ours == pytest.approx(theirs, rel=1e-4)
+        assert ours >= theirs * (1 - 1e-6)
+        assert path.objectives[i] == pytest.approx(ours, rel=1e-4)
+        found = data.features @ path.kernels[i] + path.biases[i]
+        expected = model.decision_function(data.features.astype(np.float64))
+        np.testing.assert_allclose(
+            found - found.mean(1, keepdims=True),
+            expected - expected.mean(1, keepdims=True),
+            atol=0.02 * np.abs(expected).max(),
+        )
+    # From chance to nearly separated: the penalties are far apart.
+    assert path.objectives[3] > 1.2
+    assert path.objectives[0] < 0.3
+
+
+def test_two_classes_have_the_optimum_of_the_logistic_regression():
+    # One weight vector w stands for ±w/2, whose squared norm is half of that of w.
+    data = sample(classes=2)
+    path = fit_path(data, 2, penalties=[0.5])
+    model = by_sklearn(data, 0.25)
+    found = np.asarray(path.kernels[0][:, 1] - path.kernels[0][:, 0])
+    np.testing.assert_allclose(found, model.coef_[0], atol=0.01 * np.abs(model.coef_).max())
+    gap = path.biases[0][1] - path.biases[0][0]
+    assert gap == pytest.approx(np.ravel(model.intercept_)[0], rel=0.01)
+
+
+def test_the_bias_is_not_regularised():
+    data = sample()
+    path = fit_path(data, CLASSES, penalties=[1e9, *FEW[1:]])
+    share = np.bincount(data.labels) / len(data.labels)
+    logits = np.asarray(path.biases[0]) + data.features.mean(0) @ path.kernels[0]
+    np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(), share, atol=1e-3)
+
+
+def test_all_penalties_converge_and_their_order_does_not_matter():
+    data = sample()
+    path = fit_path(data, CLASSES)
+    assert path.converged.all()
+    assert (np.diff(path.objectives) > 0).all()
+    some = [30, 3, 17, 20]
+    shuffled = fit_path(data, CLASSES, penalties=PENALTIES[some])
+    np.testing.assert_allclose(shuffled.objectives, path.objectives[some], rtol=1e-4)
+    # A path ends where a start from zero ends: the first of equal penalties starts there.
+    for i in (0, 20):
+        alone = fit_path(data, CLASSES, penalties=PENALTIES[[i] * 4])
+        np.testing.assert_allclose(alone.objectives[0], path.objectives[i], rtol=1e-4)
+
+
+def test_more_features_than_samples_and_constant_features():
+    data = sample(n=20, d=30)
+    path = fit_path(data, CLASSES, penalties=[1e-3, 1.0])
+    assert path.converged.all()
+    assert path_accuracies(path, data)[0] == 1
+    model = by_sklearn(data, 1.0)
+    expected = objective(data, model.coef_.T, model.intercept_, 1.0)
+    assert path.objectives[1] == pytest.approx(expected, rel=1e-4)
+    constant = Labelled(np.full((20, 30), 2.5, np.float32), data.labels)
+    path = fit_path(constant, CLASSES, penalties=[1e-3, 1.0])
+    assert path.converged.all()
+    share = np.bincount(data.labels) / 20
+    entropy = -(share * np.log(share)).sum()
+    np.testing.assert_allclose(path.objectives, entropy, rtol=1e-4)
+
+
+def test_the_optimum_follows_shift_and_scale_of_the_features():
+    data = sample()
+    penalties = np.array([1e-2, 0.1, 1.0, 10.0])
+    path = fit_path(data, CLASSES, penalties=penalties)
+    moved = Labelled(8 * data.features + 100, data.labels)
+    found = fit_path(moved, CLASSES, penalties=64 * penalties)
+    np.testing.assert_allclose(found.objectives, path.objectives, rtol=1e-4)
+    np.testing.assert_allclose(
+        8 * np.asarray(found.kernels), path.kernels, atol=0.02 * np.abs(path.kernels).max()
+    )
+
+
+def test_too_few_iterations_are_said_so():
+    path = fit_path(sample(), CLASSES, penalties=[1e-6] * 4, max_iterations=3)
+    assert path.iterations.tolist() == [3] * 4
+    assert not path.converged[0]
+
+
+def test_accuracies_of_a_path_are_those_of_its_classifiers():
+    data, other = sample(), sample(seed=1)
+    path = fit_path(data, CLASSES, penalties=FEW)
+    found = path_accuracies(path, other)
+    expected = [
+        np.mean(np.argmax(other.features @ kernel + bias, 1) == other.labels)
+        for kernel, bias in zip(path.kernels, path.biases, strict=True)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert len(set(expected)) > 2
+
+
+def test_the_penalty_is_chosen_on_validation_and_refitted_on_both():
+    train, validation, test = (sample(n, seed=s, spread=0.5) for s, n in enumerate((150, 70, 400)))
+    result = evaluate_linear(train, validation, test)
+    path = fit_path(train, CLASSES)
+    np.testing.assert_allclose(result.validation, path_accuracies(path, validation), rtol=1e-6)
+    np.testing.assert_allclose(result.test, path_accuracies(path, test), rtol=1e-6)
+    best = max(result.validation)
+    assert result.validation_accuracy == best
+    assert len(set(result.validation)) > 3
+    # Of equally good penalties the largest.
+    expected = max(
+        p for p, right in zip(result.penalties, result.validation, strict=True) if right == best
+    )
+    assert result.penalty == expected
+    both = Labelled(*(np.concatenate(parts) for parts in zip(train, validation, strict=True)))
+    predicted = by_sklearn(both, result.penalty).predict(test.features)
+    assert result.accuracy == pytest.approx(np.mean(predicted == test.labels), abs=2.5 / 400)
+    per_class = [np.mean(predicted[test.labels == c] == c) for c in range(CLASSES)]
+    assert result.class_mean_accuracy == pytest.approx(np.mean(per_class), abs=0.02)
+    assert result.best_test_accuracy == max(result.test)
+    assert result.best_test_accuracy != result.test[result.penalties.index(result.penalty)]
+    assert (result.converged, result.unconverged) == (True, 0)
+    assert (result.train_samples, result.validation_samples, result.test_samples) == (150, 70, 400)
+    assert json.loads(json.dumps(result._asdict(), allow_nan=False)) == result._asdict()
+
+
+def test_jax_arrays_are_features_too():
+    data = sample()
+    placed = Labelled(jnp.asarray(data.features), jnp.asarray(data.labels))
+    found = fit_path(placed, CLASSES, penalties=FEW)
+    np.testing.assert_array_equal(
+        found.objectives, fit_path(data, CLASSES, penalties=FEW).objectives
+    )
+
+
+def test_wrong_arguments_name_the_problem():
+    data = sample()
+    features, labels = data
+    with pytest.raises(ValueError, match="150 features but 149 labels"):
+        fit_path(Labelled(features, labels[:-1]), CLASSES)
+    with pytest.raises(ValueError, match="from 0 to 2, got 3"):
+        fit_path(data, 3)
+    with pytest.raises(ValueError, match="from 0 to 3, got -1"):
+        fit_path(Labelled(features, np.where(np.arange(150) == 3, -1, labels)), CLASSES)
+    with pytest.raises(ValueError, match="at least two classes"):
+        fit_path(Labelled(features, labels * 0), 1)
+    with pytest.raises(ValueError, match="penalties must be positive"):
+        fit_path(data, CLASSES, penalties=[1.0, 0.0])
+    with pytest.raises(ValueError, match="penalties must be positive"):
+        fit_path(data, CLASSES, penalties=[])
+    with pytest.raises(ValueError, match="the test set has 11 features, the training set 12"):
+        evaluate_linear(data, data, Labelled(features[:, 1:], labels))
+    wrong = np.where(np.arange(150)[:, None] == 3, np.nan, features)
+    with pytest.raises(ValueError, match="1 of 150 rows of features"):
+        fit_path(Labelled(wrong, labels), CLASSES)
+    with pytest.raises(ValueError, match="no sample"):
+        fit_path(Labelled(features[:0], labels[:0]), CLASSES)

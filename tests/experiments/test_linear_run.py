@@ -1,0 +1,166 @@
+"""Linear evaluation of a run's checkpoint on another data set, from the images to the files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.__main__ import main
+from experiments.config import (
+    DataConfig,
+    EvaluationConfig,
+    FewShotConfig,
+    Folders,
+    LossConfig,
+    ModelConfig,
+    SamplingConfig,
+)
+from experiments.data.pipeline import ImageSet
+from experiments.data.selection import select
+from experiments.errors import ConfigError
+from experiments.evaluation import linear_run
+from experiments.evaluation.linear import Labelled, evaluate_linear
+from experiments.evaluation.linear_run import evaluate_run_linear
+from experiments.evaluation.run import restore_run
+from experiments.training.loop import train
+from experiments.training.step import build_embed
+
+CONFIG = FewShotConfig(
+    sampling=SamplingConfig(batch_size=16),
+    model=ModelConfig(widths=(4, 4, 4, 4)),
+    loss=LossConfig(name="sce"),
+    evaluation=EvaluationConfig(episodes=20),
+    steps=1,
+    validation_episodes=20,
+)
+PENALTIES = (1e-2, 1.0, 100.0)
+SHAPE = (40, 44, 1)
+
+
+def drawings(split: str) -> ImageSet:
+    """Bars at a place of their class, in noise: 3 classes of 20 grey images."""
+    rng = np.random.default_rng(len(split))
+    labels = np.repeat(np.arange(3, dtype=np.int32), 20)
+    images = rng.integers(0, 240, (60, *SHAPE), np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[:, 4 + 12 * label : 12 + 12 * label] += 12
+    return ImageSet(images, labels, ("left", "middle", "right"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, folders) -> tuple[Path, Folders]:
+    directory = tmp_path_factory.mktemp("run")
+    train(CONFIG, directory, folders)
+    return directory, folders
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """A data set `drawings` of other images, with splits for training and test."""
+    shape_of = linear_run.image_shape
+    monkeypatch.setattr(
+        linear_run, "image_shape", lambda name: SHAPE if name == "drawings" else shape_of(name)
+    )
+    monkeypatch.setattr(linear_run, "stored_splits", lambda name: ("train", "test"))
+    monkeypatch.setattr(
+        linear_run, "load_split", lambda name, split, data_dir, manual_dir: drawings(split)
+    )
+    few = partial(evaluate_linear, penalties=PENALTIES)
+    monkeypatch.setattr(linear_run, "evaluate_linear", few)
+
+
+def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tmp_path, capsys):
+    directory, folders = run
+    link = tmp_path / "run"
+    link.symlink_to(directory)
+    given = ["linear", str(link / "checkpoints"), "--data", "drawings", "--holdout", "0.25"]
+    assert main([*given, "--data-dir", str(folders.data_dir)]) == 0
+    report = json.loads((directory / "linear-drawings.json").read_text())
+
+    restored = restore_run(directory)
+    seen = dataclasses.replace(CONFIG.data, image_size=32)
+    embed = build_embed(restored.setup.graphdef, seen)
+
+    def features(split: str) -> Labelled:
+        images = drawings(split)
+        return Labelled(np.asarray(embed(restored.state, images.images)), images.labels)
+
+    own, test = features("train"), features("test")
+    rows = select(
+        np.asarray(own.labels),
+        DataConfig(holdout=0.25),
+        test_labels=np.asarray(test.labels),
+    ).rows
+    assert len(rows["validation"]) == 15
+    chosen, held_out = (
+        Labelled(np.asarray(own.features)[rows[s]], np.asarray(own.labels)[rows[s]])
+        for s in ("train", "validation")
+    )
+    expected = evaluate_linear(chosen, held_out, test, penalties=PENALTIES)._asdict()
+    assert report["result"].keys() == expected.keys()
+    for name, value in expected.items():
+        assert report["result"][name] == pytest.approx(value, rel=1e-3), name
+    assert 0.4 < expected["accuracy"] < 1
+    assert (report["stored_size"], report["image_size"]) == ([40, 44], [32, 32])
+    assert (report["classes"], report["seen_in_training"]) == (3, False)
+    assert report["command"].endswith("--data-dir " + str(folders.data_dir))
+
+    told = capsys.readouterr().out
+    assert "Images were brought from 40×44 to 32×32 pixels." in told
+    assert f"{100 * report['result']['accuracy']:.2f} %" in told
+    assert told.splitlines()[0] in (directory / "linear-drawings.md").read_text()
+    figure = (directory / "linear-drawings.png").read_bytes()
+    assert figure.startswith(b"\x89PNG")
+    assert len(figure) > 10_000
+
+
+def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
+    directory, folders = run
+    parts = []
+
+    def recorded(*given: Labelled) -> Labelled:
+        parts.extend(given)
+        return given[0]
+
+    monkeypatch.setattr(linear_run, "evaluate_linear", recorded)
+    report = evaluate_run_linear(directory, folders, data="icons")
+    assert report["seen_in_training"]
+    assert report["classes"] == 179
+    assert sum(len(part.labels) for part in parts) == 8526
+    assert len(parts[2].labels) == pytest.approx(0.3 * 8526, rel=0.02)
+    assert [len(np.unique(part.labels)) for part in parts] == [179] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "kanji"}, "any number of labels"),
+        ({"data": "cifar10"}, "images of cifar10 have 3 channels, and the run was trained on"),
+        ({"data": "icons", "holdout": 0.0}, "holdout must be above 0 and below 1, got 0.0"),
+        ({"data": "icons", "which": "worst"}, "checkpoint must be best, latest"),
+        ({"data": "faces"}, "no data set 'faces'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told(run, options, message):
+    with pytest.raises(ConfigError, match=message):
+        evaluate_run_linear(run[0], run[1], **options)
+
+
+def test_a_model_of_oblong_images_takes_no_others(run, other, monkeypatch):
+    restored = restore_run(run[0])
+    monkeypatch.setattr(linear_run, "restore_run", lambda *_: restored)
+    shapes = {"icons": (32, 30, 1), "drawings": SHAPE}
+    monkeypatch.setattr(linear_run, "image_shape", shapes.__getitem__)
+    with pytest.raises(ConfigError, match="32×30, which is no square to resize to"):
+        evaluate_run_linear(run[0], run[1], data="drawings")
+
+
+def test_a_model_that_resizes_keeps_its_way(run, other):
+    restored = restore_run(run[0])
+    data = dataclasses.replace(restored.config.data, image_size=32, resize=36)
+    assert linear_run._fitting(data, "drawings", (32, 32, 1)) == data

@@ -1,0 +1,51 @@
+"""Mixup: partners, weights, and equality over devices."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.data.mixup import mixup, mixup_weights
+
+
+def batch_of(n=8):
+    images = np.random.default_rng(0).normal(size=(n, 3, 4, 2)).astype(np.float32)
+    return images, np.arange(n, dtype=np.int32) * 10
+
+
+def test_mixup_is_its_formula():
+    images, labels = batch_of(7)
+    weights = np.linspace(0, 1, 7, dtype=np.float32)
+    mixed = mixup(jnp.asarray(images), jnp.asarray(labels), jnp.asarray(weights))
+    for i in range(7):
+        expected = weights[i] * images[i] + (1 - weights[i]) * images[6 - i]
+        np.testing.assert_allclose(mixed.images[i], expected, rtol=1e-6, atol=1e-6)
+        assert mixed.partner_labels[i] == labels[6 - i]
+    shared = mixup(jnp.asarray(images), jnp.asarray(labels), jnp.float32(0.25))
+    np.testing.assert_allclose(shared.images, 0.25 * images + 0.75 * images[::-1], rtol=1e-5)
+
+
+def test_partners_are_the_same_on_four_devices():
+    images, labels = batch_of(8)
+    weights = mixup_weights(jax.random.split(jax.random.key(0), 8), 1.0)
+    expected = mixup(jnp.asarray(images), jnp.asarray(labels), weights)
+    found = jax.pmap(
+        lambda *batch: mixup(*batch, axis_name="data"), "data", devices=jax.devices()[:4]
+    )(images.reshape(4, 2, 3, 4, 2), labels.reshape(4, 2), weights.reshape(4, 2))
+    merged = jax.tree.map(lambda x: np.asarray(x).reshape(8, *x.shape[2:]), found)
+    chex.assert_trees_all_close(merged, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "deviation"), [(1.0, 12**-0.5), (0.2, (1 / (4 * 1.4)) ** 0.5)])
+def test_weights_have_the_beta_distribution_and_follow_their_keys(beta, deviation):
+    keys = jax.random.split(jax.random.key(0), 3000)
+    draw = jax.jit(lambda keys: mixup_weights(keys, beta))
+    weights = np.asarray(draw(keys))
+    assert weights.dtype == np.float32
+    assert weights.min() >= 0
+    assert weights.max() <= 1
+    assert weights.mean() == pytest.approx(0.5, abs=0.03)
+    assert weights.std() == pytest.approx(deviation, abs=0.015)
+    np.testing.assert_allclose(draw(keys[::-1])[::-1], weights, rtol=1e-6)
+    assert mixup_weights(keys[5], beta) == pytest.approx(float(weights[5]), rel=1e-5)

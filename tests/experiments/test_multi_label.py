@@ -1,0 +1,295 @@
+"""Protocol D: the losses it names, the images of every split, a run, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score
+
+from experiments.__main__ import main
+from experiments.config import DataConfig, Folders, ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.data.pipeline import load_split, load_targets
+from experiments.errors import ConfigError
+from experiments.evaluation.multilabel import evaluate_scores
+from experiments.evaluation.outputs import build_outputs
+from experiments.evaluation.run import evaluate_run, restore_run
+from experiments.presets import PRESETS
+from experiments.protocols import multi_label, run_from_dict, run_to_dict
+from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelLossConfig
+from experiments.protocols.protocol import Outputs
+from experiments.reporting.metrics import read_metrics
+from experiments.reporting.report import run_report
+from experiments.training import loop
+from experiments.training.loop import train
+from experiments.training.objective import Problem
+from experiments.training.preflight import check_run
+from tests.experiments import fake_image_sets
+from tests.jaxloss import references
+
+KINDS = fake_image_sets._VOC[:6]
+TINY = MultiLabelConfig(
+    data=DataConfig(name="voc2007@16"),
+    sampling=SamplingConfig(batch_size=8),
+    model=ModelConfig(widths=(4, 4, 4, 4)),
+    steps=4,
+    validate_every=2,
+    log_every=1,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Folders:
+    """A small VOC 2007: 20, 8 and 8 images of 6 of its kinds, some without an object."""
+    root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
+    objects = {
+        part: {
+            f"{first + n:06}": [
+                (kind, int(rng.random() < 0.2)) for kind in KINDS if rng.random() < 0.3
+            ]
+            for n in range(count)
+        }
+        for part, first, count in (("train", 0, 20), ("val", 100, 8), ("test", 200, 8))
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
+        fake_image_sets.voc2007_annotations(root)
+    return Folders(data_dir=root / "data", manual_dir=root)
+
+
+def where_stored(folders: Folders) -> dict:
+    return {"data_dir": folders.data_dir, "manual_dir": folders.manual_dir}
+
+
+@pytest.fixture(scope="module")
+def trained(folders, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    train(TINY, directory, folders)
+    return directory
+
+
+TEMPERATURES = {"positive_temperature": 2.0, "negative_temperature": 0.5}
+FOCUS = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "options"),
+    [
+        ("two-way", references.two_way_loss, TEMPERATURES),
+        ("sample-wise", references.sample_wise_loss, TEMPERATURES),
+        ("class-wise", references.class_wise_loss, TEMPERATURES),
+        ("bce", references.sigmoid_loss, {}),
+        ("softmax", references.multilabel_softmax_loss, {}),
+        ("asl", references.asymmetric_loss, FOCUS),
+        ("warp", references.warp_loss, {}),
+    ],
+)
+def test_every_loss_is_that_of_the_reference(name, reference, options):
+    rng = np.random.default_rng(1)
+    features, targets = rng.normal(size=(9, 5)), rng.integers(-1, 2, (9, 6)).astype(np.int8)
+    head = {"kernel": rng.normal(size=(5, 6)), "bias": rng.normal(size=6)}
+    # Options that a loss has no use for change nothing.
+    loss = MultiLabelLossConfig(name=name, **TEMPERATURES | FOCUS)
+    objective = multi_label.objective(
+        dataclasses.replace(TINY, loss=loss), Problem(5, np.ones(6, int), None)
+    )
+    value, memory, _ = objective.loss(jnp.asarray(features), jnp.asarray(targets), head, ())
+    logits = features @ head["kernel"] + head["bias"]
+    defaults = {} if name in ("bce", "softmax", "warp") else options
+    assert float(value) == pytest.approx(reference(logits, targets, **defaults), rel=2e-5)
+    assert memory == ()
+
+
+@pytest.mark.parametrize("name", ["bce", "asl"])
+def test_the_head_starts_near_the_loss_of_few_labels(name):
+    """With zeros for a bias, the negatives alone would make the first loss C log 2 = 48.5."""
+    rng = np.random.default_rng(0)
+    targets = (rng.random((64, 70)) < 3.2 / 70).astype(np.int8)
+    config = dataclasses.replace(TINY, loss=MultiLabelLossConfig(name=name))
+    objective = multi_label.objective(config, Problem(32, np.ones(70, int), None))
+    features = jnp.zeros((64, 32))
+    value = objective.loss(features, jnp.asarray(targets), objective.head(jax.random.key(0)), ())[0]
+    assert float(value) < 0.32 * 70 * np.log(2)
+
+
+def test_splits_hold_their_own_images(folders):
+    counts = check_run(TINY, folders)
+    for split, size in (("train", 20), ("validation", 8), ("test", 8)):
+        images = multi_label.load(TINY, folders, split)
+        assert images.images.shape == (size, 16, 16, 3)
+        assert images.labels.dtype == np.int8
+        np.testing.assert_array_equal(counts[split], (images.labels == 1).sum(0))
+    both = dataclasses.replace(TINY, train_on="train+validation")
+    assert multi_label.counts(both, folders).keys() == {"train", "test"}
+    joined = multi_label.load(both, folders, "train")
+    parts = [multi_label.load(TINY, folders, split) for split in ("train", "validation")]
+    np.testing.assert_array_equal(joined.labels, np.concatenate([part.labels for part in parts]))
+    np.testing.assert_array_equal(joined.images, np.concatenate([part.images[:] for part in parts]))
+    with pytest.raises(ConfigError, match=r"no images are held out for validation; set data\.hold"):
+        multi_label.load(both, folders, "validation")
+
+
+def test_held_out_images_are_no_training_images(folders):
+    config = dataclasses.replace(
+        TINY, train_on="train+validation", data=dataclasses.replace(TINY.data, holdout=0.25)
+    )
+    whole = load_split("voc2007@16", "train+validation", **where_stored(folders))
+    train_set, held_out = (
+        multi_label.load(config, folders, split) for split in ("train", "validation")
+    )
+    assert (len(train_set.labels), len(held_out.labels)) == (21, 7)
+    # Every image has a colour of its own: they are all there, with their labels.
+    found = np.concatenate([train_set.images[:], held_out.images[:]])[:, 8, 8]
+    order = np.lexsort(found.T), np.lexsort(whole.images[:, 8, 8].T)
+    assert len(np.unique(found, axis=0)) == 28
+    np.testing.assert_array_equal(found[order[0]], whole.images[:, 8, 8][order[1]])
+    labels = np.concatenate([train_set.labels, held_out.labels])
+    np.testing.assert_array_equal(labels[order[0]], whole.labels[order[1]])
+    told = multi_label.counts(config, folders)
+    np.testing.assert_array_equal(told["validation"], (held_out.labels == 1).sum(0))
+    again = multi_label.load(dataclasses.replace(config, seed=1), folders, "train")
+    np.testing.assert_array_equal(again.images, train_set.images)
+
+
+def test_targets_can_be_had_without_reading_images(folders):
+    for split in ("validation", "train+validation"):
+        images = load_split("voc2007@16", split, **where_stored(folders))
+        targets = load_targets("voc2007@16", split, **where_stored(folders))
+        np.testing.assert_array_equal(targets, images.labels)
+
+
+def test_validation_is_the_mean_of_the_two():
+    rng = np.random.default_rng(2)
+    scores, targets = rng.normal(size=(30, 5)), (rng.random((30, 5)) < 0.3).astype(np.int8)
+    result = evaluate_scores(scores, targets)
+    assert abs(result.map_class - result.map_sample) > 0.05
+    value = multi_label.validate(
+        TINY, Outputs(np.zeros((30, 1)), targets, lambda: scores, np.ones(5))
+    )
+    assert value == pytest.approx((result.map_class + result.map_sample) / 2)
+
+
+def test_a_report_has_the_precision_of_scikit_learn(trained, folders):
+    report = evaluate_run(trained, folders)
+    run = restore_run(trained)
+    images = multi_label.load(TINY, folders, "test")
+    scores = build_outputs(run.setup, run.config.data, run.counts)(run.state, images).scores()
+
+    def by_sklearn(scores, targets):
+        pairs = [(s[t >= 0], t[t >= 0] > 0) for s, t in zip(scores, targets, strict=True)]
+        return np.mean([average_precision_score(t, s) for s, t in pairs if t.any()])
+
+    assert report["metrics"] == pytest.approx(
+        {
+            "mAP@class": by_sklearn(scores.T, images.labels.T),
+            "mAP@sample": by_sklearn(scores, images.labels),
+        }
+    )
+    assert json.loads(json.dumps(report)) == report
+    assert run_report(report).startswith("Two-way on voc2007@16, random batches, seed 0: ")
+    assert "5 labels (15 more have no image)" in run_report(report)
+    lines = read_metrics(trained / "metrics.jsonl")
+    assert sum("validation_accuracy" in line for line in lines) == 2
+
+
+def test_a_killed_run_ends_as_the_whole_one(trained, folders, tmp_path, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    real, calls = loop.draw_batch, iter(range(10**6))
+
+    def dying(*args, **kwargs):
+        if next(calls) == 3:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "draw_batch", dying)
+    with pytest.raises(Killed):
+        train(TINY, tmp_path / "cut", folders)
+    monkeypatch.setattr(loop, "draw_batch", real)
+    train(TINY, tmp_path / "cut", folders)
+    cut, whole = (restore_run(path, "latest").state for path in (tmp_path / "cut", trained))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(cut), jax.device_get(whole))
+
+
+def changed(section: str, **values) -> MultiLabelConfig:
+    part = dataclasses.replace(getattr(TINY, section), **values)
+    return dataclasses.replace(TINY, **{section: part})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (changed("data", name="icons"), "data.name = icons has one class an image"),
+        (changed("sampling", batch_size=24), "batch_size = 24 must be at most the 20 training im"),
+        (changed("sampling", strategy="2x4"), "sampling.strategy = 2x4 needs one class an image"),
+        (changed("data", holdout=0.1), "holdout = 0.1, but voc2007@16 has validation images of"),
+        (changed("data", classes=3), "multi-label classification has no data.classes"),
+        (changed("data", samples_per_class=3), "has no data.samples_per_class"),
+        (changed("data", imbalance=0.1), "has no data.imbalance"),
+        (changed("data", mixup=1.0), "two-way compares samples with each other"),
+        (changed("optimizer", backbone_rate=0.1), "give its model.weights, or set optimizer.back"),
+        (
+            dataclasses.replace(changed("data", name="coco"), train_on="train+validation"),
+            "train_on = train.validation, but coco has no validation images; choose train",
+        ),
+        (
+            dataclasses.replace(changed("data", holdout=0.01), train_on="train+validation"),
+            "data.holdout = 0.01 of 28 images of voc2007@16 is none",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_written(config, message, folders, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train(config, tmp_path / "run", folders)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("preset", "data", "message"),
+    [
+        ("icons", "voc2007@16", "holds no classes out"),
+        ("icons-groups", "voc2007@16", "has any number of labels an image, not one class"),
+        ("kanji", "icons", "icons has one class an image"),
+    ],
+)
+def test_data_of_another_kind_is_refused_in_a_sentence(preset, data, message, tmp_path, capsys):
+    command = ["train", preset, "--data.name", data, "--directory", str(tmp_path / "run")]
+    assert main([*command, "--data.mean", "0.5", "--data.std", "0.5"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_without_any_label_are_refused():
+    counts = {"train": np.array([3, 1]), "test": np.zeros(2, int)}
+    with pytest.raises(ConfigError, match="no test image of voc2007@16 has a label"):
+        multi_label.check(TINY, 4, counts)
+
+
+@pytest.mark.parametrize("name", ["coco", "voc2007", "nus-wide"])
+def test_presets_of_photographs_want_weights(name):
+    config = PRESETS[name].config
+    counts = {"train": np.ones(3, int), "test": np.ones(3, int)}
+    with pytest.raises(ConfigError, match=r"model\.weights"):
+        multi_label.check(config, 2048, counts)  # pyright: ignore[reportArgumentType]
+    scratch = dataclasses.replace(config, optimizer=OptimizerConfig(backbone_rate=1.0))
+    given = dataclasses.replace(config, model=dataclasses.replace(config.model, weights="w"))
+    for right in (scratch, given):
+        multi_label.check(right, 2048, counts)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_configuration_survives_json():
+    config = dataclasses.replace(
+        TINY,
+        loss=MultiLabelLossConfig(name="asl", positive_temperature=2.0, clip=0.1),
+        train_on="train+validation",
+    )
+    assert run_from_dict(json.loads(json.dumps(run_to_dict(config)))) == config
+    assert multi_label.describe(config) == {
+        "label": "ASL, m = 0.1",
+        "train_on": "train+validation",
+    }

@@ -1,0 +1,322 @@
+"""ResNet-18, -50 and -32 and WRN: sizes, initial values, and equality with PyTorch."""
+
+from dataclasses import replace
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from jax import lax
+from safetensors.torch import save_file
+
+from experiments.config import ModelConfig
+from experiments.errors import ConfigError
+from experiments.models import build_backbone
+from experiments.models.layers import ConvNorm, dropout, overlapping_max_pool
+from experiments.presets import backbones
+from experiments.training.weights import load_weights
+from tests.experiments import torch_backbones
+
+SMALL = {
+    "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
+    "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
+    "resnet32": ModelConfig("resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1)),
+    "wrn28": ModelConfig("wrn28", (16, 8, 10), "mean", blocks=(1, 2, 1)),
+}
+
+
+def torch_backbone(config):
+    if config.backbone == "wrn28":
+        return torch_backbones.WideResNet(config.widths, config.blocks)
+    of_cifar = config.backbone == "resnet32"
+    return torch_backbones.ResNet(
+        *(config.widths, config.blocks),
+        bottleneck=config.backbone == "resnet50",
+        small_stem=of_cifar,
+        padded=of_cifar,
+    )
+
+
+def build(config, image_shape=(32, 32, 3), axis_name=None, seed=0):
+    return build_backbone(config, image_shape=image_shape, axis_name=axis_name, rngs=nnx.Rngs(seed))
+
+
+def abstract(config, image_shape=(32, 32, 3)):
+    return nnx.eval_shape(lambda: build(config, image_shape))
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "parameters", "features"),
+    [
+        # The published counts, less those of a classifier of 1000 or 10 classes.
+        (backbones.RESNET18, 224, 11_689_512 - 513_000, 512),
+        (backbones.RESNET50, 224, 25_557_032 - 2_049_000, 2048),
+        (backbones.RESNET32, 32, 464_154 - 650, 64),
+        (backbones.WRN_28_10, 80, 36_479_194 - 6_410, 640),
+        # WRN-16-4.
+        (
+            replace(backbones.WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)),
+            *(32, 2_748_890 - 2_570, 256),
+        ),
+        # The small stem has 9·3·64 weights in place of 49·3·64.
+        (replace(backbones.RESNET18, stem="small"), 84, 11_176_512 - 40 * 3 * 64, 512),
+    ],
+    ids=lambda value: getattr(value, "backbone", None),
+)
+def test_parameter_counts_are_the_known_ones(config, size, parameters, features):
+    model = abstract(config, (size, size, 3))
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == parameters
+    assert model.num_features == features
+
+
+@pytest.mark.parametrize(
+    ("config", "image_shape", "positions"),
+    [
+        (SMALL["resnet18"], (224, 224, 3), 7 * 7),
+        (SMALL["resnet18"], (33, 80, 1), 2 * 3),
+        (replace(SMALL["resnet18"], stem="small"), (84, 84, 3), 11 * 11),
+        (SMALL["resnet50"], (84, 84, 3), 3 * 3),
+        (replace(SMALL["resnet50"], stem="small"), (32, 35, 1), 4 * 5),
+        (SMALL["resnet32"], (32, 32, 3), 8 * 8),
+        (SMALL["wrn28"], (80, 80, 3), 20 * 20),
+        (SMALL["wrn28"], (33, 30, 1), 9 * 8),
+    ],
+)
+@pytest.mark.parametrize("pooling", ["flatten", "mean"])
+def test_feature_shapes(config, image_shape, positions, pooling):
+    model = abstract(replace(config, pooling=pooling), image_shape)
+    width = config.widths[-1] * (4 if config.backbone == "resnet50" else 1)
+    assert model.num_features == width * (positions if pooling == "flatten" else 1)
+    features = nnx.eval_shape(
+        lambda model, images: model(images, train=False),
+        model,
+        jax.ShapeDtypeStruct((3, *image_shape), jnp.float32),
+    )
+    assert features.shape == (3, model.num_features)
+    assert features.dtype == jnp.float32
+
+
+def copied(tensors, params, statistics, folder):
+    """PyTorch's tensors, by name, in the trees of our module."""
+    if "conv1.weight" in tensors:
+        file = folder / "weights.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+        return load_weights(file, params, statistics)
+    names = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+
+    def value(place, leaf):
+        name = jax.tree_util.keystr(place, simple=True, separator=".").removesuffix(".value")
+        path, _, last = name.rpartition(".")
+        # A copy: JAX would share PyTorch's memory, which changes.
+        array = tensors[f"{path}.{names.get(last, last)}"].numpy().copy()
+        return jnp.asarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array)
+
+    return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in (params, statistics))
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+def test_values_and_gradients_equal_pytorch(backbone, tmp_path):
+    config = SMALL[backbone]
+    # An even and an odd side: they differ in what a stride of 2 sees at the border.
+    images = np.random.default_rng(0).normal(0.3, 1, (5, 36, 51, 3)).astype(np.float32)
+    there = torch_backbones.randomize(torch_backbone(config))
+    graphdef, params, statistics = nnx.split(abstract(config, images.shape[1:]), nnx.Param, ...)
+    start = copied(there.state_dict(), params, statistics, tmp_path)
+    direction = np.random.default_rng(1).normal(size=(5, config.widths[-1] * 4)).astype(np.float32)
+
+    @jax.jit
+    def run(params, statistics, images):
+        def projected(params, images, train):
+            model = nnx.merge(graphdef, params, statistics, copy=True)
+            features = model(images, train=train)
+            loss = (features * direction[:, : features.shape[1]]).sum()
+            return loss, (features, nnx.state(model, nnx.Not(nnx.Param)))
+
+        gradient = jax.grad(projected, argnums=(0, 1), has_aux=True)
+        return gradient(params, images, True), gradient(params, images, False)
+
+    for train, found in zip((True, False), run(*start, images), strict=True):
+        (in_params, in_images), (features, after) = found
+        there.train(train)
+        # Contiguous: torch 2.13 crashes now and then in gradients of strided images on the CPU.
+        inputs = torch.from_numpy(images.transpose(0, 3, 1, 2)).contiguous().requires_grad_()
+        expected = there(inputs)
+        weights = torch.from_numpy(direction[:, : expected.shape[1]])
+        there.zero_grad()
+        (expected * weights).sum().backward()
+        gradients = {name: leaf.grad for name, leaf in there.named_parameters()}
+        tensors = there.state_dict() | gradients
+        wanted, moved = copied(tensors, params, statistics, tmp_path)
+
+        np.testing.assert_allclose(features, expected.detach(), rtol=1e-4, atol=1e-4)
+        assert inputs.grad is not None
+        close_by_norm(in_images, inputs.grad.permute(0, 2, 3, 1).numpy())
+        jax.tree.map(close_by_norm, in_params, wanted)
+        # Of the variances, PyTorch's has n − 1 in place of n, with n at least 5·2·2.
+        for (place, leaf), other in zip(
+            jax.tree_util.tree_leaves_with_path(after), jax.tree.leaves(moved), strict=True
+        ):
+            rtol = 0.05 if "var" in jax.tree_util.keystr(place) else 1e-4
+            np.testing.assert_allclose(leaf, other, rtol=rtol, atol=1e-5)
+        torch_backbones.randomize(there)  # Training has moved its statistics.
+
+
+def close_by_norm(found, expected):
+    """Sums of many terms of both signs: exact in proportion to the whole, not to each entry."""
+    scale = float(np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=3e-5 * max(scale, 1e-3))
+
+
+def test_maximum_pool_of_the_stem_equals_windows():
+    x = jax.random.normal(jax.random.key(0), (2, 7, 10, 3)) - 1
+
+    def windows(x):
+        padding = ((0, 0), (1, 1), (1, 1), (0, 0))
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+
+    def both(pool):
+        weights = jax.random.normal(jax.random.key(1), (2, 4, 5, 3))
+        return pool(x), jax.grad(lambda x: (weights * pool(x)).sum())(x)
+
+    chex.assert_trees_all_close(both(overlapping_max_pool), both(windows), rtol=1e-6)
+
+
+def test_initial_values():
+    def layer():
+        rngs = nnx.Rngs(0)
+        return nnx.state(ConvNorm(16, 64, 3, stride=2, dtype="float32", axis_name=None, rngs=rngs))
+
+    for place, leaf in jax.tree_util.tree_leaves_with_path(jax.jit(layer)()):
+        name = jax.tree_util.keystr(place)
+        if "kernel" in name:
+            assert float(leaf.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+            assert abs(float(leaf.mean())) < 2e-3
+        else:
+            value = 1.0 if "scale" in name or "var" in name else 0.0
+            chex.assert_trees_all_equal(leaf, jnp.full(leaf.shape, value))
+
+
+def test_dropout_follows_the_key_of_the_sample():
+    x = jnp.arange(1, 6).reshape(5, 1, 1, 1) * jnp.ones((5, 20, 20, 10), jnp.bfloat16)
+    keys = jax.random.split(jax.random.key(0), 5)
+    drop = jax.jit(partial(dropout, rate=0.3))
+    y = drop(x, keys)
+    assert y.dtype == jnp.bfloat16
+    assert 0.28 < float((y == 0).mean()) < 0.32
+    chex.assert_trees_all_equal(drop(x[2:4], keys[2:4]), y[2:4])
+    y = np.asarray(y, np.float32) / np.arange(1, 6).reshape(5, 1, 1, 1)
+    np.testing.assert_allclose(y[y != 0], 1 / 0.7, rtol=1e-2)
+    assert ((y[0] == 0) != (y[1] == 0)).any()
+
+
+def filled(config, image_shape, axis_name=None):
+    """A backbone with values of NumPy: nothing of it is compiled."""
+    model = nnx.eval_shape(lambda: build(config, image_shape, axis_name))
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    rng = np.random.default_rng(0)
+
+    def value(leaf):
+        around = 1 if leaf.ndim == 1 else 0
+        return jnp.asarray(rng.normal(around, 0.2, leaf.shape).clip(-0.7, 1.6), jnp.float32)
+
+    return graphdef, *(jax.tree.map(value, tree) for tree in (params, rest))
+
+
+def test_wide_network_drops_in_training_only_and_asks_for_its_keys():
+    config = replace(SMALL["wrn28"], widths=(16, 8, 8), blocks=(1, 1, 1), dropout=0.5)
+    graphdef, params, rest = filled(config, (16, 16, 1))
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 16, 1)), jnp.float32)
+    keys = jax.random.split(jax.random.key(1), 6)
+
+    def run(keys, train):
+        return nnx.merge(graphdef, params, rest, copy=True)(images, train=train, keys=keys)
+
+    compiled = jax.jit(run, static_argnames="train")
+    first = compiled(keys, train=True)
+    chex.assert_trees_all_equal(compiled(keys, train=True), first)
+    assert bool((compiled(keys[::-1], train=True) != first).any())
+    chex.assert_trees_all_equal(compiled(keys[::-1], train=False), compiled(keys, train=False))
+    for wrong in (None, keys[:5]):
+        with pytest.raises(ValueError, match=r"dropout needs keys of shape \(6,\)"):
+            run(wrong, train=True)
+
+
+@pytest.mark.parametrize("backbone", ["resnet50", "wrn28"])
+def test_four_devices_equal_one(backbone):
+    config = {
+        "resnet50": ModelConfig("resnet50", (4, 4, 4, 4), "mean", blocks=(1, 1, 1, 1)),
+        "wrn28": ModelConfig("wrn28", (8, 8, 8), "mean", blocks=(1, 1, 1), dropout=0.3),
+    }[backbone]
+    images = np.random.default_rng(1).normal(size=(8, 32, 32, 3)).astype(np.float32)
+    # Unequal parts of the batch: statistics of a device alone would differ from the global ones.
+    images *= np.arange(1, 9, dtype=np.float32)[:, None, None, None]
+    keys = jax.random.split(jax.random.key(2), 8)
+
+    def step(axis_name):
+        graphdef, params, rest = filled(config, (32, 32, 3), axis_name)
+
+        def run(images, keys):
+            def loss(params):
+                model = nnx.merge(graphdef, params, rest, copy=True)
+                features = model(images, train=True, keys=keys)
+                value = (jnp.tanh(features) * jnp.linspace(-1, 2, features.shape[1])).mean()
+                value = value if axis_name is None else lax.pmean(value, axis_name)
+                return value, nnx.state(model, nnx.Not(nnx.Param))
+
+            found = jax.value_and_grad(loss, has_aux=True)(params)
+            return found if axis_name is None else (found[0], lax.pmean(found[1], axis_name))
+
+        return run
+
+    expected = jax.jit(step(None))(images, keys)
+    parallel = jax.pmap(step("data"), "data", devices=jax.devices()[:4], out_axes=None)
+    found = parallel(images.reshape(4, 2, 32, 32, 3), keys.reshape(4, 2))
+    chex.assert_trees_all_close(
+        jax.tree.leaves(found), jax.tree.leaves(expected), rtol=2e-4, atol=3e-6
+    )
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
+    model = abstract(replace(SMALL[backbone], dtype="bfloat16"))
+    for leaf in jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))):
+        assert leaf.dtype == jnp.float32
+    graphdef, state = nnx.split(model)
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+
+    def run(state, images):
+        return nnx.merge(graphdef, state, copy=True)(images, train=True)
+
+    assert jax.eval_shape(run, state, images).dtype == jnp.float32
+    lines = str(jax.make_jaxpr(run)(state, images)).splitlines()
+    kernels = sum(leaf.ndim == 4 for leaf in jax.tree.leaves(state))
+    convolutions = [line for line in lines if "= conv_general_dilated[" in line]
+    assert len(convolutions) == kernels
+    assert all("bf16[" in line for line in convolutions)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (replace(backbones.RESNET32, widths=(16, 32, 64, 64)), "widths of resnet32 needs three"),
+        (replace(backbones.RESNET18, widths=(64, 128, 256)), "widths of resnet18 needs four"),
+        (replace(backbones.RESNET18, blocks=(2, 2)), "blocks of resnet18 needs four positive"),
+        (
+            replace(backbones.WRN_28_10, blocks=(1, 0, 1)),
+            r"three positive numbers, got \(1, 0, 1\)",
+        ),
+        (replace(backbones.CONV4, blocks=(1, 1, 1, 1)), r"conv4 has no model\.blocks to choose"),
+        (replace(backbones.RESNET18, drop_block=0.1), "resnet18 has no DropBlock"),
+        (replace(backbones.RESNET50, dropout=0.1), "resnet50 has no dropout"),
+        (replace(backbones.RESNET32, stem="small"), "resnet32 has no stem"),
+        (replace(backbones.RESNET18, stem="big"), "imagenet or small, got 'big'"),
+        (replace(backbones.WRN_28_10, dropout=1.0), r"dropout must be in \[0, 1\)"),
+    ],
+)
+def test_wrong_configurations_name_the_problem(config, message):
+    with pytest.raises(ConfigError, match=message):
+        build(config)

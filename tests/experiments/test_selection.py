@@ -1,0 +1,93 @@
+"""Which images are for training, validation and test."""
+
+import numpy as np
+import pytest
+
+from experiments.config import DataConfig
+from experiments.data.selection import TEST_SHARE, select
+from experiments.errors import ConfigError
+
+COUNTS = np.array([40, 7, 25, 60, 33, 12])
+LABELS = np.repeat(np.arange(6), COUNTS)
+
+
+def per_class(selection, split, labels=LABELS):
+    found = np.searchsorted(selection.classes, labels[selection.rows[split]])
+    return np.bincount(found, minlength=len(selection.classes))
+
+
+def test_every_image_is_in_one_split():
+    chosen = select(LABELS, DataConfig(holdout=0.2))
+    rows = np.concatenate(list(chosen.rows.values()))
+    np.testing.assert_array_equal(np.sort(rows), np.arange(len(LABELS)))
+    np.testing.assert_array_equal(
+        per_class(chosen, "test"), np.floor(TEST_SHARE * COUNTS + 0.5).astype(int)
+    )
+    rest = COUNTS - per_class(chosen, "test")
+    np.testing.assert_array_equal(
+        per_class(chosen, "validation"), np.floor(0.2 * rest + 0.5).astype(int)
+    )
+    # Not the first or the last images of a class.
+    assert np.diff(chosen.rows["test"]).max() > 1
+
+
+def test_a_test_split_of_its_own_is_kept_whole():
+    test = np.repeat(np.arange(6), 3)
+    chosen = select(LABELS, DataConfig(), test_labels=test)
+    np.testing.assert_array_equal(chosen.rows["test"], np.arange(18))
+    np.testing.assert_array_equal(chosen.rows["train"], np.arange(len(LABELS)))
+    assert "validation" not in chosen.rows
+
+
+def test_smaller_subsets_are_part_of_larger_ones():
+    few, more = (select(LABELS, DataConfig(classes=count)) for count in (3, 5))
+    assert set(few.classes) < set(more.classes)
+    assert len(few.classes) == 3
+    few, more = (select(LABELS, DataConfig(samples_per_class=count)) for count in (4, 9))
+    assert set(few.rows["train"]) < set(more.rows["train"])
+    np.testing.assert_array_equal(few.rows["test"], more.rows["test"])
+    available = COUNTS - per_class(more, "test")
+    np.testing.assert_array_equal(per_class(more, "train"), np.minimum(available, 9))
+
+
+def test_classes_are_chosen_with_their_test_images():
+    test = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 6])
+    chosen = select(LABELS, DataConfig(classes=2), test_labels=test)
+    assert set(test[chosen.rows["test"]]) == set(chosen.classes)
+    assert len(chosen.rows["test"]) == sum(chosen.classes + 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "classes", "factor"), [(5000, 10, 0.01), (500, 100, 0.02), (500, 100, 0.005)]
+)
+def test_long_tails_as_published(size, classes, factor):
+    """CIFAR-LT: class c of C keeps n_max f^{c/(C-1)} images, rounded down."""
+    labels = np.repeat(np.arange(classes), size)
+    chosen = select(labels, DataConfig(imbalance=factor), test_labels=np.arange(classes))
+    expected = [int(size * factor ** (c / (classes - 1)) + 1e-9) for c in range(classes)]
+    np.testing.assert_array_equal(per_class(chosen, "train", labels), expected)
+    assert expected[-1] == int(size * factor + 1e-9)
+
+
+def test_the_tail_of_uneven_classes_falls_in_their_order():
+    chosen = select(LABELS, DataConfig(imbalance=0.1), test_labels=LABELS)
+    counts = per_class(chosen, "train")
+    order = np.argsort(-COUNTS, kind="stable")
+    assert (np.diff(counts[order]) <= 0).all()
+    assert counts.max() == 60
+    assert counts.min() == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": 7}, "data.classes = 7 must be from 2 to 6"),
+        ({"classes": 1}, "data.classes = 1 must be from 2 to 6"),
+        ({"imbalance": 0.001}, "data.imbalance = 0.001 leaves a class without"),
+        ({"imbalance": 2.0}, r"data.imbalance = 2.0 must be in \(0, 1\]"),
+        ({"holdout": 0.05}, "class 1 has too few images for data.holdout = 0.05"),
+    ],
+)
+def test_impossible_choices_name_the_option(options, message):
+    with pytest.raises(ConfigError, match=message):
+        select(LABELS, DataConfig(**options))

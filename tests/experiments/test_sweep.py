@@ -1,0 +1,175 @@
+"""Sweeps: axes, cells, tables and figures; and protocol B by the command line."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from experiments.__main__ import main
+from experiments.config import DataConfig, ModelConfig, SamplingConfig
+from experiments.errors import ConfigError
+from experiments.protocols import run_from_dict
+from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from experiments.reporting import sweep as reporting
+from experiments.sweep import cells, finished, parse_axis
+from experiments.training.checkpoints import read_config
+
+CONFIG = GroupSoftmaxConfig(
+    data=DataConfig(holdout=0.2),
+    sampling=SamplingConfig(batch_size=16),
+    model=ModelConfig(widths=(4, 4, 4, 8)),
+    steps=2,
+    validate_every=2,
+)
+
+
+def test_an_axis_is_read_in_the_types_of_its_options():
+    axis = parse_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01", CONFIG)
+    assert axis.options == ("loss.name", "optimizer.learning_rate")
+    assert axis.values == (("softmax", 0.3), ("loose", 0.01))
+    assert axis.labels() == ["softmax", "loose"]
+    assert parse_axis("data.classes=5,20", CONFIG).values == ((5,), (20,))
+    assert parse_axis("data.flip=True,false", CONFIG).values == ((True,), (False,))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loss.name", "must be OPTION=VALUE"),
+        ("loss.name=", "must be OPTION=VALUE"),
+        ("loss.nam=softmax", "loss.nam: there is no option"),
+        ("los.name=softmax", "los.name: there is no option"),
+        ("model.widths=4", "model.widths: there is no option of that name with one value"),
+        ("loss.name=soft", "'soft' must be one of softmax, tight, loose"),
+        ("data.classes=5,x", "'x' is no int"),
+        ("data.flip=yes", "'yes' must be True or False"),
+        ("data.classes=5,5", "comes twice"),
+        ("loss.name/data.classes=softmax", "1 values for 2 options"),
+        ("seed=1,2", "give --seeds"),
+    ],
+)
+def test_axes_that_cannot_be(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_axis(text, CONFIG)
+
+
+def test_cells_are_all_combinations(tmp_path):
+    axes = [parse_axis("loss.name=softmax,loose", CONFIG), parse_axis("data.classes=5,9", CONFIG)]
+    found = cells(CONFIG, axes, [3, 1, 3], tmp_path)
+    assert len(found) == len({cell.directory for cell in found}) == 8
+    assert [cell.config.seed for cell in found] == [3] * 4 + [1] * 4
+    last = found[-1]
+    assert last.place == ("loose", "9")
+    assert (last.config.loss.name, last.config.data.classes) == ("loose", 9)
+    assert last.directory == tmp_path / "loss.name=loose" / "data.classes=9" / "seed-1"
+    with pytest.raises(ConfigError, match="an option twice"):
+        cells(CONFIG, [axes[0], axes[0]], [0], tmp_path)
+
+
+def run(place, seed, error, **more):
+    report = {"seed": seed, "seconds": 30, "command": "typed", "metrics": {"error": error}}
+    return place, report | more
+
+
+AXES = [reporting.Axis("loss.name", ["softmax", "loose"]), reporting.Axis("n", ["5", "50"])]
+
+
+def test_table_of_two_axes():
+    runs = [run(("softmax", "5"), seed, 0.2 + 0.1 * seed) for seed in (0, 1, 2)]
+    runs += [run(("loose", "5"), 0, 0.25), run(("softmax", "50"), 0, 0.1)]
+    runs += [run(("loose", "50"), 0, None, metrics={}, diverged="loss is nan")]
+    table = reporting.sweep_table(AXES, runs, title="T", command="c")
+    assert "| loss.name | 5 | 50 |" in table
+    assert "| softmax | 30.0 ± 10.0 | 10.0 |" in table
+    assert "| loose | **25.0** | – |" in table
+    assert "Diverged: loose, 50" in table
+    assert "6 runs, together 3 minutes" in table
+
+
+def test_table_of_one_axis_has_metrics_as_columns():
+    metrics = [{"accuracy": 0.5, "calibration error": 0.1}, {"accuracy": 0.6}]
+    runs = [
+        run((name,), 0, 0, metrics=m, validation=0.7)
+        for name, m in zip(("softmax", "loose"), metrics, strict=True)
+    ]
+    table = reporting.sweep_table(AXES[:1], runs, title="T", command="c")
+    assert "| loss.name | accuracy | calibration error ↓ | validation |" in table
+    assert "| softmax | 50.0 | 10.0 | **70.0** |" in table
+    assert "| loose | **60.0** | – | **70.0** |" in table
+    chosen = reporting.sweep_table(AXES[:1], runs, title="T", command="c", metrics=["accuracy"])
+    assert "| loss.name | accuracy |" in chosen
+    with pytest.raises(ConfigError, match="no metric 'recall'; the runs have accuracy"):
+        reporting.sweep_table(AXES[:1], runs, title="T", command="c", metrics=["recall"])
+
+
+@pytest.mark.parametrize("axes", [AXES, AXES[:1], AXES[1:]], ids=["both", "names", "numbers"])
+def test_figures_are_drawn(tmp_path, axes):
+    labels = [axis.labels for axis in axes]
+    places = [()]
+    for own in labels:
+        places = [(*place, label) for place in places for label in own]
+    runs = [run(place, seed, 0.1 * seed) for place in places for seed in (0, 1)]
+    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("sweep")
+    data = tmp_path_factory.mktemp("data")
+    command = ["sweep", "icons-groups", "--data-dir", str(data), "--directory", str(directory)]
+    command += ["--steps", "2", "--validate-every", "2", "--sampling.batch-size", "16"]
+    command += ["--model.widths", "4", "4", "4", "8", "--data.classes", "5"]
+    assert main([*command, "--over", "loss.name=softmax,loose"]) == 0
+    return directory, command
+
+
+def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
+    directory, command = swept
+    for name in ("table.md", "table.json", "figure.png"):
+        assert (directory / name).stat().st_size > 0
+    stored = json.loads((directory / "table.json").read_text())
+    assert [r["place"] for r in stored["runs"]] == [["loose"], ["softmax"]]
+    for stored_run in stored["runs"]:
+        report = stored_run["report"]
+        assert report["classes"] == 5
+        assert report["metrics"]["error"] == pytest.approx(1 - report["metrics"]["accuracy"])
+        assert 0 <= report["validation"] <= 1
+    # A finished run is not trained again; another value adds to the table.
+    before = (directory / "loss.name=loose" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    assert main([*command, "--over", "loss.name=loose"]) == 0
+    assert (directory / "loss.name=loose" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert "| loose |" in capsys.readouterr().out
+
+
+def test_the_run_can_be_evaluated_again(swept, capsys):
+    directory, command = swept
+    path = directory / "loss.name=loose" / "seed-0"
+    config = run_from_dict(read_config(path))
+    assert isinstance(config, GroupSoftmaxConfig)
+    assert config.loss.name == "loose"
+    data = command[command.index("--data-dir") + 1]
+    assert main(["evaluate", str(path), "--split", "validation", "--data-dir", data]) == 0
+    assert "validation split, 5 classes" in capsys.readouterr().out
+    assert main(["evaluate", str(path), "--ways", "3", "--data-dir", data]) == 2
+    assert "evaluation of protocol group-softmax has no ways" in capsys.readouterr().err
+    assert main(["evaluate", str(path), "--split", "novel", "--data-dir", data]) == 2
+    assert "no split 'novel'; it has train, validation, test" in capsys.readouterr().err
+
+
+def test_runs_of_other_options_are_left_out(swept):
+    directory, _ = swept
+    config = run_from_dict(read_config(directory / "loss.name=loose" / "seed-0"))
+    axis = parse_axis("loss.name=softmax,loose", config)
+    assert len(finished(config, [axis], directory)) == 2
+    other = dataclasses.replace(config, steps=3)
+    assert finished(other, [axis], directory) == []
+    np.testing.assert_equal(len(finished(config, [axis], directory / "nowhere")), 0)
+
+
+def test_nothing_to_sweep_is_refused(capsys):
+    assert main(["sweep", "icons-groups"]) == 2
+    assert "needs at least one axis" in capsys.readouterr().err
+    assert main(["compare", "icons-groups"]) == 2
+    assert "compare is for few-shot learning" in capsys.readouterr().err
