@@ -5,7 +5,6 @@ import pytest
 
 from experiments.config import Folders
 
-
 _RUNS = {"grid", "run", "swept", "trained", "whole"}
 """Fixtures of a module that train."""
 
