@@ -58,7 +58,8 @@ class Train:
 
     config: Preset
     directory: Path | None = None
-    """Run directory (by default runs/DATA-LOSS-SAMPLING-SEED)."""
+    """Run directory (by default runs/DATA-LOSS-SAMPLING-SEED for few-shot learning, otherwise
+    runs/DATA-PROTOCOL-LOSS-SAMPLING-SEED)."""
     parallel: Mode = "pmap"
     """Data-parallel over all devices by jax.pmap, or by a jit over sharded global arrays."""
     distributed: Distributed = False
@@ -74,7 +75,8 @@ class Train:
 
         config: Any = self.config
         assert isinstance(config, TrainConfig)
-        name = f"{config.data.name}-{config.loss.name.replace(':', '-')}"
+        protocol = "" if isinstance(config, FewShotConfig) else f"{config.protocol}-"
+        name = f"{config.data.name}-{protocol}{config.loss.name.replace(':', '-')}"
         directory = self.directory or Path(
             "runs", f"{name}-{config.sampling.strategy}-seed{config.seed}"
         )
