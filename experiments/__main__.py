@@ -70,7 +70,7 @@ class Train:
 
     def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
-        from experiments.compare import run_cell
+        from experiments.cells import run_cell
         from experiments.reporting.report import run_report
 
         config: Any = self.config
@@ -181,7 +181,8 @@ class Compare:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs what is missing of the grid, prints its table."""
-        from experiments.compare import cell_directory, check_grid, finished_cells, grid, run_cell
+        from experiments.cells import Cell, run_cells
+        from experiments.compare import cell_directory, finished_cells, grid
         from experiments.reporting.tables import write_report
         from experiments.training.processes import on_first
 
@@ -202,33 +203,18 @@ class Compare:
                 f"{config.protocol} here; sweep compares any options of any protocol"
             )
         root = self.directory or Path("runs", f"compare-{config.data.name}")
-        cells = grid(config, self.losses, self.sampling, self.seeds)
-        check_grid(cells, self.folders)
-        typed, diverged = shlex.join(command), []
-        for number, cell in enumerate(cells, start=1):
-            print(
-                f"[{number}/{len(cells)}] {cell.loss.name}, {cell.sampling.strategy}, "
-                f"seed {cell.seed}",
-                flush=True,
+        cells = [
+            Cell(
+                f"{cell.loss.name}, {cell.sampling.strategy}, seed {cell.seed}",
+                cell,
+                cell_directory(root, cell),
             )
-            directory = cell_directory(root, cell)
-            report = run_cell(
-                cell, directory, self.folders, command=typed, parallel_mode=self.parallel
-            )
-            if "diverged" in report:
-                diverged.append(f"{directory}: {report['diverged']}")
-                print(report["diverged"], flush=True)
+            for cell in grid(config, self.losses, self.sampling, self.seeds)
+        ]
+        typed = shlex.join(command)
+        diverged = run_cells(cells, self.folders, command=typed, parallel_mode=self.parallel)
         paths = on_first(lambda: write_report(root, finished_cells(root, config), command=typed))
-        print("\n" + paths[0].read_text(encoding="utf-8"))
-        print("wrote", ", ".join(str(path) for path in paths))
-        if diverged:
-            print(
-                f"{len(diverged)} of {len(cells)} cells diverged (delete a cell's folder to train "
-                "it again):",
-                *diverged,
-                sep="\n  ",
-            )
-        return 1 if diverged else 0
+        return _close(paths, diverged, of=len(cells))
 
 
 @dataclass(frozen=True)
@@ -236,8 +222,8 @@ class Sweep:
     """Train and evaluate a preset at all combinations of values of some options.
 
     Writes table.md, table.json and figure.png. Finished runs are kept: the same command goes on
-    where it was stopped, and one with further seeds or values of the same options adds to the
-    table. One that diverges is shown as such; the others go on, and the exit status is then 1.
+    where it was stopped. The table shows the values that the command names, at every seed that has
+    been run. One that diverges is shown as such; the others go on, and the exit status is then 1.
     """
 
     config: Preset
@@ -260,10 +246,9 @@ class Sweep:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs what is missing of the sweep, prints its table."""
-        from experiments.compare import run_cell
+        from experiments.cells import run_cells
         from experiments.reporting.sweep import Axis, write_sweep
         from experiments.sweep import cells, finished, parse_axis
-        from experiments.training.preflight import check_run
         from experiments.training.processes import on_first
 
         config: Any = self.config
@@ -272,22 +257,8 @@ class Sweep:
         axes = [parse_axis(text, config) for text in self.over]
         root = self.directory or Path("runs", f"sweep-{config.protocol}-{config.data.name}")
         todo = cells(config, axes, self.seeds, root)
-        for cell in todo:
-            check_run(cell.config, self.folders)
-        typed, diverged = shlex.join(command), []
-        for number, cell in enumerate(todo, start=1):
-            settings = ", ".join(f"{a.name} = {at}" for a, at in zip(axes, cell.place, strict=True))
-            print(f"[{number}/{len(todo)}] {settings}, seed {cell.config.seed}", flush=True)
-            report = run_cell(
-                cell.config,
-                cell.directory,
-                self.folders,
-                command=typed,
-                parallel_mode=self.parallel,
-            )
-            if "diverged" in report:
-                diverged.append(f"{cell.directory}: {report['diverged']}")
-                print(report["diverged"], flush=True)
+        typed = shlex.join(command)
+        diverged = run_cells(todo, self.folders, command=typed, parallel_mode=self.parallel)
         paths = on_first(
             lambda: write_sweep(
                 root,
@@ -298,11 +269,7 @@ class Sweep:
                 command=typed,
             )
         )
-        print("\n" + paths[0].read_text(encoding="utf-8"))
-        print("wrote", ", ".join(str(path) for path in paths))
-        if diverged:
-            print(f"{len(diverged)} of {len(todo)} runs diverged:", *diverged, sep="\n  ")
-        return 1 if diverged else 0
+        return _close(paths, diverged, of=len(todo))
 
 
 @dataclass(frozen=True)
@@ -329,6 +296,19 @@ COMMANDS = (
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]
     | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
 )
+
+
+def _close(paths: Sequence[Path], diverged: Sequence[str], *, of: int) -> int:
+    """Prints the table of several runs, which the first path holds; the exit status."""
+    print("\n" + paths[0].read_text(encoding="utf-8"))
+    print("wrote", ", ".join(str(path) for path in paths))
+    if diverged:
+        print(
+            f"{len(diverged)} of {of} cells diverged (delete a cell's folder to train it again):",
+            *diverged,
+            sep="\n  ",
+        )
+    return 1 if diverged else 0
 
 
 def _output(command: Any) -> TextIO | None:

@@ -1,19 +1,19 @@
-"""Any options of any protocol against each other: each cell is a run directory."""
+"""Any options of any protocol against each other: each of them is a run directory."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.cells import Cell, read_report
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError, ExperimentError
-from experiments.protocols import run_from_dict, run_to_dict
+from experiments.protocols import run_to_dict
 from experiments.training.checkpoints import read_config
 
 logger = logging.getLogger(__name__)
@@ -102,15 +102,6 @@ def _with(config: Any, option: str, value: Any) -> Any:
     return dataclasses.replace(config, **{section: value})
 
 
-class Cell(NamedTuple):
-    """One run of a sweep."""
-
-    config: TrainConfig
-    directory: Path
-    place: tuple[str, ...]
-    """The label of its value on every axis."""
-
-
 def cells(
     config: TrainConfig, axes: Sequence[Axis], seeds: Sequence[int], root: Path
 ) -> list[Cell]:
@@ -132,7 +123,9 @@ def cells(
                     cell = _with(cell, option, value)
                 folder /= ",".join(f"{option}={value}" for option, value in settings.items())
             labels = tuple(str(values[0]) for values in place)
-            found.append(Cell(cell, folder / f"seed-{seed}", labels))
+            told = [f"{axis.name} = {at}" for axis, at in zip(axes, labels, strict=True)]
+            name = ", ".join([*told, f"seed {seed}"])
+            found.append(Cell(name, cell, folder / f"seed-{seed}", labels))
     return found
 
 
@@ -145,16 +138,22 @@ def finished(
     tells.
     """
     found = []
-    for path in sorted(root.glob("/".join(["*"] * len(axes)) + "/seed-*/report.json")):
-        try:
-            values = read_config(path.parent)
-            seed = run_from_dict(values).seed
-            report = json.loads(path.read_text(encoding="utf-8"))
-            metrics = report["metrics"]
-        except (ExperimentError, OSError, ValueError, KeyError) as error:
-            logger.warning("%s is left out of the table: %s", path.parent, error)
+    everywhere = cells(config, axes, _seeds(root, len(axes)), root)
+    for cell in sorted(everywhere, key=lambda cell: cell.directory):
+        path = cell.directory / "report.json"
+        if not path.exists():
             continue
-        for cell in cells(config, axes, [seed], root):
-            if run_to_dict(cell.config) == values and isinstance(metrics, dict):
-                found.append((cell.place, report))
+        try:
+            values = read_config(cell.directory)
+        except ExperimentError as error:
+            logger.warning("%s is left out of the table: %s", cell.directory, error)
+            continue
+        if values == run_to_dict(cell.config) and (report := read_report(path, cell.config)):
+            found.append((cell.place, report))
     return found
+
+
+def _seeds(root: Path, num_axes: int) -> list[int]:
+    """The seeds of which there are runs, in order."""
+    names = {path.name for path in root.glob("/".join(["*"] * num_axes) + "/seed-*")}
+    return sorted(int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit())
