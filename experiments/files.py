@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
@@ -31,6 +36,13 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     return path
+
+
+def write_picture(path: Path, figure: Figure) -> Path:
+    """Write a figure as PNG on white, whole or not at all; returns `path`."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", facecolor="white")
+    return write_atomically(path, picture.getvalue())
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+from experiments.files import write_picture
 
 # Okabe and Ito's colours, as in the figures of accuracies.
 _STYLES: dict[str, tuple[str, str, str, Any]] = {
@@ -80,9 +81,7 @@ def benchmark_figure(rows: Sequence[dict[str, Any]], path: Path, *, title: str) 
                 axes.tick_params(axis="x", labelbottom=False)
             else:
                 axes.set_xlabel("batch size n" if grows == "n" else "classes C", size=8, labelpad=1)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format="png", facecolor="white")
-    os.replace(temporary, path)
+    write_picture(path, figure)
 
 
 def _draw(

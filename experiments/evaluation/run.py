@@ -13,14 +13,18 @@ from experiments.config import Folders, TrainConfig, check_config
 from experiments.errors import ConfigError
 from experiments.evaluation.outputs import build_outputs
 from experiments.protocols import Outputs, Protocol, protocol_of, run_from_dict
-from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
+from experiments.training.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    CheckpointError,
+    Checkpoints,
+    checkpoints_folder,
+)
 from experiments.training.state import Setup, TrainState, initial_setup
 
 
 def run_directory(path: Path) -> Path:
     """The directory of the run that a path names: the run's own, or that of its checkpoints."""
-    path = Path(path)
-    inside = path.resolve().name == CHECKPOINTS_FOLDER and not (path / CHECKPOINTS_FOLDER).is_dir()
+    inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
     return path.resolve().parent if inside else path
 
 
@@ -50,9 +54,7 @@ def restore_run(path: Path, which: str = "best") -> Restored:
       CheckpointError: there is no such checkpoint, or it is damaged.
       ConfigError: `which` is none of these.
     """
-    path = Path(path)
-    folder = path / CHECKPOINTS_FOLDER if (path / CHECKPOINTS_FOLDER).is_dir() else path
-    with Checkpoints(folder, read_only=True) as checkpoints:
+    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
         step = _chosen_step(checkpoints, which)
         meta = checkpoints.meta(step)
         config = run_from_dict(meta["config"])

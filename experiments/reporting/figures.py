@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.files import write_atomically
+from experiments.files import write_picture
 from experiments.loss_names import FAMILIES, parse_loss
 from experiments.reporting.summary import (
     sampling_name,
@@ -113,9 +112,7 @@ def comparison_figure(
             alignment="left",
         )
         top -= _LEGEND_LINE * (len(handles) + 1.8)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", facecolor="white")
-    write_atomically(path, picture.getvalue())
+    write_picture(path, figure)
 
 
 def _draw_panel(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import textwrap
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments.files import write_atomically
+from experiments.files import write_atomically, write_picture
 
 # Okabe and Ito's colours, as in the figures of accuracies.
 _VALIDATION, _TEST, _CHOSEN = "#0072B2", "#D55E00", "#333333"
@@ -120,9 +119,7 @@ def linear_figure(report: dict[str, Any], path: Path, *, command: str) -> None:
         va="bottom",
         linespacing=1.3,
     )
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", facecolor="white")
-    write_atomically(path, picture.getvalue())
+    write_picture(path, figure)
 
 
 def write_linear_report(directory: Path, report: dict[str, Any], *, command: str) -> list[Path]:

@@ -48,6 +48,12 @@ class ConfigMismatchError(ExperimentError):
     """A directory that belongs to another run, or whose configuration cannot be read."""
 
 
+def checkpoints_folder(path: Path) -> Path:
+    """Where the checkpoints lie of a run, which is named by its directory or by this folder."""
+    inside = path / CHECKPOINTS_FOLDER
+    return inside if inside.is_dir() else path
+
+
 class Restored(NamedTuple):
     """What `Checkpoints.restore` gives back."""
 

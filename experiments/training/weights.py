@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import ExperimentError
-from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
+from experiments.training.checkpoints import CheckpointError, Checkpoints, checkpoints_folder
 
 _SUFFIX = ".safetensors"
 _NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
@@ -63,10 +63,9 @@ def load_weights(path: Path, params: Any, statistics: Any, *, shown: int = 10) -
 
 
 def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
-    folder = path / CHECKPOINTS_FOLDER if (path / CHECKPOINTS_FOLDER).is_dir() else path
     target = {"params": {"backbone": params}, "statistics": statistics}
     try:
-        with Checkpoints(folder, read_only=True) as checkpoints:
+        with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
             state = checkpoints.restore(
                 target, checkpoints.best_step(), parts=("params/backbone", "statistics")
             ).state
