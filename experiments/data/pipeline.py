@@ -53,18 +53,6 @@ class ImageSet:
     class_names: tuple[str, ...]
     """The name of every label."""
 
-    def take(self, rows: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> ImageSet:
-        """Some of the images under other labels; of those in records, none is read.
-
-        Args:
-            rows: int [k], which images.
-            labels: Their labels.
-            class_names: The name of every label.
-        """
-        images = self.images
-        some = images.take(rows) if isinstance(images, RecordImages) else images[rows]
-        return ImageSet(some, labels, class_names)
-
 
 class RecordImages:
     """Images read from the record files when they are asked for.
@@ -92,15 +80,6 @@ class RecordImages:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def take(self, rows: np.ndarray) -> RecordImages:
-        """Some of the images; none is read.
-
-        Args:
-            rows: int [k], which.
-        """
-        height, width, channels = self.shape[1:]
-        return RecordImages(self._source, (height, width, channels), self._folder, self._rows[rows])
 
     def __getitem__(self, index: Any) -> np.ndarray:
         rows = self._rows[index]
@@ -163,6 +142,7 @@ def load_split(
     name: str,
     split: str,
     *,
+    rows: np.ndarray | None = None,
     data_dir: Path | None = None,
     manual_dir: Path | None = None,
     memory_limit: int = 8 * 2**30,
@@ -174,6 +154,8 @@ def load_split(
         split: `base`, `validation` or `novel` of a few-shot set; `train`, `validation` or `test`
             of another, or several of these, as in `train+validation`. In several splits of a
             few-shot set, which differ in classes, the classes follow each other.
+        rows: int [k], which images of the split, in which order; no other image is read. All by
+            default.
         data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
         manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
         memory_limit: Bytes of pixels up to which the images are read into memory at once; of a
@@ -197,11 +179,13 @@ def load_split(
         source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
         if len(source) != len(labels):
             raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
-    rows = None
+    order = np.arange(len(labels))
     if "+" in split and labels.ndim == 1:
-        rows = np.argsort(labels, kind="stable")
-        labels = labels[rows]
-    images = RecordImages(source, builder.FACTS.image_shape, folder, rows)
+        order = np.argsort(labels, kind="stable")
+    if rows is not None:
+        order = order[rows]
+    labels = labels[order]
+    images = RecordImages(source, builder.FACTS.image_shape, folder, order)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
     return ImageSet(images, labels, class_names)

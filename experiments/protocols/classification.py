@@ -42,20 +42,21 @@ def load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
     """The chosen images for training, validation or test."""
     own, test = stored_splits(config.data.name)
 
-    def stored(name: str) -> ImageSet:
-        return load_split(
-            config.data.name, name, data_dir=folders.data_dir, manual_dir=folders.manual_dir
-        )
-
     own_labels, test_labels = _labels(config, folders)
     chosen = select(own_labels, config.data, test_labels=test_labels)
     if split not in chosen.rows:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
-    whole, rows = stored(test if test and split == "test" else own), chosen.rows[split]
-    return whole.take(
-        rows,
-        np.searchsorted(chosen.classes, whole.labels[rows]).astype(np.int32),
-        tuple(whole.class_names[label] for label in chosen.classes),
+    images = load_split(
+        config.data.name,
+        test if test and split == "test" else own,
+        rows=chosen.rows[split],
+        data_dir=folders.data_dir,
+        manual_dir=folders.manual_dir,
+    )
+    return dataclasses.replace(
+        images,
+        labels=np.searchsorted(chosen.classes, images.labels).astype(np.int32),
+        class_names=tuple(images.class_names[label] for label in chosen.classes),
     )
 
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-import jaxloss
 from experiments.config import DataConfig, EvaluationConfig, FewShotConfig, Folders, to_dict
 from experiments.data.builders import split_names
 from experiments.data.pipeline import ImageSet, class_counts, load_split
@@ -18,9 +16,9 @@ from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import episode_accuracies, evaluate_features
 from experiments.loss_names import parse_loss
 from experiments.protocols.integration import build_loss
-from experiments.protocols.linear_head import linear_head
+from experiments.protocols.linear_head import linear_head, linear_scores
 from experiments.protocols.protocol import Outputs, Protocol
-from experiments.training.objective import Loss, Objective, Problem
+from experiments.training.objective import Loss, Objective, Problem, train_accuracy
 
 
 def load(config: FewShotConfig, folders: Folders, split: str) -> ImageSet:
@@ -119,17 +117,13 @@ def objective(config: FewShotConfig, problem: Problem) -> Objective:
         value = loss_of(features, labels, head["kernel"], head["bias"])
         means = {}
         if has_classifier:
-            right = jnp.argmax(scores(features, head, memory), axis=1) == labels
-            means["train_accuracy"] = jnp.mean(right.astype(jnp.float32))
+            means = train_accuracy(linear_scores(features, head, memory), labels)
         return Loss(value, memory, means)
-
-    def scores(features, head, memory):
-        return jaxloss.linear_logits(features, head["kernel"], head["bias"])
 
     def head(key: jax.Array):
         return linear_head(key, problem.num_features, num_classes)
 
-    return Objective(head, loss, scores)
+    return Objective(head, loss, linear_scores)
 
 
 def validate(config: FewShotConfig, outputs: Outputs) -> float:

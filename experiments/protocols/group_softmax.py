@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxloss
 from experiments.config import Count, NamedLoss, TrainConfig
 from experiments.errors import ConfigError
 from experiments.protocols import classification
-from experiments.protocols.linear_head import linear_head
+from experiments.protocols.linear_head import linear_head, linear_scores
 from experiments.protocols.protocol import Protocol
-from experiments.training.objective import Loss, Objective, Problem
+from experiments.training.objective import Loss, Objective, Problem, train_accuracy
 
 _LABELS = {"softmax": "Softmax", "tight": "Type I", "loose": "Type II"}
 
@@ -77,17 +76,14 @@ def objective(config: GroupSoftmaxConfig, problem: Problem) -> Objective:
         )
 
     def loss(features, labels, head, memory):
-        right = jnp.argmax(scores(features, head, memory), axis=1) == labels
         value = loss_of(features, labels, head["kernel"], head["bias"])
-        return Loss(value, memory, {"train_accuracy": jnp.mean(right.astype(jnp.float32))})
-
-    def scores(features, head, memory):
-        return jaxloss.linear_logits(features, head["kernel"], head["bias"])
+        logits = linear_scores(features, head, memory)
+        return Loss(value, memory, train_accuracy(logits, labels))
 
     def head(key: jax.Array):
         return linear_head(key, problem.num_features, len(problem.counts))
 
-    return Objective(head, loss, scores)
+    return Objective(head, loss, linear_scores)
 
 
 def describe(config: GroupSoftmaxConfig) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from experiments.config import NamedLoss, Positive, Seed, Share, TrainConfig
 from experiments.data.sampling import batch_size_of
 from experiments.errors import ConfigError
 from experiments.protocols import classification
-from experiments.protocols.linear_head import linear_head
+from experiments.protocols.linear_head import linear_head, linear_scores
 from experiments.protocols.protocol import Outputs, Protocol
 from experiments.protocols.prototypes import spread_prototypes
-from experiments.training.objective import Loss, Objective, Problem
+from experiments.training.objective import Loss, Objective, Problem, train_accuracy
 
 _LABELS = {
     "dynamic": "Dynamic assignment",
@@ -95,20 +95,17 @@ def objective(config: HypersphericalConfig, problem: Problem) -> Objective:
 def _softmax(config: HypersphericalConfig, problem: Problem) -> Objective:
     wanted, axis_name = config.loss, problem.axis_name
 
-    def scores(features, head, memory):
-        return jaxloss.linear_logits(features, head["kernel"], head["bias"])
-
     def loss(features, labels, head, memory):
-        logits = scores(features, head, memory)
+        logits = linear_scores(features, head, memory)
         value = jaxloss.softmax_loss(
             logits, labels, reduction=wanted.reduction, axis_name=axis_name
         )
-        return Loss(value, memory, _accuracy(logits, labels))
+        return Loss(value, memory, train_accuracy(logits, labels))
 
     def head(key: Array):
         return linear_head(key, problem.num_features, len(problem.counts))
 
-    return Objective(head, loss, scores)
+    return Objective(head, loss, linear_scores)
 
 
 def _with_prototypes(config: HypersphericalConfig, problem: Problem) -> Objective:
@@ -133,7 +130,7 @@ def _with_prototypes(config: HypersphericalConfig, problem: Problem) -> Objectiv
             )
         else:
             value = distance(features, labels, memory)
-        means = _accuracy(logits, labels)
+        means = train_accuracy(logits, labels)
         if dynamic:
             class_means = jaxloss.update_class_means(
                 memory["class_means"], features, labels, decay=wanted.decay, axis_name=axis_name
@@ -207,11 +204,6 @@ def _distance(
     labels = np.repeat(np.arange(len(problem.counts)), problem.counts)
     lengths = jaxloss.class_balanced_lengths(jnp.asarray(labels), len(problem.counts))
     return dot_regression
-
-
-def _accuracy(logits: Array, labels: Array) -> dict[str, Array]:
-    right = jnp.argmax(logits, axis=1) == labels
-    return {"train_accuracy": jnp.mean(right.astype(jnp.float32))}
 
 
 def _epochs(config: HypersphericalConfig, counts: np.ndarray) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+import jaxloss
 
 
 def linear_head(key: Array, num_features: int, num_classes: int) -> dict[str, Array]:
@@ -15,3 +19,8 @@ def linear_head(key: Array, num_features: int, num_classes: int) -> dict[str, Ar
         # cross-entropy starts at C·log 2, and its first steps wreck the backbone.
         "bias": jnp.full(num_classes, -jnp.log(max(num_classes - 1, 1)), jnp.float32),
     }
+
+
+def linear_scores(features: Array, head: dict[str, Array], memory: Any) -> Array:
+    """The logits [n, C] of features [n, d], as an objective's scores."""
+    return jaxloss.linear_logits(features, head["kernel"], head["bias"])

@@ -19,7 +19,7 @@ from experiments.data.sampling import batch_size_of, parse_strategy
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
 from experiments.protocols.classification import SPLITS, metrics_table
-from experiments.protocols.linear_head import linear_head
+from experiments.protocols.linear_head import linear_head, linear_scores
 from experiments.protocols.protocol import Outputs, Protocol
 from experiments.training.objective import Loss, Objective, Problem
 
@@ -150,13 +150,13 @@ def load(config: MultiLabelConfig, folders: Folders, split: str) -> ImageSet:
     parts = _parts(config, folders)
     if split not in parts:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
-    stored, rows, targets = parts[split]
-    images = load_split(
-        config.data.name, stored, data_dir=folders.data_dir, manual_dir=folders.manual_dir
+    return load_split(
+        config.data.name,
+        parts[split].stored,
+        rows=parts[split].rows,
+        data_dir=folders.data_dir,
+        manual_dir=folders.manual_dir,
     )
-    if rows is None:
-        return images
-    return images.take(rows, targets, images.class_names)
 
 
 def counts(config: MultiLabelConfig, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -209,17 +209,14 @@ def objective(config: MultiLabelConfig, problem: Problem) -> Objective:
     options = {option: getattr(config.loss, option) for option in method.options}
     loss_of = partial(method.loss, **options, axis_name=problem.axis_name)
 
-    def scores(features, head, memory):
-        return jaxloss.linear_logits(features, head["kernel"], head["bias"])
-
     def loss(features, labels, head, memory):
-        return Loss(loss_of(scores(features, head, memory), labels), memory, {})
+        return Loss(loss_of(linear_scores(features, head, memory), labels), memory, {})
 
     def head(key: jax.Array):
         # Its bias is the prior of a single class: it suits images that have few of the labels.
         return linear_head(key, problem.num_features, len(problem.counts))
 
-    return Objective(head, loss, scores)
+    return Objective(head, loss, linear_scores)
 
 
 def validate(config: MultiLabelConfig, outputs: Outputs) -> float:

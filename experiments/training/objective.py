@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -45,3 +46,9 @@ class Objective(NamedTuple):
     """What the run remembers beside its parameters, at first; part of its checkpoints."""
     after_epoch: Callable[[Any], tuple[Any, dict[str, Array]]] | None = None
     """From the memory after an epoch: the new memory, and numbers for the metrics."""
+
+
+def train_accuracy(logits: Array, labels: Array) -> dict[str, Array]:
+    """For the metrics: how many of the batch have their largest logit [n, C] at their label [n]."""
+    right = jnp.argmax(logits, axis=1) == labels
+    return {"train_accuracy": jnp.mean(right.astype(jnp.float32))}

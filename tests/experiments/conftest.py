@@ -1,9 +1,13 @@
 """Tests share tiny runs: those of one run stay in one process, and compiled programs are kept."""
 
+import itertools
+from collections.abc import Callable
+
 import jax
 import pytest
 
 from experiments.config import Folders
+from experiments.training import loop
 
 _RUNS = {"grid", "run", "swept", "trained", "whole"}
 """Fixtures of a module that train."""
@@ -31,3 +35,26 @@ def compilation_cache(tmp_path_factory, worker_id):
 def folders(tmp_path_factory) -> Folders:
     """Where the data sets of a session's tests are prepared, once."""
     return Folders(data_dir=tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
+    """Calls what trains, which dies when so many batches are drawn: between two checkpoints."""
+
+    class Killed(Exception):
+        pass
+
+    def run(steps: int, training: Callable[[], object]) -> None:
+        real, calls = loop.draw_batch, itertools.count()
+
+        def dying(*args, **kwargs):
+            if next(calls) == steps:
+                raise Killed
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "draw_batch", dying)
+            with pytest.raises(Killed):
+                training()
+
+    return run

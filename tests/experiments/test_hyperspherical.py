@@ -24,7 +24,7 @@ from experiments.protocols import hyperspherical, prototypes
 from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLossConfig
 from experiments.protocols.prototypes import prototypes_file, spread_prototypes
 from experiments.reporting.report import run_report
-from experiments.training import loop, parallel
+from experiments.training import parallel
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.loop import ParallelMode, train
 from experiments.training.objective import Objective, Problem
@@ -264,22 +264,9 @@ def final_state(directory: Path):
         return jax.device_get(checkpoints.restore(setup.state, TINY.steps).state)
 
 
-def test_a_resumed_run_remembers_all_of_it(whole, tmp_path, folders, monkeypatch):
-    class Killed(Exception):
-        pass
-
-    # Dies after step 11: it goes on from step 8, and the second epoch ends once more.
-    real, calls = loop.draw_batch, iter(range(10**6))
-
-    def dying(*args, **kwargs):
-        if next(calls) == 11:
-            raise Killed
-        return real(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "draw_batch", dying)
-        with pytest.raises(Killed):
-            train(TINY, tmp_path, folders)
+def test_a_resumed_run_remembers_all_of_it(whole, tmp_path, folders, killed_after):
+    # It goes on from step 8, and the second epoch ends once more.
+    killed_after(11, lambda: train(TINY, tmp_path, folders))
     train(TINY, tmp_path, folders)
     resumed = final_state(tmp_path)
     chex.assert_trees_all_equal(resumed, final_state(whole))

@@ -24,7 +24,6 @@ from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelLossCo
 from experiments.protocols.protocol import Outputs
 from experiments.reporting.metrics import read_metrics
 from experiments.reporting.report import run_report
-from experiments.training import loop
 from experiments.training.loop import train
 from experiments.training.objective import Problem
 from experiments.training.preflight import check_run
@@ -196,21 +195,8 @@ def test_a_report_has_the_precision_of_scikit_learn(trained, folders):
     assert sum("validation_accuracy" in line for line in lines) == 2
 
 
-def test_a_killed_run_ends_as_the_whole_one(trained, folders, tmp_path, monkeypatch):
-    class Killed(Exception):
-        pass
-
-    real, calls = loop.draw_batch, iter(range(10**6))
-
-    def dying(*args, **kwargs):
-        if next(calls) == 3:
-            raise Killed
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(loop, "draw_batch", dying)
-    with pytest.raises(Killed):
-        train(TINY, tmp_path / "cut", folders)
-    monkeypatch.setattr(loop, "draw_batch", real)
+def test_a_killed_run_ends_as_the_whole_one(trained, folders, tmp_path, killed_after):
+    killed_after(3, lambda: train(TINY, tmp_path / "cut", folders))
     train(TINY, tmp_path / "cut", folders)
     cut, whole = (restore_run(path, "latest").state for path in (tmp_path / "cut", trained))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(cut), jax.device_get(whole))

@@ -43,7 +43,7 @@ from experiments.loss_names import parse_loss
 from experiments.presets import PRESETS
 from experiments.protocols import few_shot, protocol_of, run_from_dict, run_to_dict
 from experiments.reporting.metrics import read_metrics
-from experiments.training import loop, parallel
+from experiments.training import parallel
 from experiments.training.checkpoints import Checkpoints, ConfigMismatchError, read_config
 from experiments.training.loop import ParallelMode, train
 from experiments.training.state import Setup, build_optimizer, initial_setup, learning_rate
@@ -173,25 +173,11 @@ def metrics_without_clock(directory: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("strategy", ["random", "4x4"])
-def test_a_resumed_run_ends_bit_identical(tmp_path, folders, strategy, monkeypatch):
+def test_a_resumed_run_ends_bit_identical(tmp_path, folders, strategy, killed_after):
     config = dataclasses.replace(TINY, sampling=SamplingConfig(batch_size=16, strategy=strategy))
     train(config, tmp_path / "whole", folders)
 
-    class Killed(Exception):
-        pass
-
-    # Dies after step 3, in the middle between two checkpoints.
-    real, calls = loop.draw_batch, iter(range(10**6))
-
-    def dying(*args, **kwargs):
-        if next(calls) == 3:
-            raise Killed
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(loop, "draw_batch", dying)
-    with pytest.raises(Killed):
-        train(config, tmp_path / "cut", folders)
-    monkeypatch.setattr(loop, "draw_batch", real)
+    killed_after(3, lambda: train(config, tmp_path / "cut", folders))
     with Checkpoints(tmp_path / "cut" / "checkpoints", read_only=True) as checkpoints:
         before = checkpoints.meta(2)["seconds"]
     started = time.monotonic()
