@@ -30,7 +30,7 @@ from experiments.errors import ConfigError
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.protocols import few_shot
 from experiments.protocols.protocol import Outputs, Protocol
-from experiments.training.objective import Loss, Objective, Problem
+from experiments.training.objective import Loss, Objective, Problem, train_accuracy
 
 _LOGITS = {"cosine": jaxloss.cosine_logits, "softmax": jaxloss.linear_logits}
 _LABELS = {"cosine": "Cosine softmax", "softmax": "Softmax"}
@@ -75,13 +75,14 @@ class NegativeMarginConfig(TrainConfig):
 
 def load(config: NegativeMarginConfig, folders: Folders, split: str) -> ImageSet:
     """The images of the base, validation or novel classes, or those held out of the base ones."""
-    name = config.data.name if split in _ROWS else _novel_name(config)
-    stored = _base_splits(config) if split in _ROWS else split
-    images = load_split(name, stored, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
-    if split not in _ROWS or not config.data.holdout:
-        return images
-    rows = _base_rows(config, images.labels)[_ROWS[split]]
-    return ImageSet(images.images[rows], images.labels[rows], images.class_names)
+    name, stored, rows = _novel_name(config), split, None
+    if split in _ROWS:
+        name, stored = config.data.name, _base_splits(config)
+        if config.data.holdout:
+            rows = _base_rows(config, _base_labels(config, folders))[_ROWS[split]]
+    return load_split(
+        name, stored, rows=rows, data_dir=folders.data_dir, manual_dir=folders.manual_dir
+    )
 
 
 def counts(config: NegativeMarginConfig, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -89,15 +90,15 @@ def counts(config: NegativeMarginConfig, folders: Folders) -> Mapping[str, np.nd
 
     `held-out` are images of the base classes, where some are held out of the training.
     """
-    own = few_shot.held_out_counts(config.data.name, folders)
+    labels = _base_labels(config, folders)
     novel = few_shot.held_out_counts(_novel_name(config), folders)
-    base = np.concatenate([own[split] for split in _base_splits(config).split("+")])
     if not config.data.holdout:
-        return {**novel, "base": base}
-    labels = np.repeat(np.arange(len(base)), base)
+        return {**novel, "base": np.bincount(labels)}
     rows = _base_rows(config, labels)
+    num_classes = int(labels.max()) + 1
     of_base = {
-        split: np.bincount(labels[rows[part]], minlength=len(base)) for split, part in _ROWS.items()
+        split: np.bincount(labels[rows[part]], minlength=num_classes)
+        for split, part in _ROWS.items()
     }
     return {**novel, **of_base}
 
@@ -108,6 +109,13 @@ def _novel_name(config: NegativeMarginConfig) -> str:
 
 def _base_splits(config: NegativeMarginConfig) -> str:
     return "+".join(split_names(config.data.name)) if config.novel_data else "base"
+
+
+def _base_labels(config: NegativeMarginConfig, folders: Folders) -> np.ndarray:
+    """The labels of the base classes' images, in the order of `load_split`, no image being read."""
+    own = few_shot.held_out_counts(config.data.name, folders)
+    base = np.concatenate([own[split] for split in _base_splits(config).split("+")])
+    return np.repeat(np.arange(len(base)), base)
 
 
 def _base_rows(config: NegativeMarginConfig, labels: np.ndarray) -> Mapping[str, np.ndarray]:
@@ -163,8 +171,7 @@ def objective(config: NegativeMarginConfig, problem: Problem) -> Objective:
             value = jaxloss.margin_softmax_loss(
                 logits, labels, margin=wanted.margin, scale=scale, axis_name=problem.axis_name
             )
-        right = jnp.argmax(logits, axis=1) == labels
-        return Loss(value, memory, {"train_accuracy": jnp.mean(right.astype(jnp.float32))})
+        return Loss(value, memory, train_accuracy(logits, labels))
 
     def scores(features, head, memory):
         return scale * logits_of(features, head["kernel"])
@@ -209,13 +216,15 @@ def evaluate(
         ]
         scatter = _discriminability(features, labels)
         discriminability[part] = {name: float(value) for name, value in scatter._asdict().items()}
+    metrics = {
+        f"{result['split']} {result['shots']}-shot": result["accuracy"] for result in results
+    }
+    metrics |= {f"{part} discriminability": s["ratio"] for part, s in discriminability.items()}
     return {
         "evaluation": to_dict(config.evaluation),
         "results": results,
         "discriminability": discriminability,
-        "metrics": {
-            f"{result['split']} {result['shots']}-shot": result["accuracy"] for result in results
-        },
+        "metrics": metrics,
     }
 
 

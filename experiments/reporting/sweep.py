@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import textwrap
@@ -15,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.errors import ConfigError
-from experiments.files import write_atomically
+from experiments.files import write_atomically, write_picture
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 _MARKERS = "osD^vP*X"
@@ -39,10 +38,12 @@ class Axis(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A metric at a place of the sweep."""
+    """A metric at a place of the sweep, in the unit that is shown."""
 
     values: list[float]
     """Of every seed."""
+    digits: int = 1
+    """Shown behind the point."""
 
     @property
     def mean(self) -> float:
@@ -57,8 +58,13 @@ class Entry(NamedTuple):
     def __str__(self) -> str:
         if not self.values:
             return "–"
-        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.1f}"
-        return f"{100 * self.mean:.1f}{spread}"
+        spread = "" if self.deviation is None else f" ± {self.deviation:.{self.digits}f}"
+        return f"{self.mean:.{self.digits}f}{spread}"
+
+    @property
+    def shown(self) -> float:
+        """The mean as it is shown."""
+        return round(self.mean, self.digits)
 
 
 Runs = Sequence[tuple[tuple[str, ...], dict[str, Any]]]
@@ -86,10 +92,11 @@ def metrics_of(runs: Runs, wanted: Sequence[str] = ()) -> list[str]:
 def entries(runs: Runs, metric: str) -> dict[tuple[str, ...], Entry]:
     """A metric at every place, over its seeds; those that diverged have none."""
     found: dict[tuple[str, ...], list[float]] = {}
+    unit, digits = (1, 2) if _is_ratio(metric) else (100, 1)
     for place, report in runs:
         value = report.get(metric) if metric == _VALIDATION else report["metrics"].get(metric)
-        found.setdefault(place, []).extend([] if value is None else [value])
-    return {place: Entry(values) for place, values in found.items()}
+        found.setdefault(place, []).extend([] if value is None else [unit * value])
+    return {place: Entry(values, digits) for place, values in found.items()}
 
 
 def sweep_table(
@@ -124,11 +131,12 @@ def sweep_table(
             )
             lines.append("")
     seeds = sorted({report["seed"] for _, report in runs})
+    ratios = ", but for ratios" if any(map(_is_ratio, names)) else ""
     minutes = sum(report.get("seconds") or 0 for _, report in runs) / 60
     diverged = [place for place, report in runs if "diverged" in report]
     lines += [
         "",
-        "- In %. a ± b: mean and standard deviation over the seeds "
+        f"- In %{ratios}. a ± b: mean and standard deviation over the seeds "
         f"{', '.join(map(str, seeds))}; bold: the best of a column.",
     ]
     if _VALIDATION in names:
@@ -147,7 +155,7 @@ def _grid(
     lines = [f"| {rows.name} | {' | '.join(headings)} |", f"|:--|{':-:|' * len(headings)}"]
     texts = []
     for column, least in zip(columns, lower, strict=True):
-        means = [math.nan if e is None else round(100 * e.mean, 1) for e in column]
+        means = [math.nan if e is None else e.shown for e in column]
         known = [mean for mean in means if not math.isnan(mean)]
         best = (min(known) if least else max(known)) if len(known) > 1 else None
         texts.append(
@@ -172,8 +180,16 @@ def _lower(metric: str) -> bool:
     return "error" in metric
 
 
+def _is_ratio(metric: str) -> bool:
+    return "discriminability" in metric
+
+
 def _heading(metric: str) -> str:
     return f"{metric} ↓" if _lower(metric) else metric
+
+
+def _axis(metric: str) -> str:
+    return _heading(metric) if _is_ratio(metric) else f"{_heading(metric)} (%)"
 
 
 def sweep_figure(
@@ -211,10 +227,10 @@ def sweep_figure(
         found = entries(runs, name)
         if last.numbers is None:
             _draw_marks(panel, lines, found)
-            panel.set_xlabel(f"{_heading(name)} (%)")
+            panel.set_xlabel(_axis(name))
         else:
             _draw_lines(panel, lines, last, found)
-            panel.set_ylabel(f"{_heading(name)} (%)")
+            panel.set_ylabel(_axis(name))
         panel.grid(alpha=0.3)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
@@ -229,9 +245,7 @@ def sweep_figure(
             fontsize=8,
             frameon=False,
         )
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", facecolor="white")
-    write_atomically(path, picture.getvalue())
+    write_picture(path, figure)
 
 
 def _draw_marks(
@@ -241,8 +255,8 @@ def _draw_marks(
         entry = found.get(line)
         if entry and entry.values:
             panel.errorbar(
-                *(100 * entry.mean, number),
-                xerr=100 * (entry.deviation or 0),
+                *(entry.mean, number),
+                xerr=entry.deviation or 0,
                 fmt="o",
                 color=_COLORS[number % len(_COLORS)],
                 capsize=3,
@@ -260,8 +274,8 @@ def _draw_lines(
         known = [(x, e) for x, e in zip(numbers, there, strict=True) if e and e.values]
         panel.errorbar(
             [x for x, _ in known],
-            [100 * e.mean for _, e in known],
-            yerr=[100 * (e.deviation or 0) for _, e in known],
+            [e.mean for _, e in known],
+            yerr=[e.deviation or 0 for _, e in known],
             color=_COLORS[number % len(_COLORS)],
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=4,

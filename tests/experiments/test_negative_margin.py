@@ -112,7 +112,8 @@ def trained(tmp_path_factory, folders) -> Path:
 
 def test_a_run_is_judged_on_all_classes(trained, folders):
     report = json.loads((trained / "report.json").read_text())
-    assert list(report["metrics"]) == ["novel 2-shot", "validation 2-shot", "base 2-shot"]
+    kinds, splits = ("2-shot", "discriminability"), ("novel", "validation", "base")
+    assert list(report["metrics"]) == [f"{split} {kind}" for kind in kinds for split in splits]
     assert [r["split"] for r in report["results"]] == ["novel", "validation", "base"]
     run = restore_run(trained)
     assert isinstance(run.config, NegativeMarginConfig)
@@ -136,6 +137,7 @@ def test_a_run_is_judged_on_all_classes(trained, folders):
     assert report["discriminability"]["base"] == pytest.approx(
         {"intra": intra, "inter": inter, "ratio": inter / intra}, rel=1e-3
     )
+    assert report["metrics"]["base discriminability"] == report["discriminability"]["base"]["ratio"]
 
 
 def test_the_report_names_its_episodes(trained, folders):
@@ -155,7 +157,11 @@ def test_the_report_names_its_episodes(trained, folders):
 
 def test_evaluate_takes_other_episodes(trained, folders):
     report = evaluate_run(trained, folders, split="validation", overrides={"shots": (3, 2)})
-    assert list(report["metrics"]) == ["validation 3-shot", "validation 2-shot"]
+    assert list(report["metrics"]) == [
+        "validation 3-shot",
+        "validation 2-shot",
+        "validation discriminability",
+    ]
     assert list(report["discriminability"]) == ["validation"]
 
 

@@ -87,6 +87,15 @@ def test_table_of_two_axes():
     assert "6 runs, together 3 minutes" in table
 
 
+def test_ratios_are_no_percentages():
+    metrics = {"base 1-shot": 0.5, "base discriminability": 1.234}
+    table = reporting.sweep_table(
+        AXES[:1], [run(("loose",), 0, 0, metrics=metrics)], title="T", command="c"
+    )
+    assert "| loose | 50.0 | 1.23 |" in table
+    assert "In %, but for ratios." in table
+
+
 def test_table_of_one_axis_has_metrics_as_columns():
     metrics = [{"accuracy": 0.5, "calibration error": 0.1}, {"accuracy": 0.6}]
     runs = [
