@@ -1,16 +1,17 @@
-"""From a data set's name to its images in memory: prepared on first use, read once."""
+"""From a data set's name to its images: prepared on first use, read once or batch by batch."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import grain
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
@@ -21,6 +22,8 @@ from experiments.data.builders.frame import ImageBuilder
 from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.builders.preparation import prepare
 from experiments.errors import ConfigError
+
+_T = TypeVar("_T")
 
 
 class ImageTable(Protocol):
@@ -87,6 +90,23 @@ class RecordImages:
         with _damage_named(self._folder):
             _read(self._source, rows.ravel().tolist(), images)
         return images.reshape(*rows.shape, *self.shape[1:])
+
+
+def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
+    """The batches of the steps from `first` up to `last`, in order.
+
+    Args:
+        read: A batch, by the number of its step.
+        first: Where to begin.
+        last: Where to end; not a step any more.
+        ahead: Read two before they are asked for, in a thread of Grain's, so that a step need not
+            wait for its images. What `read` raises is raised when its batch is asked for.
+    """
+    if not ahead:
+        return map(read, range(first, last))
+    steps = grain.MapDataset.range(first, last).map(read)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(steps.to_iter_dataset(options))
 
 
 def class_counts(

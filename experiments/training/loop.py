@@ -17,6 +17,7 @@ import numpy as np
 
 from experiments.config import Folders, TrainConfig
 from experiments.data.augment import seen_shape
+from experiments.data.pipeline import RecordImages, batches
 from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
 from experiments.errors import ConfigError, DivergedError
 from experiments.evaluation.outputs import build_outputs
@@ -103,6 +104,15 @@ def train(
     run = parallel.data_parallel(parallel_mode, step)
     index = index_classes(seen.labels) if seen.labels.ndim == 1 else len(seen.labels)
     epoch = len(seen.labels) // batch_size
+
+    def read(number: int) -> Batch:
+        rows = shard(
+            draw_batch(index, strategy, batch_size, seed=config.seed, step=number),
+            jax.process_index(),
+            jax.process_count(),
+        )
+        return Batch(seen.images[rows], seen.labels[rows])
+
     after_epoch = setup.objective.after_epoch and jax.jit(setup.objective.after_epoch)
     validate = _validation(config, protocol, folders, setup, counts)
 
@@ -125,13 +135,8 @@ def train(
         replicated = run.replicate(state)
         with _reports(config, directory, first) as (log, bar):
             clock, images = time.monotonic(), 0
-            for number in range(first, config.steps):
-                rows = shard(
-                    draw_batch(index, strategy, batch_size, seed=config.seed, step=number),
-                    jax.process_index(),
-                    jax.process_count(),
-                )
-                batch = Batch(seen.images[rows], seen.labels[rows])
+            ahead = isinstance(seen.images, RecordImages)
+            for number, batch in enumerate(batches(read, first, config.steps, ahead=ahead), first):
                 replicated, metrics = run.step(replicated, run.split(batch))
                 done, images = number + 1, images + batch_size
                 if after_epoch is not None and done % epoch == 0:

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from experiments import files
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.kinds import FewShotBuilder
-from experiments.data.pipeline import RecordImages, load_split
+from experiments.data.pipeline import RecordImages, batches, load_split
 from tests.experiments import fake_archives
 
 ROOT = Path(__file__).parents[2]
@@ -210,3 +211,26 @@ def test_damaged_records_are_named(tmp_path, damage, memory_limit):
 def test_unknown_split(cifar):
     with pytest.raises(ValueError, match=r"cifar_fs has no split 'test'; it has base, valid"):
         load_split("cifar_fs", "test", **cifar)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_batches_come_in_the_order_of_their_steps(ahead):
+    assert list(batches(lambda step: step**2, 3, 40, ahead=ahead)) == [n**2 for n in range(3, 40)]
+    assert list(batches(lambda step: step, 3, 3, ahead=ahead)) == []
+
+
+def test_batches_are_read_ahead_and_tell_of_damage_in_their_turn():
+    read = threading.Event()
+
+    def damaged_from_five(step):
+        if step == 5:
+            read.set()
+            raise DamagedArchiveError("step 5")
+        return step
+
+    found = batches(damaged_from_five, 3, 9, ahead=True)
+    assert next(found) == 3
+    assert read.wait(60)
+    assert next(found) == 4
+    with pytest.raises(DamagedArchiveError, match="step 5"):
+        next(found)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ from experiments.config import (
     from_dict,
     to_dict,
 )
+from experiments.data.pipeline import RecordImages, load_split
 from experiments.errors import ConfigError
 from experiments.loss_names import parse_loss
 from experiments.presets import PRESETS
@@ -191,6 +193,16 @@ def test_a_resumed_run_ends_bit_identical(tmp_path, folders, strategy, killed_af
         final_state(config, tmp_path / "cut"), final_state(config, tmp_path / "whole")
     )
     assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
+
+
+def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, monkeypatch):
+    train(TINY, tmp_path / "memory", folders)
+    monkeypatch.setattr(few_shot, "load_split", partial(load_split, memory_limit=0))
+    assert isinstance(few_shot.load(TINY, folders, "base").images, RecordImages)
+    train(TINY, tmp_path / "records", folders)
+    chex.assert_trees_all_equal(
+        final_state(TINY, tmp_path / "records"), final_state(TINY, tmp_path / "memory")
+    )
 
 
 COMMAND = [
