@@ -23,18 +23,23 @@ class Axis(NamedTuple):
     """Options that change together, and the values that they take."""
 
     options: tuple[str, ...]
-    """Such as `loss.name`; the first gives the axis its name."""
+    """Such as `loss.name`."""
     values: tuple[tuple[Any, ...], ...]
     """A value for each option, for each place on the axis."""
 
     @property
     def name(self) -> str:
-        """Its first option."""
-        return self.options[0]
+        """Its first option, where that tells its places apart; else all."""
+        return "/".join(self.options[: self._told])
 
     def labels(self) -> list[str]:
-        """Its places in words: the first option's values."""
-        return [str(values[0]) for values in self.values]
+        """Its places in words: the values of the options that `name` has."""
+        return ["/".join(map(str, values[: self._told])) for values in self.values]
+
+    @property
+    def _told(self) -> int:
+        first = {values[0] for values in self.values}
+        return 1 if len(first) == len(self.values) else len(self.options)
 
 
 def parse_axis(text: str, config: TrainConfig) -> Axis:
@@ -65,9 +70,8 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
             )
         parsed = (_value(config, name, part) for name, part in zip(options, parts, strict=True))
         places.append(tuple(parsed))
-    first = [place[0] for place in places]
-    if len(set(first)) < len(first):
-        raise ConfigError(f"--over {text!r}: a value of {options[0]} comes twice")
+    if len(set(places)) < len(places):
+        raise ConfigError(f"--over {text!r}: a value of {'/'.join(options)} comes twice")
     return Axis(options, tuple(places))
 
 
@@ -115,14 +119,14 @@ def cells(
         raise ConfigError(f"--over has an option twice: {', '.join(options)}")
     found = []
     for seed in dict.fromkeys(seeds):
-        for place in itertools.product(*(axis.values for axis in axes)):
+        for place in itertools.product(*(range(len(axis.values)) for axis in axes)):
             cell, folder = dataclasses.replace(config, seed=seed), root
-            for axis, values in zip(axes, place, strict=True):
-                settings = dict(zip(axis.options, values, strict=True))
+            for axis, number in zip(axes, place, strict=True):
+                settings = dict(zip(axis.options, axis.values[number], strict=True))
                 for option, value in settings.items():
                     cell = _with(cell, option, value)
                 folder /= ",".join(f"{option}={value}" for option, value in settings.items())
-            labels = tuple(str(values[0]) for values in place)
+            labels = tuple(axis.labels()[number] for axis, number in zip(axes, place, strict=True))
             told = [f"{axis.name} = {at}" for axis, at in zip(axes, labels, strict=True)]
             name = ", ".join([*told, f"seed {seed}"])
             found.append(Cell(name, cell, folder / f"seed-{seed}", labels))

@@ -28,7 +28,11 @@ def test_an_axis_is_read_in_the_types_of_its_options():
     axis = parse_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01", CONFIG)
     assert axis.options == ("loss.name", "optimizer.learning_rate")
     assert axis.values == (("softmax", 0.3), ("loose", 0.01))
-    assert axis.labels() == ["softmax", "loose"]
+    assert (axis.name, axis.labels()) == ("loss.name", ["softmax", "loose"])
+    # Where the first option does not tell the places apart, all of them do.
+    axis = parse_axis("loss.name/data.classes=softmax/5,softmax/9,loose/5", CONFIG)
+    assert axis.name == "loss.name/data.classes"
+    assert axis.labels() == ["softmax/5", "softmax/9", "loose/5"]
     assert parse_axis("data.classes=5,20", CONFIG).values == ((5,), (20,))
     assert parse_axis("data.flip=True,false", CONFIG).values == ((True,), (False,))
 
@@ -45,6 +49,7 @@ def test_an_axis_is_read_in_the_types_of_its_options():
         ("data.classes=5,x", "'x' is no int"),
         ("data.flip=yes", "'yes' must be True or False"),
         ("data.classes=5,5", "comes twice"),
+        ("loss.name/data.classes=loose/5,loose/5", "loss.name/data.classes comes twice"),
         ("loss.name/data.classes=softmax", "1 values for 2 options"),
         ("seed=1,2", "give --seeds"),
     ],
