@@ -14,9 +14,12 @@ from experiments.cells import Cell, read_report
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError, ExperimentError
 from experiments.protocols import run_to_dict
+from experiments.reporting.sweep import ALL
 from experiments.training.checkpoints import read_config
 
 logger = logging.getLogger(__name__)
+
+_ALL_AT_0 = ("data.classes", "data.samples_per_class")
 
 
 class Axis(NamedTuple):
@@ -34,7 +37,8 @@ class Axis(NamedTuple):
 
     def labels(self) -> list[str]:
         """Its places in words: the values of the options that `name` has."""
-        return ["/".join(map(str, values[: self._told])) for values in self.values]
+        told = self.options[: self._told]
+        return ["/".join(map(_label, told, values)) for values in self.values]
 
     @property
     def _told(self) -> int:
@@ -97,6 +101,10 @@ def _value(config: Any, option: str, text: str) -> Any:
         return hint(text)
     except ValueError:
         raise ConfigError(f"--over {option}: {text!r} is no {hint.__name__}") from None
+
+
+def _label(option: str, value: Any) -> str:
+    return ALL if option in _ALL_AT_0 and value == 0 else str(value)
 
 
 def _with(config: Any, option: str, value: Any) -> Any:

@@ -19,6 +19,8 @@ from experiments.files import write_atomically, write_picture
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 _MARKERS = "osD^vP*X"
 _PANELS_IN_A_ROW = 3
+ALL = "all"
+"""The label of an option that takes all there is."""
 _VALIDATION = "validation"
 
 
@@ -30,11 +32,12 @@ class Axis(NamedTuple):
 
     @property
     def numbers(self) -> list[float] | None:
-        """Its labels as numbers, where they all are."""
+        """Where its labels stand: as numbers, side by side where one is `all`, or nowhere."""
         try:
-            return [float(label) for label in self.labels]
+            numbers = [float(label) for label in self.labels if label != ALL]
         except ValueError:
             return None
+        return numbers if len(numbers) == len(self.labels) else list(range(len(self.labels)))
 
 
 class Entry(NamedTuple):
@@ -84,7 +87,7 @@ def metrics_of(runs: Runs, wanted: Sequence[str] = ()) -> list[str]:
     names = dict.fromkeys(name for _, report in runs for name in report["metrics"])
     if any(report.get(_VALIDATION) is not None for _, report in runs):
         names[_VALIDATION] = None
-    if unknown := [name for name in wanted if name not in names]:
+    if names and (unknown := [name for name in wanted if name not in names]):
         raise ConfigError(f"no metric {unknown[0]!r}; the runs have {', '.join(names)}")
     return list(wanted or names)
 
@@ -283,7 +286,9 @@ def _draw_lines(
             linewidth=1.2,
             label=", ".join(line) or None,
         )
-    if min(numbers) > 0 and max(numbers) >= 6 * min(numbers):
+    if ALL in axis.labels:
+        panel.set_xticks(numbers, axis.labels)
+    elif min(numbers) > 0 and max(numbers) >= 6 * min(numbers):
         panel.set_xscale("log")
         panel.set_xticks([], minor=True)
         panel.set_xticks(numbers, axis.labels)
@@ -299,7 +304,16 @@ def write_sweep(
     command: str,
     metrics: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes table.md, table.json and, where there are runs, figure.png; returns their paths."""
+    """Writes table.md, table.json and, where there are metrics, figure.png; returns their paths.
+
+    Raises:
+      ConfigError: the runs have no such metric; what is written shows all of them.
+    """
+    unknown = None
+    try:
+        names = metrics_of(runs, metrics)
+    except ConfigError as error:
+        unknown, metrics, names = error, (), metrics_of(runs)
     text = sweep_table(axes, runs, title=title, command=command, metrics=metrics)
     as_json = {
         "axes": [axis._asdict() for axis in axes],
@@ -311,8 +325,10 @@ def write_sweep(
             directory / "table.json", json.dumps(as_json, indent=2, ensure_ascii=False) + "\n"
         ),
     ]
-    if runs:
+    if names:
         path = directory / "figure.png"
         sweep_figure(axes, runs, path, title=title, command=command, metrics=metrics)
         paths.append(path)
+    if unknown is not None:
+        raise ConfigError(f"{unknown}; {paths[0]} shows them all") from unknown
     return paths

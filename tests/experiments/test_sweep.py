@@ -117,6 +117,30 @@ def test_table_of_one_axis_has_metrics_as_columns():
         reporting.sweep_table(AXES[:1], runs, title="T", command="c", metrics=["recall"])
 
 
+def test_where_all_runs_diverged_the_table_says_so(tmp_path):
+    runs = [run((name,), 0, None, metrics={}, diverged="nan") for name in ("softmax", "loose")]
+    for metrics in ((), ("accuracy",)):
+        paths = reporting.write_sweep(
+            tmp_path, AXES[:1], runs, title="T", command="c", metrics=metrics
+        )
+        assert "Diverged: softmax; loose" in paths[0].read_text()
+
+
+def test_a_metric_that_is_not_there_loses_no_table(tmp_path):
+    runs = [run(("softmax",), 0, 0.25)]
+    with pytest.raises(ConfigError, match=r"no metric 'recall'; .*table.md shows them all"):
+        reporting.write_sweep(tmp_path, AXES[:1], runs, title="T", command="c", metrics=["recall"])
+    assert "| softmax | 25.0 |" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "figure.png").exists()
+
+
+def test_all_samples_stand_last_on_their_axis():
+    axis = parse_axis("data.samples_per_class=5,10,0", CONFIG)
+    assert axis.labels() == ["5", "10", "all"]
+    assert reporting.Axis(axis.name, axis.labels()).numbers == [0, 1, 2]
+    assert reporting.Axis("n", ["5", "10"]).numbers == [5, 10]
+
+
 @pytest.mark.parametrize("axes", [AXES, AXES[:1], AXES[1:]], ids=["both", "names", "numbers"])
 def test_figures_are_drawn(tmp_path, axes):
     labels = [axis.labels for axis in axes]
