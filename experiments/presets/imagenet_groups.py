@@ -3,12 +3,18 @@
     python -m experiments train imagenet-groups --loss.name tight
     python -m experiments train imagenet-groups --data.classes 100 \
         --steps 89280 --optimizer.decay-steps 29760 59520 74400
-    python -m experiments train imagenet-groups --data.samples-per-class 100 \
-        --steps 93600 --optimizer.decay-steps 35100 70200 81900
 
-Kobayashi, WACV 2021, supplement, Table B.1: 120 epochs, drops at 30, 60, 90; 100 classes (496 steps
-an epoch) 180 epochs, drops at 60, 120, 150; 100 images a class (390 steps an epoch) 240 epochs,
-drops at 90, 180, 210. Its classes are its own choice, ours those of `experiments.data.selection`.
+Kobayashi, WACV 2021, supplement, Table B.1: 120 epochs, drops at 30, 60, 90. Its subsets:
+
+    option                           epochs, drops            --steps   --optimizer.decay-steps
+    --data.classes 100               180, at 60, 120, 150      89280     29760  59520  74400
+    --data.classes 200               180, at 60, 120, 150     181260     60420 120840 151050
+    --data.classes 500               120, at 30, 60, 90       299520     74880 149760 224640
+    --data.samples-per-class 100     240, at 90, 180, 210      93600     35100  70200  81900
+    --data.samples-per-class 200     240, at 90, 180, 210     187440     70290 140580 164010
+    --data.samples-per-class 500     180, at 60, 120, 150     351540    117180 234360 292950
+
+Its classes are its own choice, ours those of `experiments.data.selection`.
 The validation images are for test, and no images are held out: the last checkpoint is evaluated.
 Not run here: the data set does not ship.
 """
