@@ -34,7 +34,6 @@ from experiments.training.objective import Loss, Objective, Problem, train_accur
 
 _LOGITS = {"cosine": jaxloss.cosine_logits, "softmax": jaxloss.linear_logits}
 _LABELS = {"cosine": "Cosine softmax", "softmax": "Softmax"}
-_SCALES = {"cosine": 30.0, "softmax": 5.0}
 _ROWS = {"base": "train", "held-out": "validation"}
 """The splits of the base classes, and how `select` calls them."""
 
@@ -48,7 +47,8 @@ class MarginLossConfig(NamedLoss):
     margin: Number = -0.02
     """Margin m of the target's logit, before the scale; below 0 it makes the task easier."""
     scale: Weight = 0.0
-    """Factor β of the logits; 0: 30 for cosines, 5 for inner products."""
+    """Factor β of the logits; 0: the paper's, 30 for cosines, 5 for inner products or 10 where a
+    ResNet-12 gives the features."""
     label_smoothing: Share = 0.0
     """Share ε of the target that is spread over all classes; it goes with margin 0 only."""
 
@@ -156,7 +156,7 @@ def _sizes(shape: tuple[int, ...]) -> str:
 def objective(config: NegativeMarginConfig, problem: Problem) -> Objective:
     """A classifier of cosines or inner products, and softmax cross-entropy with a margin."""
     wanted, logits_of = config.loss, _LOGITS[config.loss.name]
-    scale = _scale(wanted)
+    scale = _scale(config)
 
     def loss(features, labels, head, memory):
         logits = logits_of(features, head["kernel"])
@@ -183,8 +183,12 @@ def objective(config: NegativeMarginConfig, problem: Problem) -> Objective:
     return Objective(head, loss, scores)
 
 
-def _scale(loss: MarginLossConfig) -> float:
-    return loss.scale or _SCALES[loss.name]
+def _scale(config: NegativeMarginConfig) -> float:
+    if config.loss.scale:
+        return config.loss.scale
+    if config.loss.name == "cosine":
+        return 30.0
+    return 10.0 if config.model.backbone == "resnet12" else 5.0
 
 
 def evaluate(
@@ -238,7 +242,7 @@ def describe(config: NegativeMarginConfig) -> dict[str, Any]:
     return {
         "label": f"{_LABELS[wanted.name]}, m = {wanted.margin:g}{extra}",
         "margin": wanted.margin,
-        "scale": _scale(wanted),
+        "scale": _scale(config),
         "label_smoothing": wanted.label_smoothing,
         "evaluation": to_dict(config.evaluation),
         "fine_tuning": to_dict(config.fine_tuning),

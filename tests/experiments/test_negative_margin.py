@@ -60,6 +60,16 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray, smoothing: float = 0.0
     return float(np.mean(values))
 
 
+def test_scales_are_the_papers():
+    products, resnet12 = MarginLossConfig(name="softmax"), ModelConfig(backbone="resnet12")
+    for config, scale in (
+        (NegativeMarginConfig(model=resnet12), 30),
+        (NegativeMarginConfig(loss=products, model=resnet12), 10),
+        (NegativeMarginConfig(loss=products), 5),
+    ):
+        assert negative_margin.describe(config)["scale"] == scale
+
+
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [
