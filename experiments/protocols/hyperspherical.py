@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
 import jaxloss
@@ -43,15 +44,16 @@ class HypersphericalLossConfig(NamedLoss):
     once; cross-entropy with the prototypes, assigned at random, as a fixed classifier; or
     cross-entropy with a linear classifier that learns."""
     criterion: Literal["prototype", "dot-regression"] = "prototype"
-    """The distance: the squared cosine distance (balanced classes), or dot regression with
-    prototypes that are the longer, the rarer their class is (long tails)."""
+    """The distance: the squared cosine distance (balanced classes), or dot regression of features
+    of length 1 with prototypes that are the longer, the rarer their class is (long tails)."""
     reduction: Literal["mean", "sum"] = "mean"
     """Of the losses in a batch. The sum over n samples moves SGD as the mean does with n times the
     learning rate and a weight decay n times smaller."""
     decay: Share = 0.9
     """Decay of the moving class means, from which prototypes are assigned."""
     logits: Literal["linear", "cosine"] = "linear"
-    """Logits of fixed-ce: the inner product, or SCALE times the cosine."""
+    """Logits of fixed-ce: the inner product, as in the supplement's eq. (10), where features can
+    grow as cross-entropy wants; or SCALE times the cosine."""
     scale: Positive = 16.0
     """Cosines are multiplied by it to be logits: for the calibration error of dynamic and static,
     whose training has no such scale, and wherever fixed-ce has cosines."""
@@ -190,8 +192,9 @@ def _distance(
         )
 
     def dot_regression(features, labels, memory):
+        lengths_of_features = optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
         return jaxloss.dot_regression_loss(
-            features,
+            features / lengths_of_features,
             labels,
             memory["prototypes"],
             assignment=memory["assignment"],
