@@ -42,12 +42,17 @@ def test_every_set_is_tested():
     )
 
 
-@pytest.mark.parametrize(("name", "write"), _cases(ONE_LABEL))
-def test_every_layout_of_one_label_is_read(folders, name, write):
-    expected = write(folders["manual_dir"])
-    name = _small(name)
+def _is_read(folders, name, expected):
+    """Checks that a set, of one label or many, has the expected images in every split."""
     assert tuple(expected.splits) == builders.split_names(name)
-    assert not builders.is_multi_label(name)
+    if builders.is_multi_label(name):
+        _many_labels_are_read(folders, name, expected)
+    else:
+        _one_label_is_read(folders, name, expected)
+    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
+
+
+def _one_label_is_read(folders, name, expected):
     for split, classes in expected.splits.items():
         loaded = load_split(name, split, **folders)
         assert loaded.class_names == tuple(classes)
@@ -58,15 +63,9 @@ def test_every_layout_of_one_label_is_read(folders, name, write):
         assert loaded.images.shape == (len(colours), *builders.image_shape(name))
         _of_one_colour(loaded.images, colours, expected.exact)
         np.testing.assert_array_equal(class_counts(name, **folders)[split], counts)
-    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
 
 
-@pytest.mark.parametrize(("name", "write"), _cases(MANY_LABELS))
-def test_every_layout_of_many_labels_is_read(folders, name, write):
-    expected = write(folders["manual_dir"])
-    name = _small(name)
-    assert tuple(expected.splits) == builders.split_names(name)
-    assert builders.is_multi_label(name)
+def _many_labels_are_read(folders, name, expected):
     for split, images in expected.splits.items():
         loaded = load_split(name, split, **folders)
         assert loaded.class_names == expected.names
@@ -75,7 +74,61 @@ def test_every_layout_of_many_labels_is_read(folders, name, write):
         np.testing.assert_array_equal(loaded.labels, targets)
         _of_one_colour(loaded.images, [colour for colour, _ in images], exact=False)
         np.testing.assert_array_equal(class_counts(name, **folders)[split], (targets == 1).sum(0))
-    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
+
+
+@pytest.mark.parametrize(("name", "write"), _cases(ONE_LABEL))
+def test_every_layout_of_one_label_is_read(folders, name, write):
+    assert not builders.is_multi_label(name)
+    _is_read(folders, _small(name), write(folders["manual_dir"]))
+
+
+@pytest.mark.parametrize(("name", "write"), _cases(MANY_LABELS))
+def test_every_layout_of_many_labels_is_read(folders, name, write):
+    assert builders.is_multi_label(name)
+    _is_read(folders, _small(name), write(folders["manual_dir"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "own"),
+    [
+        pytest.param(name, write, own, id=f"{write.__name__}-{own}")
+        for name, layouts in (fake_archives.LAYOUTS | ONE_LABEL | MANY_LABELS).items()
+        for write in layouts
+        for own in builders.BUILDERS[name].FACTS.own
+    ],
+)
+def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, name, write, own):
+    expected = write(tmp_path / "written")
+    target = folders["manual_dir"] / own
+    target.mkdir(parents=True)
+    for path in list((tmp_path / "written").iterdir()):
+        for moved in path.iterdir() if path.name in builders.BUILDERS[name].FACTS.own else [path]:
+            moved.rename(target / moved.name)
+    _is_read(folders, _small(name), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        (name, own)
+        for name in ONE_LABEL
+        if "image folders" in (builders.BUILDERS[name].instructions() or "")
+        for own in builders.BUILDERS[name].FACTS.own
+    ],
+)
+def test_class_folders_are_read_from_each_folder_of_the_set(folders, name, own):
+    parts = {"train": "train", "validation": "val", "test": "test"}
+    parts = {split: parts[split] for split in builders.split_names(name)}
+    if name == "imagenet":
+        parts["test"] = "val"
+    expected = fake_image_sets.class_folders(folders["manual_dir"], own, parts)
+    _is_read(folders, _small(name), expected)
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_LABEL if len(builders.BUILDERS[n].FACTS.own) > 1])
+def test_the_folders_of_a_set_are_named_once(name):
+    message = builders.BUILDERS[name].instructions() or ""
+    assert sum(f" {own}/train" in message for own in builders.BUILDERS[name].FACTS.own) <= 1
 
 
 @pytest.mark.parametrize("name", [*ONE_LABEL, *MANY_LABELS])

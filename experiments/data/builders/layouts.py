@@ -20,20 +20,28 @@ class Place:
     """Searched in this order."""
     scratch: Path
     """Archives are extracted here; removed when the data set is prepared."""
+    own: tuple[str, ...] = ()
+    """The names that the data set's own folder may have."""
 
     def find(self, *names: str) -> Path | None:
         """The first that exists of some alternative files or folders.
 
         Args:
-            *names: Paths relative to the folders.
+            *names: Paths relative to the folders. One that begins with the data set's own folder
+                stands for all names of that folder.
 
         Returns:
             The path, or None.
         """
-        for name, folder in itertools.product(names, self.folders):
+        spelled = itertools.chain.from_iterable(map(self._spellings, names))
+        for name, folder in itertools.product(spelled, self.folders):
             if (folder / name).exists():
                 return folder / name
         return None
+
+    def _spellings(self, name: str) -> list[str]:
+        first, slash, rest = name.partition("/")
+        return [f"{own}/{rest}" for own in self.own] if slash and first in self.own else [name]
 
     def get(self, *names: str) -> Path:
         """The first that exists of some alternative files or folders.
@@ -101,11 +109,18 @@ class Part:
     """Names of the archive."""
     extracted: tuple[str, ...] = ()
     """Where it is once extracted; `path` by default."""
+    holds: str = ""
+    """A file or folder in it, if once extracted it must be told from another of its name."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Alternatives for `Layout.needs`."""
-        return (*(self.extracted or (self.path,)), *self.archives)
+        return (*self._extracted, *self.archives)
+
+    @property
+    def _extracted(self) -> tuple[str, ...]:
+        paths = self.extracted or (self.path,)
+        return tuple(PurePosixPath(path, self.holds).as_posix() for path in paths)
 
     def locate(self, place: Place, keep: Callable[[str], bool] | None = None) -> Path:
         """Finds it, and extracts the archive if it has to.
@@ -122,9 +137,9 @@ class Part:
             MissingArchiveError: Neither it nor its archive is there.
             DamagedArchiveError: The archive does not hold it.
         """
-        found = place.find(*(self.extracted or (self.path,)))
+        found = place.find(*self._extracted)
         if found is not None:
-            return found
+            return found.parent if self.holds else found
         archive = place.get(*self.archives)
         top = place.extract(archive, keep)
         for path in (top / self.path, *sorted(top.glob(f"*/{self.path}"))):
@@ -183,7 +198,8 @@ def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
     """A folder for every split, in it a folder for every class.
 
     Args:
-        name: The data set's own folder, or "." if its files are looked for in no other.
+        name: The data set's own folder, by any of its names, or "." if its files are looked for in
+            no other.
         splits: For every split the names that its folder may have.
 
     Returns:
