@@ -378,6 +378,65 @@ def test_the_missing_images_of_nus_wide_are_counted(folders, caplog):
     assert "1 of 3 images" in caplog.text
 
 
+# --- Images without their classes ---------------------------------------------------------------
+
+
+def _is_missing(folders, name, *named):
+    """Checks that a set is refused, and not shown as ready, with a message that has these words."""
+    with pytest.raises(MissingArchiveError) as error:
+        load_split(_small(name), "test", **folders)
+    for words in named:
+        assert words in str(error.value)
+    status = builders.describe(_small(name), **folders)
+    assert status.missing == str(error.value)
+    assert "prepared on first use" not in str(status)
+    assert not folders["data_dir"].exists()
+
+
+@pytest.mark.parametrize("own", ["imagenet", "ImageNet", "ILSVRC2012"])
+def test_the_validation_images_of_imagenet_want_their_classes(folders, own):
+    expected = fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
+    folder = folders["manual_dir"] / own
+    (folders["manual_dir"] / "ImageNet").rename(folder)
+    devkit = folder / "ILSVRC2012_devkit_t12"
+    devkit.rename(folder / "elsewhere")
+    _is_missing(
+        folders,
+        "imagenet",
+        f"its files are not all in {folders['manual_dir']}.",
+        "this is missing: ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or "
+        "LOC_val_solution.csv",
+        f"this is missing: a folder for every class in {folder / 'val'}, which has images only",
+    )
+    (folder / "elsewhere").rename(devkit)
+    _is_read(folders, "imagenet@16", expected)
+
+
+def _flatten(folder):
+    for of in [path for path in folder.iterdir() if path.is_dir()]:
+        for path in of.iterdir():
+            path.rename(folder / f"{of.name}_{path.name}")
+        of.rmdir()
+
+
+def test_the_devkit_is_no_help_without_the_classes_to_learn(folders):
+    fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
+    train = folders["manual_dir"] / "ImageNet/train"
+    _flatten(train)
+    _is_missing(folders, "imagenet", f"a folder for every class in {train}, which has images only")
+
+
+@pytest.mark.parametrize("parts", [("train",), ("val",), ("train", "val")])
+def test_images_without_folders_of_classes(folders, parts):
+    fake_image_sets.food101_class_folders(folders["manual_dir"])
+    flat = [folders["manual_dir"] / "food101" / part for part in parts]
+    for folder in flat:
+        _flatten(folder)
+        (folder / ".hidden").mkdir()
+    named = [f"a folder for every class in {folder}, which has images only" for folder in flat]
+    _is_missing(folders, "food101", *named)
+
+
 # --- Sizes --------------------------------------------------------------------------------------
 
 

@@ -124,11 +124,12 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
             missing = layout.missing(place)
             if not missing:
                 return layout
-            if len(missing) < len(layout.needs):
+            if layout.begun(place):
                 nearly.append(f"For {layout.title}, this is missing: {'; '.join(missing)}.")
         folders = place.folders[-1:] if "." in cls.FACTS.folders else place.folders
         where = " or ".join(map(str, folders))
-        message = f"{cls.name} is not prepared, and its files are not in {where}."
+        absent = "not all" if nearly else "not"
+        message = f"{cls.name} is not prepared, and its files are {absent} in {where}."
         raise MissingArchiveError("\n".join([message, cls.instructions() or "", *nearly]))
 
     @classmethod

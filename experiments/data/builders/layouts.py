@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -158,6 +159,8 @@ class Layout:
     """The files or folders that must be there, each with its alternatives."""
     read: Callable[[Place], Mapping[str, Any]]
     """Finds the images of every split."""
+    by_class: tuple[tuple[str, ...], ...] = ()
+    """Those needs that, as folders of images, must have a folder for every class."""
 
     def missing(self, place: Place) -> list[str]:
         """What is not there.
@@ -166,9 +169,27 @@ class Layout:
             place: Where to look.
 
         Returns:
-            The missing files, each with its alternatives.
+            The missing files, each with its alternatives, and the missing folders of classes.
         """
-        return [" or ".join(names) for names in self.needs if place.find(*names) is None]
+        missing = []
+        for names in self.needs:
+            path = place.find(*names)
+            if path is None:
+                missing.append(" or ".join(names))
+            elif names in self.by_class and list_images(path) and not has_classes(path):
+                missing.append(f"a folder for every class in {path}, which has images only")
+        return missing
+
+    def begun(self, place: Place) -> bool:
+        """Whether something of it is there.
+
+        Args:
+            place: Where to look.
+
+        Returns:
+            True if so.
+        """
+        return any(place.find(*names) is not None for names in self.needs)
 
     def describe(self) -> str:
         """The layout and its files, a line each."""
@@ -213,7 +234,22 @@ def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
         f"image folders, one a class, as in {next(iter(needs.values()))[0]}/CLASS/NAME.jpg",
         tuple(needs.values()),
         lambda place: {split: read_folders(place.get(*of)) for split, of in needs.items()},
+        by_class=tuple(needs.values()),
     )
+
+
+def has_classes(folder: Path) -> bool:
+    """Whether there are folders in a folder, as of classes.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        True if there is one that is not hidden.
+    """
+    # Path.iterdir would ask for the status of every file, and there may be 50,000.
+    with os.scandir(folder) as entries:
+        return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
 
 
 def read_folders(folder: Path) -> Pictures:
