@@ -64,7 +64,9 @@ def _write_lines(path: Path, lines: list[str]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def _folders(manual_dir: Path, name: str, parts: dict[str, str], ending: str = "jpg") -> Expected:
+def class_folders(
+    manual_dir: Path, name: str, parts: dict[str, str], ending: str = "jpg"
+) -> Expected:
     """`NAME/train/CLASS/*.jpg` and so on."""
     classes = {split: {"ant": 2, "bee fly": 1 + len(split) % 2} for split in parts}
     for split, of, key, i in _photos(classes):
@@ -101,29 +103,44 @@ def food101_archive(manual_dir: Path) -> Expected:
 
 def food101_class_folders(manual_dir: Path) -> Expected:
     """`food101/train/*/*.jpg` and `food101/val`."""
-    return _folders(manual_dir, "food101", {"train": "train", "test": "val"})
+    return class_folders(manual_dir, "food101", {"train": "train", "test": "val"})
+
+
+_SCENES: Counts = {
+    "train": {"abbey": 2, "apartment_building/outdoor": 3},
+    "test": {"abbey": 2, "apartment_building/outdoor": 1},
+}
+
+
+def _scene(split: str, name: str, i: int) -> str:
+    return f"/a/{name}/sun_{split}{i}.jpg"
+
+
+def _write_partitions(folder: Path) -> None:
+    _write_lines(folder / "ClassName.txt", [f"/a/{name}" for name in _SCENES["train"]])
+    for split, part in (("train", "Training"), ("test", "Testing")):
+        files = [_scene(of, name, i) for of, name, _, i in _photos(_SCENES) if of == split]
+        _write_lines(folder / f"{part}_01.txt", files)
 
 
 def sun397(manual_dir: Path) -> Expected:
     """`SUN397.tar.gz`, with images that no list names, and `Partitions.zip`."""
-    classes = {
-        "train": {"abbey": 2, "apartment_building/outdoor": 3},
-        "test": {"abbey": 2, "apartment_building/outdoor": 1},
-    }
     manual_dir.mkdir(parents=True, exist_ok=True)
-    lists: dict[str, list[str]] = {"train": [], "test": []}
     with tarfile.open(manual_dir / "SUN397.tar.gz", "w:gz") as archive:
         add(archive, "SUN397/a/abbey/sun_none.jpg", b"no image, in no list")
-        for split, name, key, i in _photos(classes):
-            file = f"/a/{name}/sun_{split}{i}.jpg"
-            lists[split].append(file)
-            add(archive, f"SUN397{file}", png(key, i, (30, 40)))
-    elsewhere = manual_dir / "elsewhere"
-    _write_lines(elsewhere / "ClassName.txt", [f"/a/{name}" for name in classes["train"]])
-    _write_lines(elsewhere / "Training_01.txt", lists["train"])
-    _write_lines(elsewhere / "Testing_01.txt", lists["test"])
-    zip_folder(elsewhere, manual_dir / "Partitions.zip")
-    return _expect(classes)
+        for split, name, key, i in _photos(_SCENES):
+            add(archive, f"SUN397{_scene(split, name, i)}", png(key, i, (30, 40)))
+    _write_partitions(manual_dir / "elsewhere")
+    zip_folder(manual_dir / "elsewhere", manual_dir / "Partitions.zip")
+    return _expect(_SCENES)
+
+
+def sun397_folder(manual_dir: Path) -> Expected:
+    """`SUN397/a/abbey/*.jpg` and so on, with the lists in `SUN397/Partitions`."""
+    for split, name, key, i in _photos(_SCENES):
+        write_image(manual_dir / f"SUN397{_scene(split, name, i)}", key, i, (30, 40))
+    _write_partitions(manual_dir / "SUN397/Partitions")
+    return _expect(_SCENES)
 
 
 def dtd(manual_dir: Path) -> Expected:
@@ -143,7 +160,7 @@ def dtd(manual_dir: Path) -> Expected:
 
 def dtd_class_folders(manual_dir: Path) -> Expected:
     """`dtd/train/*/*.jpg` and so on, in a folder of the name that is in the archive."""
-    return _folders(manual_dir, "dtd", _PARTS, "png")
+    return class_folders(manual_dir, "dtd", _PARTS, "png")
 
 
 def aircraft(manual_dir: Path) -> Expected:
@@ -179,7 +196,7 @@ def pets(manual_dir: Path) -> Expected:
 
 def pets_class_folders(manual_dir: Path) -> Expected:
     """`pets/train/*/*.jpg` and `pets/test`."""
-    return _folders(manual_dir, "pets", {"train": "train", "test": "test"})
+    return class_folders(manual_dir, "pets", {"train": "train", "test": "test"})
 
 
 # --- With files of their own --------------------------------------------------------------------
@@ -475,7 +492,18 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
 
 def imagenet_class_folders(manual_dir: Path) -> Expected:
     """`imagenet/train/*/*.JPEG` and `imagenet/val`."""
-    return _folders(manual_dir, "imagenet", {"train": "train", "test": "val"}, "JPEG")
+    return class_folders(manual_dir, "imagenet", {"train": "train", "test": "val"}, "JPEG")
+
+
+def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
+    """`ImageNet/train/*/*.JPEG`, the validation images in one folder, and the devkit."""
+    for split, name, key, i in _photos(_SYNSETS):
+        if split == "train":
+            write_image(manual_dir / f"ImageNet/train/{name}/{name}_{i}.JPEG", key, i)
+    for _, key, i, file in _validation():
+        write_image(manual_dir / "ImageNet/val" / file, key, i)
+    _write_devkit(manual_dir / "ImageNet")
+    return _expect(_SYNSETS)
 
 
 def imagenet_class_folders_and_devkit(manual_dir: Path) -> Expected:
@@ -709,13 +737,14 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "imagenet": (
         imagenet_archives,
         imagenet_kaggle,
+        imagenet_folders_and_devkit,
         imagenet_class_folders,
         imagenet_class_folders_and_devkit,
     ),
     "imagenet200": (imagenet200,),
     "food101": (food101_folder, food101_archive, food101_class_folders),
     "caltech256": (caltech256,),
-    "sun397": (sun397,),
+    "sun397": (sun397, sun397_folder),
     "cifar10": (cifar10,),
     "cifar100": (cifar100,),
     "svhn": (svhn,),

@@ -42,12 +42,17 @@ def test_every_set_is_tested():
     )
 
 
-@pytest.mark.parametrize(("name", "write"), _cases(ONE_LABEL))
-def test_every_layout_of_one_label_is_read(folders, name, write):
-    expected = write(folders["manual_dir"])
-    name = _small(name)
+def _is_read(folders, name, expected):
+    """Checks that a set, of one label or many, has the expected images in every split."""
     assert tuple(expected.splits) == builders.split_names(name)
-    assert not builders.is_multi_label(name)
+    if builders.is_multi_label(name):
+        _many_labels_are_read(folders, name, expected)
+    else:
+        _one_label_is_read(folders, name, expected)
+    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
+
+
+def _one_label_is_read(folders, name, expected):
     for split, classes in expected.splits.items():
         loaded = load_split(name, split, **folders)
         assert loaded.class_names == tuple(classes)
@@ -58,15 +63,9 @@ def test_every_layout_of_one_label_is_read(folders, name, write):
         assert loaded.images.shape == (len(colours), *builders.image_shape(name))
         _of_one_colour(loaded.images, colours, expected.exact)
         np.testing.assert_array_equal(class_counts(name, **folders)[split], counts)
-    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
 
 
-@pytest.mark.parametrize(("name", "write"), _cases(MANY_LABELS))
-def test_every_layout_of_many_labels_is_read(folders, name, write):
-    expected = write(folders["manual_dir"])
-    name = _small(name)
-    assert tuple(expected.splits) == builders.split_names(name)
-    assert builders.is_multi_label(name)
+def _many_labels_are_read(folders, name, expected):
     for split, images in expected.splits.items():
         loaded = load_split(name, split, **folders)
         assert loaded.class_names == expected.names
@@ -75,7 +74,61 @@ def test_every_layout_of_many_labels_is_read(folders, name, write):
         np.testing.assert_array_equal(loaded.labels, targets)
         _of_one_colour(loaded.images, [colour for colour, _ in images], exact=False)
         np.testing.assert_array_equal(class_counts(name, **folders)[split], (targets == 1).sum(0))
-    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
+
+
+@pytest.mark.parametrize(("name", "write"), _cases(ONE_LABEL))
+def test_every_layout_of_one_label_is_read(folders, name, write):
+    assert not builders.is_multi_label(name)
+    _is_read(folders, _small(name), write(folders["manual_dir"]))
+
+
+@pytest.mark.parametrize(("name", "write"), _cases(MANY_LABELS))
+def test_every_layout_of_many_labels_is_read(folders, name, write):
+    assert builders.is_multi_label(name)
+    _is_read(folders, _small(name), write(folders["manual_dir"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "own"),
+    [
+        pytest.param(name, write, own, id=f"{write.__name__}-{own}")
+        for name, layouts in (fake_archives.LAYOUTS | ONE_LABEL | MANY_LABELS).items()
+        for write in layouts
+        for own in builders.BUILDERS[name].FACTS.own
+    ],
+)
+def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, name, write, own):
+    expected = write(tmp_path / "written")
+    target = folders["manual_dir"] / own
+    target.mkdir(parents=True)
+    for path in list((tmp_path / "written").iterdir()):
+        for moved in path.iterdir() if path.name in builders.BUILDERS[name].FACTS.own else [path]:
+            moved.rename(target / moved.name)
+    _is_read(folders, _small(name), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        (name, own)
+        for name in ONE_LABEL
+        if "image folders" in (builders.BUILDERS[name].instructions() or "")
+        for own in builders.BUILDERS[name].FACTS.own
+    ],
+)
+def test_class_folders_are_read_from_each_folder_of_the_set(folders, name, own):
+    parts = {"train": "train", "validation": "val", "test": "test"}
+    parts = {split: parts[split] for split in builders.split_names(name)}
+    if name == "imagenet":
+        parts["test"] = "val"
+    expected = fake_image_sets.class_folders(folders["manual_dir"], own, parts)
+    _is_read(folders, _small(name), expected)
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_LABEL if len(builders.BUILDERS[n].FACTS.own) > 1])
+def test_the_folders_of_a_set_are_named_once(name):
+    message = builders.BUILDERS[name].instructions() or ""
+    assert sum(f" {own}/train" in message for own in builders.BUILDERS[name].FACTS.own) <= 1
 
 
 @pytest.mark.parametrize("name", [*ONE_LABEL, *MANY_LABELS])
@@ -323,6 +376,65 @@ def test_the_missing_images_of_nus_wide_are_counted(folders, caplog):
     fake_image_sets.nus_wide_table(folders["manual_dir"])
     load_split("nus_wide@16", "train", **folders)
     assert "1 of 3 images" in caplog.text
+
+
+# --- Images without their classes ---------------------------------------------------------------
+
+
+def _is_missing(folders, name, *named):
+    """Checks that a set is refused, and not shown as ready, with a message that has these words."""
+    with pytest.raises(MissingArchiveError) as error:
+        load_split(_small(name), "test", **folders)
+    for words in named:
+        assert words in str(error.value)
+    status = builders.describe(_small(name), **folders)
+    assert status.missing == str(error.value)
+    assert "prepared on first use" not in str(status)
+    assert not folders["data_dir"].exists()
+
+
+@pytest.mark.parametrize("own", ["imagenet", "ImageNet", "ILSVRC2012"])
+def test_the_validation_images_of_imagenet_want_their_classes(folders, own):
+    expected = fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
+    folder = folders["manual_dir"] / own
+    (folders["manual_dir"] / "ImageNet").rename(folder)
+    devkit = folder / "ILSVRC2012_devkit_t12"
+    devkit.rename(folder / "elsewhere")
+    _is_missing(
+        folders,
+        "imagenet",
+        f"its files are not all in {folders['manual_dir']}.",
+        "this is missing: ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or "
+        "LOC_val_solution.csv",
+        f"this is missing: a folder for every class in {folder / 'val'}, which has images only",
+    )
+    (folder / "elsewhere").rename(devkit)
+    _is_read(folders, "imagenet@16", expected)
+
+
+def _flatten(folder):
+    for of in [path for path in folder.iterdir() if path.is_dir()]:
+        for path in of.iterdir():
+            path.rename(folder / f"{of.name}_{path.name}")
+        of.rmdir()
+
+
+def test_the_devkit_is_no_help_without_the_classes_to_learn(folders):
+    fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
+    train = folders["manual_dir"] / "ImageNet/train"
+    _flatten(train)
+    _is_missing(folders, "imagenet", f"a folder for every class in {train}, which has images only")
+
+
+@pytest.mark.parametrize("parts", [("train",), ("val",), ("train", "val")])
+def test_images_without_folders_of_classes(folders, parts):
+    fake_image_sets.food101_class_folders(folders["manual_dir"])
+    flat = [folders["manual_dir"] / "food101" / part for part in parts]
+    for folder in flat:
+        _flatten(folder)
+        (folder / ".hidden").mkdir()
+    named = [f"a folder for every class in {folder}, which has images only" for folder in flat]
+    _is_missing(folders, "food101", *named)
 
 
 # --- Sizes --------------------------------------------------------------------------------------

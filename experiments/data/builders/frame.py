@@ -45,9 +45,15 @@ class Facts:
     requires: str = ""
     """What must be installed."""
     folders: tuple[str, ...] = (".",)
-    """Folders of the manual directory in which its files are looked for."""
+    """Where in the manual directory its files are looked for: the names of its own folder, and `.`
+    for the directory itself."""
     layouts: tuple[Layout, ...] = ()
     """The forms in which it is read; none if it ships with the project."""
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names that its own folder may have."""
+        return tuple(name for name in self.folders if name != ".")
 
 
 photograph_facts = functools.partial(
@@ -79,10 +85,10 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         """Which files go where, for every layout; None if the data set needs none."""
         if not cls.FACTS.layouts:
             return None
-        folders = " or ".join(f"{name}/" for name in cls.FACTS.folders if name != ".")
-        where = (
-            f"that directory or in its {folders}" if "." in cls.FACTS.folders else f"its {folders}"
-        )
+        own = [f"{name}/" for name in cls.FACTS.own]
+        where = "its " + ("own folder, called " if len(own) > 1 else "") + " or ".join(own)
+        if "." in cls.FACTS.folders:
+            where = f"that directory or in {where}"
         lines = [f"It takes one of these, in {where}:"]
         return "\n- ".join([*lines, *(layout.describe() for layout in cls.FACTS.layouts)])
 
@@ -97,7 +103,8 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         Returns:
             The place.
         """
-        return Place(tuple(manual_dir / name for name in cls.FACTS.folders), scratch)
+        folders = tuple(manual_dir / name for name in cls.FACTS.folders)
+        return Place(folders, scratch, cls.FACTS.own)
 
     @classmethod
     def choose_layout(cls, place: Place) -> Layout:
@@ -117,11 +124,12 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
             missing = layout.missing(place)
             if not missing:
                 return layout
-            if len(missing) < len(layout.needs):
+            if layout.begun(place):
                 nearly.append(f"For {layout.title}, this is missing: {'; '.join(missing)}.")
         folders = place.folders[-1:] if "." in cls.FACTS.folders else place.folders
         where = " or ".join(map(str, folders))
-        message = f"{cls.name} is not prepared, and its files are not in {where}."
+        absent = "not all" if nearly else "not"
+        message = f"{cls.name} is not prepared, and its files are {absent} in {where}."
         raise MissingArchiveError("\n".join([message, cls.instructions() or "", *nearly]))
 
     @classmethod

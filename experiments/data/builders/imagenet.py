@@ -18,6 +18,7 @@ from experiments.data.builders.layouts import (
     Part,
     Place,
     class_folders,
+    has_classes,
     inside,
     read_folders,
 )
@@ -42,7 +43,7 @@ def _read(place: Place) -> dict[str, Pictures]:
     train = place.get(*_TRAIN)
     splits = {"train": read_folders(train) if train.is_dir() else _read_train_tar(train)}
     test = place.get(*_TEST)
-    if test.is_dir() and any(path.is_dir() for path in test.iterdir()):
+    if test.is_dir() and has_classes(test):
         splits["test"] = read_folders(test)
     else:
         splits["test"] = _read_numbered(test, _answers(place))
@@ -131,6 +132,7 @@ class Imagenet(ClassificationBuilder):
                 "the archives of the challenge, or the folders of Kaggle",
                 (_TRAIN, _TEST, (*_DEVKIT.names, _SOLUTION, f"ILSVRC/{_SOLUTION}")),
                 _read,
+                by_class=(_TRAIN,),
             ),
             class_folders("imagenet", {"train": ("train",), "test": ("val", "validation")}),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,20 +21,28 @@ class Place:
     """Searched in this order."""
     scratch: Path
     """Archives are extracted here; removed when the data set is prepared."""
+    own: tuple[str, ...] = ()
+    """The names that the data set's own folder may have."""
 
     def find(self, *names: str) -> Path | None:
         """The first that exists of some alternative files or folders.
 
         Args:
-            *names: Paths relative to the folders.
+            *names: Paths relative to the folders. One that begins with the data set's own folder
+                stands for all names of that folder.
 
         Returns:
             The path, or None.
         """
-        for name, folder in itertools.product(names, self.folders):
+        spelled = itertools.chain.from_iterable(map(self._spellings, names))
+        for name, folder in itertools.product(spelled, self.folders):
             if (folder / name).exists():
                 return folder / name
         return None
+
+    def _spellings(self, name: str) -> list[str]:
+        first, slash, rest = name.partition("/")
+        return [f"{own}/{rest}" for own in self.own] if slash and first in self.own else [name]
 
     def get(self, *names: str) -> Path:
         """The first that exists of some alternative files or folders.
@@ -101,11 +110,18 @@ class Part:
     """Names of the archive."""
     extracted: tuple[str, ...] = ()
     """Where it is once extracted; `path` by default."""
+    holds: str = ""
+    """A file or folder in it, if once extracted it must be told from another of its name."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Alternatives for `Layout.needs`."""
-        return (*(self.extracted or (self.path,)), *self.archives)
+        return (*self._extracted, *self.archives)
+
+    @property
+    def _extracted(self) -> tuple[str, ...]:
+        paths = self.extracted or (self.path,)
+        return tuple(PurePosixPath(path, self.holds).as_posix() for path in paths)
 
     def locate(self, place: Place, keep: Callable[[str], bool] | None = None) -> Path:
         """Finds it, and extracts the archive if it has to.
@@ -122,9 +138,9 @@ class Part:
             MissingArchiveError: Neither it nor its archive is there.
             DamagedArchiveError: The archive does not hold it.
         """
-        found = place.find(*(self.extracted or (self.path,)))
+        found = place.find(*self._extracted)
         if found is not None:
-            return found
+            return found.parent if self.holds else found
         archive = place.get(*self.archives)
         top = place.extract(archive, keep)
         for path in (top / self.path, *sorted(top.glob(f"*/{self.path}"))):
@@ -143,6 +159,8 @@ class Layout:
     """The files or folders that must be there, each with its alternatives."""
     read: Callable[[Place], Mapping[str, Any]]
     """Finds the images of every split."""
+    by_class: tuple[tuple[str, ...], ...] = ()
+    """Those needs that, as folders of images, must have a folder for every class."""
 
     def missing(self, place: Place) -> list[str]:
         """What is not there.
@@ -151,9 +169,27 @@ class Layout:
             place: Where to look.
 
         Returns:
-            The missing files, each with its alternatives.
+            The missing files, each with its alternatives, and the missing folders of classes.
         """
-        return [" or ".join(names) for names in self.needs if place.find(*names) is None]
+        missing = []
+        for names in self.needs:
+            path = place.find(*names)
+            if path is None:
+                missing.append(" or ".join(names))
+            elif names in self.by_class and list_images(path) and not has_classes(path):
+                missing.append(f"a folder for every class in {path}, which has images only")
+        return missing
+
+    def begun(self, place: Place) -> bool:
+        """Whether something of it is there.
+
+        Args:
+            place: Where to look.
+
+        Returns:
+            True if so.
+        """
+        return any(place.find(*names) is not None for names in self.needs)
 
     def describe(self) -> str:
         """The layout and its files, a line each."""
@@ -183,7 +219,8 @@ def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
     """A folder for every split, in it a folder for every class.
 
     Args:
-        name: The data set's own folder, or "." if its files are looked for in no other.
+        name: The data set's own folder, by any of its names, or "." if its files are looked for in
+            no other.
         splits: For every split the names that its folder may have.
 
     Returns:
@@ -197,7 +234,22 @@ def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
         f"image folders, one a class, as in {next(iter(needs.values()))[0]}/CLASS/NAME.jpg",
         tuple(needs.values()),
         lambda place: {split: read_folders(place.get(*of)) for split, of in needs.items()},
+        by_class=tuple(needs.values()),
     )
+
+
+def has_classes(folder: Path) -> bool:
+    """Whether there are folders in a folder, as of classes.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        True if there is one that is not hidden.
+    """
+    # Path.iterdir would ask for the status of every file, and there may be 50,000.
+    with os.scandir(folder) as entries:
+        return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
 
 
 def read_folders(folder: Path) -> Pictures:

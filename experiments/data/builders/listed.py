@@ -125,7 +125,8 @@ class Sun397(ClassificationBuilder):
         layouts=(
             _listed(
                 "images and partitions of Xiao et al.",
-                Part("SUN397", ("SUN397.tar.gz",)),
+                # A set's own folder may have that name, too, and hold the archive.
+                Part("SUN397", ("SUN397.tar.gz",), holds="a"),
                 Part(".", ("Partitions.zip",), ("Partitions", "SUN397/Partitions")),
                 {"train": "Training_01.txt", "test": "Testing_01.txt"},
                 _scene,
