@@ -45,7 +45,7 @@ class Path(NamedTuple):
     iterations: np.ndarray
     """int32 [L], steps of L-BFGS."""
     converged: np.ndarray
-    """bool [L], whether the gradient met the tolerance."""
+    """bool [L], whether the objective met the tolerance."""
 
 
 class LinearResult(NamedTuple):
@@ -100,9 +100,9 @@ def fit_path(
         data: The training set.
         num_classes: Classes C > 1; some may have no sample.
         penalties: λ > 0, [L].
-        tolerance: Where to stop: the norm of the gradient, after that stretching, divided by the
-            objective where this is below 1. The objective then exceeds its minimum by about
-            tolerance² of it.
+        tolerance: How far the objective may be above its minimum, as a part of it, to stop. The
+            excess is estimated from the gradient g and the inverse H of the curvature that L-BFGS
+            has seen: ½ gᵀHg.
         max_iterations: Steps of a penalty.
 
     Returns:
@@ -305,7 +305,8 @@ class _Search(NamedTuple):
     state: Any
     value: Array
     excess: Array
-    """How far the value before the last step was above its minimum, by L-BFGS's own curvature."""
+    """½ gᵀHg before the last step: how far the value was above its minimum, by what L-BFGS has seen
+    of the curvature."""
     idle: Array
     """Iterations since the last measurable decrease."""
     iterations: Array
@@ -314,7 +315,7 @@ class _Search(NamedTuple):
 def _minimise(
     objective: Any, position: Any, tolerance: Array | float, max_iterations: Array | int
 ) -> tuple[Any, Array, Array, Array]:
-    """L-BFGS until the gradient is small: position, value, iterations and whether it is."""
+    """L-BFGS until the excess is small: position, value, iterations and whether it is."""
     solver = optax.lbfgs()
     value_and_gradient = optax.value_and_grad_from_state(objective)
 
