@@ -127,10 +127,11 @@ def linear_figure(report: dict[str, Any], path: Path, *, command: str) -> None:
     write_picture(path, figure)
 
 
-def write_linear_report(directory: Path, report: dict[str, Any], *, command: str) -> list[Path]:
-    """Writes linear-DATA.md, .json and .png into the run directory and returns their paths."""
-    stem = directory / f"linear-{report['data']}"
-    markdown, data, figure = (Path(f"{stem}.{kind}") for kind in ("md", "json", "png"))
+def write_linear_report(
+    directory: Path, report: dict[str, Any], name: str, *, command: str
+) -> list[Path]:
+    """Writes NAME.md, .json and .png into the run directory and returns their paths."""
+    markdown, data, figure = (directory / f"{name}.{kind}" for kind in ("md", "json", "png"))
     told = report | {"command": command}
     linear_figure(report, figure, command=command)
     text = f"{linear_report(report)}\n\n![accuracy against λ]({figure.name})\n\n`{command}`\n"

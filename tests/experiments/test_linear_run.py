@@ -29,6 +29,7 @@ from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.evaluation.linear_run import evaluate_run_linear
 from experiments.evaluation.run import restore_run
 from experiments.presets import PRESETS
+from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report
 from experiments.training.loop import train
 from experiments.training.step import build_embed
@@ -83,7 +84,8 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     link.symlink_to(directory)
     given = ["linear", str(link / "checkpoints"), "--data", "drawings", "--holdout", "0.25"]
     assert main([*given, "--data-dir", str(folders.data_dir)]) == 0
-    report = json.loads((directory / "linear-drawings.json").read_text())
+    stem = "linear-drawings-holdout0.25"
+    report = json.loads((directory / f"{stem}.json").read_text())
 
     restored = restore_run(directory)
     seen = dataclasses.replace(CONFIG.data, image_size=32)
@@ -116,10 +118,28 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     told = capsys.readouterr().out
     assert "Images were brought from 40×44 to 32×32 pixels." in told
     assert f"{100 * report['result']['accuracy']:.2f} %" in told
-    assert told.splitlines()[0] in (directory / "linear-drawings.md").read_text()
-    figure = (directory / "linear-drawings.png").read_bytes()
+    assert told.splitlines()[0] in (directory / f"{stem}.md").read_text()
+    assert f"]({stem}.png)" in (directory / f"{stem}.md").read_text()
+    figure = (directory / f"{stem}.png").read_bytes()
     assert figure.startswith(b"\x89PNG")
     assert len(figure) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ((), "linear-cub@64"),
+        (("--checkpoint", "best", "--holdout", "0.2"), "linear-cub@64"),
+        (("--checkpoint", "latest"), "linear-cub@64-step7"),
+        (("--checkpoint", "7", "--holdout", "0.125"), "linear-cub@64-step7-holdout0.125"),
+    ],
+)
+def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, given, name):
+    monkeypatch.setattr(linear_run, "evaluate_run_linear", lambda *_, **__: {"step": 7})
+    monkeypatch.setattr(linear_reporting, "linear_report", lambda _: "")
+    monkeypatch.setattr(linear_reporting, "linear_figure", lambda *_, **__: None)
+    assert main(["linear", str(tmp_path), "--data", "cub@64", *given]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.json", f"{name}.md"]
 
 
 def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
