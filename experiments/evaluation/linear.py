@@ -13,6 +13,7 @@ import optax
 from jax import Array, lax
 
 from experiments.evaluation.classification import Values, class_accuracies, finite_rows
+from experiments.precision import product
 
 PENALTIES = np.logspace(-6, 5, 45)
 """The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""
@@ -231,15 +232,11 @@ def _prepare(data: Labelled, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     return features, labels.astype(np.int32)
 
 
-def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
 @jax.jit
 def _predictions(kernels: Array, biases: Array, features: Array) -> Array:
     """int32 [L, n], class by class of equal logits the first."""
     return lax.map(
-        lambda classifier: (_product(features, classifier[0]) + classifier[1]).argmax(1),
+        lambda classifier: (product(features, classifier[0]) + classifier[1]).argmax(1),
         (kernels, biases),
     )
 
@@ -261,8 +258,8 @@ def _solve(
     size = jnp.sqrt(jnp.mean(features**2))
     size = jnp.where(size > 0, size, 1)
     features = features / size
-    axes = jnp.linalg.eigh(_product(features.T, features))[1]
-    features = _product(features, axes)
+    axes = jnp.linalg.eigh(product(features.T, features))[1]
+    features = product(features, axes)
     variances = jnp.mean(features**2, axis=0)
     is_target = labels[:, None] == jnp.arange(num_classes)
 
@@ -270,14 +267,14 @@ def _solve(
         # In units of the scaled features and beside the mean of the cross-entropy.
         weight = penalty / (count * size**2)
         kernel, bias = start
-        shares = jax.nn.softmax(_product(features, kernel) + bias)
+        shares = jax.nn.softmax(product(features, kernel) + bias)
         # The mean curvature of the cross-entropy in a logit; above 0 where all samples are right.
         curvature = jnp.maximum(jnp.mean(shares * (1 - shares)), 1e-12)
         stretch = lax.rsqrt(curvature * variances + weight)[:, None], lax.rsqrt(curvature)
 
         def objective(position):
             kernel, bias = jax.tree.map(jnp.multiply, stretch, position)
-            values = _cross_entropy(_product(features, kernel) + bias, is_target)
+            values = _cross_entropy(product(features, kernel) + bias, is_target)
             return jnp.mean(values) + weight / 2 * jnp.sum(kernel**2)
 
         position = jax.tree.map(jnp.divide, start, stretch)
@@ -285,8 +282,8 @@ def _solve(
             objective, position, tolerance, max_iterations
         )
         kernel, bias = jax.tree.map(jnp.multiply, stretch, position)
-        original = _product(axes, kernel) / size
-        outputs = original, bias - _product(mean, original), value, iterations, converged
+        original = product(axes, kernel) / size
+        outputs = original, bias - product(mean, original), value, iterations, converged
         return (kernel, bias), outputs
 
     nothing = jnp.zeros((dim, num_classes)), jnp.zeros(num_classes)

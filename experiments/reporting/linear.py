@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.files import write_atomically, write_picture
+from experiments.reporting.colors import BLUE, VERMILLION
 
-# Okabe and Ito's colours, as in the figures of accuracies.
-_VALIDATION, _TEST, _CHOSEN = "#0072B2", "#D55E00", "#333333"
+_VALIDATION, _TEST, _CHOSEN = BLUE, VERMILLION, "#333333"
 _COLUMNS = 108
 
 
