@@ -127,7 +127,7 @@ class Evaluate:
         Literal["euclidean", "cosine"] | None,
         tyro.conf.arg(metavar="{euclidean,cosine}", help_behavior_hint=_OF_THE_RUN),
     ] = None
-    """How far a query is from a prototype."""
+    """How far a query is from a prototype; a negative margin is evaluated without."""
     folders: Annotated[Folders, tyro.conf.arg(name="")] = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:

@@ -19,14 +19,16 @@ class Bounds:
     least: float = -math.inf
     above: float = -math.inf
     below: float = math.inf
+    most: float = math.inf
 
     def __str__(self) -> str:
-        words = {"at least": self.least, "above": self.above, "below": self.below}
+        words = {"at least": self.least, "above": self.above}
+        words |= {"below": self.below, "at most": self.most}
         given = [f"{word} {bound}" for word, bound in words.items() if math.isfinite(bound)]
         return " and ".join(given) or "finite"
 
     def __contains__(self, number: float) -> bool:
-        return number >= self.least and number > self.above and number < self.below
+        return self.above < number < self.below and self.least <= number <= self.most
 
 
 Count = Annotated[int, Bounds(least=1)]
@@ -86,7 +88,7 @@ class DataConfig:
     """How many of the classes, chosen once and for all; 0: all (not few-shot, multi-label)."""
     samples_per_class: Pixels = field(default=0, metadata=LATER)
     """Training images of each class, at most; 0: all (not few-shot, multi-label)."""
-    imbalance: Annotated[float, Bounds(above=0)] = field(default=1.0, metadata=LATER)
+    imbalance: Annotated[float, Bounds(above=0, most=1)] = field(default=1.0, metadata=LATER)
     """Training images of the rarest class over those of the most frequent, falling exponentially
     between the two; 1: as they are (not few-shot, multi-label)."""
     holdout: Share = field(default=0.0, metadata=LATER)

@@ -15,9 +15,10 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array, lax
+from jax import Array
 
 import jaxloss
+from experiments.precision import product
 
 SizeName = Literal["toy", "paper", "large"]
 Arrays = tuple[np.ndarray, ...]
@@ -128,12 +129,8 @@ def features_and_prototypes(rng: np.random.Generator, size: Size) -> Arrays:
 
 
 # ---------------------------------------------------------------------------------------- floors
-# The factors of a backward product have the shapes of the real ones, not their values.
-
-
-def _product(a: Array, b: Array) -> Array:
-    # As precise as the losses' own products, which matters on a GPU.
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+# The factors of a backward product have the shapes of the real ones, not their values. Products are
+# as precise as the losses' own, which matters on a GPU.
 
 
 def one_pass(rows: Array, *_: Array) -> Array:
@@ -148,28 +145,28 @@ def one_exponential(logits: Array, *_: Array) -> Array:
 
 def classifier_products(features: Array, _labels: Array, weights: Array, *_: Array):
     """Logits, and the gradients of features and weights."""
-    logits = _product(features, weights)
-    return logits, _product(logits, weights.T), _product(features.T, logits)
+    logits = product(features, weights)
+    return logits, product(logits, weights.T), product(features.T, logits)
 
 
 def pairwise_products(features: Array, *_: Array):
     """All inner products, and the gradient of the features."""
-    products = _product(features, features.T)
-    return products, _product(products, features)
+    products = product(features, features.T)
+    return products, product(products, features)
 
 
 def class_mean_products(features: Array, _labels: Array, *, num_classes: int):
     """Features times class means, and the gradients of both."""
     means = features[jnp.arange(num_classes) % features.shape[0]]
-    logits = _product(features, means.T)
-    return logits, _product(logits, means), _product(logits.T, features)
+    logits = product(features, means.T)
+    return logits, product(logits, means), product(logits.T, features)
 
 
 def sample_mean_products(features: Array, _labels: Array):
     """Features times the means that the samples stand for, and the gradients of both."""
     means = features[::-1]
-    logits = _product(features, means.T)
-    return logits, _product(logits, means), _product(logits.T, features)
+    logits = product(features, means.T)
+    return logits, product(logits, means), product(logits.T, features)
 
 
 def sum_products(features: Array, labels: Array, weights: Array, *_: Array):
@@ -180,10 +177,10 @@ def sum_products(features: Array, labels: Array, weights: Array, *_: Array):
 def direct_sum_products(features: Array, labels: Array, weights: Array, *_: Array):
     """Those of the sum, WᵀW, W times the coordinates, and the projection of the gradient."""
     logits, d_features, d_weights = classifier_products(features, labels, weights)
-    within = _product(logits, weights.T)
+    within = product(logits, weights.T)
     products, metric_gradient = pairwise_products(features - within)
-    d_within = _product(_product(metric_gradient, weights), weights.T)
-    gram = _product(weights.T, weights)
+    d_within = product(product(metric_gradient, weights), weights.T)
+    gram = product(weights.T, weights)
     return d_features, d_weights, products, d_within, gram
 
 
@@ -191,9 +188,9 @@ def spectral_sum_products(features: Array, labels: Array, weights: Array, *_: Ar
     """Those of the sum and, with the singular vectors given, two projections by them."""
     d_features, d_weights = classifier_products(features, labels, weights)[1:]
     basis = weights[:, : weights.shape[0]]
-    within = _product(_product(features, basis), basis.T)
+    within = product(product(features, basis), basis.T)
     products, metric_gradient = pairwise_products(features - within)
-    d_within = _product(_product(metric_gradient, basis), basis.T)
+    d_within = product(product(metric_gradient, basis), basis.T)
     return d_features, d_weights, products, d_within
 
 

@@ -13,14 +13,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from experiments.files import write_picture
+from experiments.reporting.colors import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 
-# Okabe and Ito's colours, as in the figures of accuracies.
 _STYLES: dict[str, tuple[str, str, str, Any]] = {
-    "jaxloss": ("jaxloss", "#0072B2", "o", "-"),
-    "eager": ("PyTorch eager", "#D55E00", "s", "--"),
-    "compile": ("torch.compile", "#E69F00", "D", "--"),
-    "metric_learning": ("pytorch-metric-learning", "#CC79A7", "^", "--"),
-    "optax": ("optax", "#009E73", "v", "--"),
+    "jaxloss": ("jaxloss", BLUE, "o", "-"),
+    "eager": ("PyTorch eager", VERMILLION, "s", "--"),
+    "compile": ("torch.compile", ORANGE, "D", "--"),
+    "metric_learning": ("pytorch-metric-learning", PURPLE, "^", "--"),
+    "optax": ("optax", GREEN, "v", "--"),
     "floor": ("floor", "#888888", "", ":"),
 }
 _LEAST = {"fastest_ms": 0.0, "temporary_bytes": 1e-3}  # A few bytes would stretch the axis.

@@ -94,8 +94,6 @@ def _training_counts(available: np.ndarray, config: DataConfig) -> np.ndarray:
     """
     counts = available
     if config.imbalance != 1:
-        if config.imbalance > 1:
-            raise ConfigError(f"data.imbalance = {config.imbalance} must be in (0, 1]")
         place = np.empty(len(counts))
         place[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
         tail = counts.max() * config.imbalance ** (place / max(len(counts) - 1, 1))

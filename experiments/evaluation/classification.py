@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
-
-import jaxloss
 
 Values: TypeAlias = np.ndarray | Array
 
@@ -73,26 +70,6 @@ def predict_classes(logits: Values) -> np.ndarray:
     return finite_rows("logits", logits).argmax(1)
 
 
-def prototype_cosines(features: Values, prototypes: Values, assignment: Values) -> np.ndarray:
-    """The cosine between each feature and the prototype of each class.
-
-    Args:
-        features: Floats [n, d].
-        prototypes: Floats [d, M].
-        assignment: Integers [C] below M, the prototype of each class (`assign_prototypes`).
-
-    Returns:
-        float32 [n, C] for `predict_classes`; 0 for a zero vector.
-
-    Raises:
-        ValueError: If shapes do not fit, or the assignment is out of its range.
-    """
-    assignment = _integers("the assignment", assignment)
-    _check_members("the assignment", "prototype", assignment, prototypes.shape[1])
-    assigned = jnp.asarray(prototypes)[:, assignment]
-    return np.asarray(jaxloss.cosine_logits(jnp.asarray(features), assigned))
-
-
 def accuracy(predictions: Values, labels: Values) -> float:
     """The part of the samples whose class was predicted.
 
@@ -108,11 +85,6 @@ def accuracy(predictions: Values, labels: Values) -> float:
     """
     predictions, labels = _counting(predictions, labels)
     return float((predictions == labels).mean())
-
-
-def error_rate(predictions: Values, labels: Values) -> float:
-    """1 − `accuracy`."""
-    return 1 - accuracy(predictions, labels)
 
 
 def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> ClassAccuracies:
@@ -184,7 +156,11 @@ def group_accuracies(
     means = {}
     for name, members in groups.items():
         members = _integers(f"group {name!r}", members)
-        _check_members(f"group {name!r}", "class", members, len(accuracies.counts))
+        unknown = members[(members < 0) | (members >= len(accuracies.counts))]
+        if len(unknown):
+            raise ValueError(
+                f"group {name!r} names class {unknown[0]}, but there are {len(accuracies.counts)}"
+            )
         present = members[accuracies.counts[members] > 0]
         means[name] = float(accuracies.accuracies[present].mean()) if len(present) else np.nan
     return means
@@ -331,12 +307,6 @@ def _integers(name: str, values: Values | Sequence[int]) -> np.ndarray:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{name} must be integers [n], got {array.dtype} {list(array.shape)}")
     return array.astype(np.int64)
-
-
-def _check_members(name: str, kind: str, members: np.ndarray, count: int) -> None:
-    unknown = members[(members < 0) | (members >= count)]
-    if len(unknown):
-        raise ValueError(f"{name} names {kind} {unknown[0]}, but there are {count}")
 
 
 def _counting(predictions: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from experiments.config import EvaluationConfig
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, index_classes
+from experiments.precision import product
 
 # Episodes classified at once: bounds the gathered features to about 16 MB at 100 × 640.
 _EPISODES_AT_ONCE = 64
@@ -238,12 +239,11 @@ def _unit(features: Array) -> Array:
 
 
 def _euclidean_scores(queries: Array, prototypes: Array) -> Array:
-    products = jnp.matmul(queries, prototypes.T, precision=lax.Precision.HIGHEST)
-    return 2 * products - jnp.square(prototypes).sum(-1)
+    return 2 * product(queries, prototypes.T) - jnp.square(prototypes).sum(-1)
 
 
 def _cosine_scores(queries: Array, prototypes: Array) -> Array:
-    return jnp.matmul(queries, _unit(prototypes).T, precision=lax.Precision.HIGHEST)
+    return product(queries, _unit(prototypes).T)
 
 
 _PREPARE = {"euclidean": _centre, "cosine": _unit}

@@ -24,6 +24,7 @@ from experiments.config import (
 from experiments.data.sampling import Episodes, support_orders
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import prepare_episodes, summarize_episodes
+from experiments.precision import product
 
 # Episodes tuned at once: bounds their features to about 16 MB at 105 × 640.
 _EPISODES_AT_ONCE = 64
@@ -101,7 +102,7 @@ def fine_tune(
     filled = ((0, 0), (0, steps * settings.batch_size - orders.shape[1]))
     batches = jnp.pad(orders, filled, constant_values=-1).reshape(-1, settings.batch_size)
     basis = jnp.linalg.qr(jnp.concatenate([features.T, weights], axis=1))[0]
-    features, weights = _product(features, basis), _product(basis.T, weights)
+    features, weights = product(features, basis), product(basis.T, weights)
     logits_of = _LOGITS[settings.classifier]
     # Without momentum there is nothing to dampen.
     damped = 1 - settings.dampening if settings.momentum else 1.0
@@ -123,7 +124,7 @@ def fine_tune(
 
     start = (weights, jnp.zeros_like(weights), jnp.array(True))
     (weights, _, _), _ = lax.scan(step, start, batches)
-    return _product(basis, weights)
+    return product(basis, weights)
 
 
 def first_weights(key: Array, dim: int, ways: int) -> Array:
@@ -205,10 +206,6 @@ def evaluate_fine_tuning(
         FineTuningResult(classifier=settings.classifier, **summary)
         for summary in summarize_episodes(accuracies_of, features, labels, config)
     ]
-
-
-def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 @partial(jax.jit, static_argnames="settings")

@@ -13,6 +13,7 @@ import optax
 from jax import Array, lax
 
 from experiments.evaluation.classification import Values, class_accuracies, finite_rows
+from experiments.precision import product
 
 PENALTIES = np.logspace(-6, 5, 45)
 """The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""
@@ -45,7 +46,7 @@ class Path(NamedTuple):
     iterations: np.ndarray
     """int32 [L], steps of L-BFGS."""
     converged: np.ndarray
-    """bool [L], whether the gradient met the tolerance."""
+    """bool [L], whether the objective met the tolerance."""
 
 
 class LinearResult(NamedTuple):
@@ -100,9 +101,9 @@ def fit_path(
         data: The training set.
         num_classes: Classes C > 1; some may have no sample.
         penalties: λ > 0, [L].
-        tolerance: Where to stop: the norm of the gradient, after that stretching, divided by the
-            objective where this is below 1. The objective then exceeds its minimum by about
-            tolerance² of it.
+        tolerance: How far the objective may be above its minimum, as a part of it, to stop. The
+            excess is estimated from the gradient g and the inverse H of the curvature that L-BFGS
+            has seen: ½ gᵀHg.
         max_iterations: Steps of a penalty.
 
     Returns:
@@ -231,15 +232,11 @@ def _prepare(data: Labelled, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     return features, labels.astype(np.int32)
 
 
-def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
 @jax.jit
 def _predictions(kernels: Array, biases: Array, features: Array) -> Array:
     """int32 [L, n], class by class of equal logits the first."""
     return lax.map(
-        lambda classifier: (_product(features, classifier[0]) + classifier[1]).argmax(1),
+        lambda classifier: (product(features, classifier[0]) + classifier[1]).argmax(1),
         (kernels, biases),
     )
 
@@ -261,8 +258,8 @@ def _solve(
     size = jnp.sqrt(jnp.mean(features**2))
     size = jnp.where(size > 0, size, 1)
     features = features / size
-    axes = jnp.linalg.eigh(_product(features.T, features))[1]
-    features = _product(features, axes)
+    axes = jnp.linalg.eigh(product(features.T, features))[1]
+    features = product(features, axes)
     variances = jnp.mean(features**2, axis=0)
     is_target = labels[:, None] == jnp.arange(num_classes)
 
@@ -270,14 +267,14 @@ def _solve(
         # In units of the scaled features and beside the mean of the cross-entropy.
         weight = penalty / (count * size**2)
         kernel, bias = start
-        shares = jax.nn.softmax(_product(features, kernel) + bias)
+        shares = jax.nn.softmax(product(features, kernel) + bias)
         # The mean curvature of the cross-entropy in a logit; above 0 where all samples are right.
         curvature = jnp.maximum(jnp.mean(shares * (1 - shares)), 1e-12)
         stretch = lax.rsqrt(curvature * variances + weight)[:, None], lax.rsqrt(curvature)
 
         def objective(position):
             kernel, bias = jax.tree.map(jnp.multiply, stretch, position)
-            values = _cross_entropy(_product(features, kernel) + bias, is_target)
+            values = _cross_entropy(product(features, kernel) + bias, is_target)
             return jnp.mean(values) + weight / 2 * jnp.sum(kernel**2)
 
         position = jax.tree.map(jnp.divide, start, stretch)
@@ -285,8 +282,8 @@ def _solve(
             objective, position, tolerance, max_iterations
         )
         kernel, bias = jax.tree.map(jnp.multiply, stretch, position)
-        original = _product(axes, kernel) / size
-        outputs = original, bias - _product(mean, original), value, iterations, converged
+        original = product(axes, kernel) / size
+        outputs = original, bias - product(mean, original), value, iterations, converged
         return (kernel, bias), outputs
 
     nothing = jnp.zeros((dim, num_classes)), jnp.zeros(num_classes)
@@ -305,7 +302,8 @@ class _Search(NamedTuple):
     state: Any
     value: Array
     excess: Array
-    """How far the value before the last step was above its minimum, by L-BFGS's own curvature."""
+    """½ gᵀHg before the last step: how far the value was above its minimum, by what L-BFGS has seen
+    of the curvature."""
     idle: Array
     """Iterations since the last measurable decrease."""
     iterations: Array
@@ -314,7 +312,7 @@ class _Search(NamedTuple):
 def _minimise(
     objective: Any, position: Any, tolerance: Array | float, max_iterations: Array | int
 ) -> tuple[Any, Array, Array, Array]:
-    """L-BFGS until the gradient is small: position, value, iterations and whether it is."""
+    """L-BFGS until the excess is small: position, value, iterations and whether it is."""
     solver = optax.lbfgs()
     value_and_gradient = optax.value_and_grad_from_state(objective)
 

@@ -19,7 +19,8 @@ class Linear:
 
     The backbone is frozen. Softmax classifiers on its features are trained by L-BFGS; the weight of
     their L2 regularisation is the best on images held out of the training images. Writes
-    linear-DATA.md, .json and .png into the run directory.
+    linear-DATA.md, .json and .png into the run directory; a checkpoint other than the best and
+    another hold-out stand behind DATA.
     """
 
     directory: Annotated[Path, tyro.conf.Positional]
@@ -48,6 +49,13 @@ class Linear:
         )
         print(linear_report(report))
         folder = run_directory(self.directory)
-        paths = write_linear_report(folder, report, command=shlex.join(command))
+        name = self._name(report["step"])
+        paths = write_linear_report(folder, report, name, command=shlex.join(command))
         print("\nwrote", ", ".join(str(path) for path in paths))
         return 0
+
+    def _name(self, step: int) -> str:
+        """A file name by which two evaluations of a run do not overwrite each other."""
+        checkpoint = "" if self.checkpoint == Linear.checkpoint else f"-step{step}"
+        holdout = "" if self.holdout == Linear.holdout else f"-holdout{self.holdout}"
+        return f"linear-{self.data}{checkpoint}{holdout}"

@@ -22,6 +22,13 @@ from experiments.protocols import protocol_of
 from experiments.protocols.classification import stored_splits
 from experiments.training.step import build_embed
 
+_SHARE_IMAGES = (
+    {"imagenet", "imagenet200", "mini_imagenet", "tiered_imagenet"},
+    {"cifar100", "cifar_fs"},
+    {"cub", "cub_fewshot"},
+)
+"""Sets that were made from the same images; each splits them in its own way."""
+
 
 def evaluate_run_linear(
     path: Path,
@@ -47,8 +54,8 @@ def evaluate_run_linear(
     Returns:
       A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
       `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (whether
-      test images may be among those of the backbone's training), and the fields of a
-      `LinearResult` under `result`.
+      test images may be among those of the backbone's training, or the data set shares images with
+      that of the training), and the fields of a `LinearResult` under `result`.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it is damaged.
@@ -105,10 +112,14 @@ def evaluate_run_linear(
 def _may_be_seen(config: TrainConfig, data: str) -> bool:
     """Whether test images may be among those that the backbone was trained on.
 
-    Protocols that hold images out leave the same ones out as the split for test does; those that
-    hold classes out train on all images of the others.
+    Of one data set, at whatever sizes, protocols that hold images out leave the same ones out as
+    the split for test does; those that hold classes out train on all images of the others. Two sets
+    that share images count as seen, whichever of them are for test.
     """
-    return config.data.name == data and "base" in protocol_of(config).splits
+    trained_on, evaluated_on = (name.partition("@")[0] for name in (config.data.name, data))
+    if trained_on == evaluated_on:
+        return "base" in protocol_of(config).splits
+    return any({trained_on, evaluated_on} <= names for names in _SHARE_IMAGES)
 
 
 def _fitting(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from experiments.config import DataConfig, FewShotConfig, LossConfig, OptimizerConfig
 from experiments.presets.backbones import RESNET12
+from experiments.presets.normalisation import IMAGENET_MEAN, IMAGENET_STD
 
 CONFIG = FewShotConfig(
     data=DataConfig(
-        # Mean and deviation of ImageNet's channels.
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
         pad=8,
         color_jitter=0.4,
     ),

@@ -9,17 +9,17 @@ set does not ship.
 from dataclasses import replace
 
 from experiments.presets import hyperspherical
+from experiments.presets.normalisation import IMAGENET_MEAN, IMAGENET_STD
 
 _EPOCH = 781
 DESCRIPTION = "Hyperspherical classification on ImageNet-200 (ResNet-32, 64×64, 250 epochs)."
 CONFIG = replace(
     hyperspherical.BALANCED,
-    # Mean and deviation of ImageNet's channels.
     data=replace(
         hyperspherical.BALANCED.data,
         name="imagenet200",
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
         pad=8,
     ),
     model=replace(hyperspherical.BALANCED.model, dim=50),

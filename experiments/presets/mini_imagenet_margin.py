@@ -3,9 +3,8 @@
     python -m experiments train mini-imagenet-margin --loss.margin -0.02
 
 5 % of each base class, 30 images, are held out for the episodes of the base classes; the paper
-takes other images of ImageNet for them. Epochs: Liu et al., ECCV 2020, supplement. For ResNet-18,
-`--data.name mini_imagenet@224` with `--model.backbone resnet18 --model.widths 64 128 256 512
---model.drop-block 0`. Not run here: the data set does not ship.
+takes other images of ImageNet for them. Epochs: Liu et al., ECCV 2020, supplement. Not run here:
+the data set does not ship.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
     python -m experiments train nus-wide --model.weights resnet50.safetensors --loss.name two-way
 
 Setting and results: Kobayashi, CVPR 2023, supplement, Table C: images without a label are left
-out. How many images can still be had differs; 40 epochs of 125,449 are 9800 steps. No images are
+out. How many images can still be had differs; 40 epochs of 125,448 are 9800 steps. No images are
 left for validation, so the last checkpoint is evaluated: `--data.holdout 0.05` gives some. Not run
 here: the data set does not ship.
 """

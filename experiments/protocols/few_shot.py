@@ -48,22 +48,25 @@ def held_out_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     return class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
 
 
-def check(config: FewShotConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
-    """Raises unless the classes give the episodes, and the features leave the metric loss room."""
+def check_options(config: FewShotConfig, num_features: int) -> None:
+    """Raises unless the options of the data are for few-shot learning, and for the loss."""
     check_data(config.data)
-    name = parse_loss(config.loss.name)
-    if config.data.mixup and name.metric:
+    if config.data.mixup and parse_loss(config.loss.name).metric:
         raise ConfigError(
             f"data.mixup = {config.data.mixup} is for losses of single samples; {config.loss.name} "
             "compares samples with each other"
         )
+
+
+def check(config: FewShotConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
+    """Raises unless the classes give the episodes, and the features leave the metric loss room."""
     wanted = config.evaluation
     for split, shots in (("validation", (1,)), ("novel", wanted.shots)):
         if split in counts:
             told = f"{split} classes of {config.data.name}"
             check_class_counts(counts[split], told, wanted, shots)
     num_classes = len(counts["base"])
-    if name.family == "direct" and num_features <= num_classes:
+    if parse_loss(config.loss.name).family == "direct" and num_features <= num_classes:
         raise ConfigError(
             f"{config.loss.name} leaves the metric loss nothing: the classifier of {num_classes} "
             f"classes spans all {num_features} dimensions of the features. Choose "
@@ -198,4 +201,5 @@ PROTOCOL = Protocol(
     evaluate=evaluate,
     describe=describe,
     report=report,
+    check_options=check_options,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import jax
-import numpy as np
 
 import jaxloss
 from experiments.config import Count, NamedLoss, TrainConfig
@@ -41,9 +39,8 @@ class GroupSoftmaxConfig(TrainConfig):
     loss: GroupLossConfig = field(default_factory=GroupLossConfig)
 
 
-def check(config: GroupSoftmaxConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
-    """Raises unless there are images for test, and features for every group."""
-    classification.check(config, num_features, counts)
+def check_options(config: GroupSoftmaxConfig, num_features: int) -> None:
+    """Raises unless there are features for every group."""
     if config.loss.num_groups > num_features:
         raise ConfigError(
             f"loss.num_groups = {config.loss.num_groups} must be at most the {num_features} "
@@ -99,10 +96,11 @@ PROTOCOL = Protocol(
     splits=classification.SPLITS,
     load=classification.load,
     counts=classification.counts,
-    check=check,
+    check=classification.check,
     objective=objective,
     validate=classification.validate,
     evaluate=classification.evaluate,
     describe=describe,
     report=classification.report,
+    check_options=check_options,
 )

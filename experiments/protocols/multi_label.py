@@ -15,7 +15,7 @@ import jaxloss
 from experiments.config import Folders, NamedLoss, Positive, Share, TrainConfig, Weight
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import ImageSet, load_split, load_targets
-from experiments.data.sampling import batch_size_of, parse_strategy
+from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
 from experiments.protocols.classification import SPLITS, metrics_table
@@ -166,12 +166,7 @@ def counts(config: MultiLabelConfig, folders: Folders) -> Mapping[str, np.ndarra
       ConfigError: The images are not as the configuration says, or do not fill a batch.
     """
     parts = _parts(config, folders)
-    strategy, available = config.sampling.strategy, len(parts["train"].targets)
-    if parse_strategy(strategy) is not None:
-        raise ConfigError(
-            f"sampling.strategy = {strategy} needs one class an image; choose `random`"
-        )
-    wanted = batch_size_of(strategy, config.sampling.batch_size)
+    wanted, available = config.sampling.batch_size, len(parts["train"].targets)
     if wanted > available:
         raise ConfigError(
             f"sampling.batch_size = {wanted} must be at most the {available} training images of "
@@ -180,8 +175,13 @@ def counts(config: MultiLabelConfig, folders: Folders) -> Mapping[str, np.ndarra
     return {split: np.sum(part.targets > 0, axis=0) for split, part in parts.items()}
 
 
-def check(config: MultiLabelConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
-    """Raises unless every split has a label, and the options are for multi-label data."""
+def check_options(config: MultiLabelConfig, num_features: int) -> None:
+    """Raises unless the options are for multi-label data, and fit the loss and the backbone."""
+    if parse_strategy(config.sampling.strategy) is not None:
+        raise ConfigError(
+            f"sampling.strategy = {config.sampling.strategy} needs one class an image; choose "
+            "`random`"
+        )
     for option in ("classes", "samples_per_class"):
         if getattr(config.data, option):
             raise ConfigError(f"multi-label classification has no data.{option}")
@@ -198,6 +198,10 @@ def check(config: MultiLabelConfig, num_features: int, counts: Mapping[str, np.n
             "has learned already: give its model.weights, or set optimizer.backbone_rate = 1 to "
             "start from scratch"
         )
+
+
+def check(config: MultiLabelConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
+    """Raises unless every split has a label."""
     for split, of_split in counts.items():
         if not of_split.any():
             raise ConfigError(f"no {split} image of {config.data.name} has a label")
@@ -278,4 +282,5 @@ PROTOCOL = Protocol(
     evaluate=evaluate,
     describe=describe,
     report=report,
+    check_options=check_options,
 )

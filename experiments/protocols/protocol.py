@@ -51,3 +51,6 @@ class Protocol(NamedTuple):
     """What a report says of a run before it tells of results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]
     """The results as lines of Markdown."""
+    check_options: Callable[[Any, int], None] = lambda config, num_features: None
+    """Raises a `ConfigError` where options do not fit together, or not so many features: all that
+    can be told before hours go into preparing the data."""

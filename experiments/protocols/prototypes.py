@@ -13,13 +13,16 @@ import numpy as np
 
 import jaxloss
 from experiments.files import write_atomically
+from experiments.training.processes import on_first
 
 
 def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
     """Unit vectors as far apart as they can be: a simplex where there is one, else uniform ones.
 
     The uniform ones take up to minutes to make. They are kept in `jaxloss/prototypes` in the user's
-    cache (XDG_CACHE_HOME, by default ~/.cache), and made again where the file is damaged.
+    cache (XDG_CACHE_HOME, by default ~/.cache), and made again where the file is damaged. Of
+    several processes, which all have to call this, the first one makes or reads them for all: what
+    two hosts make may differ in the last bits.
 
     Args:
       num_prototypes: M.
@@ -29,6 +32,10 @@ def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
     Returns:
       float32 [d, M].
     """
+    return on_first(lambda: _spread(num_prototypes, dim, seed))
+
+
+def _spread(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
     if num_prototypes <= dim + 1:
         return np.asarray(jaxloss.simplex_prototypes(num_prototypes, dim))
     path = prototypes_file(num_prototypes, dim, seed)

@@ -14,16 +14,14 @@ from matplotlib.lines import Line2D
 
 from experiments.files import write_picture
 from experiments.loss_names import FAMILIES, parse_loss
+from experiments.reporting.colors import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from experiments.reporting.summary import (
     sampling_name,
     sampling_order,
     summarize,
 )
 
-# Okabe and Ito's colours, which differ for colour-blind eyes and in grey.
-_COLORS = dict(
-    zip(FAMILIES.values(), ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True)
-)
+_COLORS = dict(zip(FAMILIES.values(), (BLUE, ORANGE, GREEN, VERMILLION, PURPLE), strict=True))
 _MARKERS = "sD^vPX*<>hp"
 _INK = "#333333"
 _DPI = 150

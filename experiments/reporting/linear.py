@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.files import write_atomically, write_picture
+from experiments.reporting.colors import BLUE, VERMILLION
 
-# Okabe and Ito's colours, as in the figures of accuracies.
-_VALIDATION, _TEST, _CHOSEN = "#0072B2", "#D55E00", "#333333"
+_VALIDATION, _TEST, _CHOSEN = BLUE, VERMILLION, "#333333"
 _COLUMNS = 108
 
 
@@ -46,10 +46,15 @@ def linear_report(report: dict[str, Any]) -> str:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
         lines.append(f"Images were brought from {stored} to {seen} pixels.")
     if report["seen_in_training"]:
-        lines.append(
-            f"The backbone was trained on base classes of {report['data']}, so that test images "
-            "are among those that it has seen: this is no transfer."
-        )
+        trained_on, data = report["run"]["data"], report["data"]
+        if trained_on.partition("@")[0] == data.partition("@")[0]:
+            told = (
+                f"base classes of {trained_on}, so that test images are among those that it has "
+                "seen"
+            )
+        else:
+            told = f"{trained_on}, which shares images with {data}"
+        lines.append(f"The backbone was trained on {told}: this is no transfer.")
     missed = result["unconverged"] + (not result["converged"])
     if missed:
         lines.append(f"{missed} solves ended before they met the tolerance.")
@@ -122,10 +127,11 @@ def linear_figure(report: dict[str, Any], path: Path, *, command: str) -> None:
     write_picture(path, figure)
 
 
-def write_linear_report(directory: Path, report: dict[str, Any], *, command: str) -> list[Path]:
-    """Writes linear-DATA.md, .json and .png into the run directory and returns their paths."""
-    stem = directory / f"linear-{report['data']}"
-    markdown, data, figure = (Path(f"{stem}.{kind}") for kind in ("md", "json", "png"))
+def write_linear_report(
+    directory: Path, report: dict[str, Any], name: str, *, command: str
+) -> list[Path]:
+    """Writes NAME.md, .json and .png into the run directory and returns their paths."""
+    markdown, data, figure = (directory / f"{name}.{kind}" for kind in ("md", "json", "png"))
     told = report | {"command": command}
     linear_figure(report, figure, command=command)
     text = f"{linear_report(report)}\n\n![accuracy against λ]({figure.name})\n\n`{command}`\n"

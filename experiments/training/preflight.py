@@ -22,7 +22,8 @@ from experiments.training.state import learning_rate
 def check_run(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]:
     """Raises unless a run can be trained and evaluated as its configuration says.
 
-    The data set is prepared if that has not been done; no image is read.
+    The data set is prepared if that has not been done, after all that can be told without it; no
+    image is read.
 
     Args:
       config: the run.
@@ -55,6 +56,8 @@ def check_run(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]
         raise ConfigError(f"model.weights = {config.model.weights}: there is nothing")
     if config.model.weights and config.model.dim:
         raise ConfigError("model.weights are for a backbone alone; model.dim must be 0")
+    protocol.check_options(config, num_features)
+
     counts = protocol.counts(config, folders)
     of_training = counts[protocol.splits[0]]
     # Of images with any number of labels, the protocol knows how many there are.

@@ -11,12 +11,10 @@ from experiments.evaluation.classification import (
     accuracy,
     calibration,
     class_accuracies,
-    error_rate,
     evaluate_logits,
     frequency_groups,
     group_accuracies,
     predict_classes,
-    prototype_cosines,
     softmax_confidences,
 )
 
@@ -71,7 +69,6 @@ def test_accuracies_equal_the_loops(array):
     assert type(found) is float
     assert 0.5 < found < 0.9
     assert found == pytest.approx(sum(right) / sum(count), rel=1e-12)
-    assert error_rate(predictions, array(labels)) == pytest.approx(1 - found, rel=1e-12)
     per_class = class_accuracies(predictions, array(labels), CLASSES)
     np.testing.assert_array_equal(per_class.counts, count)
     assert math.isnan(per_class.accuracies[5])
@@ -153,27 +150,6 @@ def test_confidences_neither_overflow_nor_round():
     np.testing.assert_allclose(found, [1, 1 / 3, 1 / (1 + 2 * math.exp(-20))], rtol=1e-14)
 
 
-def test_prototype_prediction_takes_the_largest_cosine_to_the_assigned_prototype():
-    random = np.random.default_rng(0)
-    features = random.normal(size=(50, 5)).astype(np.float32)
-    prototypes = random.normal(size=(5, 9)).astype(np.float32)
-    assignment = np.array([7, 2, 0, 8])
-    cosines = prototype_cosines(features, prototypes, assignment)
-    assert cosines.shape == (50, 4)
-    expected = []
-    for feature in features.astype(np.float64):
-        scores = []
-        for m in assignment:
-            p = prototypes[:, m].astype(np.float64)
-            scores.append(feature @ p / np.linalg.norm(feature) / np.linalg.norm(p))
-        expected.append(scores)
-    np.testing.assert_allclose(cosines, expected, atol=1e-6)
-    np.testing.assert_array_equal(predict_classes(cosines), np.argmax(expected, 1))
-    # The length of neither decides.
-    longer = prototype_cosines(features * 3, prototypes * np.arange(1, 10, dtype="f4"), assignment)
-    np.testing.assert_allclose(longer, cosines, atol=1e-6)
-
-
 def test_the_summary_is_made_of_the_single_metrics():
     logits, labels = sample()
     counts = [300, 200, 100, 50, 40, 30, 20]
@@ -220,7 +196,5 @@ def test_wrong_arguments_name_the_problem():
         calibration(np.array([0.5, 1.5]), np.array([True, False]))
     with pytest.raises(ValueError, match="positive number of bins"):
         calibration(np.array([0.5]), np.array([True]), bins=0)
-    with pytest.raises(ValueError, match="prototype 9, but there are 9"):
-        prototype_cosines(np.ones((2, 5), "f4"), np.ones((5, 9), "f4"), np.array([0, 9]))
     with pytest.raises(ValueError, match="7 classes of the logits"):
         evaluate_logits(logits, labels, train_counts=[3, 2, 1])

@@ -85,6 +85,7 @@ def test_a_run_from_before_goes_on(tmp_path):
         (DataConfig(crop_ratio=()), "data.crop_ratio needs at least one"),
         (DataConfig(lighting=-0.1), "data.lighting must be at least 0"),
         (DataConfig(image_size=-1), "data.image_size must be at least 0"),
+        (DataConfig(imbalance=2.0), "data.imbalance must be above 0 and at most 1, got 2"),
     ],
 )
 def test_numbers_are_checked(config, message):

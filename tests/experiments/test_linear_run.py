@@ -20,6 +20,7 @@ from experiments.config import (
     ModelConfig,
     SamplingConfig,
 )
+from experiments.data.builders import BUILDERS
 from experiments.data.pipeline import ImageSet
 from experiments.data.selection import select
 from experiments.errors import ConfigError
@@ -27,6 +28,9 @@ from experiments.evaluation import linear_run
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.evaluation.linear_run import evaluate_run_linear
 from experiments.evaluation.run import restore_run
+from experiments.presets import PRESETS
+from experiments.reporting import linear as linear_reporting
+from experiments.reporting.linear import linear_report
 from experiments.training.loop import train
 from experiments.training.step import build_embed
 
@@ -80,7 +84,8 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     link.symlink_to(directory)
     given = ["linear", str(link / "checkpoints"), "--data", "drawings", "--holdout", "0.25"]
     assert main([*given, "--data-dir", str(folders.data_dir)]) == 0
-    report = json.loads((directory / "linear-drawings.json").read_text())
+    stem = "linear-drawings-holdout0.25"
+    report = json.loads((directory / f"{stem}.json").read_text())
 
     restored = restore_run(directory)
     seen = dataclasses.replace(CONFIG.data, image_size=32)
@@ -113,10 +118,28 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     told = capsys.readouterr().out
     assert "Images were brought from 40×44 to 32×32 pixels." in told
     assert f"{100 * report['result']['accuracy']:.2f} %" in told
-    assert told.splitlines()[0] in (directory / "linear-drawings.md").read_text()
-    figure = (directory / "linear-drawings.png").read_bytes()
+    assert told.splitlines()[0] in (directory / f"{stem}.md").read_text()
+    assert f"]({stem}.png)" in (directory / f"{stem}.md").read_text()
+    figure = (directory / f"{stem}.png").read_bytes()
     assert figure.startswith(b"\x89PNG")
     assert len(figure) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ((), "linear-cub@64"),
+        (("--checkpoint", "best", "--holdout", "0.2"), "linear-cub@64"),
+        (("--checkpoint", "latest"), "linear-cub@64-step7"),
+        (("--checkpoint", "7", "--holdout", "0.125"), "linear-cub@64-step7-holdout0.125"),
+    ],
+)
+def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, given, name):
+    monkeypatch.setattr(linear_run, "evaluate_run_linear", lambda *_, **__: {"step": 7})
+    monkeypatch.setattr(linear_reporting, "linear_report", lambda _: "")
+    monkeypatch.setattr(linear_reporting, "linear_figure", lambda *_, **__: None)
+    assert main(["linear", str(tmp_path), "--data", "cub@64", *given]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.json", f"{name}.md"]
 
 
 def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
@@ -134,6 +157,47 @@ def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
     assert sum(len(part.labels) for part in parts) == 8526
     assert len(parts[2].labels) == pytest.approx(0.3 * 8526, rel=0.02)
     assert [len(np.unique(part.labels)) for part in parts] == [179] * 3
+
+
+@pytest.mark.parametrize(
+    ("preset", "trained_on", "data", "seen"),
+    [
+        ("mini-imagenet", "mini_imagenet", "mini_imagenet@84", True),
+        ("mini-imagenet", "mini_imagenet@84", "mini_imagenet@32", True),
+        ("mini-imagenet", "mini_imagenet@84", "imagenet@128", True),
+        ("tiered-imagenet", "tiered_imagenet", "mini_imagenet", True),
+        ("cub", "cub_fewshot", "cub", True),
+        ("cub-margin", "cub_fewshot", "cub@64", True),
+        ("cifar-fs", "cifar_fs", "cifar100", True),
+        # Images of one set that others hold are told for every protocol.
+        ("imagenet-groups", "imagenet", "tiered_imagenet", True),
+        # Of one set, these protocols leave out what the evaluation does.
+        ("imagenet-groups", "imagenet@128", "imagenet", False),
+        ("icons-groups", "icons", "icons", False),
+        ("cub", "cub_fewshot", "cars", False),
+        ("cifar-fs", "cifar_fs", "cifar10", False),
+    ],
+)
+def test_sets_that_share_images_are_known(preset, trained_on, data, seen):
+    config = PRESETS[preset].config
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=trained_on))
+    assert linear_run._may_be_seen(config, data) == seen
+
+
+def test_the_sets_that_share_images_are_there():
+    names = [name for group in linear_run._SHARE_IMAGES for name in group]
+    assert set(names) <= set(BUILDERS)
+    assert len(set(names)) == len(names)
+
+
+def test_a_report_tells_which_images_were_seen(run, other):
+    report = evaluate_run_linear(*run, data="drawings")
+    for trained_on, told in (
+        ("drawings@32", "trained on base classes of drawings@32, so that test images are among"),
+        ("icons", "was trained on icons, which shares images with drawings: this is no transfer"),
+    ):
+        of_run = report["run"] | {"data": trained_on}
+        assert told in linear_report(report | {"seen_in_training": True, "run": of_run})
 
 
 @pytest.mark.parametrize(

@@ -259,13 +259,12 @@ def test_images_without_any_label_are_refused():
 @pytest.mark.parametrize("name", ["coco", "voc2007", "nus-wide"])
 def test_presets_of_photographs_want_weights(name):
     config = PRESETS[name].config
-    counts = {"train": np.ones(3, int), "test": np.ones(3, int)}
     with pytest.raises(ConfigError, match=r"model\.weights"):
-        multi_label.check(config, 2048, counts)  # pyright: ignore[reportArgumentType]
+        multi_label.check_options(config, 2048)  # pyright: ignore[reportArgumentType]
     scratch = dataclasses.replace(config, optimizer=OptimizerConfig(backbone_rate=1.0))
     given = dataclasses.replace(config, model=dataclasses.replace(config.model, weights="w"))
     for right in (scratch, given):
-        multi_label.check(right, 2048, counts)  # pyright: ignore[reportArgumentType]
+        multi_label.check_options(right, 2048)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_configuration_survives_json():

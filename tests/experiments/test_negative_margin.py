@@ -175,6 +175,14 @@ def test_evaluate_takes_other_episodes(trained, folders):
     assert list(report["discriminability"]) == ["validation"]
 
 
+def test_evaluate_refuses_a_distance_that_would_change_nothing(trained, folders, capsys):
+    given = ["evaluate", str(trained), "--data-dir", str(folders.data_dir)]
+    assert main([*given, "--distance", "euclidean"]) == 2
+    message = "the evaluation of protocol negative-margin has no distance"
+    assert message in capsys.readouterr().err
+    assert not list(trained.glob("evaluation-*"))
+
+
 def test_held_out_images_are_no_training_images(folders):
     whole = load_split("icons", "base", data_dir=folders.data_dir)
     base, held_out = (negative_margin.load(TINY, folders, s) for s in ("base", "held-out"))

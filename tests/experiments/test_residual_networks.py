@@ -21,6 +21,8 @@ from experiments.presets import backbones
 from experiments.training.weights import load_weights
 from tests.experiments import torch_backbones
 
+RESNET18 = ModelConfig("resnet18", (64, 128, 256, 512), "mean")
+WRN_28_10 = ModelConfig("wrn28", (160, 320, 640), "mean")
 SMALL = {
     "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
     "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
@@ -53,17 +55,17 @@ def abstract(config, image_shape=(32, 32, 3)):
     ("config", "size", "parameters", "features"),
     [
         # The published counts, less those of a classifier of 1000 or 10 classes.
-        (backbones.RESNET18, 224, 11_689_512 - 513_000, 512),
+        (RESNET18, 224, 11_689_512 - 513_000, 512),
         (backbones.RESNET50, 224, 25_557_032 - 2_049_000, 2048),
         (backbones.RESNET32, 32, 464_154 - 650, 64),
-        (backbones.WRN_28_10, 80, 36_479_194 - 6_410, 640),
+        (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
         (
-            replace(backbones.WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)),
+            replace(WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)),
             *(32, 2_748_890 - 2_570, 256),
         ),
         # The small stem has 9·3·64 weights in place of 49·3·64.
-        (replace(backbones.RESNET18, stem="small"), 84, 11_176_512 - 40 * 3 * 64, 512),
+        (replace(RESNET18, stem="small"), 84, 11_176_512 - 40 * 3 * 64, 512),
     ],
     ids=lambda value: getattr(value, "backbone", None),
 )
@@ -303,18 +305,18 @@ def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
     ("config", "message"),
     [
         (replace(backbones.RESNET32, widths=(16, 32, 64, 64)), "widths of resnet32 needs three"),
-        (replace(backbones.RESNET18, widths=(64, 128, 256)), "widths of resnet18 needs four"),
-        (replace(backbones.RESNET18, blocks=(2, 2)), "blocks of resnet18 needs four positive"),
+        (replace(RESNET18, widths=(64, 128, 256)), "widths of resnet18 needs four"),
+        (replace(RESNET18, blocks=(2, 2)), "blocks of resnet18 needs four positive"),
         (
-            replace(backbones.WRN_28_10, blocks=(1, 0, 1)),
+            replace(WRN_28_10, blocks=(1, 0, 1)),
             r"three positive numbers, got \(1, 0, 1\)",
         ),
-        (replace(backbones.CONV4, blocks=(1, 1, 1, 1)), r"conv4 has no model\.blocks to choose"),
-        (replace(backbones.RESNET18, drop_block=0.1), "resnet18 has no DropBlock"),
+        (replace(ModelConfig(), blocks=(1, 1, 1, 1)), r"conv4 has no model\.blocks to choose"),
+        (replace(RESNET18, drop_block=0.1), "resnet18 has no DropBlock"),
         (replace(backbones.RESNET50, dropout=0.1), "resnet50 has no dropout"),
         (replace(backbones.RESNET32, stem="small"), "resnet32 has no stem"),
-        (replace(backbones.RESNET18, stem="big"), "imagenet or small, got 'big'"),
-        (replace(backbones.WRN_28_10, dropout=1.0), r"dropout must be in \[0, 1\)"),
+        (replace(RESNET18, stem="big"), "imagenet or small, got 'big'"),
+        (replace(WRN_28_10, dropout=1.0), r"dropout must be in \[0, 1\)"),
     ],
 )
 def test_wrong_configurations_name_the_problem(config, message):

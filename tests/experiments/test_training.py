@@ -48,6 +48,7 @@ from experiments.reporting.metrics import read_metrics
 from experiments.training import parallel
 from experiments.training.checkpoints import Checkpoints, ConfigMismatchError, read_config
 from experiments.training.loop import ParallelMode, train
+from experiments.training.preflight import check_run
 from experiments.training.state import Setup, build_optimizer, initial_setup, learning_rate
 from experiments.training.step import Batch, build_step
 
@@ -335,6 +336,30 @@ def test_what_cannot_end_well_leaves_no_directory(tmp_path, folders, changes, me
     with pytest.raises(ConfigError, match=message):
         train(dataclasses.replace(config, **changes), tmp_path / "run", folders)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("preset", "section", "changes", "message"),
+    [
+        ("coco", "", {}, "give its model.weights"),
+        ("coco", "data", {"classes": 5}, r"has no data\.classes"),
+        ("coco", "sampling", {"strategy": "4x4"}, "needs one class an image"),
+        ("mini-imagenet", "data", {"mixup": 1.0}, "compares samples with each other"),
+        ("mini-imagenet", "data", {"samples_per_class": 5}, r"has no data\.samples_per_class"),
+        ("mini-imagenet", "data", {"imbalance": 0.1}, r"has no data\.imbalance"),
+        ("caltech256-groups", "loss", {"num_groups": 4096}, "at most the 2048 features"),
+        ("caltech256-groups", "data", {"imbalance": 2.0}, "imbalance must be above 0 and at most"),
+    ],
+)
+def test_options_are_checked_before_data_is_prepared(tmp_path, preset, section, changes, message):
+    config = PRESETS[preset].config
+    if section:
+        changed = dataclasses.replace(getattr(config, section), **changes)
+        config = dataclasses.replace(config, **{section: changed})
+    # There is no data: to prepare it would fail with another error.
+    with pytest.raises(ConfigError, match=message):
+        check_run(config, Folders(data_dir=tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
 def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path):
-    config = {"resnet18": backbones.RESNET18, "resnet50": backbones.RESNET50}[backbone]
+    config = replace(backbones.RESNET50, backbone=backbone)
     # An empty file misses every entry; its list is all that is wanted.
     save_file({}, path := tmp_path / "empty.safetensors")
     with pytest.raises(WeightsError) as error:
@@ -158,7 +158,7 @@ def test_damaged_and_missing_files_are_named(file, tmp_path):
 
 
 def test_files_are_for_residual_networks_alone(file):
-    for config in (ModelConfig(), backbones.WRN_28_10):
+    for config in (ModelConfig(), ModelConfig("wrn28", (16, 8, 10), "mean")):
         with pytest.raises(WeightsError, match="files of weights are for resnet18 and resnet50"):
             load_weights(file, *trees(config))
 
