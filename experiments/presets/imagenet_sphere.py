@@ -15,6 +15,7 @@ from dataclasses import replace
 from experiments.config import DataConfig, OptimizerConfig, SamplingConfig
 from experiments.presets import hyperspherical
 from experiments.presets.backbones import RESNET50
+from experiments.presets.normalisation import IMAGENET_MEAN, IMAGENET_STD
 from experiments.protocols.hyperspherical import HypersphericalLossConfig
 
 _EPOCH = 1251
@@ -23,9 +24,8 @@ CONFIG = replace(
     hyperspherical.BALANCED,
     data=DataConfig(
         name="imagenet",
-        # Mean and deviation of ImageNet's channels.
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
         pad=0,
         image_size=224,
         resize=256,

@@ -70,13 +70,17 @@ class HypersphericalConfig(TrainConfig):
     loss: HypersphericalLossConfig = field(default_factory=HypersphericalLossConfig)
 
 
-def check(config: HypersphericalConfig, num_features: int, counts: Mapping[str, np.ndarray]):
-    """Raises unless there are images for test and an epoch, and prototypes differ."""
-    classification.check(config, num_features, counts)
+def check_options(config: HypersphericalConfig, num_features: int) -> None:
+    """Raises unless there is room for prototypes that differ."""
     if num_features < 2:
         raise ConfigError(
             f"model.dim = {num_features} must be at least 2: in one, there are but two prototypes"
         )
+
+
+def check(config: HypersphericalConfig, num_features: int, counts: Mapping[str, np.ndarray]):
+    """Raises unless there are images for test, and for head, medium and tail."""
+    classification.check(config, num_features, counts)
     if config.data.imbalance != 1 and len(counts["train"]) < 3:
         raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
 
@@ -283,4 +287,5 @@ PROTOCOL = Protocol(
     evaluate=evaluate,
     describe=describe,
     report=report,
+    check_options=check_options,
 )

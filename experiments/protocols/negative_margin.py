@@ -122,16 +122,20 @@ def _base_rows(config: NegativeMarginConfig, labels: np.ndarray) -> Mapping[str,
     return select(labels, config.data, test_labels=np.zeros(0, labels.dtype)).rows
 
 
-def check(
-    config: NegativeMarginConfig, num_features: int, counts: Mapping[str, np.ndarray]
-) -> None:
-    """Raises unless the classes give the episodes, and the options of the loss fit together."""
+def check_options(config: NegativeMarginConfig, num_features: int) -> None:
+    """Raises unless the options of the loss fit together, and those of the data the protocol."""
     if config.loss.margin and config.loss.label_smoothing:
         raise ConfigError(
             f"loss.margin = {config.loss.margin} and loss.label_smoothing = "
             f"{config.loss.label_smoothing} are compared with each other; set one of them to 0"
         )
     few_shot.check_data(config.data, allowed="holdout")
+
+
+def check(
+    config: NegativeMarginConfig, num_features: int, counts: Mapping[str, np.ndarray]
+) -> None:
+    """Raises unless the classes give the episodes, and all images are of one shape."""
     wanted, novel = config.evaluation, _novel_name(config)
     # Validation is 1-shot while a run is trained.
     shots: dict[str, tuple[int, ...]] = {"validation": (1, *wanted.shots)}
@@ -289,4 +293,5 @@ PROTOCOL = Protocol(
     evaluate=evaluate,
     describe=describe,
     report=report,
+    check_options=check_options,
 )

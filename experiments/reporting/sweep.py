@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from experiments.errors import ConfigError
 from experiments.files import write_atomically, write_picture
+from experiments.reporting.colors import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+_COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000", "#999999")
 _MARKERS = "osD^vP*X"
 _PANELS_IN_A_ROW = 3
 ALL = "all"
