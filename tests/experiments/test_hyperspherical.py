@@ -252,7 +252,13 @@ def run_steps(mode: ParallelMode):
 def test_pmap_and_sharded_jit_give_the_same_numbers(whole):
     assert jax.device_count() == 4
     by_pmap, by_jit = run_steps("pmap"), run_steps("jit")
-    chex.assert_trees_all_close(by_pmap, by_jit, rtol=2e-4, atol=2e-5)
+
+    def equal(one, other):
+        # Sums of terms of either sign round by the size of the terms, not by their own.
+        size = np.abs(other).max(initial=0)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * size)
+
+    jax.tree.map(equal, by_pmap, by_jit)
     assert np.abs(by_pmap[0].memory["class_means"]).sum() > 0
 
 
