@@ -25,8 +25,8 @@ So a comparison gives every loss its best rate (RATES):
 
     two-way/0.03,sample-wise/0.03,class-wise/0.3,bce/0.01,softmax/0.03,asl/0.01,warp/0.01
 
-These numbers are of one seed and a fifth of the preset's steps; with all 1200, the rates have not
-been tried.
+These numbers are of one seed and a fifth of the preset's steps; with all 1200, other rates have not
+been tried. `experiments/RESULTS.md` has what came out.
 """
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig, SamplingConfig
