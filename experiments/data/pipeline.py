@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import grain
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
@@ -104,6 +103,8 @@ def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) ->
     """
     if not ahead:
         return map(read, range(first, last))
+    import grain  # With it comes JAX, which nothing else about data takes.
+
     steps = grain.MapDataset.range(first, last).map(read)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(steps.to_iter_dataset(options))
