@@ -21,9 +21,6 @@ from experiments.training.checkpoints import (
 )
 from experiments.training.state import Setup, TrainState, initial_setup
 
-_FOR_VALIDATION = {"negative-margin": {"distance"}}
-"""Options of a protocol's `evaluation` that the validations of a training alone make use of."""
-
 
 def run_directory(path: Path) -> Path:
     """The directory of the run that a path names: the run's own, or that of its checkpoints."""
@@ -133,7 +130,7 @@ def evaluate_run(
     if overrides:
         evaluation: Any = getattr(config, "evaluation", None)
         known = {f.name for f in dataclasses.fields(evaluation)} if evaluation else set()
-        known -= _FOR_VALIDATION.get(config.protocol, set())
+        known -= set(protocol_of(config).for_validation)
         if unknown := overrides.keys() - known:
             raise ConfigError(
                 f"the evaluation of protocol {config.protocol} has no {', '.join(sorted(unknown))}"

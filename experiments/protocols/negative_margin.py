@@ -294,4 +294,5 @@ PROTOCOL = Protocol(
     describe=describe,
     report=report,
     check_options=check_options,
+    for_validation=("distance",),
 )

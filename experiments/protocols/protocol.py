@@ -54,3 +54,5 @@ class Protocol(NamedTuple):
     check_options: Callable[[Any, int], None] = lambda config, num_features: None
     """Raises a `ConfigError` where options do not fit together, or not so many features: all that
     can be told before hours go into preparing the data."""
+    for_validation: tuple[str, ...] = ()
+    """Options of the configuration's `evaluation` that only the validations of a training use."""
