@@ -15,7 +15,7 @@ from experiments.protocols import protocol_of, run_to_dict
 from experiments.reporting.report import write_run_report
 from experiments.training.checkpoints import claim_run_directory
 from experiments.training.loop import ParallelMode, train
-from experiments.training.preflight import check_run
+from experiments.training.preflight import check_options, check_run
 from experiments.training.processes import on_first
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ def run_cells(
       ConfigError: before hours of training: one of them cannot be trained and evaluated.
       ConfigMismatchError: a directory holds a run of another configuration.
     """
+    for cell in cells:
+        check_options(cell.config)
     for cell in cells:
         check_run(cell.config, folders)
     diverged = []

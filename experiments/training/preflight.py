@@ -19,6 +19,39 @@ from experiments.training.parallel import check_batch_size
 from experiments.training.state import learning_rate
 
 
+def check_options(config: TrainConfig) -> int:
+    """Raises unless the options of a run fit each other and the devices; no data is touched.
+
+    Args:
+      config: the run.
+
+    Returns:
+      The features that its backbone gives.
+
+    Raises:
+      ConfigError: a value is out of its bounds, or does not fit the others or the devices.
+    """
+    check_config(config)
+    check_batch_size(batch_size_of(config.sampling.strategy, config.sampling.batch_size))
+    learning_rate(config.optimizer, config.steps)
+
+    shape = image_shape(config.data.name)
+    check_settings(config.data, shape[-1])
+    seen = seen_shape(shape, config.data)
+    num_features = nnx.eval_shape(
+        lambda: build_backbone(
+            config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(config.seed)
+        )
+    ).num_features
+
+    if config.model.weights and not Path(config.model.weights).exists():
+        raise ConfigError(f"model.weights = {config.model.weights}: there is nothing")
+    if config.model.weights and config.model.dim:
+        raise ConfigError("model.weights are for a backbone alone; model.dim must be 0")
+    protocol_of(config).check_options(config, num_features)
+    return num_features
+
+
 def check_run(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]:
     """Raises unless a run can be trained and evaluated as its configuration says.
 
@@ -37,32 +70,14 @@ def check_run(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]
         devices.
       MissingArchiveError: the data set's archives are not there.
     """
-    check_config(config)
+    num_features = check_options(config)
     protocol = protocol_of(config)
-    strategy, batch_size = config.sampling.strategy, config.sampling.batch_size
-    check_batch_size(batch_size_of(strategy, batch_size))
-    learning_rate(config.optimizer, config.steps)
-
-    shape = image_shape(config.data.name)
-    check_settings(config.data, shape[-1])
-    seen = seen_shape(shape, config.data)
-    num_features = nnx.eval_shape(
-        lambda: build_backbone(
-            config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(config.seed)
-        )
-    ).num_features
-
-    if config.model.weights and not Path(config.model.weights).exists():
-        raise ConfigError(f"model.weights = {config.model.weights}: there is nothing")
-    if config.model.weights and config.model.dim:
-        raise ConfigError("model.weights are for a backbone alone; model.dim must be 0")
-    protocol.check_options(config, num_features)
-
     counts = protocol.counts(config, folders)
     of_training = counts[protocol.splits[0]]
     # Of images with any number of labels, the protocol knows how many there are.
     if not is_multi_label(config.data.name):
         index = index_classes(np.repeat(np.arange(len(of_training)), of_training))
-        draw_batch(index, strategy, batch_size, seed=config.seed, step=0)
+        sampling = config.sampling
+        draw_batch(index, sampling.strategy, sampling.batch_size, seed=config.seed, step=0)
     protocol.check(config, num_features, counts)
     return counts

@@ -211,3 +211,11 @@ def test_nothing_to_sweep_is_refused(capsys):
     assert "needs at least one axis" in capsys.readouterr().err
     assert main(["compare", "icons-groups"]) == 2
     assert "compare is for few-shot learning" in capsys.readouterr().err
+
+
+def test_options_of_all_cells_are_checked_before_data_is_prepared(tmp_path, capsys):
+    places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "sweep")]
+    command = ["sweep", "icons-groups", "--over", "loss.num_groups=4,9999", *places]
+    assert main(command) == 2
+    assert "loss.num_groups = 9999 must be at most the 256 features" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
