@@ -13,8 +13,8 @@ Validation accuracy (%), seed 0:
     179        3200   0.1                83.3            77.4
     25          800   0.1                87.0    82.4    90.1
 
-Group softmax takes longer to learn, the more so the more classes there are: 800 steps are 13 epochs
-of all classes, and a hundred of 25.
+Group softmax takes longer to learn, the more so the more classes there are: 800 steps are 20 epochs
+of all classes, and 160 of 25.
 """
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig
