@@ -24,6 +24,7 @@ from experiments.training.state import Setup, TrainState, initial_setup
 
 def run_directory(path: Path) -> Path:
     """The directory of the run that a path names: the run's own, or that of its checkpoints."""
+    path = Path(path)
     inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
     return path.resolve().parent if inside else path
 

@@ -10,13 +10,12 @@ Not run here: the data set does not ship.
 
 from experiments.config import DataConfig
 from experiments.presets import hyperspherical
+from experiments.presets.normalisation import CIFAR100_MEAN, CIFAR100_STD
 
 DESCRIPTION = (
     "Hyperspherical classification on CIFAR-100-LT, imbalance 0.01 (ResNet-32, 200 epochs)."
 )
 CONFIG = hyperspherical.long_tailed(
-    DataConfig(
-        name="cifar100", mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), imbalance=0.01
-    ),
+    DataConfig(name="cifar100", mean=CIFAR100_MEAN, std=CIFAR100_STD, imbalance=0.01),
     epoch=84,
 )

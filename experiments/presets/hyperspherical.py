@@ -15,13 +15,11 @@ from dataclasses import replace
 
 from experiments.config import DataConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.backbones import RESNET32
+from experiments.presets.normalisation import CIFAR100_MEAN, CIFAR100_STD
 from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLossConfig
 
 BALANCED = HypersphericalConfig(
-    # Mean and deviation of CIFAR-100's channels.
-    data=DataConfig(
-        name="cifar100", mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), pad=4
-    ),
+    data=DataConfig(name="cifar100", mean=CIFAR100_MEAN, std=CIFAR100_STD, pad=4),
     sampling=SamplingConfig(batch_size=128),
     model=replace(RESNET32, dim=64),
     loss=HypersphericalLossConfig(reduction="sum"),

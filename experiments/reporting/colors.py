@@ -6,3 +6,6 @@ GREEN = "#009E73"
 VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
 SKY = "#56B4E9"
+
+INK = "#333333"
+"""Captions and marks, which are nobody's colour."""

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from experiments.files import write_picture
 from experiments.loss_names import FAMILIES, parse_loss
-from experiments.reporting.colors import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
+from experiments.reporting.colors import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION
 from experiments.reporting.summary import (
     sampling_name,
     sampling_order,
@@ -23,7 +23,6 @@ from experiments.reporting.summary import (
 
 _COLORS = dict(zip(FAMILIES.values(), (BLUE, ORANGE, GREEN, VERMILLION, PURPLE), strict=True))
 _MARKERS = "sD^vPX*<>hp"
-_INK = "#333333"
 _DPI = 150
 
 # Inches. The layout is reckoned in them, so that one method and twenty look alike.
@@ -80,7 +79,7 @@ def comparison_figure(
     figure.text(
         *(at_left, _MARGIN / total, _math("\n".join(caption))),
         size=8,
-        color=_INK,
+        color=INK,
         va="bottom",
         linespacing=1.3,
     )
@@ -131,14 +130,14 @@ def _draw_panel(
         if len(result["accuracies"]) > 1:
             seeds = [100 * a for a in result["accuracies"]]
             axes.plot([min(seeds), max(seeds)], [y, y], color=color, linewidth=0.7, zorder=2)
-            axes.plot(seeds, [y] * len(seeds), "|", color=_INK, markersize=6, zorder=4)
+            axes.plot(seeds, [y] * len(seeds), "|", color=INK, markersize=6, zorder=4)
         axes.errorbar(
             *(100 * result["accuracy"], y),
             xerr=100 * result["interval"],
             color=color,
             marker=marker,
             markersize=5.5,
-            markeredgecolor=_INK,
+            markeredgecolor=INK,
             markeredgewidth=0.5,
             ecolor=color,
             elinewidth=1.6,
@@ -163,16 +162,16 @@ def _legend_entries(
             marker=marker,
             markersize=6,
             color=color,
-            markeredgecolor=_INK,
+            markeredgecolor=INK,
             markeredgewidth=0.5,
             label=label,
         )
 
     families = list(dict.fromkeys(row["family"] for row in rows))
-    lines = [Line2D([], [], color=_INK, linewidth=1.6, label="95 % interval")]
+    lines = [Line2D([], [], color=INK, linewidth=1.6, label="95 % interval")]
     if any(result["spread"] is not None for row in rows for result in row["results"]):
         lines.append(
-            Line2D([], [], linestyle="", marker="|", markersize=6, color=_INK, label="one seed")
+            Line2D([], [], linestyle="", marker="|", markersize=6, color=INK, label="one seed")
         )
     return [
         ("Loss (colour)", [mark(family, "o", _COLORS[family]) for family in families]),

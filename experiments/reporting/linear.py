@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.files import write_atomically, write_picture
-from experiments.reporting.colors import BLUE, VERMILLION
+from experiments.reporting.colors import BLUE, INK, VERMILLION
 
-_VALIDATION, _TEST, _CHOSEN = BLUE, VERMILLION, "#333333"
+_VALIDATION, _TEST, _CHOSEN = BLUE, VERMILLION, INK
 _COLUMNS = 108
 
 

@@ -50,6 +50,7 @@ class ConfigMismatchError(ExperimentError):
 
 def checkpoints_folder(path: Path) -> Path:
     """Where the checkpoints lie of a run, which is named by its directory or by this folder."""
+    path = Path(path)
     inside = path / CHECKPOINTS_FOLDER
     return inside if inside.is_dir() else path
 
