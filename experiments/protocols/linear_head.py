@@ -11,10 +11,13 @@ from jax import Array
 import jaxloss
 
 
-def linear_head(key: Array, num_features: int, num_classes: int) -> dict[str, Array]:
-    """`kernel` [d, C] and `bias` [C], float32, before training."""
+def linear_head(
+    key: Array, num_features: int, num_classes: int, *, scale: float = 1.0
+) -> dict[str, Array]:
+    """`kernel` [d, C], of deviation scale / √d, and `bias` [C], float32, before training."""
+    shape = (num_features, num_classes)
     return {
-        "kernel": jax.nn.initializers.lecun_normal()(key, (num_features, num_classes), jnp.float32),
+        "kernel": scale * jax.nn.initializers.lecun_normal()(key, shape, jnp.float32),
         # The prior of a class. A constant bias leaves the softmax as it is; with zeros, binary
         # cross-entropy starts at C·log 2, and its first steps wreck the backbone.
         "bias": jnp.full(num_classes, -jnp.log(max(num_classes - 1, 1)), jnp.float32),
