@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.errors import ConfigError
 from experiments.files import write_atomically, write_picture
@@ -293,6 +294,8 @@ def _draw_lines(
         panel.set_xscale("log")
         panel.set_xticks([], minor=True)
         panel.set_xticks(numbers, axis.labels)
+    else:
+        panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     panel.set_xlabel(axis.name)
 
 

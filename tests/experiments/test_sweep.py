@@ -1,6 +1,7 @@
 """Sweeps: axes, cells, tables and figures; and protocol B by the command line."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -132,6 +133,22 @@ def test_a_metric_that_is_not_there_loses_no_table(tmp_path):
         reporting.write_sweep(tmp_path, AXES[:1], runs, title="T", command="c", metrics=["recall"])
     assert "| softmax | 25.0 |" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.parametrize("labels", [["-0.1", "-0.05", "-0.02", "0.0", "0.05"], ["5", "10", "all"]])
+def test_numbers_along_an_axis_do_not_touch(tmp_path, monkeypatch, labels):
+    figures = []
+    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
+    runs = [run((label,), 0, 0.1, metrics=dict.fromkeys("abc", 0.1)) for label in labels]
+    axes = [reporting.Axis("n", labels)]
+    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
+    (figure,) = figures
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        texts = [t.get_window_extent() for t in panel.get_xticklabels() if t.get_text()]
+        assert len(texts) >= 3
+        for left, right in itertools.pairwise(sorted(texts, key=lambda box: box.x0)):
+            assert left.x1 < right.x0
 
 
 def test_all_samples_stand_last_on_their_axis():
