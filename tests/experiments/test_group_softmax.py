@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from experiments.errors import ConfigError
-from experiments.presets import PRESETS
+from experiments.presets.icons_groups import CONFIG as PRESET
 from experiments.protocols import group_softmax
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from experiments.training.objective import Objective, Problem
 from tests.jaxloss import references
 
-PRESET = PRESETS["icons-groups"].config
 DIM = 10
 COUNTS = np.array([4, 4, 3, 5])
 
