@@ -196,7 +196,10 @@ def _caption(rows: list[dict[str, Any]], command: str, *, columns: int) -> list[
     )
     if any(result["spread"] is not None for row in rows for result in row["results"]):
         text += " Where several seeds were trained, the mark is their mean, and each tick is one."
-    return [*textwrap.wrap(text, columns), *textwrap.wrap(f"Command: {command}", columns)]
+    return [
+        *textwrap.wrap(text, columns),
+        *textwrap.wrap(f"Command: {command}", columns, break_on_hyphens=False),
+    ]
 
 
 def _math(text: str) -> str:

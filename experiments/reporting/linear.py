@@ -77,7 +77,7 @@ def linear_figure(report: dict[str, Any], path: Path, *, command: str) -> None:
             "accuracy, trained on training and validation images.",
             _COLUMNS,
         ),
-        *textwrap.wrap(f"Command: {command}", _COLUMNS),
+        *textwrap.wrap(f"Command: {command}", _COLUMNS, break_on_hyphens=False),
     ]
     below = 0.75 + 0.165 * len(caption)
     width, height = 7.2, 3.6 + below + 0.5

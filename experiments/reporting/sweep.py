@@ -215,7 +215,7 @@ def sweep_figure(
     columns = min(_PANELS_IN_A_ROW, len(names))
     rows = -(-len(names) // columns)
     width = 3.6 * columns + 0.4
-    caption = textwrap.wrap(f"{spread}Command: {command}", int(16 * width))
+    caption = textwrap.wrap(f"{spread}Command: {command}", int(16 * width), break_on_hyphens=False)
     in_a_row = int(width / 1.7)
     legend = last.numbers is not None and lines != [()]
     below = 0.14 * len(caption) + 0.1
