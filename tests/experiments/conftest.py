@@ -31,6 +31,14 @@ def compilation_cache(tmp_path_factory, worker_id):
     jax.config.update("jax_compilation_cache_dir", None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory):
+    """What commands keep in the user's cache stays out of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory) -> Folders:
     """Where the data sets of a session's tests are prepared, once."""
