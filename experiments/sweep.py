@@ -49,13 +49,14 @@ class Axis(NamedTuple):
 def parse_axis(text: str, config: TrainConfig) -> Axis:
     """Reads `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
 
+    The value of an option that takes several numbers has them joined by `+`.
+
     Args:
       text: what was typed.
       config: the configuration whose options these are.
 
     Raises:
-      ConfigError: there is no such option, it is none of numbers or words, a value is not of its
-        type, or comes twice.
+      ConfigError: there is no such option, a value is not of its type, or comes twice.
     """
     names, equals, values = text.partition("=")
     options = tuple(name.replace("-", "_") for name in names.split("/"))
@@ -95,16 +96,23 @@ def _value(config: Any, option: str, text: str) -> Any:
                 f"--over {option}: {text!r} must be one of {', '.join(typing.get_args(hint))}"
             )
         return text
-    if hint not in (int, float, str):
-        raise ConfigError(f"--over {option}: there is no option of that name with one value")
+    several = typing.get_origin(hint) is tuple
+    kind = typing.get_args(hint)[0] if several else hint
+    if kind not in (int, float, str):
+        raise ConfigError(f"--over {option}: there is no option of that name")
     try:
-        return hint(text)
+        return tuple(map(kind, text.split("+"))) if several else kind(text)
     except ValueError:
-        raise ConfigError(f"--over {option}: {text!r} is no {hint.__name__}") from None
+        told = f"{kind.__name__}s joined by +" if several else kind.__name__
+        raise ConfigError(f"--over {option}: {text!r} is no {told}") from None
 
 
 def _label(option: str, value: Any) -> str:
-    return ALL if option in _ALL_AT_0 and value == 0 else str(value)
+    return ALL if option in _ALL_AT_0 and value == 0 else _text(value)
+
+
+def _text(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _with(config: Any, option: str, value: Any) -> Any:
@@ -133,7 +141,7 @@ def cells(
                 settings = dict(zip(axis.options, axis.values[number], strict=True))
                 for option, value in settings.items():
                     cell = _with(cell, option, value)
-                folder /= ",".join(f"{option}={value}" for option, value in settings.items())
+                folder /= ",".join(f"{option}={_text(value)}" for option, value in settings.items())
             labels = tuple(axis.labels()[number] for axis, number in zip(axes, place, strict=True))
             told = [f"{axis.name} = {at}" for axis, at in zip(axes, labels, strict=True)]
             name = ", ".join([*told, f"seed {seed}"])

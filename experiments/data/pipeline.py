@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import psutil
 import tensorflow_datasets as tfds
 from PIL import Image
 
@@ -23,6 +24,8 @@ from experiments.data.builders.preparation import prepare
 from experiments.errors import ConfigError
 
 _T = TypeVar("_T")
+_MEMORY_LIMIT = 8 * 2**30
+"""Bytes of a split's pixels that are read into memory at once, at most."""
 
 
 class ImageTable(Protocol):
@@ -166,7 +169,7 @@ def load_split(
     rows: np.ndarray | None = None,
     data_dir: Path | None = None,
     manual_dir: Path | None = None,
-    memory_limit: int = 8 * 2**30,
+    memory_limit: int | None = None,
 ) -> ImageSet:
     """Reads a split, and prepares the data set before if that has not been done.
 
@@ -180,7 +183,8 @@ def load_split(
         data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
         manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
         memory_limit: Bytes of pixels up to which the images are read into memory at once; of a
-            larger split, each is read when it is asked for.
+            larger split, each is read when it is asked for. By default a quarter of the memory that
+            is available, but not more than 8 GiB.
 
     Returns:
         Images, labels and class names.
@@ -207,6 +211,8 @@ def load_split(
         order = order[rows]
     labels = labels[order]
     images = RecordImages(source, builder.FACTS.image_shape, folder, order)
+    if memory_limit is None:
+        memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
     return ImageSet(images, labels, class_names)

@@ -11,23 +11,17 @@ import numpy as np
 
 from experiments.config import DataConfig, Folders, TrainConfig, check_config
 from experiments.data.augment import seen_shape
-from experiments.data.builders import image_shape
+from experiments.data.builders import image_shape, share_images
 from experiments.data.pipeline import load_split
 from experiments.data.selection import select
-from experiments.errors import ConfigError, DivergedError
+from experiments.errors import ConfigError, DivergedError, ExperimentError
 from experiments.evaluation.few_shot import extract_features
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.evaluation.run import describe_run, restore_run
-from experiments.protocols import protocol_of
+from experiments.protocols import protocol_of, run_from_dict
 from experiments.protocols.classification import stored_splits
+from experiments.training.checkpoints import checkpoints_folder, read_config
 from experiments.training.step import build_embed
-
-_SHARE_IMAGES = (
-    {"imagenet", "imagenet200", "mini_imagenet", "tiered_imagenet"},
-    {"cifar100", "cifar_fs"},
-    {"cub", "cub_fewshot"},
-)
-"""Sets that were made from the same images; each splits them in its own way."""
 
 
 def evaluate_run_linear(
@@ -114,12 +108,26 @@ def _may_be_seen(config: TrainConfig, data: str) -> bool:
 
     Of one data set, at whatever sizes, protocols that hold images out leave the same ones out as
     the split for test does; those that hold classes out train on all images of the others. Two sets
-    that share images count as seen, whichever of them are for test.
+    that share images count as seen, whichever of them are for test. So does what a run has seen
+    whose weights this one started from, as far as that run is still there.
     """
     trained_on, evaluated_on = (name.partition("@")[0] for name in (config.data.name, data))
     if trained_on == evaluated_on:
-        return "base" in protocol_of(config).splits
-    return any({trained_on, evaluated_on} <= names for names in _SHARE_IMAGES)
+        seen = "base" in protocol_of(config).splits
+    else:
+        seen = share_images(trained_on, evaluated_on)
+    return seen or _seen_before(config, data)
+
+
+def _seen_before(config: TrainConfig, data: str) -> bool:
+    """The same of the run that gave the weights to start from; a file does not tell."""
+    if not config.model.weights or not Path(config.model.weights).is_dir():
+        return False
+    try:
+        before = run_from_dict(read_config(checkpoints_folder(Path(config.model.weights)).parent))
+    except ExperimentError:
+        return False
+    return _may_be_seen(before, data)
 
 
 def _fitting(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:

@@ -14,6 +14,11 @@ Kobayashi, WACV 2021, supplement, Table B.1: 120 epochs, drops at 30, 60, 90. It
     --data.samples-per-class 200     240, at 90, 180, 210     187440     70290 140580 164010
     --data.samples-per-class 500     180, at 60, 120, 150     351540    117180 234360 292950
 
+So the first column of Table B.2 is
+
+    python -m experiments sweep imagenet-groups --over loss.name=softmax,tight,loose \
+        data.classes/steps/optimizer.decay_steps=100/89280/29760+59520+74400
+
 Its classes are its own choice, ours those of `experiments.data.selection`.
 The validation images are for test, and no images are held out: the last checkpoint is evaluated.
 Not run here: the data set does not ship.

@@ -88,9 +88,11 @@ def _labels(config: TrainConfig, folders: Folders) -> tuple[np.ndarray, np.ndarr
 
 
 def check(config: TrainConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
-    """Raises unless every class has an image for test."""
+    """Raises unless every class has an image for test, and a long tail head, medium and tail."""
     if counts["test"].min() < 1:
         raise ConfigError(f"a class of {config.data.name} has no image for test")
+    if config.data.imbalance != 1 and len(counts["train"]) < 3:
+        raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
 
 
 def validate(config: TrainConfig, outputs: Outputs) -> float:

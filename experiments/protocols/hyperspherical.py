@@ -5,7 +5,7 @@ Saadabadi et al., CVPR 2024: balanced classes, and long tails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -76,13 +76,6 @@ def check_options(config: HypersphericalConfig, num_features: int) -> None:
         raise ConfigError(
             f"model.dim = {num_features} must be at least 2: in one, there are but two prototypes"
         )
-
-
-def check(config: HypersphericalConfig, num_features: int, counts: Mapping[str, np.ndarray]):
-    """Raises unless there are images for test, and for head, medium and tail."""
-    classification.check(config, num_features, counts)
-    if config.data.imbalance != 1 and len(counts["train"]) < 3:
-        raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
 
 
 def objective(config: HypersphericalConfig, problem: Problem) -> Objective:
@@ -281,7 +274,7 @@ PROTOCOL = Protocol(
     splits=classification.SPLITS,
     load=classification.load,
     counts=classification.counts,
-    check=check,
+    check=classification.check,
     objective=objective,
     validate=classification.validate,
     evaluate=evaluate,

@@ -23,7 +23,7 @@ from experiments.config import (
     to_dict,
 )
 from experiments.data.augment import seen_shape
-from experiments.data.builders import image_shape, split_names
+from experiments.data.builders import image_shape, share_images, split_names
 from experiments.data.pipeline import ImageSet, load_split
 from experiments.data.selection import select
 from experiments.errors import ConfigError
@@ -128,6 +128,12 @@ def check_options(config: NegativeMarginConfig, num_features: int) -> None:
         raise ConfigError(
             f"loss.margin = {config.loss.margin} and loss.label_smoothing = "
             f"{config.loss.label_smoothing} are compared with each other; set one of them to 0"
+        )
+    if config.novel_data and share_images(config.data.name, config.novel_data):
+        raise ConfigError(
+            f"novel_data = {config.novel_data} has images of data.name = {config.data.name}, all "
+            "of which are for training; choose another set, or leave novel_data empty: the base, "
+            "validation and novel classes are then those of data.name"
         )
     few_shot.check_data(config.data, allowed="holdout")
 

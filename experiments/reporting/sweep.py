@@ -112,6 +112,7 @@ def sweep_table(
     if not runs:
         return "\n".join([*lines, "No run has finished yet.", "", f"Command: `{command}`"]) + "\n"
     names = metrics_of(runs, metrics)
+    seeds = sorted({report["seed"] for _, report in runs})
     if len(axes) == 1:
         columns = {name: entries(runs, name) for name in names}
         lines += _grid(
@@ -119,6 +120,7 @@ def sweep_table(
             [_heading(name) for name in names],
             [[columns[name].get((label,)) for label in axes[0].labels] for name in names],
             [_lower(name) for name in names],
+            len(seeds),
         )
     else:
         places = _product([axis.labels for axis in axes[1:]])
@@ -133,21 +135,28 @@ def sweep_table(
                 [", ".join(place) for place in places],
                 [[found.get((label, *place)) for label in axes[0].labels] for place in places],
                 [_lower(name)] * len(places),
+                len(seeds),
             )
             lines.append("")
-    seeds = sorted({report["seed"] for _, report in runs})
     ratios = ", but for ratios" if any(map(_is_ratio, names)) else ""
     minutes = sum(report.get("seconds") or 0 for _, report in runs) / 60
-    diverged = [place for place, report in runs if "diverged" in report]
+    diverged = [
+        f"{', '.join(place)} (seed {report['seed']})"
+        for place, report in runs
+        if "diverged" in report
+    ]
+    lacking = any(f" of {len(seeds)})" in line for line in lines)
     lines += [
         "",
         f"- In %{ratios}. a ± b: mean and standard deviation over the seeds "
         f"{', '.join(map(str, seeds))}; bold: the best of a column.",
     ]
+    if lacking:
+        lines.append(f"- (k of {len(seeds)}): of k seeds; the others diverged or are not done.")
     if _VALIDATION in names:
         lines.append("- validation: what the checkpoint was chosen by, on the validation images.")
     if diverged:
-        lines.append(f"- Diverged: {'; '.join(', '.join(place) for place in diverged)}.")
+        lines.append(f"- Diverged: {'; '.join(diverged)}.")
     commands = dict.fromkeys([report.get("command") or command for _, report in runs])
     lines += [f"- {len(runs)} runs, together {minutes:.0f} minutes"]
     lines += [f"- Command: `{typed}`" for typed in commands]
@@ -155,23 +164,35 @@ def sweep_table(
 
 
 def _grid(
-    rows: Axis, headings: list[str], columns: list[list[Entry | None]], lower: list[bool]
+    rows: Axis,
+    headings: list[str],
+    columns: list[list[Entry | None]],
+    lower: list[bool],
+    seeds: int,
 ) -> list[str]:
     lines = [f"| {rows.name} | {' | '.join(headings)} |", f"|:--|{':-:|' * len(headings)}"]
     texts = []
     for column, least in zip(columns, lower, strict=True):
-        means = [math.nan if e is None else e.shown for e in column]
+        # What lacks seeds is not compared.
+        means = [e.shown if e and len(e.values) == seeds else math.nan for e in column]
         known = [mean for mean in means if not math.isnan(mean)]
         best = (min(known) if least else max(known)) if len(known) > 1 else None
         texts.append(
             [
-                f"**{e}**" if mean == best else str(e or "–")
+                f"**{e}**" if mean == best else _told(e, seeds)
                 for e, mean in zip(column, means, strict=True)
             ]
         )
     for label, *row in zip(rows.labels, *texts, strict=True):
         lines.append(f"| {label} | {' | '.join(row)} |")
     return lines
+
+
+def _told(entry: Entry | None, seeds: int) -> str:
+    if entry is None or not entry.values:
+        return "–"
+    there = len(entry.values)
+    return str(entry) if there == seeds else f"{entry} ({there} of {seeds})"
 
 
 def _product(labels: list[list[str]]) -> list[tuple[str, ...]]:
@@ -276,7 +297,7 @@ def _draw_lines(
     numbers = axis.numbers or []
     for number, line in enumerate(lines):
         there = [found.get((*line, label)) for label in axis.labels]
-        known = [(x, e) for x, e in zip(numbers, there, strict=True) if e and e.values]
+        known = sorted((x, e) for x, e in zip(numbers, there, strict=True) if e and e.values)
         panel.errorbar(
             [x for x, _ in known],
             [e.mean for _, e in known],

@@ -133,7 +133,7 @@ def train(
             state, before = restored.state, restored.meta.get("seconds", 0.0)
         first = int(state.step)
         replicated = run.replicate(state)
-        with _reports(config, directory, first) as (log, bar):
+        with _reports(config, directory, first, epoch) as (log, bar):
             clock, images = time.monotonic(), 0
             ahead = isinstance(seen.images, RecordImages)
             for number, batch in enumerate(batches(read, first, config.steps, ahead=ahead), first):
@@ -206,17 +206,28 @@ def _alone(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _reports(
-    config: TrainConfig, directory: Path, first: int
+    config: TrainConfig, directory: Path, first: int, epoch: int
 ) -> Iterator[tuple[MetricsLog | _Silent, Progress]]:
     """The metrics file and the progress; the first of several processes alone has them."""
     if not is_first():
         yield _Silent(), _Silent()
         return
+    if config.optimizer.decay_steps and epoch:
+        print(_in_epochs(config, epoch))
     with (
         MetricsLog(directory / "metrics.jsonl", resume_step=first) as log,
         progress(config.steps, first, config.loss.name) as bar,
     ):
         yield log, bar
+
+
+def _in_epochs(config: TrainConfig, epoch: int) -> str:
+    """The schedule as papers tell it: steps that fit a data set do not fit a subset of it."""
+    drops = ", ".join(f"{step / epoch:.4g}" for step in config.optimizer.decay_steps)
+    return (
+        f"An epoch is {epoch:,} steps: the run has {config.steps / epoch:.4g} epochs, and its "
+        f"learning rate is divided by ten after {drops}."
+    )
 
 
 def _check_finite(step: int, scalars: dict[str, float]) -> None:

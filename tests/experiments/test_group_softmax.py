@@ -12,6 +12,7 @@ from experiments.presets.icons_groups import CONFIG as PRESET
 from experiments.protocols import group_softmax
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from experiments.training.objective import Objective, Problem
+from experiments.training.preflight import check_run
 from tests.jaxloss import references
 
 DIM = 10
@@ -82,3 +83,12 @@ def test_labels_tell_what_is_minimised(options, label):
 def test_more_groups_than_features_are_told():
     with pytest.raises(ConfigError, match=r"loss.num_groups = 5 must be at most the 4 features"):
         group_softmax.check_options(configured(num_groups=5), 4)
+
+
+def test_a_long_tail_of_two_classes_is_refused_before_the_training(folders):
+    """It has no head, medium and tail to be told at the end."""
+    data = dataclasses.replace(PRESET.data, classes=2, imbalance=0.5)
+    sampling = dataclasses.replace(PRESET.sampling, batch_size=16)
+    config = dataclasses.replace(PRESET, data=data, sampling=sampling)
+    with pytest.raises(ConfigError, match="head, medium and tail need at least 3 classes"):
+        check_run(config, folders)

@@ -20,6 +20,7 @@ from experiments.config import (
     ModelConfig,
     SamplingConfig,
 )
+from experiments.data import builders
 from experiments.data.builders import BUILDERS
 from experiments.data.pipeline import ImageSet
 from experiments.data.selection import select
@@ -171,6 +172,7 @@ def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
         ("cifar-fs", "cifar_fs", "cifar100", True),
         # Images of one set that others hold are told for every protocol.
         ("imagenet-groups", "imagenet", "tiered_imagenet", True),
+        ("imagenet-groups", "imagenet", "stl10", True),
         # Of one set, these protocols leave out what the evaluation does.
         ("imagenet-groups", "imagenet@128", "imagenet", False),
         ("icons-groups", "icons", "icons", False),
@@ -184,8 +186,24 @@ def test_sets_that_share_images_are_known(preset, trained_on, data, seen):
     assert linear_run._may_be_seen(config, data) == seen
 
 
+def test_what_the_weights_to_start_from_have_seen_counts(run, tmp_path):
+    """Images of the icons, seen by a few-shot run, are among those for test of a classification."""
+    config = PRESETS["icons-groups"].config
+
+    def started_from(weights):
+        model = dataclasses.replace(config.model, weights=str(weights))
+        return dataclasses.replace(config, model=model)
+
+    directory, _ = run
+    assert linear_run._may_be_seen(started_from(directory), "icons")
+    assert linear_run._may_be_seen(started_from(directory / "checkpoints"), "icons")
+    assert not linear_run._may_be_seen(started_from(directory), "cifar10")
+    assert not linear_run._may_be_seen(started_from(tmp_path), "icons")
+    assert not linear_run._may_be_seen(started_from(tmp_path / "resnet.safetensors"), "icons")
+
+
 def test_the_sets_that_share_images_are_there():
-    names = [name for group in linear_run._SHARE_IMAGES for name in group]
+    names = [name for group in builders._SHARE_IMAGES for name in group]
     assert set(names) <= set(BUILDERS)
     assert len(set(names)) == len(names)
 

@@ -4,9 +4,15 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
+from experiments.config import DataConfig
 from experiments.data.mixup import mixup, mixup_weights
+from experiments.training.objective import Loss, Objective
+from experiments.training.state import TrainState
+from experiments.training.step import Batch, build_step
 
 
 def batch_of(n=8):
@@ -49,3 +55,49 @@ def test_weights_have_the_beta_distribution_and_follow_their_keys(beta, deviatio
     assert weights.std() == pytest.approx(deviation, abs=0.015)
     np.testing.assert_allclose(draw(keys[::-1])[::-1], weights, rtol=1e-6)
     assert mixup_weights(keys[5], beta) == pytest.approx(float(weights[5]), rel=1e-5)
+
+
+class _MeanPixel(nnx.Module):
+    """One feature: the mean of the pixels times a parameter."""
+
+    def __init__(self):
+        self.factor = nnx.Param(jnp.ones(()))
+
+    def __call__(self, images, *, train, keys):
+        return self.factor[...] * images.mean(axis=(1, 2, 3))[:, None]
+
+
+def test_a_step_mixes_the_losses_of_both_labels():
+    """The loss of mixed images is shared by their two labels as their pixels are."""
+
+    def loss(features, labels, head, memory):
+        return Loss(jnp.mean(features[:, 0] * labels), memory, {"of the first": features[0, 0]})
+
+    graphdef, params, statistics = nnx.split(_MeanPixel(), nnx.Param, ...)
+    optimizer = optax.sgd(1.0)
+    state = TrainState(
+        jnp.int32(0), {"backbone": params, "classifier": {}}, statistics, optimizer.init({}), ()
+    )
+    objective = Objective(lambda key: {}, loss, lambda features, head, memory: features)
+    data = DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False, mixup=1.0)
+    step = build_step(graphdef, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
+
+    pixels, labels = np.array([10, 250, 40, 120], np.uint8), np.array([3, 1, 0, 7], np.int32)
+    shares = []
+    for number in range(4):
+        images = np.tile(pixels[:, None, None, None], (1, 2, 2, 1))
+        at = state._replace(step=jnp.int32(number), opt_state=optimizer.init(state.params))
+        after, metrics = step(at, Batch(images, labels))
+        own, partner = pixels / 255, pixels[::-1] / 255
+        share = (metrics["of the first"] - partner[0]) / (own[0] - partner[0])
+        mixed = share * own + (1 - share) * partner
+        expected = share * np.mean(mixed * labels) + (1 - share) * np.mean(mixed * labels[::-1])
+        np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4)
+        # The loss is the parameter, 1, times its derivative.
+        factor = after.params["backbone"]["factor"][...]
+        np.testing.assert_allclose(factor, 1 - expected, rtol=1e-4)
+        shares.append(float(share))
+    # A sample's own label has the larger share; every step has another.
+    assert min(shares) >= 0.5
+    assert max(shares) < 1
+    assert len(set(shares)) == 4

@@ -4,12 +4,13 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from experiments import files
-from experiments.data import builders
+from experiments.data import builders, pipeline
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.kinds import FewShotBuilder
 from experiments.data.pipeline import RecordImages, batches, load_split
@@ -80,6 +81,13 @@ def test_some_of_a_split_are_taken_without_reading(cifar):
         np.testing.assert_array_equal(some.labels, whole.labels[rows])
         assert some.class_names == whole.class_names
         np.testing.assert_array_equal(some.images[np.array([2, 0])], whole.images[[2, 4]])
+
+
+@pytest.mark.parametrize(("spared", "kind"), [(0, np.ndarray), (1, RecordImages)])
+def test_by_default_a_quarter_of_the_memory_is_taken(cifar, monkeypatch, spared, kind):
+    there = SimpleNamespace(available=4 * 5 * 32 * 32 * 3 - spared)
+    monkeypatch.setattr(pipeline.psutil, "virtual_memory", lambda: there)
+    assert type(load_split("cifar_fs", "base", **cifar).images) is kind
 
 
 def test_an_index_beyond_the_end_is_refused(cifar):

@@ -36,6 +36,10 @@ def test_an_axis_is_read_in_the_types_of_its_options():
     assert axis.labels() == ["softmax/5", "softmax/9", "loose/5"]
     assert parse_axis("data.classes=5,20", CONFIG).values == ((5,), (20,))
     assert parse_axis("data.flip=True,false", CONFIG).values == ((True,), (False,))
+    # Several numbers are one value.
+    axis = parse_axis("steps/optimizer.decay-steps=90/30+60,40/20", CONFIG)
+    assert axis.values == ((90, (30, 60)), (40, (20,)))
+    assert parse_axis("optimizer.decay_steps=30+60", CONFIG).labels() == ["30+60"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,8 @@ def test_an_axis_is_read_in_the_types_of_its_options():
         ("loss.name=", "must be OPTION=VALUE"),
         ("loss.nam=softmax", "loss.nam: there is no option"),
         ("los.name=softmax", "los.name: there is no option"),
-        ("model.widths=4", "model.widths: there is no option of that name with one value"),
+        ("model=4", "model: there is no option"),
+        ("model.widths=4+x", r"'4\+x' is no ints joined by \+"),
         ("loss.name=soft", "'soft' must be one of softmax, tight, loose"),
         ("data.classes=5,x", "'x' is no int"),
         ("data.flip=yes", "'yes' must be True or False"),
@@ -69,6 +74,10 @@ def test_cells_are_all_combinations(tmp_path):
     assert last.place == ("loose", "9")
     assert (last.config.loss.name, last.config.data.classes) == ("loose", 9)
     assert last.directory == tmp_path / "loss.name=loose" / "data.classes=9" / "seed-1"
+    axes = [parse_axis("model.widths=4+8+8+8,4+4+4+4", CONFIG)]
+    first = cells(CONFIG, axes, [0], tmp_path)[0]
+    assert first.config.model.widths == (4, 8, 8, 8)
+    assert first.directory == tmp_path / "model.widths=4+8+8+8" / "seed-0"
     with pytest.raises(ConfigError, match="an option twice"):
         cells(CONFIG, [axes[0], axes[0]], [0], tmp_path)
 
@@ -87,9 +96,11 @@ def test_table_of_two_axes():
     runs += [run(("loose", "50"), 0, None, metrics={}, diverged="loss is nan")]
     table = reporting.sweep_table(AXES, runs, title="T", command="c")
     assert "| loss.name | 5 | 50 |" in table
-    assert "| softmax | 30.0 ± 10.0 | 10.0 |" in table
-    assert "| loose | **25.0** | – |" in table
-    assert "Diverged: loose, 50" in table
+    # One seed is not compared with three.
+    assert "| softmax | 30.0 ± 10.0 | 10.0 (1 of 3) |" in table
+    assert "| loose | 25.0 (1 of 3) | – |" in table
+    assert "- (k of 3): of k seeds" in table
+    assert "Diverged: loose, 50 (seed 0)." in table
     assert "6 runs, together 3 minutes" in table
 
 
@@ -124,7 +135,7 @@ def test_where_all_runs_diverged_the_table_says_so(tmp_path):
         paths = reporting.write_sweep(
             tmp_path, AXES[:1], runs, title="T", command="c", metrics=metrics
         )
-        assert "Diverged: softmax; loose" in paths[0].read_text()
+        assert "Diverged: softmax (seed 0); loose (seed 0)." in paths[0].read_text()
 
 
 def test_a_metric_that_is_not_there_loses_no_table(tmp_path):

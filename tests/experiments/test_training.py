@@ -49,7 +49,7 @@ from experiments.training import parallel
 from experiments.training.checkpoints import Checkpoints, ConfigMismatchError, read_config
 from experiments.training.loop import ParallelMode, train
 from experiments.training.preflight import check_run
-from experiments.training.state import Setup, build_optimizer, initial_setup, learning_rate
+from experiments.training.state import Setup, initial_setup
 from experiments.training.step import Batch, build_step
 
 TINY = FewShotConfig(
@@ -556,29 +556,6 @@ def test_configuration_survives_json():
         from_dict(FewShotConfig, broken)
 
 
-def test_weight_decay_spares_biases_and_normalisation():
-    config = OptimizerConfig(learning_rate=1.0, momentum=0.0, nesterov=False, weight_decay=0.1)
-    optimizer = build_optimizer(config, 10)
-    params = {"kernel": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
-    zeros = jax.tree.map(np.zeros_like, params)
-    updates, _ = optimizer.update(zeros, optimizer.init(params), params)
-    chex.assert_trees_all_close(
-        updates, {"kernel": np.full((2, 3), -0.1, np.float32), "scale": np.zeros(3, np.float32)}
-    )
-
-
-def test_schedules():
-    cosine = learning_rate(OptimizerConfig(learning_rate=0.4, warmup_steps=4), 12)
-    rates = np.array([float(cosine(step)) for step in (0, 2, 4, 8, 12)])  # pyright: ignore[reportArgumentType]
-    np.testing.assert_allclose(rates, [0, 0.2, 0.4, 0.2, 0], atol=1e-7)
-    config = OptimizerConfig(learning_rate=1.0, schedule="step", decay_steps=(3, 6), warmup_steps=2)
-    by_steps = learning_rate(config, 9)
-    rates = np.array([float(by_steps(step)) for step in (1, 2, 3, 5, 6)])  # pyright: ignore[reportArgumentType]
-    np.testing.assert_allclose(rates, [0.5, 1, 0.1, 0.1, 0.01], rtol=1e-5)
-    with pytest.raises(ValueError, match="warmup_steps"):
-        learning_rate(OptimizerConfig(warmup_steps=9), 9)
-
-
 def test_bfloat16_trains():
     config = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, dtype="bfloat16"))
     state, metrics = run_steps(config, "jit", 2)
@@ -592,13 +569,6 @@ def test_bfloat16_trains():
 def test_data_config_reaches_the_step():
     plain = dataclasses.replace(TINY, data=DataConfig(pad=0, flip=False))
     assert run_steps(plain, "jit", 1)[1]["loss"] != run_steps(TINY, "jit", 1)[1]["loss"]
-
-
-@pytest.mark.parametrize(("schedule", "decay_steps"), [("cosine", (3,)), ("step", ())])
-def test_a_schedule_that_would_ignore_an_option_is_refused(schedule, decay_steps):
-    config = OptimizerConfig(schedule=schedule, decay_steps=decay_steps)
-    with pytest.raises(ConfigError, match="decay_steps"):
-        learning_rate(config, 9)
 
 
 def test_a_second_process_in_a_runs_directory_is_refused(folders, tmp_path):

@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "image_shape",
     "is_multi_label",
+    "share_images",
     "split_names",
 ]
 
@@ -52,6 +53,12 @@ BUILDERS: dict[str, type[ImageBuilder]] = {
 }
 """Every data set by its name."""
 
+_SHARE_IMAGES = (
+    {"imagenet", "imagenet200", "mini_imagenet", "tiered_imagenet", "stl10"},
+    {"cifar100", "cifar_fs"},
+    {"cub", "cub_fewshot"},
+)
+"""Sets that were made from the same images; each splits them in its own way."""
 _SIZES = range(8, 2049)
 
 
@@ -170,6 +177,20 @@ def is_multi_label(name: str) -> bool:
         ConfigError: There is no such data set.
     """
     return issubclass(builder_class(name), MultiLabelBuilder)
+
+
+def share_images(name: str, other: str) -> bool:
+    """Whether two data sets, at whatever sizes, are one or were made from the same images.
+
+    Args:
+        name: One of them.
+        other: The other.
+
+    Returns:
+        True if they are, or were.
+    """
+    both = {plain.partition("@")[0] for plain in (name, other)}
+    return len(both) == 1 or any(both <= names for names in _SHARE_IMAGES)
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
