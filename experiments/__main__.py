@@ -229,7 +229,8 @@ class Sweep:
     config: Preset
     over: tuple[str, ...] = ()
     """Axes, the methods first: OPTION=VALUE,VALUE,... such as loss.name=softmax,loose, or options
-    that change together: loss.name/optimizer.learning_rate=softmax/0.1,loose/0.3."""
+    that change together: loss.name/optimizer.learning_rate=softmax/0.1,loose/0.3. The numbers of an
+    option that has several are joined by +: optimizer.decay_steps=30+60."""
     seeds: tuple[int, ...] = (0,)
     """Every combination is trained once for each seed."""
     directory: Path | None = None
