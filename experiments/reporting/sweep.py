@@ -249,11 +249,13 @@ def sweep_figure(
     figure.text(0.01, 1 - 0.1 / height, title, weight="bold", size=12, va="top")
     figure.text(0.01, 0.06 / height, "\n".join(caption), size=7, va="bottom")
     panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    for panel, name in zip(panels, names, strict=False):
+    for place, (panel, name) in enumerate(zip(panels, names, strict=False)):
         found = entries(runs, name)
         if last.numbers is None:
             _draw_marks(panel, lines, found)
             panel.set_xlabel(_axis(name))
+            if place % columns == 0:
+                panel.set_ylabel(", ".join(axis.name for axis in axes))
         else:
             _draw_lines(panel, lines, last, found)
             panel.set_ylabel(_axis(name))

@@ -162,6 +162,29 @@ def test_numbers_along_an_axis_do_not_touch(tmp_path, monkeypatch, labels):
             assert left.x1 < right.x0
 
 
+def test_figures_of_words_name_what_was_varied(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
+    runs = [run((label,), 0, 0.1, metrics=dict.fromkeys("abcd", 0.1)) for label in ("x/y", "y/x")]
+    axes = [reporting.Axis("first/second", ["x/y", "y/x"])]
+    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
+    # The first panel of each of two rows.
+    named = [panel.get_ylabel() for panel in figures[0].axes]
+    assert named == ["first/second", "", "", "first/second", "", ""]
+
+
+def test_points_are_joined_in_the_order_of_their_numbers(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
+    labels = ["0.0", "-0.1", "0.05"]
+    runs = [run((label,), 0, 0.1 * place) for place, label in enumerate(labels)]
+    axes = [reporting.Axis("m", labels)]
+    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
+    (container,) = figures[0].axes[0].containers
+    assert container[0].get_xdata().tolist() == [-0.1, 0.0, 0.05]
+    np.testing.assert_allclose(container[0].get_ydata(), [10, 0, 20])
+
+
 def test_all_samples_stand_last_on_their_axis():
     axis = parse_axis("data.samples_per_class=5,10,0", CONFIG)
     assert axis.labels() == ["5", "10", "all"]
