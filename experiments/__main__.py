@@ -18,6 +18,7 @@ from experiments.benchmark.command import Benchmark
 from experiments.config import FewShotConfig, Folders, TrainConfig
 from experiments.errors import ConfigError, ExperimentError
 from experiments.evaluation.linear_command import Linear
+from experiments.files import cache_folder
 from experiments.presets import PRESETS
 
 Preset = Annotated[
@@ -326,8 +327,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command; an error that its user can mend is a message, not a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxloss", "xla")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
     command: Any = tyro.cli(
         COMMANDS,  # pyright: ignore[reportArgumentType]

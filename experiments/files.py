@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders that one process has to itself."""
+"""Files that are there whole or not at all, folders of one process, and the user's cache."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def cache_folder(name: str) -> Path:
+    """Where files of a kind are kept that can be made again; it need not be there yet.
+
+    Args:
+      name: The kind.
+
+    Returns:
+      `jaxloss/NAME` in the user's cache: XDG_CACHE_HOME, or ~/.cache where that is unset or empty.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxloss", name)
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:

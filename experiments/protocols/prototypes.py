@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import zipfile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 import jaxloss
-from experiments.files import write_atomically
+from experiments.files import cache_folder, write_atomically
 from experiments.training.processes import on_first
 
 
@@ -54,9 +53,8 @@ def _spread(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
 
 def prototypes_file(num_prototypes: int, dim: int, seed: int) -> Path:
     """Where the uniform prototypes with these parameters are kept."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"uniform-{num_prototypes}x{dim}-seed{seed}-jaxloss{jaxloss.__version__}.npz"
-    return cache / "jaxloss" / "prototypes" / name
+    return cache_folder("prototypes") / name
 
 
 def _read(path: Path, shape: tuple[int, int]) -> np.ndarray | None:

@@ -122,6 +122,7 @@ def sweep_table(
             [_lower(name) for name in names],
             len(seeds),
         )
+        lines.append("")
     else:
         places = _product([axis.labels for axis in axes[1:]])
         for name in names:
@@ -145,13 +146,12 @@ def sweep_table(
         for place, report in runs
         if "diverged" in report
     ]
-    lacking = any(f" of {len(seeds)})" in line for line in lines)
+    numbers = [len(entry.values) for name in names for entry in entries(runs, name).values()]
     lines += [
-        "",
         f"- In %{ratios}. a ± b: mean and standard deviation over the seeds "
         f"{', '.join(map(str, seeds))}; bold: the best of a column.",
     ]
-    if lacking:
+    if any(0 < number < len(seeds) for number in numbers):
         lines.append(f"- (k of {len(seeds)}): of k seeds; the others diverged or are not done.")
     if _VALIDATION in names:
         lines.append("- validation: what the checkpoint was chosen by, on the validation images.")

@@ -57,6 +57,8 @@ ROWS = {
     "imagenet-sphere": Row(1281167, 1024, 100, 0.5, 2e-5, (), 5, MIXED),
     "cifar10-lt": long_tail(tail(5000, 10, 0.01)),
     "cifar100-lt": long_tail(tail(500, 100, 0.01)),
+    # The largest of SVHN's classes, the ones, has 13,861 images; the others have enough.
+    "svhn-lt": long_tail(tail(13861, 10, 0.01)),
     "stl10-lt": long_tail(tail(500, 10, 0.01)),
     # Kobayashi, CVPR 2023.
     "coco": Row(82783, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
