@@ -188,7 +188,7 @@ class Compare:
         from experiments.training.processes import on_first
 
         for option, instead in GRID_OPTIONS.items():
-            if any(word.replace("_", "-").partition("=")[0] == option for word in command):
+            if _given(option, command):
                 raise ConfigError(f"compare sets {option} itself, in every cell; give {instead}")
         for option, values in (
             ("--losses", self.losses),
@@ -235,11 +235,13 @@ class Sweep:
     seeds: tuple[int, ...] = (0,)
     """Every combination is trained once for each seed."""
     directory: Path | None = None
-    """Folder of the sweep (by default runs/sweep-PROTOCOL-DATA)."""
+    """Folder of the sweep (by default runs/sweep-PRESET). Its table and figure are those of the
+    last command; the runs are kept, so that each command gives its own again."""
     title: str = ""
     """Title of table and figure."""
     metrics: tuple[str, ...] = ()
-    """Which metrics the table and the figure show, in this order (by default all)."""
+    """Which metrics the table and the figure show, in this order (by default all; a name that there
+    is not is refused at once, with those that there are)."""
     parallel: Mode = "pmap"
     """Data-parallel over all devices by jax.pmap, or by a jit over sharded global arrays."""
     distributed: Distributed = False
@@ -250,15 +252,21 @@ class Sweep:
         """Runs what is missing of the sweep, prints its table."""
         from experiments.cells import run_cells
         from experiments.reporting.sweep import Axis, write_sweep
-        from experiments.sweep import cells, finished, parse_axis
+        from experiments.sweep import cells, check_metrics, finished, parse_axis
         from experiments.training.processes import on_first
 
         config: Any = self.config
         if not self.over or not self.seeds:
             raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
         axes = [parse_axis(text, config) for text in self.over]
-        root = self.directory or Path("runs", f"sweep-{config.protocol}-{config.data.name}")
+        for option in ("seed", *(option for axis in axes for option in axis.options)):
+            if _given(name := f"--{option.replace('_', '-')}", command):
+                instead = "--seeds" if option == "seed" else "its values to --over alone"
+                raise ConfigError(f"sweep sets {name} itself, in every run; give {instead}")
+        preset = next(word for word in command if word in PRESETS)
+        root = self.directory or Path("runs", f"sweep-{preset}")
         todo = cells(config, axes, self.seeds, root)
+        check_metrics(self.metrics, todo)
         typed = shlex.join(command)
         diverged = run_cells(todo, self.folders, command=typed, parallel_mode=self.parallel)
         paths = on_first(
@@ -298,6 +306,11 @@ COMMANDS = (
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]
     | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
 )
+
+
+def _given(option: str, command: Sequence[str]) -> bool:
+    """Whether an option such as `--loss.name` was typed, with - or _, with = or without."""
+    return any(word.replace("_", "-").partition("=")[0] == option for word in command)
 
 
 def _close(paths: Sequence[Path], diverged: Sequence[str], *, of: int) -> int:

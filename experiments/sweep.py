@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import logging
 import typing
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 from experiments.cells import Cell, read_report
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError, ExperimentError
-from experiments.protocols import run_to_dict
-from experiments.reporting.sweep import ALL
+from experiments.protocols import protocol_of, run_to_dict
+from experiments.reporting.sweep import ALL, VALIDATION
 from experiments.training.checkpoints import read_config
 
 logger = logging.getLogger(__name__)
@@ -81,11 +82,13 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
 
 
 def _value(config: Any, option: str, text: str) -> Any:
-    *sections, name = option.split(".")
-    for section in sections:
-        config = getattr(config, section, None)
-    hints = typing.get_type_hints(type(config)) if dataclasses.is_dataclass(config) else {}
-    hint = hints.get(name)
+    known = _options(config)
+    if option not in known:
+        close = [other for other in known if other.startswith(f"{option}.")]
+        close = close or difflib.get_close_matches(option, known)
+        told = f"; there is {', '.join(close)}" if close else "; train PRESET --help lists them"
+        raise ConfigError(f"--over {option}: there is no option of that name{told}")
+    hint = known[option]
     if hint is bool:
         if text.lower() not in ("true", "false"):
             raise ConfigError(f"--over {option}: {text!r} must be True or False")
@@ -98,13 +101,38 @@ def _value(config: Any, option: str, text: str) -> Any:
         return text
     several = typing.get_origin(hint) is tuple
     kind = typing.get_args(hint)[0] if several else hint
-    if kind not in (int, float, str):
-        raise ConfigError(f"--over {option}: there is no option of that name")
     try:
         return tuple(map(kind, text.split("+"))) if several else kind(text)
     except ValueError:
         told = f"{kind.__name__}s joined by +" if several else kind.__name__
         raise ConfigError(f"--over {option}: {text!r} is no {told}") from None
+
+
+def _options(config: Any) -> dict[str, Any]:
+    """The type of every option, by its name."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if typing.get_origin(hint) is typing.ClassVar:
+            continue
+        if dataclasses.is_dataclass(value):
+            found |= {f"{name}.{option}": kind for option, kind in _options(value).items()}
+        else:
+            found[name] = hint
+    return found
+
+
+def check_metrics(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Raises unless some of the runs will have each of the metrics.
+
+    Raises:
+      ConfigError: no run has a metric of that name.
+    """
+    there = [protocol_of(cell.config).metrics(cell.config) for cell in cells]
+    names = dict.fromkeys([*itertools.chain.from_iterable(there), VALIDATION])
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f"--metrics: no metric {name!r}; there are {', '.join(names)}")
 
 
 def _label(option: str, value: Any) -> str:

@@ -111,7 +111,9 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
         ValueError: If seed or step is negative.
     """
     if not 1 <= batch_size <= num_samples:
-        raise ConfigError(f"batch_size must be in 1 … {num_samples} samples, got {batch_size}")
+        raise ConfigError(
+            f"sampling.batch_size = {batch_size} must be in 1 … {num_samples}, the training samples"
+        )
     _check_stream(seed, step)
     epoch, position = divmod(step, num_samples // batch_size)
     permutation = _epoch_permutation(num_samples, seed, epoch)
@@ -140,7 +142,7 @@ def episodic_batch(
         ValueError: If an argument is out of its range.
     """
     index = index_classes(labels)
-    eligible = _classes_with(index, ways, shots, f"a {ways}x{shots} batch")
+    eligible = _classes_with(index, ways, shots, f"sampling.strategy {ways}x{shots}")
     return _draw_classes(index, eligible, ways, shots, _stream(_EPISODIC, seed, step)).ravel()
 
 
@@ -310,15 +312,15 @@ def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np
     eligible = np.flatnonzero(counts >= needed)
     if len(eligible) < ways:
         raise ConfigError(
-            f"{purpose} takes {ways} classes with at least {needed} samples each; "
-            f"{len(eligible)} of {len(counts)} classes have so many "
+            f"{purpose} takes {ways} classes with at least {needed} samples each; of the "
+            f"{len(counts)} classes, {len(eligible)} have that many "
             f"(the largest {counts.max()}, the smallest {counts.min()})"
         )
     return eligible
 
 
 def _episode_classes(index: ClassIndex, ways: int, shots: int, queries: int) -> np.ndarray:
-    purpose = f"an episode of {ways} classes with {shots} shots and {queries} queries"
+    purpose = f"an episode of {ways} ways, {shots} shots and {queries} queries"
     return _classes_with(index, ways, shots + queries, purpose)
 
 

@@ -104,7 +104,7 @@ def _training_counts(available: np.ndarray, config: DataConfig) -> np.ndarray:
     if counts.min() < 1:
         raise ConfigError(
             f"data.imbalance = {config.imbalance} leaves a class without an image for training; "
-            f"the largest has {available.max()}"
+            f"the largest has {available.max()}: set it to 1/{available.max()} or more"
         )
     return counts
 

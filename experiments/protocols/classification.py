@@ -109,19 +109,23 @@ def evaluate(config: TrainConfig, split: str, outputs: Callable[[str], Outputs])
         of_split.labels,
         train_counts=of_split.counts if long_tailed else None,
     )
-    metrics = {
-        "error": result.error,
-        "accuracy": result.accuracy,
-        "calibration error": result.calibration_error,
-    }
+    values = [result.error, result.accuracy, result.calibration_error]
     if result.groups is not None:
-        metrics |= {f"{group} accuracy": value for group, value in result.groups.items()}
+        values += [result.class_mean_accuracy, *result.groups.values()]
     return {
         "result": result._asdict(),
-        "metrics": metrics,
+        "metrics": dict(zip(metrics(config), values, strict=True)),
         "train_samples": int(of_split.counts.sum()),
         "classes": len(of_split.counts),
     }
+
+
+def metrics(config: TrainConfig) -> tuple[str, ...]:
+    """Error rate and calibration; of a long tail also accuracies in which every class is alike."""
+    names = ("error", "accuracy", "calibration error")
+    if config.data.imbalance == 1:
+        return names
+    return (*names, "class mean accuracy", "head accuracy", "medium accuracy", "tail accuracy")
 
 
 def describe_data(config: TrainConfig) -> dict[str, Any]:

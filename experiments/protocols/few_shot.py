@@ -159,8 +159,13 @@ def evaluate(
     return {
         "evaluation": to_dict(wanted),
         "results": [result._asdict() for result in results],
-        "metrics": {f"{result.shots}-shot accuracy": result.accuracy for result in results},
+        "metrics": dict(zip(metrics(config), (result.accuracy for result in results), strict=True)),
     }
+
+
+def metrics(config: FewShotConfig) -> tuple[str, ...]:
+    """Accuracy for each number of shots."""
+    return tuple(f"{shots}-shot accuracy" for shots in config.evaluation.shots)
 
 
 def describe(config: FewShotConfig) -> dict[str, Any]:
@@ -199,6 +204,7 @@ PROTOCOL = Protocol(
     objective=objective,
     validate=validate,
     evaluate=evaluate,
+    metrics=metrics,
     describe=describe,
     report=report,
     check_options=check_options,

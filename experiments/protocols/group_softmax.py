@@ -102,6 +102,7 @@ PROTOCOL = Protocol(
     objective=objective,
     validate=classification.validate,
     evaluate=classification.evaluate,
+    metrics=classification.metrics,
     describe=describe,
     report=classification.report,
     check_options=check_options,

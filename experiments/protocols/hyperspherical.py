@@ -278,6 +278,7 @@ PROTOCOL = Protocol(
     objective=objective,
     validate=classification.validate,
     evaluate=evaluate,
+    metrics=classification.metrics,
     describe=describe,
     report=report,
     check_options=check_options,

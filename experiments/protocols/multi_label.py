@@ -240,8 +240,13 @@ def evaluate(
     result: MultilabelResult = evaluate_scores(of_split.scores(), of_split.labels)
     return {
         "result": result._asdict(),
-        "metrics": {"mAP@class": result.map_class, "mAP@sample": result.map_sample},
+        "metrics": dict(zip(metrics(config), (result.map_class, result.map_sample), strict=True)),
     }
+
+
+def metrics(config: MultiLabelConfig) -> tuple[str, ...]:
+    """Both means of average precisions."""
+    return ("mAP@class", "mAP@sample")
 
 
 def describe(config: MultiLabelConfig) -> dict[str, Any]:
@@ -280,6 +285,7 @@ PROTOCOL = Protocol(
     objective=objective,
     validate=validate,
     evaluate=evaluate,
+    metrics=metrics,
     describe=describe,
     report=report,
     check_options=check_options,

@@ -216,10 +216,8 @@ def evaluate(
     Raises:
       ConfigError: a split cannot give such episodes.
     """
-    there = ("base", *split_names(_novel_name(config)))
-    told = ("novel", "validation", "base") if split == "novel" else (split,)
     results, discriminability = [], {}
-    for part in (part for part in told if part in there):
+    for part in _parts(config, split):
         held_out = part == "base" and config.data.holdout
         features, labels = outputs("held-out" if held_out else part)[:2]
         results += [
@@ -230,16 +228,31 @@ def evaluate(
         ]
         scatter = _discriminability(features, labels)
         discriminability[part] = {name: float(value) for name, value in scatter._asdict().items()}
-    metrics = {
-        f"{result['split']} {result['shots']}-shot": result["accuracy"] for result in results
-    }
-    metrics |= {f"{part} discriminability": s["ratio"] for part, s in discriminability.items()}
+    values = [result["accuracy"] for result in results]
+    values += [scatter["ratio"] for scatter in discriminability.values()]
     return {
         "evaluation": to_dict(config.evaluation),
         "results": results,
         "discriminability": discriminability,
-        "metrics": metrics,
+        "metrics": dict(zip(_metrics(config, split), values, strict=True)),
     }
+
+
+def metrics(config: NegativeMarginConfig) -> tuple[str, ...]:
+    """Accuracy for each split and number of shots, and the discriminability of each split."""
+    return _metrics(config, "novel")
+
+
+def _metrics(config: NegativeMarginConfig, split: str) -> tuple[str, ...]:
+    parts = _parts(config, split)
+    accuracies = [f"{part} {shots}-shot" for part in parts for shots in config.evaluation.shots]
+    return (*accuracies, *(f"{part} discriminability" for part in parts))
+
+
+def _parts(config: NegativeMarginConfig, split: str) -> list[str]:
+    there = ("base", *split_names(_novel_name(config)))
+    told = ("novel", "validation", "base") if split == "novel" else (split,)
+    return [part for part in told if part in there]
 
 
 _discriminability = jax.jit(jaxloss.discriminability)
@@ -297,6 +310,7 @@ PROTOCOL = Protocol(
     objective=objective,
     validate=few_shot.validate,
     evaluate=evaluate,
+    metrics=metrics,
     describe=describe,
     report=report,
     check_options=check_options,

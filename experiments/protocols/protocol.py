@@ -47,6 +47,8 @@ class Protocol(NamedTuple):
     evaluate: Callable[[Any, str, Callable[[str], Outputs]], dict[str, Any]]
     """The results on a split, from a function that gives the outputs of any; as JSON types.
     `metrics` are named numbers, for tables."""
+    metrics: Callable[[Any], tuple[str, ...]]
+    """The names of the `metrics` of the last split."""
     describe: Callable[[Any], dict[str, Any]]
     """What a report says of a run before it tells of results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]

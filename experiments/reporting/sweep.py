@@ -14,7 +14,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.errors import ConfigError
 from experiments.files import write_atomically, write_picture
 from experiments.reporting.colors import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 
@@ -23,7 +22,8 @@ _MARKERS = "osD^vP*X"
 _PANELS_IN_A_ROW = 3
 ALL = "all"
 """The label of an option that takes all there is."""
-_VALIDATION = "validation"
+VALIDATION = "validation"
+"""The metric by which the checkpoint is chosen, on validation images."""
 
 
 class Axis(NamedTuple):
@@ -83,15 +83,13 @@ def metrics_of(runs: Runs, wanted: Sequence[str] = ()) -> list[str]:
       runs: places and reports.
       wanted: which, in this order; all where it is empty.
 
-    Raises:
-      ConfigError: there is no metric of a wanted name.
+    Returns:
+      No name where all runs diverged.
     """
     names = dict.fromkeys(name for _, report in runs for name in report["metrics"])
-    if any(report.get(_VALIDATION) is not None for _, report in runs):
-        names[_VALIDATION] = None
-    if names and (unknown := [name for name in wanted if name not in names]):
-        raise ConfigError(f"no metric {unknown[0]!r}; the runs have {', '.join(names)}")
-    return list(wanted or names)
+    if any(report.get(VALIDATION) is not None for _, report in runs):
+        names[VALIDATION] = None
+    return list(wanted or names) if names else []
 
 
 def entries(runs: Runs, metric: str) -> dict[tuple[str, ...], Entry]:
@@ -99,7 +97,7 @@ def entries(runs: Runs, metric: str) -> dict[tuple[str, ...], Entry]:
     found: dict[tuple[str, ...], list[float]] = {}
     unit, digits = (1, 2) if _is_ratio(metric) else (100, 1)
     for place, report in runs:
-        value = report.get(metric) if metric == _VALIDATION else report["metrics"].get(metric)
+        value = report.get(metric) if metric == VALIDATION else report["metrics"].get(metric)
         found.setdefault(place, []).extend([] if value is None else [unit * value])
     return {place: Entry(values, digits) for place, values in found.items()}
 
@@ -153,7 +151,7 @@ def sweep_table(
     ]
     if any(0 < number < len(seeds) for number in numbers):
         lines.append(f"- (k of {len(seeds)}): of k seeds; the others diverged or are not done.")
-    if _VALIDATION in names:
+    if VALIDATION in names:
         lines.append("- validation: what the checkpoint was chosen by, on the validation images.")
     if diverged:
         lines.append(f"- Diverged: {'; '.join(diverged)}.")
@@ -331,16 +329,7 @@ def write_sweep(
     command: str,
     metrics: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes table.md, table.json and, where there are metrics, figure.png; returns their paths.
-
-    Raises:
-      ConfigError: the runs have no such metric; what is written shows all of them.
-    """
-    unknown = None
-    try:
-        names = metrics_of(runs, metrics)
-    except ConfigError as error:
-        unknown, metrics, names = error, (), metrics_of(runs)
+    """Writes table.md, table.json and, where there are metrics, figure.png; returns their paths."""
     text = sweep_table(axes, runs, title=title, command=command, metrics=metrics)
     as_json = {
         "axes": [axis._asdict() for axis in axes],
@@ -352,10 +341,8 @@ def write_sweep(
             directory / "table.json", json.dumps(as_json, indent=2, ensure_ascii=False) + "\n"
         ),
     ]
-    if names:
+    if metrics_of(runs, metrics):
         path = directory / "figure.png"
         sweep_figure(axes, runs, path, title=title, command=command, metrics=metrics)
         paths.append(path)
-    if unknown is not None:
-        raise ConfigError(f"{unknown}; {paths[0]} shows them all") from unknown
     return paths

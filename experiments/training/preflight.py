@@ -45,7 +45,10 @@ def check_options(config: TrainConfig) -> int:
     ).num_features
 
     if config.model.weights and not Path(config.model.weights).exists():
-        raise ConfigError(f"model.weights = {config.model.weights}: there is nothing")
+        raise ConfigError(
+            f"model.weights = {config.model.weights} is not there; give a file *.safetensors or a "
+            "run directory"
+        )
     if config.model.weights and config.model.dim:
         raise ConfigError("model.weights are for a backbone alone; model.dim must be 0")
     protocol_of(config).check_options(config, num_features)

@@ -339,7 +339,10 @@ def test_labels_tell_what_is_minimised(options, label):
         ({"data": DataConfig(classes=2, imbalance=0.5)}, "need at least 3 classes"),
         ({"loss": HypersphericalLossConfig(scale=0.0)}, "loss.scale must be above 0"),
         ({"loss": HypersphericalLossConfig(decay=1.0)}, "loss.decay must be .*below 1"),
-        ({"sampling": SamplingConfig(batch_size=128)}, "batch_size must be in 1 … 90"),
+        (
+            {"sampling": SamplingConfig(batch_size=128)},
+            "sampling.batch_size = 128 must be in 1 … 90",
+        ),
     ],
 )
 def test_what_cannot_end_well_leaves_no_directory(tmp_path, folders, changes, message):
