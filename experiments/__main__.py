@@ -356,7 +356,7 @@ def main(arguments: list[str] | None = None) -> int:
             return command.run(["python", "-m", "experiments", *arguments])
     except Interrupted as stop:
         print(stop, file=sys.stderr)
-        return 128 + signal.SIGTERM
+        return 128 + stop.signal_number
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 128 + signal.SIGINT

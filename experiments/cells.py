@@ -13,7 +13,7 @@ from experiments.errors import DivergedError
 from experiments.evaluation.run import describe_run, evaluate_run
 from experiments.protocols import protocol_of, run_to_dict
 from experiments.reporting.report import write_run_report
-from experiments.training.checkpoints import claim_run_directory
+from experiments.training.checkpoints import check_run_directory, claim_run_directory
 from experiments.training.loop import ParallelMode, train
 from experiments.training.preflight import check_options, check_run
 from experiments.training.processes import on_first
@@ -48,12 +48,13 @@ def run_cells(
 
     Raises:
       ConfigError: before hours of training: one of them cannot be trained and evaluated.
-      ConfigMismatchError: a directory holds a run of another configuration.
+      ConfigMismatchError: before any training: a directory holds a run of another configuration.
     """
     for cell in cells:
         check_options(cell.config)
     for cell in cells:
         check_run(cell.config, folders)
+    on_first(lambda: [check_run_directory(c.directory, run_to_dict(c.config)) for c in cells])
     diverged = []
     for number, cell in enumerate(cells, start=1):
         print(f"[{number}/{len(cells)}] {cell.name}", flush=True)

@@ -36,8 +36,8 @@ _LOGITS = {"cosine": jaxloss.cosine_logits, "linear": jaxloss.linear_logits}
 class FineTuning:
     """How the classifier of an episode is trained: by default as Liu et al. do it."""
 
-    classifier: Literal["cosine", "linear"] = "cosine"
-    """Logits are cosines, or inner products without a bias."""
+    classifier: Literal["cosine", "linear", "same"] = "cosine"
+    """Logits are cosines, or inner products without a bias; same: what the run was trained with."""
     scale: Positive = 5.0
     """Factor of the logits."""
     margin: Number = 0.0

@@ -47,9 +47,9 @@ def evaluate_run_linear(
 
     Returns:
       A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
-      `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (whether
-      test images may be among those of the backbone's training, or the data set shares images with
-      that of the training), and the fields of a `LinearResult` under `result`.
+      `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (in
+      words, what the backbone was trained on where test images may be among it, or it shares images
+      with the data set), and the fields of a `LinearResult` under `result`.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it is damaged.
@@ -98,36 +98,40 @@ def evaluate_run_linear(
         "stored_size": list(image_shape(data)[:2]),
         "classes": len(chosen.classes),
         "holdout": holdout,
-        "seen_in_training": _may_be_seen(run.config, data),
+        "seen_in_training": _seen_in_training(run.config, data),
         "result": result._asdict(),
     }
 
 
-def _may_be_seen(config: TrainConfig, data: str) -> bool:
-    """Whether test images may be among those that the backbone was trained on.
+def _seen_in_training(config: TrainConfig, data: str) -> str:
+    """What the backbone was trained on, in words, where test images may be among it; or nothing.
 
     Of one data set, at whatever sizes, protocols that hold images out leave the same ones out as
     the split for test does; those that hold classes out train on all images of the others. Two sets
     that share images count as seen, whichever of them are for test. So does what a run has seen
     whose weights this one started from, as far as that run is still there.
     """
-    trained_on, evaluated_on = (name.partition("@")[0] for name in (config.data.name, data))
-    if trained_on == evaluated_on:
-        seen = "base" in protocol_of(config).splits
-    else:
-        seen = share_images(trained_on, evaluated_on)
-    return seen or _seen_before(config, data)
+    trained_on = config.data.name
+    if trained_on.partition("@")[0] == data.partition("@")[0]:
+        if "base" in protocol_of(config).splits:
+            return (
+                f"base classes of {trained_on}, so that test images are among those that it has "
+                "seen"
+            )
+    elif share_images(trained_on, data):
+        return f"{trained_on}, which shares images with {data}"
+    return _seen_before(config, data)
 
 
-def _seen_before(config: TrainConfig, data: str) -> bool:
+def _seen_before(config: TrainConfig, data: str) -> str:
     """The same of the run that gave the weights to start from; a file does not tell."""
     if not config.model.weights or not Path(config.model.weights).is_dir():
-        return False
+        return ""
     try:
         before = run_from_dict(read_config(checkpoints_folder(Path(config.model.weights)).parent))
     except ExperimentError:
-        return False
-    return _may_be_seen(before, data)
+        return ""
+    return _seen_in_training(before, data)
 
 
 def _fitting(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:

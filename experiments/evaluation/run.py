@@ -91,6 +91,7 @@ def describe_run(config: TrainConfig) -> dict[str, Any]:
         "sampling": config.sampling.strategy,
         "seed": config.seed,
         "data": config.data.name,
+        "weights": config.model.weights,
     } | protocol_of(config).describe(config)
 
 

@@ -3,7 +3,8 @@
     python -m experiments train icons-sphere --loss.name static --model.dim 10
 
 Saadabadi et al., CVPR 2024, supplement, section 7.1 and Table 9: plain SGD, weight decay 1e-4. Its
-loss is summed over the batch; here it is the mean, whose rate is 128 times that of the sum.
+loss is summed over the batch; here it is the mean, for which the same steps take 128 times the rate
+and 1/128 of the decay. The decay stays 1e-4 for all methods here, and so counts for more.
 It divides the rate twice in 250 epochs; here a cosine takes it to zero in 82, or in any `--steps`.
 
 Prototypes take longer to learn than a classifier. Validation accuracy (%), d = 25, seed 0, after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -67,7 +67,7 @@ class NegativeMarginConfig(TrainConfig):
         default_factory=lambda: EvaluationConfig(queries=16, episodes=600, distance="cosine")
     )
     """The episodes; `distance` is for the validations alone, which take the nearest prototype."""
-    fine_tuning: FineTuning = field(default_factory=FineTuning)
+    fine_tuning: FineTuning = field(default_factory=lambda: FineTuning(classifier="same"))
     """The classifier of an episode of the evaluation."""
     validation_episodes: Count = 500
     """1-shot episodes of a validation, otherwise like those of the evaluation."""
@@ -223,7 +223,7 @@ def evaluate(
         results += [
             {"split": part} | result._asdict()
             for result in evaluate_fine_tuning(
-                features, labels, config=config.evaluation, settings=config.fine_tuning
+                features, labels, config=config.evaluation, settings=_fine_tuning(config)
             )
         ]
         scatter = _discriminability(features, labels)
@@ -241,6 +241,13 @@ def evaluate(
 def metrics(config: NegativeMarginConfig) -> tuple[str, ...]:
     """Accuracy for each split and number of shots, and the discriminability of each split."""
     return _metrics(config, "novel")
+
+
+def _fine_tuning(config: NegativeMarginConfig) -> FineTuning:
+    if config.fine_tuning.classifier != "same":
+        return config.fine_tuning
+    classifier = "cosine" if config.loss.name == "cosine" else "linear"
+    return replace(config.fine_tuning, classifier=classifier)
 
 
 def _metrics(config: NegativeMarginConfig, split: str) -> tuple[str, ...]:
@@ -268,7 +275,7 @@ def describe(config: NegativeMarginConfig) -> dict[str, Any]:
         "scale": _scale(config),
         "label_smoothing": wanted.label_smoothing,
         "evaluation": to_dict(config.evaluation),
-        "fine_tuning": to_dict(config.fine_tuning),
+        "fine_tuning": to_dict(_fine_tuning(config)),
         "novel_data": _novel_name(config),
         "holdout": config.data.holdout,
     }

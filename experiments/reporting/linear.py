@@ -46,14 +46,7 @@ def linear_report(report: dict[str, Any]) -> str:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
         lines.append(f"Images were brought from {stored} to {seen} pixels.")
     if report["seen_in_training"]:
-        trained_on, data = report["run"]["data"], report["data"]
-        if trained_on.partition("@")[0] == data.partition("@")[0]:
-            told = (
-                f"base classes of {trained_on}, so that test images are among those that it has "
-                "seen"
-            )
-        else:
-            told = f"{trained_on}, which shares images with {data}"
+        told = report["seen_in_training"]
         lines.append(f"The backbone was trained on {told}: this is no transfer.")
     missed = result["unconverged"] + (not result["converged"])
     if missed:

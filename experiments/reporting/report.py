@@ -19,6 +19,8 @@ def run_report(report: dict[str, Any]) -> str:
     if "diverged" in report:
         return f"{run}{report['diverged']}; there is nothing to evaluate"
     first, *lines = protocol_named(report.get("protocol")).report(report)
+    if report.get("weights"):
+        lines += ["", f"The backbone started from {report['weights']}."]
     return "\n".join(
         [
             f"{run}checkpoint of step {report['step']}, {report['split']} split, {first}, "

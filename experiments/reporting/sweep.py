@@ -229,8 +229,9 @@ def sweep_figure(
     names = metrics_of(runs, metrics)
     last = axes[-1]
     lines = _product([axis.labels for axis in (axes if last.numbers is None else axes[:-1])])
-    seeds = len({report["seed"] for _, report in runs})
-    spread = f"Mean of {seeds} seeds; bars: standard deviation. " if seeds > 1 else "One seed. "
+    seeds = {len(e.values) for name in names for e in entries(runs, name).values()} - {0}
+    told = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    spread = "One seed. " if told == "1" else f"Mean of {told} seeds; bars: standard deviation. "
     columns = min(_PANELS_IN_A_ROW, len(names))
     rows = -(-len(names) // columns)
     width = 3.6 * columns + 0.4

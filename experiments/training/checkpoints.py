@@ -287,6 +287,13 @@ class Checkpoints:
             )
         raise CheckpointError(f"{self._directory} holds no checkpoint")
 
+    def asked_to_stop(self, step: int) -> bool:
+        """Whether one of several processes was told to stop (SIGTERM); every one asks, each step.
+
+        All of them get the same answer at the same step.
+        """
+        return self._manager is not None and self._manager.reached_preemption(step)
+
     def wait(self) -> None:
         """Block until the save in progress is on disk.
 
@@ -427,10 +434,18 @@ def claim_run_directory(directory: Path, config: dict) -> bool:
         difference), its configuration is damaged, or it holds other files. Nothing is changed.
     """
     directory = Path(directory)
-    config = _to_json(config)
-    path = directory / CONFIG_FILE
-    if path.exists():
-        lines = list(_differences(read_config(directory), config))
+    if check_run_directory(directory, config):
+        return True
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_to_json(config), indent=2, ensure_ascii=False) + "\n"
+    write_atomically(directory / CONFIG_FILE, text)
+    return False
+
+
+def check_run_directory(directory: Path, config: dict) -> bool:
+    """What `claim_run_directory` returns or raises; nothing is written."""
+    if (directory / CONFIG_FILE).exists():
+        lines = list(_differences(read_config(directory), _to_json(config)))
         if lines:
             raise ConfigMismatchError(
                 f"{directory} holds a run of another configuration:\n"
@@ -439,9 +454,10 @@ def claim_run_directory(directory: Path, config: dict) -> bool:
                 "Choose another directory, or remove this one."
             )
         return True
-    if directory.exists() and not directory.is_dir():
+    if not directory.exists():
+        return False
+    if not directory.is_dir():
         raise ConfigMismatchError(f"{directory} is a file; choose another directory")
-    directory.mkdir(parents=True, exist_ok=True)
     others = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
     if others:
         shown = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
@@ -449,7 +465,6 @@ def claim_run_directory(directory: Path, config: dict) -> bool:
             f"{directory} is not a run directory: it holds {shown} but no {CONFIG_FILE}. "
             "Choose another directory."
         )
-    write_atomically(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     return False
 
 

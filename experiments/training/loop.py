@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from types import FrameType
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -35,8 +38,19 @@ from experiments.training.step import Batch, build_step
 ParallelMode = Literal["pmap", "jit"]
 
 
+_CHECKPOINT_STEPS = 1000
+"""A checkpoint is written so often at least, where validations are further apart."""
+
+_AHEAD = 8
+"""Steps that wait for the device, at most: of many, several devices of a CPU never finish."""
+
+
 class Interrupted(Exception):
-    """The run was asked to stop (SIGTERM) and has saved its state."""
+    """The run was asked to stop (SIGTERM, Ctrl-C) and has saved its state."""
+
+    def __init__(self, told: str, signal_number: int):
+        super().__init__(told)
+        self.signal_number = signal_number
 
 
 class Trained(NamedTuple):
@@ -73,7 +87,7 @@ def train(
       ConfigError: the configuration does not fit the data or the devices; nothing is written.
       ConfigMismatchError: the directory holds a run of another configuration.
       DivergedError: the loss, its gradient or the features are no longer finite.
-      Interrupted: SIGTERM came; the state is saved.
+      Interrupted: SIGTERM came, or Ctrl-C; the state is saved.
     """
     started = time.monotonic()
     protocol = protocol_of(config)
@@ -125,7 +139,7 @@ def train(
     with (
         _alone(directory),
         Checkpoints(directory / CHECKPOINTS_FOLDER) as checkpoints,
-        _stop_on_sigterm() as stopping,
+        _stop_requests(checkpoints) as asked_to_stop,
     ):
         state, before = setup.state, 0.0
         if checkpoints.latest_step() is not None:
@@ -134,11 +148,14 @@ def train(
         first = int(state.step)
         replicated = run.replicate(state)
         with _reports(config, directory, first, epoch) as (log, bar):
-            clock, images = time.monotonic(), 0
+            clock, images, waiting = time.monotonic(), 0, deque()
             ahead = isinstance(seen.images, RecordImages)
             for number, batch in enumerate(batches(read, first, config.steps, ahead=ahead), first):
                 replicated, metrics = run.step(replicated, run.split(batch))
                 done, images = number + 1, images + batch_size
+                waiting.append(metrics)
+                if len(waiting) > _AHEAD:
+                    jax.block_until_ready(waiting.popleft())
                 if after_epoch is not None and done % epoch == 0:
                     memory, told = after_epoch(run.single(replicated.memory))
                     replicated = replicated._replace(memory=run.replicate(memory))
@@ -147,7 +164,9 @@ def train(
                 last = done == config.steps
                 logged = done % config.log_every == 0 or last
                 validated = done % config.validate_every == 0 or last
-                saved = validated or stopping.is_set()
+                # Asked once a step: a signal that comes later is met by the next one.
+                stopped = asked_to_stop(done)
+                saved = validated or stopped is not None or done % _CHECKPOINT_STEPS == 0
                 if logged or saved:
                     scalars = {name: float(x) for name, x in run.single(metrics).items()}
                     if logged:
@@ -167,11 +186,12 @@ def train(
                         done, state, meta=meta | {"seconds": seconds}, accuracy=accuracy
                     )
                     clock, images = time.monotonic(), 0
-                if stopping.is_set():
+                if stopped is not None:
                     checkpoints.wait()
                     raise Interrupted(
                         f"stopped at step {done} of {config.steps}, which is saved in {directory}; "
-                        "the same command goes on from there"
+                        "the same command goes on from there",
+                        stopped,
                     )
     trained = time.monotonic() - started if first < config.steps else 0.0
     return Trained(directory, config.steps, before + trained)
@@ -254,14 +274,32 @@ def _validation(
 
 
 @contextmanager
-def _stop_on_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets while the context lasts (in the main thread of a process)."""
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
-        yield stopping
+def _stop_requests(checkpoints: Checkpoints) -> Iterator[Callable[[int], int | None]]:
+    """The signal that asks to stop after a step, of a function that every process calls each step.
+
+    SIGTERM and Ctrl-C ask for it while the context lasts (in the main thread of a process); a
+    second Ctrl-C interrupts at once. JAX itself tells several processes of a SIGTERM to any.
+    """
+    if jax.process_count() > 1:
+        yield lambda step: signal.SIGTERM if checkpoints.asked_to_stop(step) else None
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    received: list[int] = []
+    previous: dict[int, Any] = {}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, previous[signal.SIGINT])
+            os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # A shell has the jobs in its background ignore Ctrl-C.
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
+                previous[number] = handler
+                signal.signal(number, stop)
     try:
-        yield stopping
+        yield lambda step: received[0] if received else None
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -164,6 +164,22 @@ def test_the_report_names_its_episodes(trained, folders):
     assert "3 passes of fine-tuning a cosine classifier" in text
     assert f"| base | {report['discriminability']['base']['intra']:.4f} |" in text
     assert text.rstrip().endswith("those held out of the training.")
+    told = run_report(report | {"weights": "resnet18.safetensors"})
+    assert told.endswith("\n\nThe backbone started from resnet18.safetensors.")
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "used"),
+    [("cosine", "same", "cosine"), ("softmax", "same", "linear"), ("softmax", "cosine", "cosine")],
+)
+def test_episodes_take_the_classifier_of_the_training(loss, given, used):
+    assert NegativeMarginConfig().fine_tuning.classifier == "same"
+    config = dataclasses.replace(
+        NegativeMarginConfig(),
+        loss=MarginLossConfig(name=loss),
+        fine_tuning=FineTuning(classifier=given),
+    )
+    assert negative_margin.describe(config)["fine_tuning"]["classifier"] == used
 
 
 def test_evaluate_takes_other_episodes(trained, folders):

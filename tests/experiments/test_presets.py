@@ -96,7 +96,7 @@ def test_the_evaluation_of_negative_margins_is_the_papers():
         assert episodes.episodes == 600
         assert (tuning.passes, tuning.batch_size, tuning.learning_rate) == (100, 4, 0.01)
         assert (tuning.momentum, tuning.dampening, tuning.weight_decay) == (0.9, 0.9, 1e-3)
-        assert (tuning.classifier, tuning.scale) == ("cosine", 5.0)
+        assert (tuning.classifier, tuning.scale) == ("same", 5.0)
 
 
 def test_two_way_temperatures_are_the_papers():

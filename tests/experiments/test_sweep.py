@@ -167,6 +167,23 @@ def test_figures_of_words_name_what_was_varied(tmp_path, monkeypatch):
     assert named == ["first/second", "", "", "first/second", "", ""]
 
 
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [((1, 1), "One seed. "), ((2, 2), "Mean of 2 seeds; "), ((1, 3), "Mean of 1 to 3 seeds; ")],
+)
+def test_figures_tell_how_many_seeds_they_have(tmp_path, monkeypatch, seeds, told):
+    figures = []
+    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
+    axes = [reporting.Axis("loss.name", ["softmax", "loose"])]
+    runs = [
+        run((name,), seed, 0.1)
+        for name, number in zip(axes[0].labels, seeds, strict=True)
+        for seed in range(number)
+    ]
+    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
+    assert any(text.get_text().startswith(told) for text in figures[0].texts)
+
+
 def test_points_are_joined_in_the_order_of_their_numbers(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
@@ -256,6 +273,14 @@ def test_nothing_to_sweep_is_refused(capsys):
     assert "needs at least one axis" in capsys.readouterr().err
     assert main(["compare", "icons-groups"]) == 2
     assert "compare is for few-shot learning" in capsys.readouterr().err
+
+
+def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
+    directory, command = swept
+    command = [*command, "--steps", "4", "--over", "loss.name=tight,loose"]
+    assert main(command) == 2
+    assert "holds a run of another configuration:\n  steps: 2 -> 4" in capsys.readouterr().err
+    assert not (directory / "loss.name=tight").exists()
 
 
 @pytest.mark.parametrize(

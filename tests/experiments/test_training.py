@@ -44,10 +44,10 @@ from experiments.errors import ConfigError
 from experiments.loss_names import parse_loss
 from experiments.presets import PRESETS
 from experiments.protocols import few_shot, protocol_of, run_from_dict, run_to_dict
-from experiments.reporting.metrics import read_metrics
-from experiments.training import parallel
+from experiments.reporting.metrics import MetricsLog, read_metrics
+from experiments.training import loop, parallel
 from experiments.training.checkpoints import Checkpoints, ConfigMismatchError, read_config
-from experiments.training.loop import ParallelMode, train
+from experiments.training.loop import Interrupted, ParallelMode, train
 from experiments.training.preflight import check_run
 from experiments.training.state import Setup, initial_setup
 from experiments.training.step import Batch, build_step
@@ -206,6 +206,67 @@ def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, monkeypa
     )
 
 
+@pytest.fixture
+def signalled(monkeypatch):
+    """Has the metrics file raise signals in this process, once it has the loss of a step."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell may have it ignored.
+    write = MetricsLog.log
+
+    def begin(at: int, *numbers: int) -> None:
+        def log(self, step, **scalars):
+            write(self, step, **scalars)
+            for number in numbers if step == at and "loss" in scalars else ():
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(MetricsLog, "log", log)
+
+    yield begin
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_late_in_a_step_is_met_by_the_next(
+    tmp_path, folders, signalled, number
+):
+    config, before = dataclasses.replace(TINY, steps=8, validate_every=8), signal.getsignal(number)
+    signalled(3, number)
+    with pytest.raises(Interrupted, match="stopped at step 4 of 8, which is saved") as stopped:
+        train(config, tmp_path / "run", folders)
+    assert stopped.value.signal_number == number
+    assert signal.getsignal(number) is before
+    with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [4]
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
+    signalled(3, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, tmp_path / "run", folders)
+    assert "Ctrl-C again stops at once" in capfd.readouterr().err
+
+
+def test_checkpoints_are_written_between_validations_and_steps_are_waited_for(
+    tmp_path, folders, monkeypatch
+):
+    saved, waited = [], []
+    save, wait = Checkpoints.save, jax.block_until_ready
+
+    def spy_on_save(self, step, *args, **options):
+        saved.append((step, options["accuracy"] is not None))
+        return save(self, step, *args, **options)
+
+    monkeypatch.setattr(Checkpoints, "save", spy_on_save)
+    monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
+    monkeypatch.setattr(loop, "_AHEAD", 2)
+    monkeypatch.setattr(loop.jax, "block_until_ready", lambda x: (waited.append(x), wait(x))[1])
+    config = dataclasses.replace(TINY, steps=8, validate_every=8, log_every=100)
+    train(config, tmp_path / "run", folders)
+    assert saved == [(3, False), (6, False), (8, True)]
+    assert len(waited) == 8 - 2
+
+
 COMMAND = [
     *(sys.executable, "-m", "experiments", "train", "icons", "--loss.name", "direct:sce+nca"),
     *("--steps", "20", "--validate-every", "2", "--validation-episodes", "20"),
@@ -261,15 +322,13 @@ def test_sigkill_and_sigterm_change_nothing(tmp_path, folders, compilation_cache
     assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path, folders, compilation_cache):
+def start_two(directory: Path, folders: Folders, cache: Path, *extra: str):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    processes = [
+    return [
         start(
-            *(tmp_path / "two", folders, compilation_cache, "--distributed"),
-            *("--steps", "2", "--loss.name", "nca"),
+            *(directory, folders, cache, "--distributed", "--loss.name", "nca", *extra),
             XLA_FLAGS="--xla_force_host_platform_device_count=2",
             JAX_COORDINATOR_ADDRESS=address,
             JAX_NUM_PROCESSES="2",
@@ -277,6 +336,28 @@ def test_two_processes_train_as_one(tmp_path, folders, compilation_cache):
         )
         for rank in (0, 1)
     ]
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_of_two_processes_stops_and_saves_both(tmp_path, folders, compilation_cache):
+    options = ("--steps", "100000", "--validate-every", "100000")
+    processes = start_two(tmp_path / "two", folders, compilation_cache, *options)
+    try:
+        wait_for_step(tmp_path / "two", 5, processes[0])
+        processes[1].send_signal(signal.SIGTERM)
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [143, 143], outputs
+    (step,) = re.findall(r"stopped at step (\d+) of 100000, which is saved", outputs[0])
+    with Checkpoints(tmp_path / "two" / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [int(step)]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path, folders, compilation_cache):
+    processes = start_two(tmp_path / "two", folders, compilation_cache, "--steps", "2")
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     # Only the first one talks and writes.

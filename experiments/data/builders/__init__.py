@@ -57,8 +57,9 @@ _SHARE_IMAGES = (
     {"imagenet", "imagenet200", "mini_imagenet", "tiered_imagenet", "stl10"},
     {"cifar100", "cifar_fs"},
     {"cub", "cub_fewshot"},
+    {"caltech101", "caltech256"},
 )
-"""Sets that were made from the same images; each splits them in its own way."""
+"""Sets that were made from the same images, or some of them; each splits them in its own way."""
 _SIZES = range(8, 2049)
 
 
