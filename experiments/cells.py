@@ -52,9 +52,9 @@ def run_cells(
     """
     for cell in cells:
         check_options(cell.config)
+    on_first(lambda: [check_run_directory(c.directory, run_to_dict(c.config)) for c in cells])
     for cell in cells:
         check_run(cell.config, folders)
-    on_first(lambda: [check_run_directory(c.directory, run_to_dict(c.config)) for c in cells])
     diverged = []
     for number, cell in enumerate(cells, start=1):
         print(f"[{number}/{len(cells)}] {cell.name}", flush=True)
