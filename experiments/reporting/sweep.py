@@ -102,6 +102,11 @@ def entries(runs: Runs, metric: str) -> dict[tuple[str, ...], Entry]:
     return {place: Entry(values, digits) for place, values in found.items()}
 
 
+def _numbers_of_seeds(runs: Runs, names: Sequence[str]) -> set[int]:
+    """Of how many seeds there are values: the numbers that occur, but for 0."""
+    return {len(e.values) for name in names for e in entries(runs, name).values()} - {0}
+
+
 def sweep_table(
     axes: Sequence[Axis], runs: Runs, *, title: str, command: str, metrics: Sequence[str] = ()
 ) -> str:
@@ -144,12 +149,11 @@ def sweep_table(
         for place, report in runs
         if "diverged" in report
     ]
-    numbers = [len(entry.values) for name in names for entry in entries(runs, name).values()]
     lines += [
         f"- In %{ratios}. a ± b: mean and standard deviation over the seeds "
         f"{', '.join(map(str, seeds))}; bold: the best of a column.",
     ]
-    if any(0 < number < len(seeds) for number in numbers):
+    if _numbers_of_seeds(runs, names) - {len(seeds)}:
         lines.append(f"- (k of {len(seeds)}): of k seeds; the others diverged or are not done.")
     if VALIDATION in names:
         lines.append("- validation: what the checkpoint was chosen by, on the validation images.")
@@ -229,7 +233,7 @@ def sweep_figure(
     names = metrics_of(runs, metrics)
     last = axes[-1]
     lines = _product([axis.labels for axis in (axes if last.numbers is None else axes[:-1])])
-    seeds = {len(e.values) for name in names for e in entries(runs, name).values()} - {0}
+    seeds = _numbers_of_seeds(runs, names)
     told = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
     spread = "One seed. " if told == "1" else f"Mean of {told} seeds; bars: standard deviation. "
     columns = min(_PANELS_IN_A_ROW, len(names))
@@ -330,7 +334,7 @@ def write_sweep(
     command: str,
     metrics: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes table.md, table.json and, where there are metrics, figure.png; returns their paths."""
+    """Writes table.md, table.json and, where there are values, figure.png; returns their paths."""
     text = sweep_table(axes, runs, title=title, command=command, metrics=metrics)
     as_json = {
         "axes": [axis._asdict() for axis in axes],
@@ -342,7 +346,7 @@ def write_sweep(
             directory / "table.json", json.dumps(as_json, indent=2, ensure_ascii=False) + "\n"
         ),
     ]
-    if metrics_of(runs, metrics):
+    if _numbers_of_seeds(runs, metrics_of(runs, metrics)):
         path = directory / "figure.png"
         sweep_figure(axes, runs, path, title=title, command=command, metrics=metrics)
         paths.append(path)

@@ -187,6 +187,13 @@ def test_sets_that_share_images_are_known(preset, trained_on, data, seen):
     assert bool(linear_run._seen_in_training(config, data)) == seen
 
 
+def test_base_classes_at_another_size_are_told():
+    config = PRESETS["icons"].config
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, name="icons@48"))
+    told = linear_run._seen_in_training(config, "icons")
+    assert told.startswith("base classes of icons@48, so that test images are among")
+
+
 def test_what_the_weights_to_start_from_have_seen_counts(run, tmp_path):
     """Images of the icons, seen by a few-shot run, are among those for test of a classification."""
     config = PRESETS["icons-groups"].config

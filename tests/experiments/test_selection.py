@@ -85,7 +85,7 @@ def test_the_tail_of_uneven_classes_falls_in_their_order():
         ({"classes": 1}, "data.classes = 1 must be from 2 to 6"),
         (
             {"imbalance": 0.001},
-            r"imbalance = 0.001 leaves a class without .* set it to 1/\d+ or more",
+            r"data.imbalance = 0.001 leaves a class without .* set it to 1/\d+ or more",
         ),
         ({"holdout": 0.05}, "class 1 has too few images for data.holdout = 0.05"),
     ],

@@ -131,6 +131,16 @@ def test_table_of_one_axis_has_metrics_as_columns():
     assert "| softmax | – |" in chosen
 
 
+def test_metrics_that_no_run_has_give_a_table_without_values(tmp_path):
+    """Such as the validation of runs that have no images for it."""
+    runs = [run(("softmax",), 0, 0.25)]
+    paths = reporting.write_sweep(
+        tmp_path, AXES[:1], runs, title="T", command="c", metrics=["validation"]
+    )
+    assert [path.name for path in paths] == ["table.md", "table.json"]
+    assert "| softmax | – |" in paths[0].read_text()
+
+
 def test_where_all_runs_diverged_the_table_says_so(tmp_path):
     runs = [run((name,), 0, None, metrics={}, diverged="nan") for name in ("softmax", "loose")]
     for metrics in ((), ("accuracy",)):
@@ -297,7 +307,9 @@ def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
 )
 def test_what_a_sweep_cannot_do_is_refused_before_it_trains(tmp_path, capsys, words, message):
     places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "sweep")]
-    command = ["sweep", "icons-groups", "--over", "loss.name=softmax,tight", *places]
+    # Short, should it train for all that.
+    short = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4", "8"]
+    command = ["sweep", "icons-groups", "--over", "loss.name=softmax,tight", *short, *places]
     assert main([*command, *words]) == 2
     assert message in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
