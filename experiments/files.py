@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 try:
     import fcntl
@@ -48,6 +49,11 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write JSON types, indented, whole or not at all; returns `path`."""
+    return write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_picture(path: Path, figure: Figure) -> Path:

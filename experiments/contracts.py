@@ -1,0 +1,153 @@
+"""What a protocol is: the types that protocols, training, evaluation and reports agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+from typing import Protocol as Interface
+
+import numpy as np
+from jax import Array
+
+from experiments.config import Folders
+
+
+class ImageTable(Interface):
+    """Images by index: an array in memory, or records that are read when they are needed."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, height, width, channels)."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype:
+        """uint8."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """The images of one split, in an order that is the same on every machine."""
+
+    images: ImageTable
+    """uint8 [n, h, w, c]; `images[indices]` reads those of an int array [k]."""
+    labels: np.ndarray
+    """int32 [n], 0 to C−1 within the split, ascending; or, where an image has any number of
+    labels, int8 [n, C]: 1, 0, or −1 where that is unknown."""
+    class_names: tuple[str, ...]
+    """The name of every label."""
+
+
+class Metric(NamedTuple):
+    """What a number means, declared where the number is computed."""
+
+    name: str
+    unit: Literal["%", ""] = "%"
+    """`%`: a fraction, printed in per cent. Empty: a plain number."""
+    higher_is_better: bool = True
+
+    def measured(self, value: float | None, interval: float | None = None) -> dict[str, Any]:
+        """The metric with its value, as reports store it.
+
+        Args:
+          value: The number; None where it is undefined.
+          interval: Half the width of its 95 % confidence interval, where there is one.
+        """
+        return self._asdict() | {"value": value, "interval": interval}
+
+
+class Problem(NamedTuple):
+    """What an objective is built for."""
+
+    num_features: int
+    """Features d of the backbone."""
+    class_counts: np.ndarray
+    """int64 [C], training images of every class."""
+    axis_name: str | None = None
+    """The mapped axis over which the batch is spread, or None."""
+    backbone: str = ""
+    """Name of the architecture."""
+    num_epochs: int = 0
+    """Epochs that end within the run."""
+    seed: int = 0
+    """Seed of the run."""
+
+
+class Loss(NamedTuple):
+    """The loss of a batch."""
+
+    value: Array
+    """float []: over all devices."""
+    objective_state: Any
+    """The new objective state: the same on all devices."""
+    means: dict[str, Array]
+    """float [], for the metrics log: means over this device's rows of the batch."""
+
+
+class Objective(NamedTuple):
+    """What a run minimises. All functions are pure and can be compiled."""
+
+    init_head: Callable[[Array], Any]
+    """From a key, the first parameters beside the backbone's."""
+    loss: Callable[[Array, Array, Any, Any], Loss]
+    """Of features [n, d], labels [n] or [n, C], the head, and the objective state."""
+    logits: Callable[[Array, Any, Any], Array]
+    """Of features [n, d], the head and the objective state: logits [n, C]."""
+    init_state: Callable[[], Any] = tuple
+    """The first objective state: what the run keeps beside its parameters. Part of checkpoints."""
+    after_epoch: Callable[[Any], tuple[Any, dict[str, Array]]] | None = None
+    """From the objective state after an epoch: the new one, and numbers for the metrics log."""
+
+
+class Outputs(NamedTuple):
+    """What a trained run computes for the images of a split."""
+
+    features: np.ndarray
+    """float32 [n, d], finite."""
+    labels: np.ndarray
+    """Integers [n], or [n, C] where an image has any number of labels."""
+    logits: Callable[[], np.ndarray]
+    """float32 [n, C], as `Objective.logits`; computed on request."""
+    class_counts: np.ndarray
+    """int64 [C], training images of every class."""
+    objective_state: Any = ()
+    """See `Objective.init_state`."""
+
+
+class Protocol(NamedTuple):
+    """One experiment, built from the configuration of a run."""
+
+    splits: tuple[str, str, str]
+    """The splits for training, validation and evaluation."""
+    load: Callable[[Folders, str], ImageSet]
+    """The images of one of the splits."""
+    class_counts: Callable[[Folders], Mapping[str, np.ndarray]]
+    """For every available split, the number of images of every class; reads no image."""
+    check_options: Callable[[int], None]
+    """Raises a `ConfigError` where options do not fit each other or the number of features.
+    Runs before any data is prepared."""
+    check_data: Callable[[int, Mapping[str, np.ndarray]], None]
+    """Raises a `ConfigError` unless a run with so many features and such class counts can be
+    trained and evaluated."""
+    objective: Callable[[Problem], Objective]
+    """What the run minimises."""
+    validation: Metric
+    """What the best checkpoint is chosen by; higher must be better."""
+    validate: Callable[[Outputs], float]
+    """Computes it."""
+    metrics: Sequence[Metric]
+    """The metrics of the evaluation split, in the order of the tables."""
+    evaluate: Callable[[str, Callable[[str], Outputs]], dict[str, Any]]
+    """The results on a split, from a function that computes the outputs of any split; as JSON
+    types. `metrics` is a list of `Metric.measured`."""
+    description: dict[str, Any]
+    """What a report states of a run beside its results, as JSON types: `label` among them."""
+    report: Callable[[dict[str, Any]], list[str]]
+    """The results as lines of Markdown, from the report's JSON: first what was evaluated, in a
+    phrase."""
