@@ -71,8 +71,6 @@ class Problem(NamedTuple):
     """int64 [C], training images of every class."""
     axis_name: str | None = None
     """The mapped axis over which the batch is spread, or None."""
-    backbone: str = ""
-    """Name of the architecture."""
     num_epochs: int = 0
     """Epochs that end within the run."""
     seed: int = 0

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.config import DataConfig
 from experiments.errors import ConfigError
 
 TEST_SHARE = 0.3
@@ -29,15 +28,24 @@ class Selection(NamedTuple):
 
 
 def select(
-    labels: np.ndarray, config: DataConfig, *, test_labels: np.ndarray | None = None
+    labels: np.ndarray,
+    *,
+    test_labels: np.ndarray | None = None,
+    classes: int = 0,
+    samples_per_class: int = 0,
+    imbalance: float = 1.0,
+    holdout: float = 0.0,
 ) -> Selection:
     """Chooses classes and images.
 
     Args:
         labels: Integers [n], of the images for training; those for test as well if
             `test_labels` is None, and then the test takes `TEST_SHARE` of each class.
-        config: `classes`, `samples_per_class`, `imbalance` and `holdout`.
         test_labels: Integers [m], of the images for test.
+        classes: Number of classes to choose; 0 for all.
+        samples_per_class: Largest number of training images per class; 0 for all.
+        imbalance: Training images of the rarest class divided by those of the most frequent one.
+        holdout: Fraction of each class's training images for validation.
 
     Returns:
         Selection; the rows of `test` index the test labels where there are some, all others the
@@ -49,34 +57,31 @@ def select(
             for training, or for validation where some are to be held out.
     """
     known = np.unique(labels)
-    if config.classes > len(known) or config.classes == 1:
-        raise ConfigError(
-            f"data.classes = {config.classes} must be from 2 to {len(known)}, or 0 for all"
-        )
-    classes = known
-    if config.classes:
-        classes = np.sort(_generator(_CLASSES).permutation(known)[: config.classes])
+    if classes > len(known) or classes == 1:
+        raise ConfigError(f"data.classes = {classes} must be from 2 to {len(known)}, or 0 for all")
+    chosen = known
+    if classes:
+        chosen = np.sort(_generator(_CLASSES).permutation(known)[:classes])
     rows: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
-    for label in classes.tolist():
+    for label in chosen.tolist():
         own = np.flatnonzero(labels == label)
         if test_labels is None:
             own, test = _split(own, TEST_SHARE, _TEST, label)
         else:
             test = np.flatnonzero(test_labels == label)
         rows["test"].append(test)
-        own, held_out = _split(own, config.holdout, _VALIDATION, label)
+        own, held_out = _split(own, holdout, _VALIDATION, label)
         rows["validation"].append(held_out)
         rows["train"].append(_generator(_TRAIN, label).permutation(own))
-        if not own.size or (config.holdout and not held_out.size):
-            raise ConfigError(
-                f"class {label} has too few images for data.holdout = {config.holdout}"
-            )
-    wanted = _training_counts(np.array([part.size for part in rows["train"]]), config)
+        if not own.size or (holdout and not held_out.size):
+            raise ConfigError(f"class {label} has too few images for data.holdout = {holdout}")
+    available = np.array([part.size for part in rows["train"]])
+    wanted = _training_counts(available, samples_per_class, imbalance)
     rows["train"] = [part[:count] for part, count in zip(rows["train"], wanted, strict=True)]
-    if not config.holdout:
+    if not holdout:
         del rows["validation"]
     return Selection(
-        classes, {split: np.sort(np.concatenate(parts)) for split, parts in rows.items()}
+        chosen, {split: np.sort(np.concatenate(parts)) for split, parts in rows.items()}
     )
 
 
@@ -87,23 +92,23 @@ def _split(rows: np.ndarray, share: float, tag: int, label: int) -> tuple[np.nda
     return shuffled[count:], shuffled[:count]
 
 
-def _training_counts(available: np.ndarray, config: DataConfig) -> np.ndarray:
+def _training_counts(available: np.ndarray, samples_per_class: int, imbalance: float) -> np.ndarray:
     """How many images every class keeps.
 
     Of a long tail, class number k by falling size, of C, keeps `n_max f^{k/(C−1)}`, rounded down.
     """
     counts = available
-    if config.imbalance != 1:
+    if imbalance != 1:
         place = np.empty(len(counts))
         place[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
-        tail = counts.max() * config.imbalance ** (place / max(len(counts) - 1, 1))
+        tail = counts.max() * imbalance ** (place / max(len(counts) - 1, 1))
         # A product that is a whole number but for its last digit is not rounded down.
         counts = np.minimum(counts, np.floor(tail + 1e-9).astype(np.int64))
-    if config.samples_per_class:
-        counts = np.minimum(counts, config.samples_per_class)
+    if samples_per_class:
+        counts = np.minimum(counts, samples_per_class)
     if counts.min() < 1:
         raise ConfigError(
-            f"data.imbalance = {config.imbalance} leaves a class without an image for training; "
+            f"data.imbalance = {imbalance} leaves a class without an image for training; "
             f"the largest has {available.max()}: set it to 1/{available.max()} or more"
         )
     return counts

@@ -1,17 +1,19 @@
-"""Few-shot evaluation: features once, then the nearest prototype in every episode."""
+"""Few-shot evaluation: the accuracy of the nearest prototype in every episode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge
 from jax import Array, lax
 
-from experiments.config import EvaluationConfig
+from experiments.config import Count, Seed
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, index_classes
 from experiments.precision import product
 
@@ -19,77 +21,53 @@ from experiments.precision import product
 _EPISODES_AT_ONCE = 64
 
 
-class Images(Protocol):
-    """Images that an array of indices reads, such as a uint8 array."""
+@dataclass(frozen=True)
+class EpisodeConfig:
+    """The episodes of a few-shot evaluation."""
 
-    def __len__(self) -> int:
-        """How many images there are."""
-        ...
+    ways: Annotated[int, Ge(2)] = 5
+    """Classes of an episode."""
+    shots: tuple[Count, ...] = (1, 5)
+    """Support images per class; one evaluation for each number."""
+    queries: Count = 15
+    """Query images per class."""
+    episodes: Annotated[int, Ge(2)] = 2000
+    """Episodes of each evaluation."""
+    seed: Seed = 0
+    """Seed of the list of episodes."""
 
-    def __getitem__(self, indices: np.ndarray, /) -> np.ndarray:
-        """The images [len(indices), h, w, c]."""
-        ...
+
+Distance = Literal["euclidean", "cosine"]
 
 
-class FewShotResult(NamedTuple):
-    """The outcome of one list of episodes."""
+class EpisodeResult(NamedTuple):
+    """The accuracy over one list of episodes."""
 
     ways: int
     shots: int
     queries: int
     episodes: int
-    distance: str
+    classifier: str
+    """How queries are classified."""
     accuracy: float
-    """Mean over the episodes of the part of the queries that were right, in [0, 1]."""
+    """Mean over the episodes of the fraction of queries classified correctly."""
     interval: float
     """Half the width of the 95 % confidence interval of the mean, 1.96·σ/√E."""
     hash: str
-    """Names the list of episodes: results with the same hash compare episode by episode."""
-
-
-def extract_features(
-    embed: Callable[[Any], Array], images: Images, *, batch_size: int = 256
-) -> np.ndarray:
-    """The features of every image.
-
-    The last batch is filled up with copies of the last image, so that `embed` compiles once.
-
-    Args:
-        embed: Maps uint8 [batch_size, h, w, c] to features [batch_size, d]; jitted by the caller.
-        images: uint8 [n, h, w, c], or anything with a length that is indexed by an integer array.
-        batch_size: Images of a call.
-
-    Returns:
-        float32 [n, d].
-
-    Raises:
-        ValueError: If there is no image, `batch_size` is not positive, or `embed` does not return
-            a row per image.
-    """
-    count = len(images)
-    if count == 0 or batch_size < 1:
-        raise ValueError(f"need images and a positive batch size, got {count} and {batch_size}")
-    parts = []
-    for start in range(0, count, batch_size):
-        indices = np.minimum(np.arange(start, start + batch_size), count - 1)
-        part = np.asarray(embed(np.asarray(images[indices])), np.float32)
-        if part.ndim != 2 or len(part) != batch_size:
-            raise ValueError(f"embed must return [{batch_size}, d], got {list(part.shape)}")
-        parts.append(part[: count - start])
-    return np.concatenate(parts)
+    """Identifies the list of episodes: results with the same hash compare episode by episode."""
 
 
 def episode_accuracies(
     features: np.ndarray | Array,
     episodes: Episodes,
     *,
-    distance: Literal["euclidean", "cosine"] = "euclidean",
+    distance: Distance = "euclidean",
 ) -> np.ndarray:
     """The accuracy of the nearest prototype in every episode.
 
-    A prototype is the mean of a class's support features; a query takes the class of the nearest.
-    With the cosine, features are divided by their length before the mean. Of equally near
-    prototypes the first is taken: features that do not tell the classes apart are right by chance.
+    A prototype is the mean of a class's support features. A query is assigned to the class of the
+    nearest prototype, to the first one on ties. With the cosine distance, features are divided by
+    their length before the mean is taken.
 
     Args:
         features: Float [n, d], finite.
@@ -100,11 +78,8 @@ def episode_accuracies(
         float32 [E], in [0, 1].
 
     Raises:
-        ValueError: If shapes do not fit, an index is out of range, a feature is not finite, or the
-            distance is unknown.
+        ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
     """
-    if distance not in _PREPARE:
-        raise ValueError(f"distance must be one of {', '.join(_PREPARE)}, got {distance!r}")
     features, (support, query) = prepare_episodes(features, episodes)
     return np.asarray(_accuracies(features, support, query, distance=distance))
 
@@ -112,10 +87,10 @@ def episode_accuracies(
 def prepare_episodes(
     features: np.ndarray | Array, episodes: Episodes
 ) -> tuple[np.ndarray, Episodes]:
-    """The features as float32 and the episodes as int32, once they are known to fit.
+    """The features as float32 and the episodes as int32, checked against each other.
 
     Raises:
-        ValueError: If shapes do not fit, an index is out of range, or a feature is not finite.
+        ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
     """
     features = np.asarray(features, np.float32)
     support, query = (np.asarray(part, np.int32) for part in episodes)
@@ -148,7 +123,7 @@ def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, 
         (mean, 1.96·σ/√E), σ with E − 1 degrees of freedom.
 
     Raises:
-        ValueError: If there are fewer than two accuracies.
+        ValueError: There are fewer than two accuracies.
     """
     values = np.asarray(accuracies, np.float64)
     if values.ndim != 1 or values.size < 2:
@@ -156,54 +131,58 @@ def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, 
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
 
 
-def evaluate_features(
-    features: np.ndarray, labels: np.ndarray, *, config: EvaluationConfig
-) -> list[FewShotResult]:
-    """Evaluate features on the episodes of every shot count of a configuration.
+def evaluate_prototypes(
+    features: np.ndarray, labels: np.ndarray, *, config: EpisodeConfig, distance: Distance
+) -> list[EpisodeResult]:
+    """Classifies by the nearest prototype, in the episodes of every number of shots.
 
     Args:
         features: Float [n, d].
         labels: Integers [n].
-        config: Ways, shot counts, queries, number and seed of the episodes, distance.
+        config: The episodes.
+        distance: Distance of a query from a prototype.
 
     Returns:
-        A result for each shot count, in the order of `config.shots`.
+        A result for each number of shots, in the order of `config.shots`.
 
     Raises:
-        ValueError: If the labels do not fit the features, or do not have the episodes asked for.
+        ValueError: The labels do not fit the features.
+        ConfigError: The labels do not give such episodes.
     """
-    accuracies_of = partial(episode_accuracies, features, distance=config.distance)
-    return [
-        FewShotResult(distance=config.distance, **summary)
-        for summary in summarize_episodes(accuracies_of, features, labels, config)
-    ]
+    accuracies_of = partial(episode_accuracies, features, distance=distance)
+    return evaluate_episodes(
+        accuracies_of, features, labels, config=config, classifier=f"{distance} prototypes"
+    )
 
 
-def summarize_episodes(
+def evaluate_episodes(
     accuracies_of: Callable[[Episodes], np.ndarray],
     features: np.ndarray,
     labels: np.ndarray,
-    config: EvaluationConfig,
-) -> list[dict[str, Any]]:
-    """What the results of every way to classify episodes have in common.
+    *,
+    config: EpisodeConfig,
+    classifier: str,
+) -> list[EpisodeResult]:
+    """Mean accuracy and interval over the episodes of every number of shots.
 
     Args:
         accuracies_of: Maps episodes to the accuracy in each.
         features: Float [n, d].
         labels: Integers [n].
-        config: Ways, shot counts, queries, number and seed of the episodes.
+        config: The episodes.
+        classifier: Name of the classifier, for reports.
 
     Returns:
-        For each shot count, in the order of `config.shots`, the fields of a `FewShotResult` but the
-        distance.
+        A result for each number of shots, in the order of `config.shots`.
 
     Raises:
-        ValueError: If the labels do not fit the features, or do not have the episodes asked for.
+        ValueError: The labels do not fit the features.
+        ConfigError: The labels do not give such episodes.
     """
     if len(features) != len(labels):
         raise ValueError(f"got {len(features)} features but {len(labels)} labels")
     index = index_classes(labels)
-    summaries = []
+    results = []
     for shots in config.shots:
         episodes = evaluation_episodes(
             index,
@@ -214,17 +193,19 @@ def summarize_episodes(
             seed=config.seed,
         )
         accuracy, interval = mean_and_interval(accuracies_of(episodes))
-        summary = {
-            "ways": config.ways,
-            "shots": shots,
-            "queries": config.queries,
-            "episodes": config.episodes,
-            "accuracy": accuracy,
-            "interval": interval,
-            "hash": episodes_hash(episodes),
-        }
-        summaries.append(summary)
-    return summaries
+        results.append(
+            EpisodeResult(
+                ways=config.ways,
+                shots=shots,
+                queries=config.queries,
+                episodes=config.episodes,
+                classifier=classifier,
+                accuracy=accuracy,
+                interval=interval,
+                hash=episodes_hash(episodes),
+            )
+        )
+    return results
 
 
 def _centre(features: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,64 +12,45 @@ import numpy as np
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import (
-    Count,
-    EvaluationConfig,
-    Number,
-    Positive,
-    Share,
-    Weight,
-    check_config,
-)
+from experiments.config import Count, Positive, Share, Weight, check_config
 from experiments.data.sampling import Episodes, support_orders
-from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import prepare_episodes, summarize_episodes
+from experiments.evaluation.few_shot import (
+    EpisodeConfig,
+    EpisodeResult,
+    evaluate_episodes,
+    prepare_episodes,
+)
 from experiments.precision import product
 
 # Episodes tuned at once: bounds their features to about 16 MB at 105 × 640.
 _EPISODES_AT_ONCE = 64
+
+Classifier = Literal["cosine", "linear"]
+"""Logits are cosines, or inner products without a bias."""
 
 _LOGITS = {"cosine": jaxloss.cosine_logits, "linear": jaxloss.linear_logits}
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How the classifier of an episode is trained: by default as Liu et al. do it."""
+    """How the classifier of an episode is trained; the defaults are those of Liu et al."""
 
-    classifier: Literal["cosine", "linear", "same"] = "cosine"
-    """Logits are cosines, or inner products without a bias; same: what the run was trained with."""
     scale: Positive = 5.0
     """Factor of the logits."""
-    margin: Number = 0.0
+    margin: float = 0.0
     """Margin of the target's logit."""
     passes: Count = 100
-    """Passes through the support samples, each in a new order."""
+    """Passes over the support samples, each in a new order."""
     batch_size: Count = 4
-    """Samples of a step; the last step of a pass takes what is left."""
+    """Samples per step; the last step of a pass takes the remaining ones."""
     learning_rate: Positive = 0.01
     """Learning rate."""
     momentum: Share = 0.9
     """Momentum of SGD."""
     dampening: Share = 0.9
-    """A step adds 1 − dampening of its gradient to the momentum; the first adds all of it."""
+    """Each step adds 1 − dampening of its gradient to the momentum; the first step adds all."""
     weight_decay: Weight = 1e-3
-    """Added to the gradient before the momentum."""
-
-
-class FineTuningResult(NamedTuple):
-    """The outcome of one list of episodes."""
-
-    ways: int
-    shots: int
-    queries: int
-    episodes: int
-    classifier: str
-    accuracy: float
-    """Mean over the episodes of the part of the queries that were right, in [0, 1]."""
-    interval: float
-    """Half the width of the 95 % confidence interval of the mean, 1.96·σ/√E."""
-    hash: str
-    """Names the list of episodes: results with the same hash compare episode by episode."""
+    """L2 decay, added to the gradient before the momentum."""
 
 
 def fine_tune(
@@ -78,6 +59,7 @@ def fine_tune(
     weights: np.ndarray | Array,
     orders: np.ndarray | Array,
     *,
+    classifier: Classifier,
     settings: FineTuning,
 ) -> Array:
     """Train a classifier on frozen features by SGD, as `torch.optim.SGD` computes it.
@@ -91,7 +73,8 @@ def fine_tune(
         labels: Integers [S] below N.
         weights: Floats [d, N], where the training starts.
         orders: Integers [passes, S], the order of the samples in each pass.
-        settings: The classifier and its optimiser; `passes` is that of `orders`.
+        classifier: Form of the logits.
+        settings: The optimiser; `passes` is that of `orders`.
 
     Returns:
         The trained weights, float32 [d, N].
@@ -103,7 +86,7 @@ def fine_tune(
     batches = jnp.pad(orders, filled, constant_values=-1).reshape(-1, settings.batch_size)
     basis = jnp.linalg.qr(jnp.concatenate([features.T, weights], axis=1))[0]
     features, weights = product(features, basis), product(basis.T, weights)
-    logits_of = _LOGITS[settings.classifier]
+    logits_of = _LOGITS[classifier]
     # Without momentum there is nothing to dampen.
     damped = 1 - settings.dampening if settings.momentum else 1.0
 
@@ -146,6 +129,7 @@ def fine_tuned_accuracies(
     features: np.ndarray | Array,
     episodes: Episodes,
     *,
+    classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
     seed: int = 0,
 ) -> np.ndarray:
@@ -154,61 +138,63 @@ def fine_tuned_accuracies(
     Args:
         features: Float [n, d], finite.
         episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
-        settings: The classifier and its optimiser.
+        classifier: Form of the logits.
+        settings: The optimiser.
         seed: Seed of first weights and orders.
 
     Returns:
         float32 [E], in [0, 1]. Of equal logits the first class is taken.
 
     Raises:
-        ConfigError: If a setting is out of its bounds.
-        ValueError: If shapes do not fit, an index is out of range, or a feature is not finite.
+        ConfigError: A setting is out of bounds.
+        ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
 
     References:
         Liu et al., Negative Margin Matters, ECCV 2020, Sec. 3.5 and 4.1.
     """
     check_config(settings)
-    if settings.classifier not in _LOGITS:
-        raise ConfigError(
-            f"classifier must be one of {', '.join(_LOGITS)}, got {settings.classifier!r}"
-        )
     features, (support, query) = prepare_episodes(features, episodes)
     count, ways, shots = support.shape
     draw = partial(support_orders, ways * shots, settings.passes, seed=seed)
     orders = np.stack([draw(episode=e) for e in range(count)])
-    return np.asarray(_accuracies(features, support, query, orders, seed, settings=settings))
+    return np.asarray(
+        _accuracies(
+            features, support, query, orders, seed, classifier=classifier, settings=settings
+        )
+    )
 
 
 def evaluate_fine_tuning(
     features: np.ndarray,
     labels: np.ndarray,
     *,
-    config: EvaluationConfig,
+    config: EpisodeConfig,
+    classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
-) -> list[FineTuningResult]:
-    """Fine-tune on the episodes of every shot count of a configuration.
+) -> list[EpisodeResult]:
+    """Fine-tunes a classifier in the episodes of every number of shots.
 
     Args:
         features: Float [n, d].
         labels: Integers [n].
-        config: Ways, shot counts, queries, number and seed of the episodes.
-        settings: The classifier and its optimiser.
+        config: The episodes.
+        classifier: Form of the logits.
+        settings: The optimiser.
 
     Returns:
-        A result for each shot count, in the order of `config.shots`.
+        A result for each number of shots, in the order of `config.shots`.
 
     Raises:
-        ConfigError: If a setting is out of its bounds.
-        ValueError: If the labels do not fit the features, or do not have the episodes asked for.
+        ValueError: The labels do not fit the features.
+        ConfigError: A setting is out of bounds, or the labels do not give such episodes.
     """
-    accuracies_of = partial(fine_tuned_accuracies, features, settings=settings, seed=config.seed)
-    return [
-        FineTuningResult(classifier=settings.classifier, **summary)
-        for summary in summarize_episodes(accuracies_of, features, labels, config)
-    ]
+    accuracies_of = partial(
+        fine_tuned_accuracies, features, classifier=classifier, settings=settings, seed=config.seed
+    )
+    return evaluate_episodes(accuracies_of, features, labels, config=config, classifier=classifier)
 
 
-@partial(jax.jit, static_argnames="settings")
+@partial(jax.jit, static_argnames=("classifier", "settings"))
 def _accuracies(
     features: Array,
     support: Array,
@@ -216,6 +202,7 @@ def _accuracies(
     orders: Array,
     seed: int | Array,
     *,
+    classifier: Classifier,
     settings: FineTuning,
 ) -> Array:
     count, ways, shots = support.shape
@@ -226,8 +213,15 @@ def _accuracies(
         number, support, query, orders = episode
         key = jax.random.fold_in(jax.random.key(seed), number)
         weights = first_weights(key, features.shape[1], ways)
-        weights = fine_tune(features[support.ravel()], labels, weights, orders, settings=settings)
-        logits = _LOGITS[settings.classifier](features[query.ravel()], weights)
+        weights = fine_tune(
+            features[support.ravel()],
+            labels,
+            weights,
+            orders,
+            classifier=classifier,
+            settings=settings,
+        )
+        logits = _LOGITS[classifier](features[query.ravel()], weights)
         return (logits.argmax(-1) == truth).mean(dtype=jnp.float32)
 
     # Groups of one size, where they divide the episodes: a smaller last one is compiled again.

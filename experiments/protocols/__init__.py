@@ -1,10 +1,12 @@
-"""The papers' protocols: one file each, all trained and evaluated by one frame."""
+"""The papers' protocols, one file each; all are trained and evaluated by the same code."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from experiments.config import TrainConfig, from_dict, to_dict
+from experiments.contracts import Protocol
 from experiments.errors import ConfigError
 from experiments.protocols import (
     few_shot,
@@ -13,56 +15,53 @@ from experiments.protocols import (
     multi_label,
     negative_margin,
 )
-from experiments.protocols.protocol import Outputs, Protocol
+from experiments.protocols.few_shot import FewShotConfig
+from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from experiments.protocols.hyperspherical import HypersphericalConfig
+from experiments.protocols.multi_label import MultiLabelConfig
+from experiments.protocols.negative_margin import NegativeMarginConfig
 
-__all__ = [
-    "PROTOCOLS",
-    "Outputs",
-    "Protocol",
-    "protocol_named",
-    "protocol_of",
-    "run_from_dict",
-    "run_to_dict",
-]
 
-PROTOCOLS: dict[str, Protocol] = {
-    module.PROTOCOL.config.protocol: module.PROTOCOL
-    for module in (few_shot, group_softmax, hyperspherical, multi_label, negative_margin)
+class Registered(NamedTuple):
+    """A protocol by name."""
+
+    config: type[TrainConfig]
+    """Options of its runs."""
+    build: Callable[[Any], Protocol]
+    """The protocol of a run with these options."""
+
+
+PROTOCOLS = {
+    protocol.config.protocol: protocol
+    for protocol in (
+        Registered(FewShotConfig, few_shot.build),
+        Registered(GroupSoftmaxConfig, group_softmax.build),
+        Registered(HypersphericalConfig, hyperspherical.build),
+        Registered(MultiLabelConfig, multi_label.build),
+        Registered(NegativeMarginConfig, negative_margin.build),
+    )
 }
 """Every protocol by its name."""
 
-_FIRST = "few-shot"
-"""The protocol of runs that name none: they are older than the others."""
 
-
-def protocol_of(config: TrainConfig) -> Protocol:
+def build_protocol(config: TrainConfig) -> Protocol:
     """The protocol of a run."""
-    return PROTOCOLS[config.protocol]
+    return PROTOCOLS[config.protocol].build(config)
 
 
-def protocol_named(name: str | None) -> Protocol:
-    """The protocol of that name; without one, that of the first runs.
-
-    Raises:
-      ConfigError: there is none.
-    """
-    name = name or _FIRST
-    if name not in PROTOCOLS:
-        raise ConfigError(f"no protocol {name!r}; this version has {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name]
-
-
-def run_to_dict(config: TrainConfig) -> dict[str, Any]:
+def config_to_dict(config: TrainConfig) -> dict[str, Any]:
     """The configuration of a run as JSON types, with the name of its protocol."""
-    named = {} if config.protocol == _FIRST else {"protocol": config.protocol}
-    return named | to_dict(config)
+    return {"protocol": config.protocol} | to_dict(config)
 
 
-def run_from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The configuration that `run_to_dict` made `values` from.
+def config_from_dict(values: dict[str, Any]) -> TrainConfig:
+    """The configuration that `config_to_dict` made `values` from.
 
     Raises:
-      ConfigError: it is none of this version.
+        ConfigError: It does not fit this version.
     """
     values = dict(values)
-    return from_dict(protocol_named(values.pop("protocol", None)).config, values)
+    name = values.pop("protocol", None)
+    if name not in PROTOCOLS:
+        raise ConfigError(f"no protocol {name!r}; this version has {', '.join(PROTOCOLS)}")
+    return from_dict(PROTOCOLS[name].config, values)

@@ -1,35 +1,103 @@
-"""What the protocols of classification share: data by role, accuracy, report.
+"""What the protocols of classification share: data splits, accuracy, calibration, report.
 
-A data set that has no test split of its own, such as the icons, is split within its classes.
+A data set without a test split of its own, such as the icons, is split within its classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from experiments.config import Folders, TrainConfig
+from experiments.config import DataConfig, Folders, Pixels, Ratio, Share
+from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import ImageSet, class_counts, load_split
+from experiments.data.pipeline import class_counts as stored_class_counts
+from experiments.data.pipeline import load_split
 from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits, predict_classes
-from experiments.protocols.protocol import Outputs
+from experiments.reporting.run import metrics_table
 
 SPLITS = ("train", "validation", "test")
 
+_METRICS = (
+    Metric("error", higher_is_better=False),
+    Metric("accuracy"),
+    Metric("calibration error", higher_is_better=False),
+)
+_LONG_TAIL_METRICS = (
+    Metric("class mean accuracy"),
+    Metric("head accuracy"),
+    Metric("medium accuracy"),
+    Metric("tail accuracy"),
+)
+
+
+@dataclass(frozen=True)
+class ClassificationData(DataConfig):
+    """Which images of a data set with one class per image, and how they are augmented."""
+
+    classes: Pixels = 0
+    """Number of classes, a subset that is the same in every run; 0: all."""
+    samples_per_class: Pixels = 0
+    """Largest number of training images per class; 0: all."""
+    imbalance: Ratio = 1.0
+    """Long tail: training images of the rarest class divided by those of the most frequent one,
+    with exponential decay between them; 1: as stored."""
+    holdout: Share = 0.0
+    """Fraction of each class's training images that is held out for validation."""
+
+
+def build(
+    data: ClassificationData,
+    *,
+    label: str,
+    objective: Callable[[Problem], Objective],
+    check_options: Callable[[int], None] = lambda num_features: None,
+    extra_results: Callable[[Outputs], dict[str, Any]] = lambda outputs: {},
+    extra_report: Callable[[dict[str, Any]], list[str]] = lambda report: [],
+) -> Protocol:
+    """A protocol of classification.
+
+    Args:
+        data: Which images.
+        label: Name of the loss in tables.
+        objective: What the run minimises.
+        check_options: See `Protocol.check_options`.
+        extra_results: Further results, as JSON types.
+        extra_report: Lines on them.
+    """
+    return Protocol(
+        splits=SPLITS,
+        load=partial(load, data),
+        class_counts=partial(class_counts, data),
+        check_options=check_options,
+        check_data=partial(check_data, data),
+        objective=objective,
+        validation=Metric("accuracy"),
+        validate=validate,
+        metrics=_METRICS + (_LONG_TAIL_METRICS if data.imbalance != 1 else ()),
+        evaluate=partial(evaluate, data, extra_results),
+        description={"label": label} | describe_data(data),
+        report=lambda results: report(results) + extra_report(results),
+    )
+
 
 def stored_splits(name: str) -> tuple[str, str | None]:
-    """The splits, as the data set has them, for training (and validation), and for test.
+    """The stored splits for training and validation, and the one for test if there is one.
 
     Raises:
-      ConfigError: its images have any number of labels.
+        ConfigError: The data set is multi-label.
     """
     if is_multi_label(name):
-        raise ConfigError(f"data.name = {name} has any number of labels an image, not one class")
+        raise ConfigError(
+            f"data.name = {name} has any number of labels per image, and classification needs one"
+        )
     splits = split_names(name)
     if "novel" in splits:
         return "+".join(splits), None
@@ -38,16 +106,14 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     return "train", "validation"
 
 
-def load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
-    """The chosen images for training, validation or test."""
-    own, test = stored_splits(config.data.name)
-
-    own_labels, test_labels = _labels(config, folders)
-    chosen = select(own_labels, config.data, test_labels=test_labels)
+def load(data: ClassificationData, folders: Folders, split: str) -> ImageSet:
+    """The selected images for training, validation or test."""
+    own, test = stored_splits(data.name)
+    chosen = _select(data, *_labels(data.name, folders))
     if split not in chosen.rows:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
     images = load_split(
-        config.data.name,
+        data.name,
         test if test and split == "test" else own,
         rows=chosen.rows[split],
         data_dir=folders.data_dir,
@@ -60,10 +126,10 @@ def load(config: TrainConfig, folders: Folders, split: str) -> ImageSet:
     )
 
 
-def counts(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The images of every class for training, validation and test."""
-    own, test = _labels(config, folders)
-    chosen = select(own, config.data, test_labels=test)
+def class_counts(data: ClassificationData, folders: Folders) -> Mapping[str, np.ndarray]:
+    """The number of images of every class for training, validation and test."""
+    own, test = _labels(data.name, folders)
+    chosen = _select(data, own, test)
     whole = {"train": own, "validation": own, "test": own if test is None else test}
     return {
         split: np.bincount(
@@ -73,84 +139,87 @@ def counts(config: TrainConfig, folders: Folders) -> Mapping[str, np.ndarray]:
     }
 
 
-def _labels(config: TrainConfig, folders: Folders) -> tuple[np.ndarray, np.ndarray | None]:
-    """The labels of the stored images, in the order of `load_split`, without reading an image."""
-    own, test = stored_splits(config.data.name)
-    stored = class_counts(
-        config.data.name, data_dir=folders.data_dir, manual_dir=folders.manual_dir
+def check_data(
+    data: ClassificationData, num_features: int, class_counts: Mapping[str, np.ndarray]
+) -> None:
+    """Checks that every class has a test image, and a long tail enough classes for its groups."""
+    if class_counts["test"].min() < 1:
+        raise ConfigError(f"a class of {data.name} has no image for test")
+    if data.imbalance != 1 and len(class_counts["train"]) < 3:
+        raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
+
+
+def validate(outputs: Outputs) -> float:
+    """Accuracy."""
+    return accuracy(predict_classes(outputs.logits()), outputs.labels)
+
+
+def evaluate(
+    data: ClassificationData,
+    extra_results: Callable[[Outputs], dict[str, Any]],
+    split: str,
+    outputs_of: Callable[[str], Outputs],
+) -> dict[str, Any]:
+    """Error rate, calibration, and the accuracies of head, medium and tail classes."""
+    outputs = outputs_of(split)
+    long_tailed = data.imbalance != 1
+    result = evaluate_logits(
+        outputs.logits(),
+        outputs.labels,
+        train_counts=outputs.class_counts if long_tailed else None,
     )
+    metrics, values = _METRICS, [result.error, result.accuracy, result.calibration_error]
+    if result.groups is not None:
+        metrics += _LONG_TAIL_METRICS
+        values += [result.class_mean_accuracy, *result.groups.values()]
+    return {
+        "result": result._asdict(),
+        "metrics": [metric.measured(v) for metric, v in zip(metrics, values, strict=True)],
+        "train_samples": int(outputs.class_counts.sum()),
+        "classes": len(outputs.class_counts),
+        **extra_results(outputs),
+    }
+
+
+def describe_data(data: ClassificationData) -> dict[str, Any]:
+    """The options that differ from all images of all classes."""
+    default = ClassificationData()
+    options = ("classes", "samples_per_class", "imbalance", "holdout", "mixup")
+    return {
+        option: vars(data)[option]
+        for option in options
+        if vars(data)[option] != vars(default)[option]
+    }
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    """A phrase on the data, and a table of the metrics."""
+    return [
+        f"{results['classes']} classes, {results['train_samples']} training images, "
+        f"{results['result']['samples']} {results['split']} images",
+        "",
+        *metrics_table(results["metrics"]),
+    ]
+
+
+def _select(data: ClassificationData, own: np.ndarray, test: np.ndarray | None) -> Any:
+    return select(
+        own,
+        test_labels=test,
+        classes=data.classes,
+        samples_per_class=data.samples_per_class,
+        imbalance=data.imbalance,
+        holdout=data.holdout,
+    )
+
+
+def _labels(name: str, folders: Folders) -> tuple[np.ndarray, np.ndarray | None]:
+    """The labels of the stored images in the order of `load_split`, without reading an image."""
+    own, test = stored_splits(name)
+    stored = stored_class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
     parts = [stored[part] for part in own.split("+")]
     joined = np.concatenate(parts) if test is None else np.sum(parts, axis=0)
     return (
         np.repeat(np.arange(len(joined)), joined),
         None if test is None else np.repeat(np.arange(len(stored[test])), stored[test]),
     )
-
-
-def check(config: TrainConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
-    """Raises unless every class has an image for test, and a long tail head, medium and tail."""
-    if counts["test"].min() < 1:
-        raise ConfigError(f"a class of {config.data.name} has no image for test")
-    if config.data.imbalance != 1 and len(counts["train"]) < 3:
-        raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
-
-
-def validate(config: TrainConfig, outputs: Outputs) -> float:
-    """Accuracy."""
-    return accuracy(predict_classes(outputs.scores()), outputs.labels)
-
-
-def evaluate(config: TrainConfig, split: str, outputs: Callable[[str], Outputs]) -> dict[str, Any]:
-    """Error rate, calibration, and the accuracies of head, medium and tail classes."""
-    of_split = outputs(split)
-    long_tailed = config.data.imbalance != 1
-    result = evaluate_logits(
-        of_split.scores(),
-        of_split.labels,
-        train_counts=of_split.counts if long_tailed else None,
-    )
-    values = [result.error, result.accuracy, result.calibration_error]
-    if result.groups is not None:
-        values += [result.class_mean_accuracy, *result.groups.values()]
-    return {
-        "result": result._asdict(),
-        "metrics": dict(zip(metrics(config), values, strict=True)),
-        "train_samples": int(of_split.counts.sum()),
-        "classes": len(of_split.counts),
-    }
-
-
-def metrics(config: TrainConfig) -> tuple[str, ...]:
-    """Error rate and calibration; of a long tail also accuracies in which every class is alike."""
-    names = ("error", "accuracy", "calibration error")
-    if config.data.imbalance == 1:
-        return names
-    return (*names, "class mean accuracy", "head accuracy", "medium accuracy", "tail accuracy")
-
-
-def describe_data(config: TrainConfig) -> dict[str, Any]:
-    """The options of the data that differ from all images of all classes."""
-    wanted = dataclasses.asdict(config.data)
-    told = ("classes", "samples_per_class", "imbalance", "holdout", "mixup")
-    default = dataclasses.asdict(type(config.data)())
-    return {name: wanted[name] for name in told if wanted[name] != default[name]}
-
-
-def report(report: dict[str, Any]) -> list[str]:
-    """A line on the data, and a table of the metrics."""
-    lines = [
-        f"{report['classes']} classes, {report['train_samples']} training images, "
-        f"{report['result']['samples']} {report['split']} images",
-        "",
-    ]
-    return lines + metrics_table(report["metrics"])
-
-
-def metrics_table(metrics: Mapping[str, float | None]) -> list[str]:
-    """Metrics in [0, 1] as a table of Markdown, in per cent."""
-    values = ("–" if value is None else f"{100 * value:.2f} %" for value in metrics.values())
-    return [
-        f"| {' | '.join(metrics)} |",
-        f"|{'---|' * len(metrics)}",
-        f"| {' | '.join(values)} |",
-    ]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import jax
+from jax import Array
 
 import jaxloss
 from experiments.config import Count, NamedLoss, TrainConfig
+from experiments.contracts import Loss, Objective, Problem, Protocol
 from experiments.errors import ConfigError
 from experiments.protocols import classification
-from experiments.protocols.linear_head import linear_head, linear_scores
-from experiments.protocols.protocol import Protocol
-from experiments.training.objective import Loss, Objective, Problem, train_accuracy
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
 
 _LABELS = {"softmax": "Softmax", "tight": "Type I", "loose": "Type II"}
 
 
 @dataclass(frozen=True)
-class GroupLossConfig(NamedLoss):
+class GroupLoss(NamedLoss):
     """What is minimised."""
 
     name: Literal["softmax", "tight", "loose"] = "loose"
@@ -27,7 +29,7 @@ class GroupLossConfig(NamedLoss):
     num_groups: Count = 4
     """Groups G of features."""
     grouping: Literal["discriminative", "contiguous"] = "discriminative"
-    """How features are grouped: by what they say of the sample's class, or as they stand."""
+    """Groups of features by how much they favour the sample's class, or by index."""
 
 
 @dataclass(frozen=True)
@@ -36,74 +38,66 @@ class GroupSoftmaxConfig(TrainConfig):
 
     protocol: ClassVar[str] = "group-softmax"
 
-    loss: GroupLossConfig = field(default_factory=GroupLossConfig)
+    data: ClassificationData = field(default_factory=ClassificationData)
+    loss: GroupLoss = field(default_factory=GroupLoss)
 
 
-def check_options(config: GroupSoftmaxConfig, num_features: int) -> None:
-    """Raises unless there are features for every group."""
-    if config.loss.num_groups > num_features:
+def build(config: GroupSoftmaxConfig) -> Protocol:
+    """The protocol of a run."""
+    return classification.build(
+        config.data,
+        label=label(config.loss),
+        objective=partial(objective, config.loss),
+        check_options=partial(check_options, config.loss),
+    )
+
+
+def check_options(options: GroupLoss, num_features: int) -> None:
+    """Checks that there are features for every group."""
+    if options.num_groups > num_features:
         raise ConfigError(
-            f"loss.num_groups = {config.loss.num_groups} must be at most the {num_features} "
-            "features of the backbone"
+            f"loss.num_groups = {options.num_groups} must be at most {num_features}, the number "
+            "of features of the backbone"
         )
 
 
-def objective(config: GroupSoftmaxConfig, problem: Problem) -> Objective:
-    """A linear classifier under softmax or group softmax; it predicts the largest logit."""
-    wanted = config.loss
+def objective(options: GroupLoss, problem: Problem) -> Objective:
+    """A linear classifier with softmax or group softmax; it predicts the largest logit."""
 
-    def loss_of(features, labels, kernel, bias):
-        if wanted.name == "softmax":
+    def loss_of(features: Array, labels: Array, kernel: Array, bias: Array) -> Array:
+        if options.name == "softmax":
             logits = jaxloss.linear_logits(features, kernel, bias)
             return jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
         groups = None
-        if wanted.grouping == "contiguous":
-            groups = jaxloss.contiguous_groups(
-                features.shape[0], features.shape[1], wanted.num_groups
-            )
+        if options.grouping == "contiguous":
+            groups = jaxloss.contiguous_groups(*features.shape, options.num_groups)
         return jaxloss.group_softmax_loss(
             features,
             labels,
             kernel,
             bias,
-            num_groups=wanted.num_groups,
-            bound=wanted.name,
+            num_groups=options.num_groups,
+            bound=options.name,
             groups=groups,
             axis_name=problem.axis_name,
         )
 
-    def loss(features, labels, head, memory):
+    def loss(features, labels, head, objective_state):
         value = loss_of(features, labels, head["kernel"], head["bias"])
-        logits = linear_scores(features, head, memory)
-        return Loss(value, memory, train_accuracy(logits, labels))
+        logits = head_logits(features, head, objective_state)
+        return Loss(value, objective_state, train_accuracy(logits, labels))
 
-    def head(key: jax.Array):
-        # Sorted groups of a classifier that knows nothing oppose each other, with large logits at
-        # the usual deviation 1 / √d; from there type I hardly learns (`presets/icons_groups.py`).
-        return linear_head(key, problem.num_features, len(problem.counts), scale=0.1)
+    def init_head(key: jax.Array):
+        # Discriminative groups of an untrained classifier have large logits of opposite signs at
+        # the usual deviation 1 / √d, from which type I hardly learns (see the preset icons-groups).
+        return init_linear_head(key, problem.num_features, len(problem.class_counts), scale=0.1)
 
-    return Objective(head, loss, linear_scores)
-
-
-def describe(config: GroupSoftmaxConfig) -> dict[str, Any]:
-    """The loss, its groups, and the subset of the data."""
-    groups = "" if config.loss.name == "softmax" else f", G = {config.loss.num_groups}"
-    contiguous = groups and config.loss.grouping == "contiguous"
-    label = _LABELS[config.loss.name] + groups + (", contiguous" if contiguous else "")
-    return {"label": label} | classification.describe_data(config)
+    return Objective(init_head, loss, head_logits)
 
 
-PROTOCOL = Protocol(
-    config=GroupSoftmaxConfig,
-    splits=classification.SPLITS,
-    load=classification.load,
-    counts=classification.counts,
-    check=classification.check,
-    objective=objective,
-    validate=classification.validate,
-    evaluate=classification.evaluate,
-    metrics=classification.metrics,
-    describe=describe,
-    report=classification.report,
-    check_options=check_options,
-)
+def label(options: GroupLoss) -> str:
+    """The loss and its groups, for tables."""
+    if options.name == "softmax":
+        return _LABELS["softmax"]
+    grouping = ", contiguous" if options.grouping == "contiguous" else ""
+    return f"{_LABELS[options.name]}, G = {options.num_groups}{grouping}"

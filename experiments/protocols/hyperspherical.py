@@ -1,12 +1,13 @@
 """Protocol C: hyperspherical classification with dynamic label-to-prototype assignment.
 
-Saadabadi et al., CVPR 2024: balanced classes, and long tails.
+Saadabadi et al., CVPR 2024: balanced classes and long tails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -17,13 +18,13 @@ from jax import Array
 
 import jaxloss
 from experiments.config import NamedLoss, Positive, Seed, Share, TrainConfig
-from experiments.data.sampling import batch_size_of
+from experiments.contracts import Loss, Objective, Outputs, Problem, Protocol
 from experiments.errors import ConfigError
 from experiments.protocols import classification
-from experiments.protocols.linear_head import linear_head, linear_scores
-from experiments.protocols.protocol import Outputs, Protocol
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
 from experiments.protocols.prototypes import spread_prototypes
-from experiments.training.objective import Loss, Objective, Problem, train_accuracy
+from experiments.reporting.markdown import table
 
 _LABELS = {
     "dynamic": "Dynamic assignment",
@@ -32,33 +33,33 @@ _LABELS = {
     "softmax": "Softmax",
 }
 _COLUMNS = 10
-"""Columns of the report's table on the assignment, at most."""
+"""Largest number of columns in the report's table on the assignment."""
 
 
 @dataclass(frozen=True)
-class HypersphericalLossConfig(NamedLoss):
+class HypersphericalLoss(NamedLoss):
     """What is minimised."""
 
     name: Literal["dynamic", "static", "fixed-ce", "softmax"] = "dynamic"
-    """Distance to prototypes that are assigned to the classes anew after every epoch, or at random
-    once; cross-entropy with the prototypes, assigned at random, as a fixed classifier; or
-    cross-entropy with a linear classifier that learns."""
+    """dynamic and static: distance to prototypes that are assigned to the classes anew after every
+    epoch, or once at random. fixed-ce: cross-entropy with randomly assigned prototypes as a fixed
+    classifier. softmax: cross-entropy with a trained linear classifier."""
     criterion: Literal["prototype", "dot-regression"] = "prototype"
-    """The distance: the squared cosine distance (balanced classes), or dot regression of features
-    of length 1 with prototypes that are the longer, the rarer their class is (long tails)."""
+    """Distance: squared cosine distance (balanced classes), or dot regression of unit-length
+    features with prototypes whose length grows with the rarity of their class (long tails)."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Of the losses in a batch. The sum over n samples moves SGD as the mean does with n times the
-    learning rate and a weight decay n times smaller."""
+    """Reduction over the batch. With SGD, the sum over n samples equals the mean with n times the
+    learning rate and 1/n of the weight decay."""
     decay: Share = 0.9
     """Decay of the moving class means, from which prototypes are assigned."""
     logits: Literal["linear", "cosine"] = "linear"
-    """Logits of fixed-ce: the inner product, as in the supplement's eq. (10), where features can
-    grow as cross-entropy wants; or SCALE times the cosine."""
+    """Logits of fixed-ce: the inner product, as in the supplement's eq. (10), or SCALE times the
+    cosine."""
     scale: Positive = 16.0
-    """Cosines are multiplied by it to be logits: for the calibration error of dynamic and static,
-    whose training has no such scale, and wherever fixed-ce has cosines."""
+    """Factor that turns cosines into logits: for the calibration error of dynamic and static,
+    which are trained without a scale, and for fixed-ce with cosine logits."""
     prototypes_seed: Seed = 0
-    """Seed of the prototypes, which do not depend on the run's."""
+    """Seed of the prototypes, independent of the run's seed."""
 
 
 @dataclass(frozen=True)
@@ -67,219 +68,207 @@ class HypersphericalConfig(TrainConfig):
 
     protocol: ClassVar[str] = "hyperspherical"
 
-    loss: HypersphericalLossConfig = field(default_factory=HypersphericalLossConfig)
+    data: ClassificationData = field(default_factory=ClassificationData)
+    loss: HypersphericalLoss = field(default_factory=HypersphericalLoss)
 
 
-def check_options(config: HypersphericalConfig, num_features: int) -> None:
-    """Raises unless there is room for prototypes that differ."""
+def build(config: HypersphericalConfig) -> Protocol:
+    """The protocol of a run."""
+    loss = config.loss
+    moves = loss.name == "dynamic"
+    return classification.build(
+        config.data,
+        label=label(loss),
+        objective=partial(_softmax if loss.name == "softmax" else _with_prototypes, loss),
+        check_options=check_options,
+        extra_results=assignment_results if moves else lambda outputs: {},
+        extra_report=report_assignment if moves else lambda results: [],
+    )
+
+
+def check_options(num_features: int) -> None:
+    """Checks that there is room for different prototypes."""
     if num_features < 2:
         raise ConfigError(
-            f"model.dim = {num_features} must be at least 2: in one, there are but two prototypes"
+            f"model.dim = {num_features} must be at least 2: one dimension has two directions only"
         )
 
 
-def objective(config: HypersphericalConfig, problem: Problem) -> Objective:
-    """Features are drawn to prototypes, or a linear classifier learns.
+def _softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
+    """Cross-entropy with a trained linear classifier."""
 
-    What a run remembers is, except for softmax, `prototypes` [d, C] and `assignment` [C], the
-    prototype of each class. With the dynamic assignment it is also `class_means` [d, C] and, for
-    every epoch of the run, how many classes were `reassigned` after it (−1 before), and their
-    `alignment`: the cosine between a class mean and its new prototype, averaged over the classes.
-    """
-    if config.loss.name == "softmax":
-        return _softmax(config, problem)
-    return _with_prototypes(config, problem)
-
-
-def _softmax(config: HypersphericalConfig, problem: Problem) -> Objective:
-    wanted, axis_name = config.loss, problem.axis_name
-
-    def loss(features, labels, head, memory):
-        logits = linear_scores(features, head, memory)
+    def loss(features, labels, head, objective_state):
+        logits = head_logits(features, head, objective_state)
         value = jaxloss.softmax_loss(
-            logits, labels, reduction=wanted.reduction, axis_name=axis_name
+            logits, labels, reduction=options.reduction, axis_name=problem.axis_name
         )
-        return Loss(value, memory, train_accuracy(logits, labels))
+        return Loss(value, objective_state, train_accuracy(logits, labels))
 
-    def head(key: Array):
-        return linear_head(key, problem.num_features, len(problem.counts))
+    def init_head(key: Array):
+        return init_linear_head(key, problem.num_features, len(problem.class_counts))
 
-    return Objective(head, loss, linear_scores)
+    return Objective(init_head, loss, head_logits)
 
 
-def _with_prototypes(config: HypersphericalConfig, problem: Problem) -> Objective:
-    wanted, axis_name = config.loss, problem.axis_name
-    num_classes, dim = len(problem.counts), problem.num_features
-    dynamic = wanted.name == "dynamic"
-    linear = wanted.name == "fixed-ce" and wanted.logits == "linear"
+def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective:
+    """Fixed prototypes as targets of the features, or as the classifier of cross-entropy.
 
-    def scores(features, head, memory):
-        assigned = memory["prototypes"][:, memory["assignment"]]
+    The objective state has `prototypes` [d, C] and `assignment` [C], the prototype of each class.
+    The dynamic assignment adds `class_means` [d, C] and, for every epoch of the run, the number of
+    classes `reassigned` after it (−1 before), and their `alignment`: the cosine between a class
+    mean and its new prototype, averaged over the classes.
+    """
+    axis_name = problem.axis_name
+    dynamic = options.name == "dynamic"
+    linear = options.name == "fixed-ce" and options.logits == "linear"
+    distance = _distance(options, problem)
+
+    def logits_of(features, head, objective_state):
+        assigned = objective_state["prototypes"][:, objective_state["assignment"]]
         if linear:
             return jaxloss.linear_logits(features, assigned)
-        return wanted.scale * jaxloss.cosine_logits(features, assigned)
+        return options.scale * jaxloss.cosine_logits(features, assigned)
 
-    distance = _distance(config, problem)
-
-    def loss(features, labels, head, memory):
-        logits = scores(features, head, memory)
-        if wanted.name == "fixed-ce":
+    def loss(features, labels, head, objective_state):
+        logits = logits_of(features, head, objective_state)
+        if options.name == "fixed-ce":
             value = jaxloss.softmax_loss(
-                logits, labels, reduction=wanted.reduction, axis_name=axis_name
+                logits, labels, reduction=options.reduction, axis_name=axis_name
             )
         else:
-            value = distance(features, labels, memory)
+            value = distance(features, labels, objective_state)
         means = train_accuracy(logits, labels)
         if dynamic:
             class_means = jaxloss.update_class_means(
-                memory["class_means"], features, labels, decay=wanted.decay, axis_name=axis_name
+                objective_state["class_means"],
+                features,
+                labels,
+                decay=options.decay,
+                axis_name=axis_name,
             )
-            memory = memory | {"class_means": class_means}
-        return Loss(value, memory, means)
-
-    def memory():
-        key = jax.random.fold_in(jax.random.key(config.seed), 3)
-        first = {
-            "prototypes": jnp.asarray(spread_prototypes(num_classes, dim, wanted.prototypes_seed)),
-            "assignment": jax.random.permutation(key, jnp.arange(num_classes, dtype=jnp.int32)),
-        }
-        if dynamic:
-            epochs = max(_epochs(config, problem.counts), 1)
-            first |= {
-                "class_means": jnp.zeros((dim, num_classes)),
-                "reassigned": jnp.full(epochs, -1, jnp.int32),
-                "alignment": jnp.zeros(epochs),
-            }
-        return first
+            objective_state = objective_state | {"class_means": class_means}
+        return Loss(value, objective_state, means)
 
     return Objective(
-        head=lambda key: {},
+        init_head=lambda key: {},
         loss=loss,
-        scores=scores,
-        memory=memory,
+        logits=logits_of,
+        init_state=partial(_init_state, options, problem),
         after_epoch=reassign if dynamic else None,
     )
 
 
-def reassign(memory: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The memory with prototypes assigned by the class means, and how far that moved them."""
-    prototypes, class_means = memory["prototypes"], memory["class_means"]
+def _init_state(options: HypersphericalLoss, problem: Problem) -> dict[str, Array]:
+    num_classes, dim = len(problem.class_counts), problem.num_features
+    key = jax.random.fold_in(jax.random.key(problem.seed), 3)
+    state = {
+        "prototypes": jnp.asarray(spread_prototypes(num_classes, dim, options.prototypes_seed)),
+        "assignment": jax.random.permutation(key, jnp.arange(num_classes, dtype=jnp.int32)),
+    }
+    if options.name == "dynamic":
+        epochs = max(problem.num_epochs, 1)
+        state |= {
+            "class_means": jnp.zeros((dim, num_classes)),
+            "reassigned": jnp.full(epochs, -1, jnp.int32),
+            "alignment": jnp.zeros(epochs),
+        }
+    return state
+
+
+def reassign(objective_state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Assigns the prototypes anew by the class means, and counts the classes that change."""
+    prototypes, class_means = objective_state["prototypes"], objective_state["class_means"]
     assignment = jaxloss.assign_prototypes(class_means, prototypes)
-    reassigned = jnp.sum(assignment != memory["assignment"])
+    reassigned = jnp.sum(assignment != objective_state["assignment"])
     alignment = jnp.mean(jnp.sum(class_means * prototypes[:, assignment], axis=0))
-    epoch = jnp.sum(memory["reassigned"] >= 0)
+    epoch = jnp.sum(objective_state["reassigned"] >= 0)
     changed = {
         "assignment": assignment,
-        "reassigned": memory["reassigned"].at[epoch].set(reassigned),
-        "alignment": memory["alignment"].at[epoch].set(alignment),
+        "reassigned": objective_state["reassigned"].at[epoch].set(reassigned),
+        "alignment": objective_state["alignment"].at[epoch].set(alignment),
     }
-    return memory | changed, {"reassigned": reassigned, "alignment": alignment}
+    return objective_state | changed, {"reassigned": reassigned, "alignment": alignment}
 
 
 def _distance(
-    config: HypersphericalConfig, problem: Problem
+    options: HypersphericalLoss, problem: Problem
 ) -> Callable[[Array, Array, dict[str, Array]], Array]:
-    """The distance of features [n, d] from the prototypes of their labels [n], by the memory."""
-    wanted = config.loss
-    common: Any = {"reduction": wanted.reduction, "axis_name": problem.axis_name}
+    """The distance of features [n, d] to the prototypes of their labels [n]."""
+    common: Any = {"reduction": options.reduction, "axis_name": problem.axis_name}
 
-    def prototype(features, labels, memory):
+    def prototype(features, labels, objective_state):
         return jaxloss.prototype_loss(
-            features, labels, memory["prototypes"], assignment=memory["assignment"], **common
+            features,
+            labels,
+            objective_state["prototypes"],
+            assignment=objective_state["assignment"],
+            **common,
         )
 
-    def dot_regression(features, labels, memory):
-        lengths_of_features = optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
+    def dot_regression(features, labels, objective_state):
+        norms = optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
         return jaxloss.dot_regression_loss(
-            features / lengths_of_features,
+            features / norms,
             labels,
-            memory["prototypes"],
-            assignment=memory["assignment"],
+            objective_state["prototypes"],
+            assignment=objective_state["assignment"],
             lengths=lengths,
             **common,
         )
 
-    if wanted.criterion == "prototype":
+    if options.criterion == "prototype":
         return prototype
-    labels = np.repeat(np.arange(len(problem.counts)), problem.counts)
-    lengths = jaxloss.class_balanced_lengths(jnp.asarray(labels), len(problem.counts))
+    labels = np.repeat(np.arange(len(problem.class_counts)), problem.class_counts)
+    lengths = jaxloss.class_balanced_lengths(jnp.asarray(labels), len(problem.class_counts))
     return dot_regression
 
 
-def _epochs(config: HypersphericalConfig, counts: np.ndarray) -> int:
-    """How many epochs end within the run."""
-    batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
-    return config.steps // (int(counts.sum()) // batch_size)
-
-
-def evaluate(
-    config: HypersphericalConfig, split: str, outputs: Callable[[str], Outputs]
-) -> dict[str, Any]:
-    """As all classification; and how the assignment moved, epoch by epoch, up to the checkpoint."""
-    of_split = outputs(split)
-    result = classification.evaluate(config, split, lambda _: of_split)
-    if config.loss.name != "dynamic":
-        return result
-    reassigned = np.asarray(of_split.memory["reassigned"])
+def assignment_results(outputs: Outputs) -> dict[str, Any]:
+    """How the assignment changed, epoch by epoch, up to the checkpoint."""
+    reassigned = np.asarray(outputs.objective_state["reassigned"])
     done = reassigned >= 0
-    return result | {
+    alignment = np.asarray(outputs.objective_state["alignment"])
+    return {
         "assignment": {
             "reassigned": reassigned[done].tolist(),
-            "alignment": np.asarray(of_split.memory["alignment"])[done].tolist(),
+            "alignment": alignment[done].tolist(),
         }
     }
 
 
-def describe(config: HypersphericalConfig) -> dict[str, Any]:
-    """The loss, and the subset of the data."""
-    label = _LABELS[config.loss.name]
-    if config.loss.name in ("dynamic", "static") and config.loss.criterion == "dot-regression":
-        label += ", dot regression"
-    if config.loss.name == "fixed-ce" and config.loss.logits == "cosine":
-        label += ", cosine logits"
-    return {"label": label} | classification.describe_data(config)
+def label(options: HypersphericalLoss) -> str:
+    """The loss, for tables."""
+    name = _LABELS[options.name]
+    if options.name in ("dynamic", "static") and options.criterion == "dot-regression":
+        return f"{name}, dot regression"
+    if options.name == "fixed-ce" and options.logits == "cosine":
+        return f"{name}, cosine logits"
+    return name
 
 
-def report(report: dict[str, Any]) -> list[str]:
-    """As all classification; and a table of how the assignment moved."""
-    lines = classification.report(report)
-    if "assignment" not in report:
-        return lines
-    reassigned, alignment = (report["assignment"][name] for name in ("reassigned", "alignment"))
+def report_assignment(results: dict[str, Any]) -> list[str]:
+    """A table of how the assignment changed."""
+    reassigned, alignment = (results["assignment"][name] for name in ("reassigned", "alignment"))
     if not reassigned:
-        return [*lines, "", "No epoch had ended: the assignment is the first one, at random."]
+        return ["", "No epoch has ended: the assignment is the random one of the start."]
     groups = _columns(len(reassigned))
-    names = [f"{g[0] + 1}" + (f"–{g[-1] + 1}" if len(g) > 1 else "") for g in groups]
+    epochs = [f"{g[0] + 1}" + (f"–{g[-1] + 1}" if len(g) > 1 else "") for g in groups]
     return [
-        *lines,
         "",
-        "Classes that changed their prototype after an epoch, and the cosine between class means "
-        "and their prototypes (means over the epochs):",
+        "Classes whose prototype changed after an epoch, and the cosine between class means and "
+        "their prototypes (means over the epochs):",
         "",
-        f"| epochs | {' | '.join(names)} |",
-        f"|---|{'---|' * len(names)}",
-        f"| reassigned | {' | '.join(f'{np.mean(np.take(reassigned, g)):.1f}' for g in groups)} |",
-        f"| cosine | {' | '.join(f'{np.mean(np.take(alignment, g)):.3f}' for g in groups)} |",
+        *table(
+            ["epochs", *epochs],
+            [
+                ["reassigned", *(f"{np.mean(np.take(reassigned, g)):.1f}" for g in groups)],
+                ["cosine", *(f"{np.mean(np.take(alignment, g)):.3f}" for g in groups)],
+            ],
+        ),
     ]
 
 
 def _columns(epochs: int) -> list[np.ndarray]:
-    """The epochs from 0 in groups that grow: the assignment moves most at first."""
+    """The epochs from 0 in groups of growing size: the assignment changes most at first."""
     edges = np.geomspace(1, epochs + 1, _COLUMNS + 1).round().astype(int) - 1
     return np.split(np.arange(epochs), np.unique(edges)[1:-1])
-
-
-PROTOCOL = Protocol(
-    config=HypersphericalConfig,
-    splits=classification.SPLITS,
-    load=classification.load,
-    counts=classification.counts,
-    check=classification.check,
-    objective=objective,
-    validate=classification.validate,
-    evaluate=evaluate,
-    metrics=classification.metrics,
-    describe=describe,
-    report=report,
-    check_options=check_options,
-)

@@ -2,67 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 from jax import Array
 
 import jaxloss
-from experiments.config import LossConfig
-from experiments.loss_names import parse_loss
+from experiments.config import NamedLoss, Positive, Weight
+from experiments.contracts import Problem
+
+Name = Literal[
+    "sce",
+    "bce",
+    "nca",
+    "proto",
+    "sce+nca",
+    "sce+proto",
+    "bce+nca",
+    "bce+proto",
+    "direct:sce+nca",
+    "direct:sce+proto",
+    "direct:bce+nca",
+    "direct:bce+proto",
+    "spectral:sce+nca",
+    "spectral:sce+proto",
+    "spectral:bce+nca",
+    "spectral:bce+proto",
+]
+
+NAMES: tuple[Name, ...] = get_args(Name)
+"""Every loss in the order of the paper's tables."""
+
+_CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
+_LABELS = {"sce": "SCE", "bce": "BCE", "nca": "NCA", "proto": "Proto"}
+_OPERATORS = {"sum": "+", "direct": "⊕", "spectral": "⊕̃"}
 
 LossOfBatch = Callable[[Array, Array, Array, Array], Array]
 
-_CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
+
+@dataclass(frozen=True)
+class IntegratedLoss(NamedLoss):
+    """What is minimised."""
+
+    name: Name = "direct:sce+nca"
+    """One loss, a sum `sce+nca`, a direct sum `direct:sce+nca` or a spectral sum
+    `spectral:sce+nca`."""
+    metric_weight: Weight = 1.0
+    """Weight of the metric loss within a sum."""
+    temperature: Positive = 1.0
+    """Temperature of the metric losses in units of the feature dimension d: squared distances
+    are divided by TEMPERATURE·d."""
+    epsilon: Weight = 1e-4
+    """Regulariser of the projection onto the classifier subspace (direct sum)."""
+    power: Weight = 0.3
+    """Exponent p of the spectral sum."""
 
 
-def build_loss(
-    config: LossConfig, *, num_features: int, num_classes: int, axis_name: str | None
-) -> LossOfBatch:
+class Terms(NamedTuple):
+    """The parts of a loss name."""
+
+    integration: Literal["sum", "direct", "spectral"] | None
+    """None: a single loss."""
+    classification: str | None
+    metric: str | None
+
+
+def terms(name: Name) -> Terms:
+    """The parts of a loss name."""
+    integration, _, parts = name.rpartition(":")
+    first, plus, second = parts.partition("+")
+    if plus:
+        return Terms(integration or "sum", first, second)  # pyright: ignore[reportArgumentType]
+    return Terms(None, first, None) if first in _CLASSIFICATION else Terms(None, None, first)
+
+
+def label(name: Name) -> str:
+    """The loss as the paper writes it, such as SCE⊕NCA."""
+    integration, classification, metric = terms(name)
+    names = [_LABELS[part] for part in (classification, metric) if part]
+    return _OPERATORS[integration].join(names) if integration else names[0]
+
+
+def notation(names: Sequence[Name], options: IntegratedLoss) -> list[str]:
+    """Sentences that explain the labels of some losses."""
+    used = {part for name in names for part in terms(name)}
+    sentences = {
+        "sce": "SCE: softmax cross-entropy.",
+        "bce": "BCE: sigmoid cross-entropy.",
+        "nca": "NCA: neighbourhood component analysis.",
+        "proto": "Proto: prototypical loss.",
+        "sum": "A+B: sum of two losses on the same features.",
+        "direct": "A⊕B: B acts on the complement of the subspace that A's classifier spans.",
+        "spectral": f"A⊕̃B: the same with a spectral complement, p = {options.power:g}.",
+    }
+    return [sentence for part, sentence in sentences.items() if part in used]
+
+
+def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
     """The loss of a batch: `(features, labels, kernel, bias) -> scalar`.
 
     Args:
-      config: which loss, and its hyperparameters.
-      num_features: d, which scales the temperature.
-      num_classes: C.
-      axis_name: the mapped axis over which the batch is spread, or None.
-
-    Raises:
-      ConfigError: the loss is not known.
+        options: Which loss, and its hyperparameters.
+        problem: Number of features, which scales the temperature; classes; the mapped axis.
     """
-    name = parse_loss(config.name)
-    temperature = config.temperature * num_features
-    metric = {
+    integration, classification_name, metric_name = terms(options.name)
+    axis_name = problem.axis_name
+    temperature = options.temperature * problem.num_features
+    metric_losses = {
         "nca": partial(jaxloss.nca_loss, temperature=temperature),
         "proto": partial(
-            jaxloss.prototypical_loss, temperature=temperature, num_classes=num_classes
+            jaxloss.prototypical_loss,
+            temperature=temperature,
+            num_classes=len(problem.class_counts),
         ),
-    }.get(name.metric or "")
-    classification = _CLASSIFICATION.get(name.classification or "")
-
-    if name.family == "classification":
-        assert classification is not None
-
-        def loss(features, labels, kernel, bias):
-            logits = jaxloss.linear_logits(features, kernel, bias)
-            return classification(logits, labels, axis_name=axis_name)
-
-        return loss
-    if name.family == "metric":
-        assert metric is not None
+    }
+    if metric_name is None:
+        return partial(_classify, _CLASSIFICATION[classification_name or ""], axis_name)
+    metric = metric_losses[metric_name]
+    if classification_name is None:
         return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
-
-    assert classification is not None
-    assert metric is not None
     integrate = {
         "sum": jaxloss.sum_loss,
-        "direct": partial(jaxloss.direct_sum_loss, epsilon=config.epsilon),
-        "spectral": partial(jaxloss.spectral_sum_loss, power=config.power),
-    }[name.family]
+        "direct": partial(jaxloss.direct_sum_loss, epsilon=options.epsilon),
+        "spectral": partial(jaxloss.spectral_sum_loss, power=options.power),
+    }[integration or ""]
     return partial(
         integrate,
-        classification_loss=classification,
+        classification_loss=_CLASSIFICATION[classification_name],
         metric_loss=metric,
-        metric_weight=config.metric_weight,
+        metric_weight=options.metric_weight,
         axis_name=axis_name,
     )
+
+
+def _classify(
+    loss: Callable[..., Array],
+    axis_name: str | None,
+    features: Array,
+    labels: Array,
+    kernel: Array,
+    bias: Array,
+) -> Array:
+    return loss(jaxloss.linear_logits(features, kernel, bias), labels, axis_name=axis_name)

@@ -1,4 +1,4 @@
-"""The linear classifier that several protocols train."""
+"""The linear classifier of several protocols, and its accuracy during training."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from jax import Array
 import jaxloss
 
 
-def linear_head(
+def init_linear_head(
     key: Array, num_features: int, num_classes: int, *, scale: float = 1.0
 ) -> dict[str, Array]:
-    """`kernel` [d, C], of deviation scale / √d, and `bias` [C], float32, before training."""
+    """The first `kernel` [d, C], with standard deviation scale / √d, and `bias` [C], float32."""
     shape = (num_features, num_classes)
     return {
         "kernel": scale * jax.nn.initializers.lecun_normal()(key, shape, jnp.float32),
-        # The prior of a class. A constant bias leaves the softmax as it is; with zeros, binary
-        # cross-entropy starts at C·log 2, and its first steps wreck the backbone.
+        # The prior of a class. A constant bias does not change the softmax; with zeros, binary
+        # cross-entropy starts at C·log 2, and its first steps destroy the backbone.
         "bias": jnp.full(num_classes, -jnp.log(max(num_classes - 1, 1)), jnp.float32),
     }
 
 
-def linear_scores(features: Array, head: dict[str, Array], memory: Any) -> Array:
-    """The logits [n, C] of features [n, d], as an objective's scores."""
+def head_logits(features: Array, head: dict[str, Array], objective_state: Any) -> Array:
+    """The logits [n, C] of features [n, d], as `Objective.logits`."""
     return jaxloss.linear_logits(features, head["kernel"], head["bias"])
+
+
+def train_accuracy(logits: Array, labels: Array) -> dict[str, Array]:
+    """For the metrics log: the fraction of largest logits [n, C] that are at the label [n]."""
+    correct = jnp.argmax(logits, axis=1) == labels
+    return {"train_accuracy": jnp.mean(correct.astype(jnp.float32))}

@@ -12,19 +12,31 @@ import numpy as np
 from jax import Array
 
 import jaxloss
-from experiments.config import Folders, NamedLoss, Positive, Share, TrainConfig, Weight
+from experiments.config import (
+    DataConfig,
+    Folders,
+    NamedLoss,
+    OptimizerConfig,
+    Positive,
+    SamplingConfig,
+    Share,
+    TrainConfig,
+    Weight,
+)
+from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import ImageSet, load_split, load_targets
+from experiments.data.pipeline import load_split, load_targets
 from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
-from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
-from experiments.protocols.classification import SPLITS, metrics_table
-from experiments.protocols.linear_head import linear_head, linear_scores
-from experiments.protocols.protocol import Outputs, Protocol
-from experiments.training.objective import Loss, Objective, Problem
+from experiments.evaluation.multilabel import evaluate_scores
+from experiments.protocols.classification import SPLITS
+from experiments.protocols.linear_head import head_logits, init_linear_head
+from experiments.reporting.run import metrics_table
 
-_HOLDOUT = 4
-"""The stream of the images that are held out; those of `experiments.data.selection` come before."""
+_HOLDOUT_STREAM = 4
+"""Random stream of the held-out images; `experiments.data.selection` has those before it."""
+
+_METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
 
 class _Method(NamedTuple):
@@ -32,17 +44,19 @@ class _Method(NamedTuple):
     loss: Callable[..., Array]
     """Of logits and targets, both [n, C]."""
     options: tuple[str, ...] = ()
-    """Those of the configuration that it takes."""
-    ranks_samples: bool = False
-    """Whether it compares the samples of a batch with each other."""
+    """The options of the configuration that the loss takes."""
+    compares_samples: bool = False
+    """Whether the loss compares the samples of a batch with each other."""
 
 
 _TEMPERATURES = ("positive_temperature", "negative_temperature")
 _FOCUS = ("positive_focus", "negative_focus", "clip")
 _METHODS = {
-    "two-way": _Method("Two-way", jaxloss.two_way_loss, _TEMPERATURES, ranks_samples=True),
+    "two-way": _Method("Two-way", jaxloss.two_way_loss, _TEMPERATURES, compares_samples=True),
     "sample-wise": _Method("Sample-wise", jaxloss.sample_wise_loss, _TEMPERATURES),
-    "class-wise": _Method("Class-wise", jaxloss.class_wise_loss, _TEMPERATURES, ranks_samples=True),
+    "class-wise": _Method(
+        "Class-wise", jaxloss.class_wise_loss, _TEMPERATURES, compares_samples=True
+    ),
     "bce": _Method("BCE", jaxloss.sigmoid_loss),
     "softmax": _Method("Softmax", jaxloss.multilabel_softmax_loss),
     "asl": _Method("ASL", jaxloss.asymmetric_loss, _FOCUS),
@@ -58,7 +72,7 @@ _SYMBOLS = {
 
 
 @dataclass(frozen=True)
-class MultiLabelLossConfig(NamedLoss):
+class MultiLabelLoss(NamedLoss):
     """What is minimised."""
 
     name: Literal["two-way", "sample-wise", "class-wise", "bce", "softmax", "asl", "warp"] = (
@@ -74,7 +88,18 @@ class MultiLabelLossConfig(NamedLoss):
     negative_focus: Weight = 4.0
     """γ₋ of the asymmetric loss."""
     clip: Share = 0.05
-    """Probability below which a negative adds nothing to the asymmetric loss."""
+    """Probability below which a negative does not contribute to the asymmetric loss."""
+
+
+@dataclass(frozen=True)
+class MultiLabelData(DataConfig):
+    """Which images of a multi-label data set, and how they are augmented."""
+
+    train_on: Literal["train", "train+validation"] = "train"
+    """Stored splits to train on. Without validation images the latest checkpoint is the best;
+    HOLDOUT sets some aside."""
+    holdout: Share = 0.0
+    """Fraction of the training images that is held out for validation."""
 
 
 @dataclass(frozen=True)
@@ -83,75 +108,101 @@ class MultiLabelConfig(TrainConfig):
 
     protocol: ClassVar[str] = "multi-label"
 
-    loss: MultiLabelLossConfig = field(default_factory=MultiLabelLossConfig)
-    train_on: Literal["train", "train+validation"] = "train"
-    """The data set's splits that are learned from. Without validation images the latest checkpoint
-    is the best; data.holdout gives some to data where there are none."""
+    data: MultiLabelData = field(default_factory=MultiLabelData)
+    loss: MultiLabelLoss = field(default_factory=MultiLabelLoss)
+
+
+def build(config: MultiLabelConfig) -> Protocol:
+    """The protocol of a run."""
+    data, loss = config.data, config.loss
+    return Protocol(
+        splits=SPLITS,
+        load=partial(load, data),
+        class_counts=partial(class_counts, data, config.sampling.batch_size),
+        check_options=lambda num_features: check_options(config),
+        check_data=partial(check_data, data.name),
+        objective=partial(objective, loss),
+        validation=Metric("mean of mAP@class and mAP@sample"),
+        validate=validate,
+        metrics=_METRICS,
+        evaluate=evaluate,
+        description=describe(data, loss),
+        report=report,
+    )
 
 
 class _Part(NamedTuple):
     """The images of a split."""
 
     stored: str
-    """The data set's splits that they are in."""
+    """Stored splits that contain them."""
     rows: np.ndarray | None
-    """int64, ascending, which images of these; None for all."""
+    """int64, ascending, their rows in these splits; None for all."""
     targets: np.ndarray
     """int8 [n, C]."""
 
 
-def _parts(config: MultiLabelConfig, folders: Folders) -> dict[str, _Part]:
-    """The images for training, for validation where there are some, and for test."""
-    name, share = config.data.name, config.data.holdout
-    if not is_multi_label(name):
-        raise ConfigError(
-            f"data.name = {name} has one class an image, and multi-label classification needs "
-            "images with any number of labels"
-        )
-    own = split_names(name)
-    if config.train_on != "train" and "validation" not in own:
-        raise ConfigError(
-            f"train_on = {config.train_on}, but {name} has no validation images; choose train"
-        )
-    validated = config.train_on == "train" and "validation" in own
-    if share and validated:
-        raise ConfigError(
-            f"data.holdout = {share}, but {name} has validation images of its own; choose 0, or "
-            "train_on = train+validation"
-        )
+def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
+    """The images for training, for test, and for validation where there are some."""
+    _check_splits(data)
 
     def whole(stored: str) -> _Part:
         targets = load_targets(
-            name, stored, data_dir=folders.data_dir, manual_dir=folders.manual_dir
+            data.name, stored, data_dir=folders.data_dir, manual_dir=folders.manual_dir
         )
         return _Part(stored, None, targets)
 
-    def some(part: _Part, rows: np.ndarray) -> _Part:
-        rows = np.sort(rows)
-        return _Part(part.stored, rows, part.targets[rows])
-
-    parts = {"train": whole(config.train_on), "test": whole("test")}
-    if validated:
+    parts = {"train": whole(data.train_on), "test": whole("test")}
+    if _has_own_validation(data):
         parts["validation"] = whole("validation")
-    if share:
-        train = parts["train"]
-        size = len(train.targets)
-        held_out = int(np.floor(share * size + 0.5))
-        if not held_out:
-            raise ConfigError(f"data.holdout = {share} of {size} images of {name} is none")
-        order = np.random.Generator(np.random.Philox(key=[_HOLDOUT, 0])).permutation(size)
-        parts["validation"] = some(train, order[:held_out])
-        parts["train"] = some(train, order[held_out:])
+    if data.holdout:
+        parts["validation"], parts["train"] = _hold_out(parts["train"], data)
     return parts
 
 
-def load(config: MultiLabelConfig, folders: Folders, split: str) -> ImageSet:
+def _has_own_validation(data: MultiLabelData) -> bool:
+    return data.train_on == "train" and "validation" in split_names(data.name)
+
+
+def _check_splits(data: MultiLabelData) -> None:
+    if not is_multi_label(data.name):
+        raise ConfigError(
+            f"data.name = {data.name} has one class per image, and multi-label classification "
+            "needs images with any number of labels"
+        )
+    if data.train_on != "train" and "validation" not in split_names(data.name):
+        raise ConfigError(
+            f"data.train_on = {data.train_on}, but {data.name} has no validation images; "
+            "choose train"
+        )
+    if data.holdout and _has_own_validation(data):
+        raise ConfigError(
+            f"data.holdout = {data.holdout}, but {data.name} has validation images of its own; "
+            "set it to 0, or set data.train_on = train+validation"
+        )
+
+
+def _hold_out(part: _Part, data: MultiLabelData) -> tuple[_Part, _Part]:
+    """A random fraction of the images, the same in every run, and the others."""
+    size = len(part.targets)
+    held_out = int(np.floor(data.holdout * size + 0.5))
+    if not held_out:
+        raise ConfigError(f"data.holdout = {data.holdout} of {size} images of {data.name} is none")
+    order = np.random.Generator(np.random.Philox(key=[_HOLDOUT_STREAM, 0])).permutation(size)
+    chosen, others = np.sort(order[:held_out]), np.sort(order[held_out:])
+    return (
+        _Part(part.stored, chosen, part.targets[chosen]),
+        _Part(part.stored, others, part.targets[others]),
+    )
+
+
+def load(data: MultiLabelData, folders: Folders, split: str) -> ImageSet:
     """The images for training, validation or test."""
-    parts = _parts(config, folders)
+    parts = _parts(data, folders)
     if split not in parts:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
     return load_split(
-        config.data.name,
+        data.name,
         parts[split].stored,
         rows=parts[split].rows,
         data_dir=folders.data_dir,
@@ -159,134 +210,118 @@ def load(config: MultiLabelConfig, folders: Folders, split: str) -> ImageSet:
     )
 
 
-def counts(config: MultiLabelConfig, folders: Folders) -> Mapping[str, np.ndarray]:
-    """How many images for training, validation and test have every label.
+def class_counts(
+    data: MultiLabelData, batch_size: int, folders: Folders
+) -> Mapping[str, np.ndarray]:
+    """The number of images with every label, for training, validation and test.
 
     Raises:
-      ConfigError: The images are not as the configuration says, or do not fill a batch.
+        ConfigError: The data set does not have the requested images, or they do not fill a batch.
     """
-    parts = _parts(config, folders)
-    wanted, available = config.sampling.batch_size, len(parts["train"].targets)
-    if wanted > available:
+    parts = _parts(data, folders)
+    available = len(parts["train"].targets)
+    if batch_size > available:
         raise ConfigError(
-            f"sampling.batch_size = {wanted} must be at most the {available} training images of "
-            f"{config.data.name}"
+            f"sampling.batch_size = {batch_size} must be at most {available}, the number of "
+            f"training images of {data.name}"
         )
     return {split: np.sum(part.targets > 0, axis=0) for split, part in parts.items()}
 
 
-def check_options(config: MultiLabelConfig, num_features: int) -> None:
-    """Raises unless the options are for multi-label data, and fit the loss and the backbone."""
-    if parse_strategy(config.sampling.strategy) is not None:
+def check_options(config: MultiLabelConfig) -> None:
+    """Checks that sampling, mixup and optimiser fit multi-label data, the loss and the weights."""
+    check_sampling(config.sampling)
+    if config.data.mixup and _METHODS[config.loss.name].compares_samples:
         raise ConfigError(
-            f"sampling.strategy = {config.sampling.strategy} needs one class an image; choose "
-            "`random`"
+            f"data.mixup = {config.data.mixup} needs a loss of single samples, and "
+            f"{config.loss.name} compares samples with each other; set data.mixup = 0"
         )
-    for option in ("classes", "samples_per_class"):
-        if getattr(config.data, option):
-            raise ConfigError(f"multi-label classification has no data.{option}")
-    if config.data.imbalance != 1:
-        raise ConfigError("multi-label classification has no data.imbalance")
-    if config.data.mixup and _METHODS[config.loss.name].ranks_samples:
+    check_backbone_rate(config.optimizer, config.model.weights)
+
+
+def check_sampling(sampling: SamplingConfig) -> None:
+    """Checks that batches are random: classes do not partition multi-label images."""
+    if parse_strategy(sampling.strategy) is not None:
         raise ConfigError(
-            f"data.mixup = {config.data.mixup} is for losses of single samples; {config.loss.name} "
-            "compares samples with each other"
-        )
-    if config.optimizer.backbone_rate < 1 and not config.model.weights:
-        raise ConfigError(
-            f"optimizer.backbone_rate = {config.optimizer.backbone_rate} is for a backbone that "
-            "has learned already: give its model.weights, or set optimizer.backbone_rate = 1 to "
-            "start from scratch"
+            f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
         )
 
 
-def check(config: MultiLabelConfig, num_features: int, counts: Mapping[str, np.ndarray]) -> None:
-    """Raises unless every split has a label."""
-    for split, of_split in counts.items():
-        if not of_split.any():
-            raise ConfigError(f"no {split} image of {config.data.name} has a label")
+def check_backbone_rate(optimizer: OptimizerConfig, weights: str) -> None:
+    """Checks that a slow backbone starts from trained weights."""
+    if optimizer.backbone_rate < 1 and not weights:
+        raise ConfigError(
+            f"optimizer.backbone_rate = {optimizer.backbone_rate} is for a pretrained backbone: "
+            "set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
+        )
 
 
-def objective(config: MultiLabelConfig, problem: Problem) -> Objective:
-    """A linear classifier under one of the losses; it ranks by its logits."""
-    method = _METHODS[config.loss.name]
-    options = {option: getattr(config.loss, option) for option in method.options}
-    loss_of = partial(method.loss, **options, axis_name=problem.axis_name)
-
-    def loss(features, labels, head, memory):
-        return Loss(loss_of(linear_scores(features, head, memory), labels), memory, {})
-
-    def head(key: jax.Array):
-        # Its bias is the prior of a single class: it suits images that have few of the labels.
-        return linear_head(key, problem.num_features, len(problem.counts))
-
-    return Objective(head, loss, linear_scores)
+def check_data(name: str, num_features: int, class_counts: Mapping[str, np.ndarray]) -> None:
+    """Checks that every split has a label."""
+    for split, counts in class_counts.items():
+        if not counts.any():
+            raise ConfigError(f"no {split} image of {name} has a label")
 
 
-def validate(config: MultiLabelConfig, outputs: Outputs) -> float:
+def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
+    """A linear classifier with one of the losses; it ranks by its logits."""
+    method = _METHODS[options.name]
+    values = {option: vars(options)[option] for option in method.options}
+    loss_of = partial(method.loss, **values, axis_name=problem.axis_name)
+
+    def loss(features, labels, head, objective_state):
+        logits = head_logits(features, head, objective_state)
+        return Loss(loss_of(logits, labels), objective_state, {})
+
+    def init_head(key: jax.Array):
+        # Its bias is the prior of a single class, which suits images that have few labels.
+        return init_linear_head(key, problem.num_features, len(problem.class_counts))
+
+    return Objective(init_head, loss, head_logits)
+
+
+def validate(outputs: Outputs) -> float:
     """The mean of mAP@class and mAP@sample.
 
-    Tables report both of one checkpoint, and each half of the two-way loss cares for one of them.
+    Tables report both of one checkpoint, and each half of the two-way loss favours one of them.
     """
-    result = evaluate_scores(outputs.scores(), outputs.labels)
+    result = evaluate_scores(outputs.logits(), outputs.labels)
     return (result.map_class + result.map_sample) / 2
 
 
-def evaluate(
-    config: MultiLabelConfig, split: str, outputs: Callable[[str], Outputs]
-) -> dict[str, Any]:
+def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
     """mAP@class and mAP@sample, and the average precision of every class."""
-    of_split = outputs(split)
-    result: MultilabelResult = evaluate_scores(of_split.scores(), of_split.labels)
+    outputs = outputs_of(split)
+    result = evaluate_scores(outputs.logits(), outputs.labels)
+    values = (result.map_class, result.map_sample)
     return {
         "result": result._asdict(),
-        "metrics": dict(zip(metrics(config), (result.map_class, result.map_sample), strict=True)),
+        "metrics": [metric.measured(v) for metric, v in zip(_METRICS, values, strict=True)],
     }
 
 
-def metrics(config: MultiLabelConfig) -> tuple[str, ...]:
-    """Both means of average precisions."""
-    return ("mAP@class", "mAP@sample")
-
-
-def describe(config: MultiLabelConfig) -> dict[str, Any]:
-    """The loss, with those of its options that are not the paper's, and the images learned from."""
-    method, default = _METHODS[config.loss.name], MultiLabelLossConfig()
+def describe(data: MultiLabelData, options: MultiLabelLoss) -> dict[str, Any]:
+    """The loss with those of its options that differ from the paper's, and the training images."""
+    method, default = _METHODS[options.name], MultiLabelLoss()
     changed = [
-        f", {_SYMBOLS[option]} = {getattr(config.loss, option):g}"
+        f", {_SYMBOLS[option]} = {vars(options)[option]:g}"
         for option in method.options
-        if getattr(config.loss, option) != getattr(default, option)
+        if vars(options)[option] != vars(default)[option]
     ]
-    told = {"label": method.label + "".join(changed), "train_on": config.train_on}
-    return told | ({"holdout": config.data.holdout} if config.data.holdout else {})
+    description = {"label": method.label + "".join(changed), "train_on": data.train_on}
+    return description | ({"holdout": data.holdout} if data.holdout else {})
 
 
-def report(report: dict[str, Any]) -> list[str]:
-    """A line on the data, and a table of the metrics."""
-    result = report["result"]
-    without = result["samples_without_positive"]
+def report(results: dict[str, Any]) -> list[str]:
+    """A phrase on the data, and a table of the metrics."""
+    result = results["result"]
+    unlabelled = result["samples_without_positive"]
     absent = result["classes_without_positive"]
     return [
-        f"{result['samples']} {report['split']} images"
-        + (f" ({without} more have no label)" if without else "")
+        f"{result['samples']} {results['split']} images"
+        + (f" ({unlabelled} more have no label)" if unlabelled else "")
         + f", {result['classes']} labels"
         + (f" ({absent} more have no image)" if absent else ""),
         "",
-        *metrics_table(report["metrics"]),
+        *metrics_table(results["metrics"]),
     ]
-
-
-PROTOCOL = Protocol(
-    config=MultiLabelConfig,
-    splits=SPLITS,
-    load=load,
-    counts=counts,
-    check=check,
-    objective=objective,
-    validate=validate,
-    evaluate=evaluate,
-    metrics=metrics,
-    describe=describe,
-    report=report,
-    check_options=check_options,
-)

@@ -12,7 +12,7 @@ import numpy as np
 
 import jaxloss
 from experiments.files import cache_folder, write_atomically
-from experiments.training.processes import on_first
+from experiments.processes import on_first
 
 
 def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:

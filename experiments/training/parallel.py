@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import jax_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from experiments.config import ParallelMode
 from experiments.errors import ConfigError
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, Step
@@ -29,7 +30,7 @@ class DataParallel(NamedTuple):
     """One copy of a replicated tree, on one device."""
 
 
-def axis_name(mode: Literal["pmap", "jit"]) -> str | None:
+def axis_name(mode: ParallelMode) -> str | None:
     """The name of the mapped axis that the step and its losses must be given."""
     return AXIS if mode == "pmap" else None
 
@@ -43,7 +44,7 @@ def check_batch_size(batch_size: int) -> None:
         )
 
 
-def data_parallel(mode: Literal["pmap", "jit"], step: Step) -> DataParallel:
+def data_parallel(mode: ParallelMode, step: Step) -> DataParallel:
     """Runs `step` over all devices.
 
     Args:

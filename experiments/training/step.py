@@ -12,9 +12,9 @@ from flax import nnx
 from jax import Array, lax
 
 from experiments.config import DataConfig
+from experiments.contracts import Objective
 from experiments.data.augment import augment, normalize
 from experiments.data.mixup import mixup, mixup_weights
-from experiments.training.objective import Objective
 from experiments.training.state import TrainState
 
 
@@ -81,22 +81,22 @@ def build_step(
             model = nnx.merge(graphdef, params["backbone"], state.statistics, copy=True)
             features = model(images, train=True, keys=model_keys)  # pyright: ignore[reportCallIssue]
             head = params["classifier"]
-            loss = objective.loss(features, batch.labels, head, state.memory)
+            loss = objective.loss(features, batch.labels, head, state.objective_state)
             value = loss.value
             if mixed is not None:
-                other = objective.loss(features, mixed.partner_labels, head, state.memory)
+                other = objective.loss(features, mixed.partner_labels, head, state.objective_state)
                 value = share * value + (1 - share) * other.value
-            return value, (nnx.state(model, nnx.Not(nnx.Param)), loss.memory, loss.means)
+            return value, (nnx.state(model, nnx.Not(nnx.Param)), loss.objective_state, loss.means)
 
-        (loss, (statistics, memory, means)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
-            state.params
-        )
+        (loss, (statistics, objective_state, means)), gradients = jax.value_and_grad(
+            loss_of, has_aux=True
+        )(state.params)
         if axis_name is not None:
             gradients, means = lax.pmean((gradients, means), axis_name)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         metrics = {"loss": loss, **means, "gradient_norm": optax.global_norm(gradients)}
-        return TrainState(state.step + 1, params, statistics, opt_state, memory), metrics
+        return TrainState(state.step + 1, params, statistics, opt_state, objective_state), metrics
 
     return step
 

@@ -1,4 +1,4 @@
-"""The subcommand `benchmark` of `python -m experiments`."""
+"""The verb `benchmark`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""The verb `compare`: the table of protocol A, as a grid of losses and samplings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.options import Execution, HowToRun, preset_choice, print_outcome
+from experiments.presets import PRESETS
+from experiments.presets.few_shot import PRESETS as FEW_SHOT
+from experiments.protocols import integration
+from experiments.protocols.integration import Name
+
+_FewShotPreset = preset_choice({name: PRESETS[name] for name in FEW_SHOT})
+
+_DEFAULT_LOSSES = tuple(name for name in integration.NAMES if not name.startswith("spectral"))
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare losses and samplings of few-shot transfer; write their table and figure.
+
+    Finished runs are kept: the same command continues where it was stopped, and a command with
+    other losses, samplings or seeds reuses the runs that it shares. A run that diverges is shown
+    as such; the others continue, and the exit status is 1 in the end.
+    """
+
+    config: _FewShotPreset  # pyright: ignore[reportInvalidTypeForm]
+    losses: tuple[Name, ...] = _DEFAULT_LOSSES
+    """Single losses, sums as sce+nca, direct sums as direct:sce+nca, spectral sums as
+    spectral:sce+nca."""
+    sampling: tuple[str, ...] = ("random",)
+    """`random`, or NxK for N classes with K images each."""
+    seeds: tuple[int, ...] = (0,)
+    """Every combination is trained once for each seed."""
+    directory: Path | None = None
+    """Folder of the comparison (by default runs/compare-PRESET)."""
+    execution: HowToRun = field(default_factory=Execution)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Runs the missing part of the comparison, prints its table."""
+        from experiments.errors import ConfigError
+        from experiments.grid import check_not_set, make_axis, run_grid
+
+        config: Any = self.config
+        check_not_set(
+            config,
+            PRESETS[config.preset].config,
+            {"loss.name": "--losses", "sampling.strategy": "--sampling", "seed": "--seeds"},
+        )
+        if not (self.losses and self.sampling and self.seeds):
+            raise ConfigError("--losses, --sampling and --seeds need at least one value each")
+        losses = [name for name in integration.NAMES if name in self.losses]
+        samplings = tuple(dict.fromkeys(self.sampling))
+        outcome = run_grid(
+            config,
+            [
+                make_axis(
+                    ("loss.name",),
+                    [(name,) for name in losses],
+                    name="loss",
+                    labels=[integration.label(name) for name in losses],
+                ),
+                make_axis(
+                    ("sampling.strategy",), [(name,) for name in samplings], name="training batches"
+                ),
+            ],
+            self.seeds,
+            self.directory or Path("runs", f"compare-{config.preset}"),
+            self.execution.folders,
+            title=f"Few-shot accuracy on {config.data.name}",
+            command=shlex.join(command),
+            notes=integration.notation(losses, config.loss),
+            mode=self.execution.parallel,
+        )
+        return print_outcome(outcome)

@@ -1,0 +1,79 @@
+"""From arguments to a verb and an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import Annotated, Any, TextIO
+
+import tyro
+
+from experiments.cli.benchmark import Benchmark
+from experiments.cli.compare import Compare
+from experiments.cli.datasets import Datasets
+from experiments.cli.evaluate import Evaluate
+from experiments.cli.linear import Linear
+from experiments.cli.sweep import Sweep
+from experiments.cli.train import Train
+from experiments.errors import ExperimentError
+from experiments.files import cache_folder
+
+VERBS = (
+    Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Linear, tyro.conf.subcommand("linear")]
+    | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
+    | Annotated[Datasets, tyro.conf.subcommand("datasets")]
+    | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one verb; an error that the user can fix is a message without a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+    verb: Any = tyro.cli(
+        VERBS,  # pyright: ignore[reportArgumentType]
+        prog="python -m experiments",
+        description="The papers' experiments on losses that shape a feature space.",
+        args=arguments,
+    )
+
+    from experiments.training.interrupts import Interrupted
+
+    try:
+        with contextlib.redirect_stdout(_output(verb)):
+            return verb.run(["python", "-m", "experiments", *arguments])
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        return 128 + stop.signal_number
+    except KeyboardInterrupt:
+        print("stopped; run the same command to continue from the last checkpoint", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except ExperimentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:  # Such as a full disk, or a folder that is a file.
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _output(verb: Any) -> TextIO | None:
+    """Where a verb prints: with several processes, the first one alone does."""
+    execution = vars(verb).get("execution")
+    if execution is None or not execution.distributed:
+        return sys.stdout
+    from experiments import processes
+
+    processes.initialize()
+    return sys.stdout if processes.is_first() else None

@@ -1,0 +1,62 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from experiments.config import Folders, ParallelMode
+from experiments.presets import PRESETS
+from experiments.presets.preset import Preset
+
+if TYPE_CHECKING:
+    from experiments.grid import Outcome
+
+
+def preset_choice(presets: Mapping[str, Preset]) -> Any:
+    """The type of a preset as a positional word, followed by overrides of its options."""
+    return Annotated[
+        tyro.extras.subcommand_type_from_defaults(
+            {name: preset.config for name, preset in presets.items()},
+            {name: preset.description for name, preset in presets.items()},
+        ),
+        tyro.conf.arg(name=""),
+    ]
+
+
+AnyPreset = preset_choice(PRESETS)
+
+DataFolders = Annotated[Folders, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How runs are trained."""
+
+    parallel: ParallelMode = "pmap"
+    """Data parallelism over all devices by jax.pmap, or by a jit over sharded global arrays."""
+    distributed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Join several processes into one run; they share the run directory. Start the same command in
+    each process, under a scheduler that JAX knows (Slurm, Open MPI, cloud TPU) or with
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment."""
+    folders: DataFolders = field(default_factory=Folders)
+
+
+HowToRun = Annotated[Execution, tyro.conf.arg(name="")]
+
+
+def print_outcome(outcome: Outcome) -> int:
+    """Prints the table of a grid; returns the exit status."""
+    print("\n" + outcome.paths[0].read_text(encoding="utf-8"))
+    print("wrote", ", ".join(str(path) for path in outcome.paths))
+    if outcome.diverged:
+        print(
+            f"{len(outcome.diverged)} of {outcome.runs} runs diverged (delete the folder of a run "
+            "to train it again):",
+            *outcome.diverged,
+            sep="\n  ",
+        )
+    return 1 if outcome.diverged else 0

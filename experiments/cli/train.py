@@ -1,0 +1,44 @@
+"""The verb `train`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.options import AnyPreset, Execution, HowToRun
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a preset, evaluate it, and write its report.
+
+    To continue a run that was stopped or killed, run the same command again.
+    """
+
+    config: AnyPreset  # pyright: ignore[reportInvalidTypeForm]
+    directory: Path | None = None
+    """Run directory (by default runs/PRESET-LOSS-SAMPLING-SEED)."""
+    execution: HowToRun = field(default_factory=Execution)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Trains, evaluates, prints the report."""
+        from experiments.reporting.run import run_report
+        from experiments.runs import complete_run, plan_run, report_lines
+
+        config: Any = self.config
+        name = f"{config.preset}-{config.loss.name.replace(':', '-')}-{config.sampling.strategy}"
+        directory = self.directory or Path("runs", f"{name}-seed{config.seed}")
+        plan = plan_run(config)
+        report = complete_run(
+            plan,
+            directory,
+            self.execution.folders,
+            command=shlex.join(command),
+            mode=self.execution.parallel,
+        )
+        print(run_report(report, report_lines(plan.protocol, report)))
+        print(f"\n{directory}: config.json, metrics.jsonl, checkpoints, report.md, report.json")
+        return 1 if "diverged" in report else 0

@@ -1,0 +1,303 @@
+"""Many runs: values of options against each other. Every run is a directory that is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import logging
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.config import (
+    Folders,
+    ParallelMode,
+    TrainConfig,
+    get_option,
+    option_types,
+    replace_option,
+)
+from experiments.errors import ConfigError, ExperimentError
+from experiments.processes import on_first
+from experiments.protocols import config_to_dict
+from experiments.reporting import grid as reporting
+from experiments.runs import Plan, check_data, complete_run, plan_run, read_report
+from experiments.training.run_directory import check_run_directory, read_config
+
+logger = logging.getLogger(__name__)
+
+_ALL_AT_0 = ("data.classes", "data.samples_per_class")
+"""Options whose value 0 means all."""
+
+
+class Axis(NamedTuple):
+    """Options that change together, and the values that they take."""
+
+    name: str
+    options: tuple[str, ...]
+    """Such as `loss.name`."""
+    values: tuple[tuple[Any, ...], ...]
+    """A value for each option, for each position on the axis."""
+    labels: tuple[str, ...]
+    """Name of every position."""
+
+
+def make_axis(
+    options: tuple[str, ...],
+    values: Sequence[tuple[Any, ...]],
+    *,
+    name: str = "",
+    labels: Sequence[str] = (),
+) -> Axis:
+    """An axis, named by default after its first option if that distinguishes the positions.
+
+    Args:
+        options: Options that change together.
+        values: A value for each option, for each position.
+        name: Name of the axis.
+        labels: Name of every position.
+    """
+    distinct = {position[0] for position in values}
+    named = 1 if len(distinct) == len(values) else len(options)
+    default_labels = [
+        "/".join(map(_label, options[:named], position[:named])) for position in values
+    ]
+    return Axis(
+        name or "/".join(options[:named]),
+        options,
+        tuple(values),
+        tuple(labels) or tuple(default_labels),
+    )
+
+
+def parse_axis(text: str, config: TrainConfig) -> Axis:
+    """Parses `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
+
+    The numbers of an option that takes several are joined by `+`.
+
+    Args:
+        text: The text.
+        config: The configuration whose options these are.
+
+    Raises:
+        ConfigError: An option is unknown, or a value is of another type or repeated.
+    """
+    names, equals, values = text.partition("=")
+    options = tuple(name.replace("-", "_") for name in names.split("/"))
+    if not equals or not values or not all(options):
+        raise ConfigError(
+            f"--over {text!r} must be OPTION=VALUE,VALUE,..., such as loss.name=softmax,loose"
+        )
+    if "seed" in options:
+        raise ConfigError("--over seed=...: use --seeds")
+    positions = []
+    for position in values.split(","):
+        parts = position.split("/")
+        if len(parts) != len(options):
+            raise ConfigError(
+                f"--over {text!r}: {position!r} has {len(parts)} values for {len(options)} options"
+            )
+        parsed = (_parse(config, name, part) for name, part in zip(options, parts, strict=True))
+        positions.append(tuple(parsed))
+    if len(set(positions)) < len(positions):
+        raise ConfigError(f"--over {text!r}: a value of {'/'.join(options)} is repeated")
+    return make_axis(options, positions)
+
+
+def _parse(config: TrainConfig, option: str, text: str) -> Any:
+    types = option_types(config)
+    if option not in types:
+        close = [other for other in types if other.startswith(f"{option}.")]
+        close = close or difflib.get_close_matches(option, types)
+        hint = f"did you mean {', '.join(close)}?" if close else "train PRESET --help lists them"
+        raise ConfigError(f"--over {option}: unknown option; {hint}")
+    expected = types[option]
+    if expected is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"--over {option}: {text!r} must be True or False")
+        return text.lower() == "true"
+    if typing.get_origin(expected) is typing.Literal:
+        choices = typing.get_args(expected)
+        if text not in choices:
+            raise ConfigError(f"--over {option}: {text!r} must be one of {', '.join(choices)}")
+        return text
+    several = typing.get_origin(expected) is tuple
+    element = typing.get_args(expected)[0] if several else expected
+    try:
+        return tuple(map(element, text.split("+"))) if several else element(text)
+    except ValueError:
+        name = f"{element.__name__}s joined by +" if several else element.__name__
+        raise ConfigError(f"--over {option}: {text!r} is not of type {name}") from None
+
+
+def _label(option: str, value: Any) -> str:
+    return "all" if option in _ALL_AT_0 and value == 0 else _text(value)
+
+
+def _text(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+class Cell(NamedTuple):
+    """One run of a grid."""
+
+    place: tuple[str, ...]
+    """Its label on every axis."""
+    config: TrainConfig
+    directory: Path
+
+
+def make_cells(
+    config: TrainConfig, axes: Sequence[Axis], seeds: Sequence[int], root: Path
+) -> list[Cell]:
+    """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
+
+    Raises:
+        ConfigError: An option is on two axes.
+    """
+    options = [option for axis in axes for option in axis.options]
+    if len(set(options)) < len(options):
+        raise ConfigError(f"--over has an option twice: {', '.join(options)}")
+    cells = []
+    for seed in dict.fromkeys(seeds):
+        for position in itertools.product(*(range(len(axis.values)) for axis in axes)):
+            cell, folder, place = dataclasses.replace(config, seed=seed), root, []
+            for axis, number in zip(axes, position, strict=True):
+                settings = dict(zip(axis.options, axis.values[number], strict=True))
+                for option, value in settings.items():
+                    cell = replace_option(cell, option, value)
+                name = ",".join(f"{option}={_text(value)}" for option, value in settings.items())
+                folder /= name.replace(":", "-")
+                place.append(axis.labels[number])
+            cells.append(Cell(tuple(place), cell, folder / f"seed-{seed}"))
+    return cells
+
+
+class Outcome(NamedTuple):
+    """A grid that has been run."""
+
+    paths: list[Path]
+    """The files of its report, the table first."""
+    runs: int
+    diverged: list[str]
+    """A line for every run that diverged."""
+
+
+def run_grid(
+    config: TrainConfig,
+    axes: Sequence[Axis],
+    seeds: Sequence[int],
+    root: Path,
+    folders: Folders,
+    *,
+    title: str,
+    command: str,
+    metrics: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    mode: ParallelMode = "pmap",
+) -> Outcome:
+    """Trains and evaluates the missing runs of a grid, and writes its table and figure.
+
+    The table has the labels of the axes, at every seed that has been run.
+
+    Args:
+        config: What all runs have in common.
+        axes: What they differ in.
+        seeds: Every combination is trained once for each seed.
+        root: Folder of the grid.
+        folders: Where data is stored.
+        title: Title of the table and figure.
+        command: The command that the user typed, for the reports.
+        metrics: Names of the metrics to show, in this order; by default all.
+        notes: Sentences for the caption of the table.
+        mode: As in `train_run`.
+
+    Raises:
+        ConfigError: Before any training: a run cannot be trained and evaluated, or no run has one
+            of the metrics.
+        ConfigMismatchError: Before any training: a directory belongs to a run of another
+            configuration.
+    """
+    cells = make_cells(config, axes, seeds, root)
+    plans = [plan_run(cell.config) for cell in cells]
+    _check_metrics(metrics, plans)
+    on_first(lambda: [check_run_directory(c.directory, config_to_dict(c.config)) for c in cells])
+    for plan in plans:
+        check_data(plan, folders)
+    diverged = []
+    for number, (cell, plan) in enumerate(zip(cells, plans, strict=True), start=1):
+        names = [f"{axis.name} = {at}" for axis, at in zip(axes, cell.place, strict=True)]
+        print(
+            f"[{number}/{len(cells)}]", ", ".join([*names, f"seed {plan.config.seed}"]), flush=True
+        )
+        report = complete_run(plan, cell.directory, folders, command=command, mode=mode)
+        if "diverged" in report:
+            diverged.append(f"{cell.directory}: {report['diverged']}")
+            print(report["diverged"], flush=True)
+
+    def write() -> list[Path]:
+        return reporting.write_grid(
+            root,
+            [reporting.Axis(axis.name, axis.labels) for axis in axes],
+            finished_runs(config, axes, root),
+            title=title,
+            command=command,
+            metrics=metrics,
+            notes=notes,
+        )
+
+    return Outcome(on_first(write), len(cells), diverged)
+
+
+def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list[reporting.Run]:
+    """All finished runs under `root` that lie on the axes, of any seed.
+
+    Runs that differ from `config` elsewhere are left out; so are, with a warning, those that cannot
+    be read.
+    """
+    runs = []
+    for cell in make_cells(config, axes, _seeds(root, len(axes)), root):
+        path = cell.directory / "report.json"
+        if not path.exists():
+            continue
+        try:
+            values = read_config(cell.directory)
+        except ExperimentError as error:
+            logger.warning("%s is left out of the table: %s", cell.directory, error)
+            continue
+        if values == config_to_dict(cell.config) and (report := read_report(path)):
+            runs.append(reporting.Run(cell.place, report))
+    return runs
+
+
+def check_not_set(config: TrainConfig, preset: TrainConfig, options: dict[str, str]) -> None:
+    """Checks that the options of the axes keep the preset's value in what all runs share.
+
+    Args:
+        config: What all runs have in common.
+        preset: The preset.
+        options: For every option that the grid sets, how to set it there.
+
+    Raises:
+        ConfigError: An option has another value.
+    """
+    for option, instead in options.items():
+        if get_option(config, option) != get_option(preset, option):
+            name = option.replace("_", "-")
+            raise ConfigError(f"the grid sets --{name} in every run; use {instead} instead")
+
+
+def _check_metrics(names: Sequence[str], plans: Sequence[Plan]) -> None:
+    metrics = (metric.name for plan in plans for metric in plan.protocol.metrics)
+    available = dict.fromkeys([*metrics, "validation"])
+    for name in names:
+        if name not in available:
+            raise ConfigError(f"--metrics: no metric {name!r}; available: {', '.join(available)}")
+
+
+def _seeds(root: Path, num_axes: int) -> list[int]:
+    """The seeds with runs, in order."""
+    names = {path.name for path in root.glob("/".join(["*"] * num_axes) + "/seed-*")}
+    return sorted(int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit())

@@ -1,0 +1,18 @@
+"""What presets on photographs share: normalisation and backbones."""
+
+from experiments.config import ModelConfig
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
+CIFAR100_STD = (0.2673, 0.2564, 0.2762)
+
+RESNET12 = ModelConfig(
+    backbone="resnet12", widths=(64, 160, 320, 640), pooling="mean", drop_block=0.1
+)
+"""ResNet-12 (protocols A and E, 84×84)."""
+RESNET50 = ModelConfig(backbone="resnet50", widths=(64, 128, 256, 512), pooling="mean")
+"""ResNet-50 (protocols B, C on ImageNet, and D, 224×224)."""
+RESNET32 = ModelConfig(backbone="resnet32", widths=(16, 32, 64), pooling="mean")
+"""ResNet-32 (protocol C, 32×32)."""

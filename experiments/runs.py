@@ -1,0 +1,529 @@
+"""One run: assembled from its configuration, trained, evaluated and reported.
+
+This is the one module that sees a whole configuration. It builds every part from its own section.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxloss
+from experiments.config import Folders, ParallelMode, TrainConfig, check_config
+from experiments.contracts import ImageSet, Objective, Outputs, Problem, Protocol
+from experiments.data.augment import check_settings, seen_shape
+from experiments.data.builders import image_shape, is_multi_label
+from experiments.data.pipeline import RecordImages, batches
+from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
+from experiments.errors import ConfigError, DivergedError
+from experiments.models import build_backbone
+from experiments.processes import is_first, on_first
+from experiments.protocols import build_protocol, config_from_dict, config_to_dict
+from experiments.reporting.run import write_run_report
+from experiments.training import parallel
+from experiments.training.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    CheckpointError,
+    Checkpoints,
+    DamagedCheckpointError,
+    checkpoints_folder,
+)
+from experiments.training.loop import Intervals, Parts, train
+from experiments.training.optimizer import build_optimizer, learning_rate
+from experiments.training.outputs import build_outputs
+from experiments.training.run_directory import claim_run_directory
+from experiments.training.state import TrainState, initial_state
+from experiments.training.step import Batch, build_step
+
+logger = logging.getLogger(__name__)
+
+
+class Plan(NamedTuple):
+    """A run before any data is read."""
+
+    config: TrainConfig
+    protocol: Protocol
+    image_shape: tuple[int, int, int]
+    """Height, width and channels of the images that the model receives."""
+    num_features: int
+
+
+def plan_run(config: TrainConfig) -> Plan:
+    """Plans a run whose options fit each other and the devices; touches no data.
+
+    Raises:
+        ConfigError: A value is out of bounds, or does not fit the others or the devices.
+    """
+    check_config(config)
+    sampling, model = config.sampling, config.model
+    parallel.check_batch_size(batch_size_of(sampling.strategy, sampling.batch_size))
+    learning_rate(config.optimizer, config.steps)
+    check_settings(config.data, image_shape(config.data.name)[-1])
+    if model.weights and not Path(model.weights).exists():
+        raise ConfigError(
+            f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
+            "directory"
+        )
+    if model.weights and model.dim:
+        raise ConfigError(
+            f"model.weights are those of a backbone alone, and model.dim = {model.dim} adds a "
+            "layer; set model.dim = 0"
+        )
+    plan = _plan(config)
+    plan.protocol.check_options(plan.num_features)
+    return plan
+
+
+def _plan(config: TrainConfig) -> Plan:
+    seen = seen_shape(image_shape(config.data.name), config.data)
+    num_features = nnx.eval_shape(
+        lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
+    ).num_features
+    return Plan(config, build_protocol(config), seen, num_features)
+
+
+def check_data(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
+    """Checks that the data fits a run; prepares the data set if needed and reads no image.
+
+    Returns:
+        For every available split, the number of images of every class.
+
+    Raises:
+        ConfigError: The configuration does not fit the data.
+        MissingArchiveError: The data set's archives are missing.
+    """
+    config, protocol = plan.config, plan.protocol
+    class_counts = protocol.class_counts(folders)
+    of_training = class_counts[protocol.splits[0]]
+    # The images of a multi-label set cannot be counted by class: the protocol checks the batch.
+    if not is_multi_label(config.data.name):
+        index = index_classes(np.repeat(np.arange(len(of_training)), of_training))
+        draw_batch(
+            index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
+        )
+    protocol.check_data(plan.num_features, class_counts)
+    return class_counts
+
+
+class Network(NamedTuple):
+    """The model, the objective and the optimiser of a run, with the state at step 0."""
+
+    graphdef: nnx.GraphDef
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    state: TrainState
+
+
+def build_network(
+    plan: Plan,
+    class_counts: np.ndarray,
+    steps_per_epoch: int,
+    *,
+    axis_name: str | None = None,
+    pretrained: bool = False,
+) -> Network:
+    """Builds what a run trains.
+
+    Args:
+        plan: The run.
+        class_counts: int64 [C], training images of every class.
+        steps_per_epoch: Steps of an epoch.
+        axis_name: The mapped axis over which the batch is spread.
+        pretrained: Read the initial weights that the configuration names.
+
+    Raises:
+        WeightsError: The weights cannot be read, or do not fit.
+    """
+    config = plan.config
+    model = build_backbone(
+        config.model, image_shape=plan.image_shape, axis_name=axis_name, rngs=nnx.Rngs(config.seed)
+    )
+    problem = Problem(
+        num_features=plan.num_features,
+        class_counts=class_counts,
+        axis_name=axis_name,
+        num_epochs=config.steps // steps_per_epoch,
+        seed=config.seed,
+    )
+    objective = plan.protocol.objective(problem)
+    optimizer = build_optimizer(config.optimizer, config.steps)
+    graphdef, state = initial_state(
+        model,
+        objective,
+        optimizer,
+        seed=config.seed,
+        weights=config.model.weights if pretrained else "",
+    )
+    return Network(graphdef, objective, optimizer, state)
+
+
+def train_run(
+    plan: Plan, directory: Path, folders: Folders, *, mode: ParallelMode = "pmap"
+) -> float:
+    """Trains a run to its end, from its newest checkpoint if there is one.
+
+    With several processes, all of them call this with the same arguments. Each reads its shard of
+    every batch.
+
+    Args:
+        plan: The run; together with the machine it determines every bit of the result.
+        directory: The run directory.
+        folders: Where data is stored.
+        mode: Data parallelism by `jax.pmap`, or by a jit over sharded global arrays; the numbers
+            are the same.
+
+    Returns:
+        Seconds spent on the run, over all calls that trained it.
+
+    Raises:
+        ConfigError: The configuration does not fit the data; nothing is written.
+        ConfigMismatchError: The directory belongs to a run of another configuration.
+        DivergedError: The loss, its gradient or the features are not finite.
+        Interrupted: SIGTERM or Ctrl-C; the state is saved.
+    """
+    config, protocol = plan.config, plan.protocol
+    class_counts = check_data(plan, folders)
+    images = protocol.load(folders, protocol.splits[0])
+    of_training = class_counts[protocol.splits[0]]
+    batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
+    steps_per_epoch = len(images.labels) // batch_size
+    axis_name = parallel.axis_name(mode)
+    network = build_network(
+        plan, of_training, steps_per_epoch, axis_name=axis_name, pretrained=True
+    )
+    step = build_step(
+        network.graphdef,
+        network.objective,
+        network.optimizer,
+        config.data,
+        key=jax.random.fold_in(jax.random.key(config.seed), 2),
+        axis_name=axis_name,
+    )
+    parts = Parts(
+        initial=network.state,
+        parallel=parallel.data_parallel(mode, step),
+        batches=_batches(images, config, batch_size),
+        images_per_step=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        after_epoch=network.objective.after_epoch,
+        validate=_validation(plan, folders, network, class_counts),
+    )
+    on_first(lambda: claim_run_directory(directory, config_to_dict(config)))
+    if is_first() and config.optimizer.decay_steps:
+        print(_schedule_in_epochs(config, steps_per_epoch))
+    return train(
+        parts,
+        directory,
+        Intervals(config.steps, config.validate_every, config.log_every),
+        name=config.loss.name,
+        meta={
+            "config": config_to_dict(config),
+            "class_counts": of_training.tolist(),
+            "steps_per_epoch": steps_per_epoch,
+        },
+    )
+
+
+def _batches(
+    images: ImageSet, config: TrainConfig, batch_size: int
+) -> Callable[[int], Iterator[Batch]]:
+    """This process's batches from a step on: functions of seed and step alone."""
+    multi_label = images.labels.ndim == 2
+    index = len(images.labels) if multi_label else index_classes(images.labels)
+
+    def read(step: int) -> Batch:
+        drawn = draw_batch(index, config.sampling.strategy, batch_size, seed=config.seed, step=step)
+        rows = shard(drawn, jax.process_index(), jax.process_count())
+        return Batch(images.images[rows], images.labels[rows])
+
+    ahead = isinstance(images.images, RecordImages)
+    return lambda first: batches(read, first, config.steps, ahead=ahead)
+
+
+def _validation(
+    plan: Plan, folders: Folders, network: Network, class_counts: Mapping[str, np.ndarray]
+) -> Callable[[TrainState], float] | None:
+    trained_on, held_out, _ = plan.protocol.splits
+    if held_out not in class_counts:
+        return None
+    images = plan.protocol.load(folders, held_out)
+    outputs = build_outputs(
+        network.graphdef, network.objective, plan.config.data, class_counts[trained_on]
+    )
+    return lambda state: plan.protocol.validate(outputs(state, images))
+
+
+def _schedule_in_epochs(config: TrainConfig, steps_per_epoch: int) -> str:
+    """The schedule in the units of papers: steps that fit a data set do not fit a subset of it."""
+    drops = ", ".join(f"{step / steps_per_epoch:.4g}" for step in config.optimizer.decay_steps)
+    return (
+        f"An epoch is {steps_per_epoch:,} steps: the run has {config.steps / steps_per_epoch:.4g} "
+        f"epochs, and its learning rate is divided by ten after epochs {drops}."
+    )
+
+
+class RestoredRun(NamedTuple):
+    """A checkpoint with all that is needed to use it."""
+
+    plan: Plan
+    network: Network
+    state: TrainState
+    step: int
+    class_counts: np.ndarray
+    """int64 [C], training images of every class."""
+    validation: float | None
+    """What the best checkpoint is chosen by."""
+    notes: list[str]
+    """Sentences for the report."""
+
+
+def restore_run(path: Path, which: str = "best") -> RestoredRun:
+    """A checkpoint of a run, with the configuration that the checkpoint stores.
+
+    Args:
+        path: A run directory, or its folder of checkpoints.
+        which: `best` by validation (the latest where there was none), `latest`, or the number of a
+            step. Where the best or the latest is damaged, the next one is taken, and a note says
+            so.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or none is intact.
+        ConfigError: `which` is none of these.
+    """
+    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+        if which.isdecimal():
+            return _restore_step(checkpoints, int(which))
+        if which not in ("best", "latest"):
+            raise ConfigError(
+                f"checkpoint must be best, latest or the number of a step, got {which!r}"
+            )
+        damaged: list[DamagedCheckpointError] = []
+        for step in _ranked(checkpoints, which, damaged):
+            try:
+                restored = _restore_step(checkpoints, step)
+            except DamagedCheckpointError as error:
+                damaged.append(error)
+                continue
+            notes = [
+                f"{error}; the checkpoint of step {step} is used instead." for error in damaged
+            ]
+            return restored._replace(notes=notes)
+        raise CheckpointError("\n".join(["the run holds no intact checkpoint", *map(str, damaged)]))
+
+
+def _ranked(
+    checkpoints: Checkpoints, which: str, damaged: list[DamagedCheckpointError]
+) -> list[int]:
+    """The steps with readable metadata: the newest first, or the best first."""
+    ranks = []
+    for step in checkpoints.steps():
+        try:
+            accuracy = checkpoints.accuracy(step) if which == "best" else None
+        except DamagedCheckpointError as error:
+            damaged.append(error)
+            continue
+        ranks.append((-np.inf if accuracy is None else accuracy, step))
+    return [step for _, step in sorted(ranks, reverse=True)]
+
+
+def _restore_step(checkpoints: Checkpoints, step: int) -> RestoredRun:
+    meta = checkpoints.meta(step)
+    plan = _plan(config_from_dict(meta["config"]))
+    class_counts = np.array(meta["class_counts"], np.int64)
+    network = build_network(plan, class_counts, meta["steps_per_epoch"])
+    state = checkpoints.restore(network.state, step).state
+    return RestoredRun(plan, network, state, step, class_counts, checkpoints.accuracy(step), [])
+
+
+def evaluate_run(
+    path: Path,
+    folders: Folders,
+    *,
+    split: str | None = None,
+    which: str = "best",
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[Protocol, dict[str, Any]]:
+    """Evaluates a checkpoint as its protocol does.
+
+    Args:
+        path: A run directory, or its folder of checkpoints.
+        folders: Where data is stored.
+        split: One of the protocol's splits; by default the one for evaluation.
+        which: As in `restore_run`.
+        overrides: Values that replace those of the configuration's section `evaluation`.
+
+    Returns:
+        The protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
+        `split`, `step`, `validation`, `notes` and the results of the protocol.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or none is intact.
+        ConfigError: There is no such split, or it cannot be evaluated so.
+        DivergedError: The features are not finite.
+    """
+    run = restore_run(path, which)
+    for note in run.notes:
+        logger.warning("%s", note)
+    config = _with_evaluation(run.plan.config, overrides or {})
+    protocol = build_protocol(config)
+    split = split or protocol.splits[-1]
+    if split not in protocol.splits:
+        raise ConfigError(
+            f"protocol {config.protocol} has no split {split!r}; it has "
+            f"{', '.join(protocol.splits)}"
+        )
+    outputs_of = build_outputs(
+        run.network.graphdef, run.network.objective, config.data, run.class_counts
+    )
+
+    def outputs(split: str) -> Outputs:
+        return outputs_of(run.state, protocol.load(folders, split))
+
+    validation = protocol.validation.measured(run.validation)
+    return protocol, {
+        **describe_run(config, protocol),
+        "num_features": run.plan.num_features,
+        "split": split,
+        "step": run.step,
+        "validation": None if run.validation is None else validation,
+        "notes": run.notes,
+        **protocol.evaluate(split, outputs),
+    }
+
+
+def _with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    if not overrides:
+        return config
+    # Not every protocol has options of the evaluation.
+    evaluation = vars(config).get("evaluation")
+    known = set() if evaluation is None else {f.name for f in dataclasses.fields(evaluation)}
+    if unknown := overrides.keys() - known:
+        raise ConfigError(
+            f"the evaluation of protocol {config.protocol} has no {', '.join(sorted(unknown))}; "
+            f"it has {', '.join(sorted(known)) or 'no options'}"
+        )
+    changed: Any = {"evaluation": dataclasses.replace(evaluation, **overrides)}  # pyright: ignore
+    config = dataclasses.replace(config, **changed)
+    check_config(config)
+    return config
+
+
+def run_directory(path: Path) -> Path:
+    """The directory of the run that a path names: the run directory, or its checkpoints folder."""
+    path = Path(path)
+    inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
+    return path.resolve().parent if inside else path
+
+
+def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
+    """What a report states of a run beside its results, as JSON types."""
+    return {
+        "protocol": config.protocol,
+        "preset": config.preset,
+        "loss": config.loss.name,
+        "sampling": config.sampling.strategy,
+        "seed": config.seed,
+        "data": config.data.name,
+        "weights": config.model.weights,
+        **code_version(),
+        **protocol.description,
+    }
+
+
+def code_version() -> dict[str, str | None]:
+    """The version of the code, and its git commit if it runs from a checkout."""
+    git = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+    ]
+    try:
+        output = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        output = ""
+    return {"version": jaxloss.__version__, "commit": output or None}
+
+
+def complete_run(
+    plan: Plan, directory: Path, folders: Folders, *, command: str, mode: ParallelMode = "pmap"
+) -> dict[str, Any]:
+    """Trains one run to its end, evaluates it and writes its report.
+
+    The report of a finished run is read instead. A run that diverges is finished, too: its report
+    has no metrics, and states under `diverged` what happened.
+
+    Args:
+        plan: The run.
+        directory: Its directory.
+        folders: Where data is stored.
+        command: The command that the user typed, for the report.
+        mode: As in `train_run`.
+
+    Raises:
+        ConfigMismatchError: The directory belongs to a run of another configuration.
+    """
+    config = plan.config
+
+    def finished() -> dict[str, Any] | None:
+        path = directory / "report.json"
+        if path.exists() and claim_run_directory(directory, config_to_dict(config)):
+            return read_report(path)
+        return None
+
+    if (report := on_first(finished)) is not None:
+        return report
+    protocol = plan.protocol
+    try:
+        seconds = train_run(plan, directory, folders, mode=mode)
+        protocol, report = evaluate_run(directory, folders)
+        report |= {"seconds": seconds}
+    except DivergedError as error:
+        report = describe_run(config, protocol) | {
+            "split": protocol.splits[-1],
+            "step": error.step,
+            "metrics": [],
+            "validation": None,
+            "diverged": str(error),
+        }
+    report["command"] = command
+    on_first(partial(write_report, directory, protocol, report))
+    return report
+
+
+def write_report(
+    directory: Path, protocol: Protocol, report: dict[str, Any], name: str = "report"
+) -> list[Path]:
+    """Writes NAME.md and NAME.json into the run directory; returns their paths."""
+    return write_run_report(directory, report, report_lines(protocol, report), name)
+
+
+def report_lines(protocol: Protocol, report: dict[str, Any]) -> list[str]:
+    """The results in Markdown, as the protocol writes them; none for a run that diverged."""
+    return [] if "diverged" in report else protocol.report(report)
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """The report of a finished run; None, with a warning, where it is damaged."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(report["metrics"], list):
+            raise TypeError(f"metrics are {report['metrics']!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
+        return None
+    return report
