@@ -6,6 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -38,6 +39,10 @@ _MARK = 0.14
 _BETWEEN_ROWS = 0.18
 _BESIDE_LABELS = 0.7
 _LEAST_WIDTH = 5.5
+_BETWEEN_NUMBERS = 0.03
+
+_CHARACTERS = 10
+"""In an inch of the name of an axis."""
 
 
 def grid_figure(
@@ -72,10 +77,12 @@ def grid_figure(
     series = list(itertools.product(*(axis.labels for axis in varied)))
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)
-    labels = 0.0 if along else max(map(text_width, axes[0].labels)) + _BESIDE_LABELS
+    labels = 0.0 if along else max(text_width(display_text(label)) for label in axes[0].labels)
+    width = max(_LEAST_WIDTH, labels + _BESIDE_LABELS + _PANEL_WIDTH * columns)
+    height = _LINES_HEIGHT if along else _rows_height(axes[0], series)
     figure = new_figure(
-        max(_LEAST_WIDTH, labels + _PANEL_WIDTH * columns),
-        rows * (_LINES_HEIGHT if along else _rows_height(axes[0], series)),
+        width,
+        height * rows,
         title=title,
         caption=_caption(found),
         command=command,
@@ -88,6 +95,7 @@ def grid_figure(
         panel.set_title(textwrap.fill(metric_heading(metric), 40), size=LARGE)
         if along:
             _draw_lines(panel, series, axes[-1], values)
+            _set_scale(panel, axes[-1], width / columns - _BESIDE_LABELS)
         else:
             _draw_rows(panel, axes[0], series, values, labelled=number % columns == 0)
     return figure
@@ -153,7 +161,11 @@ def _draw_rows(
     panel.set_ylim(len(axis.labels) - 0.5, -0.5)
     panel.set_yticks(range(len(axis.labels)), [display_text(label) for label in axis.labels])
     panel.tick_params(axis="y", length=0, labelleft=labelled)
-    panel.set_ylabel(display_text(axis.name) if labelled else "")
+    if labelled:
+        characters = int(_CHARACTERS * _rows_height(axis, series))
+        # Names such as loss.name/optimizer.learning_rate break after a slash.
+        name = textwrap.fill(axis.name.replace("/", "/ "), characters).replace("/ ", "/")
+        panel.set_ylabel(display_text(name))
     panel.margins(x=0.06)
     panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
@@ -174,21 +186,42 @@ def _draw_lines(
         mark = series_mark(number)
         error_bars(panel, [x for x, _ in known], means, mark, yerr=bars, line=True)
         _draw_ticks(panel, [(x, y) for x, entry in known for y in _seed_values(entry)], "_")
-    _set_scale(panel, axis, positions)
     panel.set_xlabel(display_text(axis.name))
 
 
-def _set_scale(panel: Axes, axis: Axis, positions: Mapping[str, float]) -> None:
-    """Logarithmic if the numbers are positive and the largest is six times the smallest."""
-    numbers = list(positions.values())
+def _set_scale(panel: Axes, axis: Axis, width: float) -> None:
+    """Logarithmic if the numbers are positive and the largest is six times the smallest.
+
+    Args:
+      panel: Where the lines are drawn.
+      axis: What they run along.
+      width: Of the panel, in inches.
+    """
+    numbers = axis.numbers or []
     logarithmic = ALL not in axis.labels and min(numbers) > 0 and max(numbers) >= 6 * min(numbers)
     if logarithmic:
         panel.set_xscale("log")
         panel.set_xticks([], minor=True)
     if logarithmic or ALL in axis.labels:
-        panel.set_xticks(numbers, axis.labels)
+        along = np.log(numbers) if logarithmic else np.asarray(numbers)
+        margin = 2 * panel.get_xmargin()
+        inches = width / (1 + margin) * (along - along.min()) / np.ptp(along)
+        panel.set_xticks(numbers, _labels_that_fit(axis.labels, inches.tolist()))
     else:
         panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+
+
+def _labels_that_fit(labels: Sequence[str], inches: Sequence[float]) -> list[str]:
+    """The labels of ticks at these positions; an empty one for each that would touch the next."""
+    texts = list(labels)
+    left_end = np.inf
+    for number in sorted(range(len(texts)), key=inches.__getitem__, reverse=True):
+        half = text_width(texts[number]) / 2 + _BETWEEN_NUMBERS
+        if inches[number] + half > left_end:
+            texts[number] = ""
+        else:
+            left_end = inches[number] - half
+    return texts
 
 
 def _means_and_bars(known: Sequence[Entry]) -> tuple[list[float], list[float]]:

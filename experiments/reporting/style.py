@@ -186,8 +186,7 @@ def error_bars(
         markersize=5,
         markeredgecolor=INK,
         markeredgewidth=0.4,
-        elinewidth=1.3,
-        capsize=2,
+        elinewidth=1.6,
         zorder=3,
     )
 
@@ -199,10 +198,8 @@ def display_text(text: str) -> str:
 
 
 def text_width(text: str, size: float = MEDIUM) -> float:
-    """The width of a text in inches, as figures print it."""
-    if not text.strip():
-        return 0.0
-    return TextPath((0, 0), display_text(text), size=size).get_extents().width / 72
+    """The width in inches of a text that comes from `display_text`."""
+    return TextPath((0, 0), text, size=size).get_extents().width / 72 if text.strip() else 0.0
 
 
 def _write_text(figure: Figure, heading: Sequence[str], notes: Sequence[str]) -> None:
