@@ -13,7 +13,7 @@ from experiments.reporting.style import (
     BLUE,
     GREEN,
     GREY,
-    LARGE,
+    MEDIUM,
     ORANGE,
     PURPLE,
     SMALL,
@@ -81,7 +81,7 @@ def benchmark_figure(rows: Sequence[dict[str, Any]], *, title: str) -> Figure:
             if number % columns == 0:
                 axes.set_ylabel(quantity.label, size=SMALL)
             if quantity is _TIME:
-                axes.set_title(loss, size=LARGE, pad=4)
+                axes.set_title(loss, size=MEDIUM, pad=4)
                 axes.tick_params(axis="x", labelbottom=False)
             else:
                 grows = "batch size n" if of_loss[0]["grows"] == "n" else "classes C"
