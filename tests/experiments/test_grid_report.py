@@ -346,8 +346,8 @@ def test_points_are_joined_in_the_order_of_their_numbers():
     runs = [run((label,), 0, (ERROR, 0.1 * place)) for place, label in enumerate(labels)]
     (panel,) = figure_of([Axis("margin", labels)], runs).axes
     (container,) = panel.containers
-    assert list(container[0].get_xdata()) == [-0.1, 0.0, 0.05]
-    assert list(container[0].get_ydata()) == pytest.approx([10, 0, 20])
+    assert np.asarray(container[0].get_xdata()).tolist() == [-0.1, 0.0, 0.05]
+    assert np.asarray(container[0].get_ydata()).tolist() == pytest.approx([10, 0, 20])
     assert panel.get_xlabel() == "margin"
     assert panel.get_xscale() == "linear"
 
@@ -376,8 +376,8 @@ def test_rows_hold_a_mark_for_every_combination():
     ]
     figure = figure_of(axes, runs)
     first, second = figure.axes[0].containers
-    assert list(first[0].get_xdata()) == [0.5, 2.5]
-    assert list(second[0].get_xdata()) == [1.5, 3.5]
+    assert np.asarray(first[0].get_xdata()).tolist() == [0.5, 2.5]
+    assert np.asarray(second[0].get_xdata()).tolist() == [1.5, 3.5]
     heights = [*np.asarray(first[0].get_ydata()), *np.asarray(second[0].get_ydata())]
     assert heights[0] < 0 < heights[2] < 0.5 < heights[1] < 1 < heights[3]
     (legend,) = figure.legends

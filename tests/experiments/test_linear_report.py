@@ -63,11 +63,11 @@ def test_the_figure_shows_both_curves_and_what_was_chosen():
     figure = linear_figure(REPORT, command="typed")
     (axes,) = figure.axes
     validation, test, chosen, star = axes.lines
-    assert list(validation.get_ydata()) == pytest.approx([50, 75, 10])
-    assert list(test.get_ydata()) == pytest.approx([60, 80, 20])
-    assert list(chosen.get_xdata()) == [1, 1]
-    assert list(star.get_xdata()) == [1]
-    assert list(star.get_ydata()) == pytest.approx([76.123])
+    assert np.asarray(validation.get_ydata()).tolist() == pytest.approx([50, 75, 10])
+    assert np.asarray(test.get_ydata()).tolist() == pytest.approx([60, 80, 20])
+    assert np.asarray(chosen.get_xdata()).tolist() == [1, 1]
+    assert np.asarray(star.get_xdata()).tolist() == [1]
+    assert np.asarray(star.get_ydata()).tolist() == pytest.approx([76.123])
     assert axes.get_xscale() == "log"
     assert any("Command: typed" in text.get_text() for text in figure.texts)
 
