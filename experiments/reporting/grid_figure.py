@@ -198,7 +198,7 @@ def _set_scale(panel: Axes, axis: Axis, width: float) -> None:
       width: Of the panel, in inches.
     """
     numbers = axis.numbers or []
-    logarithmic = ALL not in axis.labels and min(numbers) > 0 and max(numbers) >= 6 * min(numbers)
+    logarithmic = min(numbers) > 0 and max(numbers) >= 6 * min(numbers)
     if logarithmic:
         panel.set_xscale("log")
         panel.set_xticks([], minor=True)

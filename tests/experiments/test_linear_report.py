@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.reporting.linear import linear_figure, linear_report, write_linear_report
