@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 from experiments.benchmark.figure import benchmark_figure
 from experiments.benchmark.run import best_torch
+from experiments.files import write_atomically, write_json, write_picture
+from experiments.reporting.markdown import MISSING, bold, bullets, table
 
-_NONE = "–"
 _SAME_SUMS = "The sums of the cosines are the same."
 _COLUMNS = {
     "eager": "PyTorch eager",
@@ -43,14 +42,12 @@ def write_benchmark(directory: Path, report: dict[str, Any]) -> list[Path]:
     if report["losses"]:
         text += "\n![Time and temporary memory of every loss](benchmark.png)\n"
     paths = [
-        _write(directory / "benchmark.md", text),
-        _write(
-            directory / "benchmark.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-        ),
+        write_atomically(directory / "benchmark.md", text),
+        write_json(directory / "benchmark.json", report),
     ]
     if report["losses"]:
-        paths.append(directory / "benchmark.png")
-        benchmark_figure(report["losses"], paths[-1], title=_title(report))
+        figure = benchmark_figure(report["losses"], title=_title(report))
+        paths.append(write_picture(directory / "benchmark.png", figure))
     return paths
 
 
@@ -91,22 +88,23 @@ def _explanation(rows: list[dict[str, Any]]) -> list[str]:
     for row in {row["loss"]: row for row in rows}.values():
         floors.setdefault(row["products"], []).append(row["loss"])
         sources.setdefault(row["source"], []).append(row["loss"])
-    return [
-        "- Value and gradients of all float arguments, float32, compiled, after warm-up; all forms "
+    items = [
+        "Value and gradients of all float arguments, float32, compiled, after warm-up; all forms "
         "in one process on the same arrays, in turns A B C A B C ... A form whose value or "
         "gradients differ by more than 0.001 is not timed.",
-        "- jaxloss: median of the calls ± their interquartile range. All other numbers are ratios, "
+        "jaxloss: median of the calls ± their interquartile range. All other numbers are ratios, "
         "jaxloss's time over that of the column: below 1 jaxloss is faster. Ratios take the "
         "fastest call of each, which the rest of the machine disturbed least.",
-        "- best: the fastest form in PyTorch. floor: what the loss and its gradient cannot avoid, "
+        "best: the fastest form in PyTorch. floor: what the loss and its gradient cannot avoid, "
         "as a compiled JAX function of its own, which has "
         + "; ".join(f"for {', '.join(names)} {products}" for products, names in floors.items())
         + ".",
-        "- size: n × d × C, or n × C for a loss on logits. The papers' sizes: "
+        "size: n × d × C, or n × C for a loss on logits. The papers' sizes: "
         + "; ".join(f"{', '.join(names)}: {source}" for source, names in sources.items())
         + ". Ten times larger is the batch, or the number of classes.",
-        "- Temporary memory: the most that a run holds beside its arguments, value and gradients.",
+        "Temporary memory: the most that a run holds beside its arguments, value and gradients.",
     ]
+    return bullets(items)
 
 
 def _time_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -114,51 +112,50 @@ def _time_table(rows: list[dict[str, Any]]) -> list[str]:
     head = ["loss", "size", "jaxloss (ms)"]
     if any(best_torch(row) for row in rows):
         head.append("best")
-    table = [head + [_COLUMNS[name] for name in names]]
+    lines = []
     for row in rows:
         forms, best = row["forms"], best_torch(row)
         line = [row["loss"], _shape(row), _milliseconds(forms["jaxloss"])]
         if "best" in head:
-            line.append(_ratio(best, bold=True))
-        table.append(line + [_ratio(forms.get(name)) for name in names])
-    return _markdown_table(table)
+            line.append(_ratio(best, strong=True))
+        lines.append(line + [_ratio(forms.get(name)) for name in names])
+    return table(head + [_COLUMNS[name] for name in names], lines)
 
 
 def _memory_table(rows: list[dict[str, Any]]) -> list[str]:
     names = ["jaxloss", *(name for name in _present(rows) if name != "floor")]
-    table = [["loss", "size", *(_COLUMNS.get(name, name) for name in names), "gradients"]]
+    lines = []
     for row in rows:
         entries = [_megabytes(row["forms"].get(name)) for name in names]
-        table.append([row["loss"], _shape(row), *entries, f"{row['gradient_bytes'] / 1e6:.3g}"])
-    return _markdown_table(table)
+        lines.append([row["loss"], _shape(row), *entries, f"{row['gradient_bytes'] / 1e6:.3g}"])
+    return table(
+        ["loss", "size", *(_COLUMNS.get(name, name) for name in names), "gradients"], lines
+    )
 
 
 def _block_table(rows: list[dict[str, Any]]) -> list[str]:
-    table = [["block_size", "temporary memory (MB)"]]
+    lines = []
     for row in rows:
         size = "without" if row["block_size"] is None else f"{row['block_size']:,}"
-        table.append([size, _megabytes(row)])
+        lines.append([size, _megabytes(row)])
     first = rows[0]
     return [
         f"Value and gradient of `nca_loss` at n = {first['n']:,}, d = {first['d']}, "
         "as compiled; not run.",
         "",
-        *_markdown_table(table),
+        *table(["block_size", "temporary memory (MB)"], lines),
     ]
 
 
 def _spread_table(rows: list[dict[str, Any]]) -> list[str]:
-    table = [
-        [
-            *("M", "d", "steps timed", "jaxloss (ms)", "PyTorch's loop"),
-            *("steps", "largest cosine", "bound", "published"),
-        ]
-    ]
+    head = ["M", "d", "steps timed", "jaxloss (ms)", "PyTorch's loop"]
+    head += ["steps", "largest cosine", "bound", "published"]
+    lines = []
     for row in rows:
-        published = _NONE if row["published"] is None else f"{row['published']:.3f}"
+        published = MISSING if row["published"] is None else f"{row['published']:.3f}"
         forms = row["forms"]
         torch = {"failure": row["failure"]} if "failure" in row else forms.get("torch")
-        table.append(
+        lines.append(
             [
                 *(str(row["prototypes"]), str(row["dim"]), f"{row['steps_timed']:,}"),
                 *(_milliseconds(forms["jaxloss"]), _ratio(torch)),
@@ -169,7 +166,7 @@ def _spread_table(rows: list[dict[str, Any]]) -> list[str]:
             ]
         )
     return [
-        *_markdown_table(table),
+        *table(head, lines),
         "",
         "Ratios as above. Bound of the largest cosine: −1/(M−1) of the simplex up to M = d + 1, "
         "0 of the orthoplex up to 2d, beyond it Welch's. Welch bounds the largest |cosine|, so "
@@ -180,9 +177,9 @@ def _spread_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _assign_table(rows: list[dict[str, Any]]) -> list[str]:
     names = [name for name in ("scipy", "optax") if any(name in row["forms"] for row in rows)]
-    table = [["classes", "prototypes", "d", "means", "jaxloss (ms)", *names]]
+    lines = []
     for row in rows:
-        table.append(
+        lines.append(
             [
                 *(f"{row[key]:,}" for key in ("classes", "prototypes", "dim")),
                 row["means"],
@@ -191,7 +188,7 @@ def _assign_table(rows: list[dict[str, Any]]) -> list[str]:
             ]
         )
     return [
-        *_markdown_table(table),
+        *table(["classes", "prototypes", "d", "means", "jaxloss (ms)", *names], lines),
         "",
         "Each with the product that gives the cosines. Trained: every mean lies near a prototype "
         "of its own; random: in any direction. Ratios as above. "
@@ -219,25 +216,19 @@ def _digits(number: float) -> str:
     return f"{number:.3f}"
 
 
-def _ratio(form: dict[str, Any] | None, *, bold: bool = False) -> str:
+def _ratio(form: dict[str, Any] | None, *, strong: bool = False) -> str:
     if form is None:
-        return _NONE
+        return MISSING
     if "failure" in form:
         return form["failure"]
     text = f"{form['ratio']:.2f}" if form["ratio"] < 10 else f"{form['ratio']:.0f}"
-    return f"**{text}**" if bold else text
+    return bold(text) if strong else text
 
 
 def _megabytes(form: dict[str, Any] | None) -> str:
     if form is None or form.get("temporary_bytes") is None:
-        return _NONE
+        return MISSING
     return _digits(form["temporary_bytes"] / 1e6)
-
-
-def _markdown_table(table: list[list[str]]) -> list[str]:
-    head, *body = table
-    lines = [f"| {' | '.join(head)} |", "|" + "|".join(["---"] * len(head)) + "|"]
-    return lines + [f"| {' | '.join(row)} |" for row in body]
 
 
 def _title(report: dict[str, Any]) -> str:
@@ -246,11 +237,3 @@ def _title(report: dict[str, Any]) -> str:
 
 def _cores(machine: dict[str, Any]) -> str:
     return f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''}"
-
-
-def _write(path: Path, text: str) -> Path:
-    # A reader sees the old file or the new one, never half of it.
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-    return path

@@ -1,1 +1,1 @@
-"""What a run writes for people: metrics, progress, tables and figures."""
+"""Result files in, Markdown and pictures out."""

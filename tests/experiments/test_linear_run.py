@@ -117,8 +117,8 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     assert report["command"].endswith("--data-dir " + str(folders.data_dir))
 
     told = capsys.readouterr().out
-    assert "Images were brought from 40×44 to 32×32 pixels." in told
-    assert f"{100 * report['result']['accuracy']:.2f} %" in told
+    assert "Images were resized from 40×44 to 32×32 pixels." in told
+    assert f" {100 * report['result']['accuracy']:.2f} " in told
     assert told.splitlines()[0] in (directory / f"{stem}.md").read_text()
     assert f"]({stem}.png)" in (directory / f"{stem}.md").read_text()
     figure = (directory / f"{stem}.png").read_bytes()
@@ -139,6 +139,7 @@ def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, giv
     monkeypatch.setattr(linear_run, "evaluate_run_linear", lambda *_, **__: {"step": 7})
     monkeypatch.setattr(linear_reporting, "linear_report", lambda _: "")
     monkeypatch.setattr(linear_reporting, "linear_figure", lambda *_, **__: None)
+    monkeypatch.setattr(linear_reporting, "write_picture", lambda path, figure: path)
     assert main(["linear", str(tmp_path), "--data", "cub@64", *given]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.json", f"{name}.md"]
 

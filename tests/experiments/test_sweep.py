@@ -1,7 +1,6 @@
-"""Sweeps: axes, cells, tables and figures; and protocol B by the command line."""
+"""Sweeps: axes and cells; and protocol B by the command line."""
 
 import dataclasses
-import itertools
 import json
 
 import numpy as np
@@ -12,7 +11,6 @@ from experiments.config import DataConfig, ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
 from experiments.protocols import run_from_dict
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
-from experiments.reporting import sweep as reporting
 from experiments.sweep import cells, finished, parse_axis
 from experiments.training.checkpoints import read_config
 
@@ -83,145 +81,8 @@ def test_cells_are_all_combinations(tmp_path):
         cells(CONFIG, [axes[0], axes[0]], [0], tmp_path)
 
 
-def run(place, seed, error, **more):
-    report = {"seed": seed, "seconds": 30, "command": "typed", "metrics": {"error": error}}
-    return place, report | more
-
-
-AXES = [reporting.Axis("loss.name", ["softmax", "loose"]), reporting.Axis("n", ["5", "50"])]
-
-
-def test_table_of_two_axes():
-    runs = [run(("softmax", "5"), seed, 0.2 + 0.1 * seed) for seed in (0, 1, 2)]
-    runs += [run(("loose", "5"), 0, 0.25), run(("softmax", "50"), 0, 0.1)]
-    runs += [run(("loose", "50"), 0, None, metrics={}, diverged="loss is nan")]
-    table = reporting.sweep_table(AXES, runs, title="T", command="c")
-    assert "| loss.name | 5 | 50 |" in table
-    # One seed is not compared with three.
-    assert "| softmax | 30.0 ± 10.0 | 10.0 (1 of 3) |" in table
-    assert "| loose | 25.0 (1 of 3) | – |" in table
-    assert "- (k of 3): of k seeds" in table
-    assert "Diverged: loose, 50 (seed 0)." in table
-    assert "6 runs, together 3 minutes" in table
-
-
-def test_ratios_are_no_percentages():
-    metrics = {"base 1-shot": 0.5, "base discriminability": 1.234}
-    table = reporting.sweep_table(
-        AXES[:1], [run(("loose",), 0, 0, metrics=metrics)], title="T", command="c"
-    )
-    assert "| loose | 50.0 | 1.23 |" in table
-    assert "In %, but for ratios." in table
-
-
-def test_table_of_one_axis_has_metrics_as_columns():
-    metrics = [{"accuracy": 0.5, "calibration error": 0.1}, {"accuracy": 0.6}]
-    runs = [
-        run((name,), 0, 0, metrics=m, validation=0.7)
-        for name, m in zip(("softmax", "loose"), metrics, strict=True)
-    ]
-    table = reporting.sweep_table(AXES[:1], runs, title="T", command="c")
-    assert "| loss.name | accuracy | calibration error ↓ | validation |" in table
-    assert "| softmax | 50.0 | 10.0 | **70.0** |" in table
-    assert "| loose | **60.0** | – | **70.0** |" in table
-    chosen = reporting.sweep_table(AXES[:1], runs, title="T", command="c", metrics=["accuracy"])
-    assert "| loss.name | accuracy |" in chosen
-    # Runs may be older than a metric.
-    chosen = reporting.sweep_table(AXES[:1], runs, title="T", command="c", metrics=["recall"])
-    assert "| softmax | – |" in chosen
-
-
-def test_metrics_that_no_run_has_give_a_table_without_values(tmp_path):
-    """Such as the validation of runs that have no images for it."""
-    runs = [run(("softmax",), 0, 0.25)]
-    paths = reporting.write_sweep(
-        tmp_path, AXES[:1], runs, title="T", command="c", metrics=["validation"]
-    )
-    assert [path.name for path in paths] == ["table.md", "table.json"]
-    assert "| softmax | – |" in paths[0].read_text()
-
-
-def test_where_all_runs_diverged_the_table_says_so(tmp_path):
-    runs = [run((name,), 0, None, metrics={}, diverged="nan") for name in ("softmax", "loose")]
-    for metrics in ((), ("accuracy",)):
-        paths = reporting.write_sweep(
-            tmp_path, AXES[:1], runs, title="T", command="c", metrics=metrics
-        )
-        assert "Diverged: softmax (seed 0); loose (seed 0)." in paths[0].read_text()
-
-
-@pytest.mark.parametrize("labels", [["-0.1", "-0.05", "-0.02", "0.0", "0.05"], ["5", "10", "all"]])
-def test_numbers_along_an_axis_do_not_touch(tmp_path, monkeypatch, labels):
-    figures = []
-    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
-    runs = [run((label,), 0, 0.1, metrics=dict.fromkeys("abc", 0.1)) for label in labels]
-    axes = [reporting.Axis("n", labels)]
-    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
-    (figure,) = figures
-    figure.draw_without_rendering()
-    for panel in figure.axes:
-        texts = [t.get_window_extent() for t in panel.get_xticklabels() if t.get_text()]
-        assert len(texts) >= 3
-        for left, right in itertools.pairwise(sorted(texts, key=lambda box: box.x0)):
-            assert left.x1 < right.x0
-
-
-def test_figures_of_words_name_what_was_varied(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
-    runs = [run((label,), 0, 0.1, metrics=dict.fromkeys("abcd", 0.1)) for label in ("x/y", "y/x")]
-    axes = [reporting.Axis("first/second", ["x/y", "y/x"])]
-    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
-    # The first panel of each of two rows.
-    named = [panel.get_ylabel() for panel in figures[0].axes]
-    assert named == ["first/second", "", "", "first/second", "", ""]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "told"),
-    [((1, 1), "One seed. "), ((2, 2), "Mean of 2 seeds; "), ((1, 3), "Mean of 1 to 3 seeds; ")],
-)
-def test_figures_tell_how_many_seeds_they_have(tmp_path, monkeypatch, seeds, told):
-    figures = []
-    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
-    axes = [reporting.Axis("loss.name", ["softmax", "loose"])]
-    runs = [
-        run((name,), seed, 0.1)
-        for name, number in zip(axes[0].labels, seeds, strict=True)
-        for seed in range(number)
-    ]
-    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
-    assert any(text.get_text().startswith(told) for text in figures[0].texts)
-
-
-def test_points_are_joined_in_the_order_of_their_numbers(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(reporting, "write_picture", lambda path, figure: figures.append(figure))
-    labels = ["0.0", "-0.1", "0.05"]
-    runs = [run((label,), 0, 0.1 * place) for place, label in enumerate(labels)]
-    axes = [reporting.Axis("m", labels)]
-    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
-    (container,) = figures[0].axes[0].containers
-    assert list(container[0].get_xdata()) == [-0.1, 0.0, 0.05]
-    assert list(container[0].get_ydata()) == pytest.approx([10, 0, 20])
-
-
-def test_all_samples_stand_last_on_their_axis():
-    axis = parse_axis("data.samples_per_class=5,10,0", CONFIG)
-    assert axis.labels() == ["5", "10", "all"]
-    assert reporting.Axis(axis.name, axis.labels()).numbers == [0, 1, 2]
-    assert reporting.Axis("n", ["5", "10"]).numbers == [5, 10]
-
-
-@pytest.mark.parametrize("axes", [AXES, AXES[:1], AXES[1:]], ids=["both", "names", "numbers"])
-def test_figures_are_drawn(tmp_path, axes):
-    labels = [axis.labels for axis in axes]
-    places = [()]
-    for own in labels:
-        places = [(*place, label) for place in places for label in own]
-    runs = [run(place, seed, 0.1 * seed) for place in places for seed in (0, 1)]
-    reporting.sweep_figure(axes, runs, tmp_path / "figure.png", title="T", command="c")
-    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+def test_all_samples_have_a_label_of_their_own():
+    assert parse_axis("data.samples_per_class=5,10,0", CONFIG).labels() == ["5", "10", "all"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,453 @@
+"""The report of a grid: tables and figures that state what every number means."""
+
+import itertools
+import json
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from experiments.contracts import Metric
+from experiments.errors import ExperimentError
+from experiments.reporting.entries import entries
+from experiments.reporting.grid import (
+    Axis,
+    Run,
+    available_metrics,
+    grid_table,
+    select_metrics,
+    write_grid,
+)
+from experiments.reporting.grid_figure import grid_figure
+from experiments.reporting.markdown import format_value, metric_heading, percent, table
+from experiments.reporting.style import series_mark
+
+ACCURACY = Metric("accuracy")
+ERROR = Metric("error", higher_is_better=False)
+RATIO = Metric("discriminability", "")
+
+METHODS = Axis("Method", ("softmax", "loose"))
+AXES = [METHODS, Axis("n", ("5", "50"))]
+
+
+def run(place, seed, *measured, validation=None, **more):
+    """A run that measured pairs of a metric and its value."""
+    report = {
+        "seed": seed,
+        "seconds": 30.0,
+        "command": "typed",
+        "metrics": [metric.measured(value) for metric, value in measured],
+        "validation": None if validation is None else ACCURACY.measured(validation),
+    }
+    return Run(place, report | more)
+
+
+def diverged(place, seed):
+    return run(place, seed, diverged="diverged: loss is nan at step 3")
+
+
+def squeezed(text):
+    """Markdown with single spaces in its tables."""
+    lines = text.splitlines()
+    return "\n".join(" ".join(line.split()) if line.startswith("|") else line for line in lines)
+
+
+def text_of(axes, runs, **more):
+    return squeezed(grid_table(axes, runs, **{"title": "T", "command": "c"} | more))
+
+
+def figure_of(axes, runs, **more):
+    return grid_figure(axes, runs, available_metrics(runs), **{"title": "T", "command": "c"} | more)
+
+
+def captions_of(figure):
+    return "\n".join(text.get_text() for text in figure.texts)
+
+
+def test_values_are_printed_in_their_unit():
+    assert percent(0.71256) == "71.3"
+    assert format_value(0.71256, "%") == "71.3"
+    assert format_value(1.2345, "") == "1.23"
+    assert format_value(None, "%") == "–"
+    assert metric_heading(ACCURACY) == "accuracy (%)"
+    assert metric_heading(ERROR) == "error (%) ↓"
+    assert metric_heading(RATIO) == "discriminability"
+
+
+def test_cells_of_a_table_stay_what_they_are():
+    lines = table(["a|b", "n", "m"], [["x", "1.50", None], ["y", "**2.0**", 1]], align="lrc")
+    head, rule, *rows = (squeezed(line) for line in lines)
+    assert head == r"| a\|b | n | m |"
+    assert [part[:1] + part[-1:] for part in rule.split("|")[1:-1]] == [":-", "-:", "::"]
+    assert rows == ["| x | 1.50 | – |", "| y | **2.0** | 1 |"]
+    rule = table(["a", "n", "m"], [["x", "1", "2"]])[1]
+    assert [part[:1] + part[-1:] for part in rule.split("|")[1:-1]] == [":-", "::", "::"]
+
+
+def test_table_of_two_axes():
+    runs = [run(("softmax", "5"), seed, (ERROR, 0.2 + 0.1 * seed)) for seed in (0, 1, 2)]
+    runs += [run(("loose", "5"), 0, (ERROR, 0.25)), run(("softmax", "50"), 0, (ERROR, 0.1))]
+    runs += [diverged(("loose", "50"), 0)]
+    text = text_of(AXES, runs)
+    assert "**error (%) ↓** against n" in text
+    assert "| Method | 5 | 50 |" in text
+    # One seed is not compared with three.
+    assert "| softmax | 30.0 ± 10.0 | 10.0 (1 of 3) |" in text
+    assert "| loose | 25.0 (1 of 3) | diverged |" in text
+    assert "- (k of 3): results of k seeds" in text
+    assert "loose, 50 (seed 0)." in text
+    assert "6 runs, 3.0 minutes in total." in text
+
+
+def test_table_of_three_axes_has_their_combinations_as_columns():
+    axes = [*AXES, Axis("Batch", ("32x4", "random"))]
+    runs = [
+        run((method, "5", batch), 0, (ERROR, 0.1), (RATIO, 2))
+        for method in METHODS.labels
+        for batch in ("32x4", "random")
+    ]
+    text = text_of(axes, runs)
+    assert "**error (%) ↓** against n, Batch" in text
+    assert "| Method | 5, 32x4 | 5, random | 50, 32x4 | 50, random |" in text
+    assert "| softmax | **2.00** | **2.00** | – | – |" in text
+
+
+def test_table_of_one_axis_has_metrics_as_columns():
+    runs = [
+        run(("softmax",), 0, (ACCURACY, 0.5), (ERROR, 0.1), validation=0.7),
+        run(("loose",), 0, (ACCURACY, 0.6), validation=0.7),
+    ]
+    text = text_of([METHODS], runs)
+    assert "| Method | accuracy (%) | error (%) ↓ | validation (%) |" in text
+    assert "| softmax | 50.0 | 10.0 | **70.0** |" in text
+    assert "| loose | **60.0** | – | **70.0** |" in text
+    assert "- –: no result." in text
+    assert "- validation: accuracy on the validation split, by which the checkpoint was ch" in text
+
+
+def test_metrics_are_shown_in_the_order_requested():
+    runs = [run(("loose",), 0, (ACCURACY, 0.5), (ERROR, 0.1), validation=0.7)]
+    assert [metric.name for metric in available_metrics(runs)] == [
+        "accuracy",
+        "error",
+        "validation",
+    ]
+    chosen = select_metrics(runs, ["validation", "error"])
+    assert [metric_heading(metric) for metric in chosen] == ["validation (%)", "error (%) ↓"]
+    text = text_of([METHODS], runs, metrics=["error", "accuracy"])
+    assert "| Method | error (%) ↓ | accuracy (%) |" in text
+    assert "validation" not in text
+    # Of a metric that no run has, nothing is known.
+    text = text_of([METHODS], runs, metrics=["recall", "validation"])
+    assert "| Method | recall | validation (%) |" in text
+    assert "| loose | – | 70.0 |" in text
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_the_metric_decides_what_is_best(higher_is_better):
+    """Not its name: an error of which more is better, and an accuracy of which less is."""
+    metric = Metric("error" if higher_is_better else "accuracy", "%", higher_is_better)
+    runs = [run(("softmax",), 0, (metric, 0.2)), run(("loose",), 0, (metric, 0.4))]
+    text = text_of([METHODS], runs)
+    best, other = ("loose", "softmax") if higher_is_better else ("softmax", "loose")
+    assert f"| {best} | **" in text
+    assert f"| {other} | **" not in text
+    assert ("lower is better" in text) == (not higher_is_better)
+    assert ("↓" in figure_of([METHODS], runs).axes[0].get_title()) == (not higher_is_better)
+
+
+def test_the_metric_decides_the_unit():
+    metric = Metric("discriminability", "%")
+    ratio = Metric("accuracy", "")
+    text = text_of([METHODS], [run(("loose",), 0, (metric, 0.5), (ratio, 1.234))])
+    assert "| Method | discriminability (%) | accuracy |" in text
+    assert "| loose | 50.0 | 1.23 |" in text
+
+
+def test_runs_that_disagree_on_a_metric_are_refused():
+    runs = [run(("softmax",), 0, (ACCURACY, 0.2))]
+    runs += [run(("loose",), 0, (ACCURACY._replace(unit=""), 20.0))]
+    with pytest.raises(ExperimentError, match="do not agree on the unit or the direction of acc"):
+        available_metrics(runs)
+
+
+def test_ties_as_printed_are_all_best():
+    axis = Axis("Method", ("a", "b", "c"))
+    values = {"a": 0.70041, "b": 0.69959, "c": 0.69941}
+    text = text_of([axis], [run((name,), 0, (ACCURACY, value)) for name, value in values.items()])
+    assert "| a | **70.0** |" in text
+    assert "| b | **70.0** |" in text
+    assert "| c | 69.9 |" in text
+
+
+def test_entries_that_lack_seeds_do_not_compete():
+    axis = Axis("Method", ("a", "b", "c"))
+    runs = [run((name,), seed, (ACCURACY, 0.5)) for name in "ab" for seed in (0, 1)]
+    text = text_of([axis], [*runs, run(("c",), 1, (ACCURACY, 0.9))])
+    assert "| a | **50.0 ± 0.0** |" in text
+    assert "| c | 90.0 (1 of 2) |" in text
+    assert "- Bold: the best of a column among entries of all seeds." in text
+    # Nothing to compare with.
+    assert "**" not in text_of([axis], [run(("c",), 1, (ACCURACY, 0.9))])
+
+
+def test_a_single_seed_shows_the_interval_of_its_metric():
+    def measured(value, interval, seed=0, place="loose"):
+        metrics = [ACCURACY.measured(value, interval)]
+        return Run((place,), {"seed": seed, "metrics": metrics, "validation": None})
+
+    text = text_of([METHODS], [measured(0.5, 0.0123)])
+    assert "| loose | 50.0 ± 1.2 |" in text
+    assert "- a ± b: the value and half the width of its 95 % confidence interval" in text
+    assert "deviation" not in text
+    caption = captions_of(figure_of([METHODS], [measured(0.5, 0.0123)]))
+    assert "One seed. Bars: 95 % confidence interval over evaluation episodes." in caption
+
+    # Of several seeds, the standard deviation tells more.
+    several = [measured(0.5, 0.3), measured(0.6, 0.3, seed=1)]
+    text = text_of([METHODS], several)
+    assert "| loose | 55.0 ± 7.1 |" in text
+    assert "interval" not in text
+    mixed = text_of([METHODS], [*several, measured(0.4, 0.02, place="softmax")])
+    assert "| softmax | 40.0 ± 2.0 (1 of 2) |" in mixed
+    assert "- a ± b of a single seed: the value and half the width" in mixed
+
+
+def test_entries_average_over_seeds():
+    runs = [run(("loose",), 1, (ACCURACY, 0.72)), run(("loose",), 0, (ACCURACY, 0.70))]
+    (entry,) = entries(runs, ACCURACY).values()
+    assert entry.values == (0.70, 0.72)
+    assert entry.mean == pytest.approx(0.71)
+    assert entry.deviation == pytest.approx(0.02 / 2**0.5)
+    assert entries(runs, ERROR)["loose",].mean is None
+
+
+def test_runs_must_be_on_the_axes_and_once(tmp_path):
+    once = run(("loose",), 0, (ACCURACY, 0.72))
+    for runs, message in (
+        ([once, once], "two runs have the place loose, seed 0"),
+        ([run(("tight",), 0)], "the run tight, seed 0 is not on the axes"),
+        ([run(("loose", "5"), 0)], "the run loose, 5, seed 0 is not on the axes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_grid(tmp_path, [METHODS], runs, title="T", command="c")
+
+
+def test_an_axis_of_one_label_is_stated_once():
+    runs = [run((name, "5"), 0, (ACCURACY, 0.5), (ERROR, 0.5)) for name in METHODS.labels]
+    text = text_of([METHODS, Axis("Samples", ("5",))], runs)
+    assert "| Method | accuracy (%) | error (%) ↓ |" in text
+    assert "- Samples: 5 in all runs." in text
+    # The first axis has the methods, however few.
+    text = text_of([Axis("Method", ("loose",)), AXES[1]], [run(("loose", "5"), 0, (ERROR, 0.5))])
+    assert "| loose | 50.0 | – |" in text
+
+
+def test_the_caption_explains_what_the_table_holds_and_nothing_else():
+    runs = [run((name,), seed, (ERROR, 0.1)) for name in METHODS.labels for seed in (3, 5)]
+    text = text_of([METHODS], runs, notes=["Episodes have 5 classes."])
+    for part in ("over the seeds 3, 5.", "Bold", "↓", "\n- Episodes have 5 classes.\n"):
+        assert part in text
+    for part in ("(k of", "–", "validation", "Diverged", "interval", "Code", "in all runs"):
+        assert part not in text
+    text = text_of([METHODS], [run(("loose",), 0, (ACCURACY, 0.1))])
+    assert "- Trained with seed 0." in text
+    assert "- 1 run, 0.5 minutes in total." in text
+    for part in ("±", "Bold", "↓", "seeds"):
+        assert part not in text
+
+
+def test_every_command_and_version_is_stated_once():
+    runs = [run((name,), 0, (ERROR, 0.1)) for name in METHODS.labels]
+    runs += [run(("loose",), 1, (ERROR, 0.1), command=None, version="0.9.0", commit="abc1234")]
+    text = text_of([METHODS], runs)
+    assert text.count("- Command: ") == 2
+    # A run that does not state its command: the one that wrote the table.
+    assert "- Command: `typed`\n- Command: `c`" in text
+    assert "- Code: jaxloss 0.9.0, commit abc1234." in text
+
+
+def test_notes_of_runs_are_stated():
+    runs = [run(("loose",), 4, (ERROR, 0.1), notes=["The best checkpoint is damaged."])]
+    assert "- loose (seed 4): The best checkpoint is damaged." in text_of([METHODS], runs)
+
+
+def test_a_run_that_diverged_is_in_the_table_and_in_no_mean():
+    runs = [run(("loose",), seed, (ERROR, 0.1 + 0.1 * seed)) for seed in (0, 1)]
+    runs += [diverged(("loose",), 2), diverged(("softmax",), 0)]
+    text = text_of([METHODS], runs)
+    assert "| softmax | diverged |" in text
+    assert "| loose | 15.0 ± 7.1 (2 of 3) |" in text
+    assert "loose (seed 2); softmax (seed 0)." in text
+    assert "no result" not in text
+
+
+def test_files_of_a_grid(tmp_path):
+    runs = [run((name,), 0, (ERROR, 0.1)) for name in METHODS.labels]
+    paths = write_grid(tmp_path / "new", [METHODS], runs, title="Icons", command="c")
+    assert [path.name for path in paths] == ["table.md", "table.json", "figure.png"]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == sorted(p.name for p in paths)
+    text = paths[0].read_text()
+    assert text.startswith("### Icons\n\n| Method")
+    assert "(figure.png)" in text
+    stored = json.loads(paths[1].read_text())
+    assert stored["axes"] == [{"name": "Method", "labels": ["softmax", "loose"]}]
+    assert [r["place"] for r in stored["runs"]] == [["softmax"], ["loose"]]
+    assert [r["report"] for r in stored["runs"]] == [r.report for r in runs]
+    assert paths[2].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_without_values_there_is_no_figure(tmp_path):
+    def written(runs, metrics=()):
+        paths = write_grid(tmp_path, [METHODS], runs, title="T", command="c", metrics=metrics)
+        assert [path.name for path in paths] == ["table.md", "table.json"]
+        return squeezed(paths[0].read_text())
+
+    assert "No run has finished yet.\n\nCommand: `c`" in written([])
+    # Such as the validation of runs that have no images for it.
+    runs = [run(("softmax",), 0, (ERROR, 0.25))]
+    assert "| softmax | – |" in written(runs, ["validation"])
+    runs = [diverged((name,), 0) for name in METHODS.labels]
+    for metrics in ((), ("accuracy",)):
+        text = written(runs, metrics)
+        assert "| softmax | diverged |" in text
+        assert "softmax (seed 0); loose (seed 0)." in text
+
+
+def test_numbers_of_an_axis():
+    assert Axis("n", ("5", "10")).numbers == [5, 10]
+    assert Axis("n", ("a", "10")).numbers is None
+    assert Axis("n", ("nan", "10")).numbers is None
+    assert Axis("n", ("5", "10", "all")).numbers == [0, 1, 2]
+    assert Axis("n", ("all", "10", "5")).numbers == [2, 1, 0]
+
+
+LABELS = [
+    ("-0.1", "-0.05", "-0.02", "0.0", "0.05"),
+    ("5", "10", "all"),
+    tuple(map(str, range(1, 17))),
+]
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=["linear", "all", "logarithmic"])
+def test_numbers_along_an_axis_do_not_touch(labels):
+    metrics = [(Metric(name), 0.1) for name in "abc"]
+    figure = figure_of([Axis("n", labels)], [run((label,), 0, *metrics) for label in labels])
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        texts = [t.get_window_extent() for t in panel.get_xticklabels() if t.get_text()]
+        assert len(texts) >= 3
+        for left, right in itertools.pairwise(sorted(texts, key=lambda box: box.x0)):
+            assert left.x1 < right.x0
+
+
+def test_points_are_joined_in_the_order_of_their_numbers():
+    labels = ("0.0", "-0.1", "0.05")
+    runs = [run((label,), 0, (ERROR, 0.1 * place)) for place, label in enumerate(labels)]
+    (panel,) = figure_of([Axis("margin", labels)], runs).axes
+    (container,) = panel.containers
+    assert np.asarray(container[0].get_xdata()).tolist() == [-0.1, 0.0, 0.05]
+    assert np.asarray(container[0].get_ydata()).tolist() == pytest.approx([10, 0, 20])
+    assert panel.get_xlabel() == "margin"
+    assert panel.get_xscale() == "linear"
+
+
+def test_a_wide_range_of_numbers_is_logarithmic():
+    for labels, scale in ((("5", "30"), "log"), (("5", "29"), "linear"), (("0", "30"), "linear")):
+        runs = [run((label,), 0, (ERROR, 0.1)) for label in labels]
+        assert figure_of([Axis("n", labels)], runs).axes[0].get_xscale() == scale
+
+
+def test_rows_name_what_was_varied():
+    metrics = [(Metric(name), 0.1) for name in "abcd"]
+    runs = [run((label,), 0, *metrics) for label in ("x/y", "y/x")]
+    figure = figure_of([Axis("first/second", ("x/y", "y/x"))], runs)
+    # The first panel of each of two rows.
+    assert [panel.get_ylabel() for panel in figure.axes] == ["first/second", "", "", "first/second"]
+    assert [panel.get_title() for panel in figure.axes] == ["a (%)", "b (%)", "c (%)", "d (%)"]
+
+
+def test_rows_hold_a_mark_for_every_combination():
+    axes = [METHODS, Axis("Batch", ("32x4", "random"))]
+    runs = [
+        run((name, batch), seed, (RATIO, number + seed))
+        for number, (name, batch) in enumerate(itertools.product(*(a.labels for a in axes)))
+        for seed in (0, 1)
+    ]
+    figure = figure_of(axes, runs)
+    first, second = figure.axes[0].containers
+    assert np.asarray(first[0].get_xdata()).tolist() == [0.5, 2.5]
+    assert np.asarray(second[0].get_xdata()).tolist() == [1.5, 3.5]
+    heights = [*np.asarray(first[0].get_ydata()), *np.asarray(second[0].get_ydata())]
+    assert heights[0] < 0 < heights[2] < 0.5 < heights[1] < 1 < heights[3]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["32x4", "random"]
+    assert legend.get_title().get_text() == "Batch"
+    # A tick for every seed.
+    ticks = [line for line in figure.axes[0].lines if line.get_marker() == "|"]
+    assert sorted(x for line in ticks for x in np.asarray(line.get_xdata())) == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "stated"),
+    [((1, 1), "One seed."), ((2, 2), "Mean of 2 seeds. "), ((1, 3), "Mean of 1 to 3 seeds. ")],
+)
+def test_figures_state_how_many_seeds_they_have(seeds, stated):
+    runs = [
+        run((name,), seed, (ERROR, 0.1))
+        for name, number in zip(METHODS.labels, seeds, strict=True)
+        for seed in range(number)
+    ]
+    caption = captions_of(figure_of([METHODS], runs, command="what was typed"))
+    assert stated in caption
+    assert ("standard deviation" in caption) == (max(seeds) > 1)
+    assert "Command: what was typed" in caption
+
+
+def test_marks_of_many_series_differ():
+    assert len({series_mark(number)[:2] for number in range(64)}) == 64
+
+
+def many(methods, batches):
+    """Names and numbers that strain the figure: 16 methods, two panels, and two seeds."""
+    operators = ("", "+", "⊕", "⊕\N{COMBINING TILDE}")
+    names = [f"{a}{o}{b}" for o in operators for a in ("SCE", "BCE") for b in ("NCA", "Proto")]
+    axes = [Axis("Method", tuple(names[:methods])), Axis("Training batch", batches)]
+    rng = np.random.default_rng(0)
+    metrics = [Metric("1-shot accuracy"), Metric("a metric of which the name is wide " * 2)]
+    runs = [
+        run(place, seed, *((metric, rng.uniform(0.5, 0.9)) for metric in metrics))
+        for place in itertools.product(*(axis.labels for axis in axes))
+        for seed in (0, 1)
+    ]
+    return axes, runs
+
+
+@pytest.mark.filterwarnings("error")  # A glyph that the font lacks is a warning.
+@pytest.mark.parametrize(
+    ("methods", "batches"),
+    [(1, ("random",)), (3, ("64x8", "random")), (16, ("a", "b", "c")), (16, ("1", "8", "64"))],
+)
+def test_nothing_in_the_figure_is_cut_off(tmp_path, methods, batches):
+    axes, runs = many(methods, batches)
+    command = " ".join(["python -m experiments compare icons --seeds 0 1"] * methods)
+    title = "Few-shot accuracy on $5 icons"
+    paths = write_grid(tmp_path, axes, runs, title=title, command=command)
+    image = matplotlib.image.imread(paths[-1])[..., :3]
+    edge = 6
+    for border in (image[:edge], image[-edge:], image[:, :edge], image[:, -edge:]):
+        np.testing.assert_array_equal(border, 1.0)
+
+
+def test_a_figure_needs_a_run_and_a_metric():
+    with pytest.raises(ValueError, match="at least one run and one metric"):
+        grid_figure([METHODS], [], [], title="", command="")

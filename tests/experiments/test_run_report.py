@@ -1,0 +1,60 @@
+"""The report of one run."""
+
+import json
+
+from experiments.reporting.run import run_report, write_run_report
+
+REPORT = {
+    "label": "SCE⊕NCA",
+    "data": "icons",
+    "sampling": "random",
+    "seed": 3,
+    "step": 200,
+    "split": "novel",
+    "num_features": 64,
+    "metrics": [],
+}
+LINES = ["5-way", "", "| shots | accuracy |"]
+START = "SCE⊕NCA on icons, random batches, seed 3: "
+
+
+def test_the_first_line_names_the_run_and_what_was_evaluated():
+    assert run_report(REPORT, LINES).splitlines() == [
+        f"{START}checkpoint of step 200, novel split, 5-way, d = 64",
+        "",
+        "| shots | accuracy |",
+    ]
+
+
+def test_where_the_numbers_come_from_is_stated_if_known():
+    notes = ["The best checkpoint (step 300) is damaged; that of step 200 is taken.", "Second."]
+    report = REPORT | {"weights": "resnet18.safetensors", "notes": notes}
+    lines = run_report(report | {"version": "0.9.0", "commit": "abc1234"}, LINES).splitlines()
+    assert lines[3:] == [
+        "",
+        "- The backbone started from resnet18.safetensors.",
+        f"- {notes[0]}",
+        "- Second.",
+        "- jaxloss 0.9.0, commit abc1234",
+    ]
+    unknown = {"weights": "", "notes": [], "version": "0.9.0", "commit": None}
+    assert run_report(REPORT | unknown, LINES).splitlines()[3:] == ["", "- jaxloss 0.9.0"]
+
+
+def test_a_run_that_diverged_has_nothing_to_evaluate():
+    failed = {key: REPORT[key] for key in ("label", "data", "sampling", "seed")}
+    failed |= {"metrics": [], "diverged": "diverged: loss is nan at step 3"}
+    text = f"{START}diverged: loss is nan at step 3; there is nothing to evaluate"
+    assert run_report(failed, []) == text
+    assert run_report(failed | {"version": "0.9.0"}, []) == f"{text}\n\n- jaxloss 0.9.0"
+
+
+def test_files_of_a_run(tmp_path):
+    paths = write_run_report(tmp_path, REPORT, LINES, "evaluation-novel")
+    assert [path.name for path in paths] == ["evaluation-novel.md", "evaluation-novel.json"]
+    assert paths[0].read_text() == run_report(REPORT, LINES) + "\n"
+    assert json.loads(paths[1].read_text()) == REPORT
+    assert [p.name for p in write_run_report(tmp_path, REPORT, LINES)] == [
+        "report.md",
+        "report.json",
+    ]
