@@ -15,6 +15,8 @@ from experiments.errors import ConfigError
 
 T = TypeVar("T")
 
+_CHUNK = 1 << 26
+
 _SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -51,20 +53,38 @@ def on_first(action: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return action()
-    told = b""
+    message = b""
     if is_first():
         result, error = None, None
         try:
             result = action()
         except Exception as raised:  # Not caught, it would leave the others waiting for ever.
             error = raised
-        told = pickle.dumps((result, error))
-    size = multihost_utils.broadcast_one_to_all(np.array(len(told), np.int32))
-    message = np.zeros(int(size), np.uint8)
-    if is_first():
-        message[:] = np.frombuffer(told, np.uint8)
-    message = np.asarray(multihost_utils.broadcast_one_to_all(message)).astype(np.uint8)
-    result, error = pickle.loads(message.tobytes())
+        message = pickle.dumps((result, error))
+    result, error = pickle.loads(_broadcast(message))
     if error is not None:
         raise error
     return result
+
+
+def broadcast_from_first(tree: T) -> T:
+    """The first process's pytree of NumPy arrays and numbers, in all processes, bit by bit.
+
+    Every process has to call this. What the others pass does not matter.
+    """
+    return on_first(lambda: tree)
+
+
+def _broadcast(message: bytes) -> bytes:
+    # Bytes, because JAX would narrow 64-bit numbers; in chunks, which bound memory and programs.
+    size = _broadcast_bytes(np.frombuffer(len(message).to_bytes(8, "little"), np.uint8), 8)
+    left, chunks = int.from_bytes(size.tobytes(), "little"), []
+    for start in range(0, left, _CHUNK):
+        part = np.frombuffer(message[start : start + _CHUNK], np.uint8)
+        chunks.append(_broadcast_bytes(part, min(_CHUNK, left - start)).tobytes())
+    return b"".join(chunks)
+
+
+def _broadcast_bytes(values: np.ndarray, size: int) -> np.ndarray:
+    mine = values if is_first() else np.zeros(size, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(mine))

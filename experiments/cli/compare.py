@@ -16,7 +16,9 @@ from experiments.protocols.integration import Name
 
 _FewShotPreset = preset_choice({name: PRESETS[name] for name in FEW_SHOT})
 
-_DEFAULT_LOSSES = tuple(name for name in integration.NAMES if not name.startswith("spectral"))
+_DEFAULT_LOSSES: tuple[Any, ...] = tuple(
+    name for name in integration.NAMES if not name.startswith("spectral")
+)
 
 
 @dataclass(frozen=True)

@@ -37,18 +37,25 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
-    verb: Any = tyro.cli(
-        VERBS,  # pyright: ignore[reportArgumentType]
-        prog="python -m experiments",
-        description="The papers' experiments on losses that shape a feature space.",
-        args=arguments,
-    )
+    try:
+        verb: Any = tyro.cli(
+            VERBS,  # pyright: ignore[reportArgumentType]
+            prog="python -m experiments",
+            description="The papers' experiments on losses that shape a feature space.",
+            args=arguments,
+        )
+        return _run(verb, ["python", "-m", "experiments", *arguments])
+    except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
+
+def _run(verb: Any, command: list[str]) -> int:
     from experiments.training.interrupts import Interrupted
 
     try:
         with contextlib.redirect_stdout(_output(verb)):
-            return verb.run(["python", "-m", "experiments", *arguments])
+            return verb.run(command)
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 128 + stop.signal_number
@@ -58,9 +65,6 @@ def main(arguments: list[str] | None = None) -> int:
     except ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except OSError as error:  # Such as a full disk, or a folder that is a file.
         if error.filename is None:
             raise

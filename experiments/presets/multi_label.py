@@ -4,8 +4,8 @@
     python -m experiments train kanji --loss.name two-way
 
 Source: Kobayashi, CVPR 2023, supplement, Tables B and C: a pretrained ResNet-50, SGD at 224 pixels,
-40 epochs; the backbone learns at a tenth of the classifier's rate. `--model.weights` takes a file of
-torchvision's ResNet-50 as safetensors, or a run directory. Training from scratch needs
+40 epochs; the backbone learns at a tenth of the classifier's rate. `--model.weights` takes
+torchvision's ResNet-50 as a file *.safetensors, or a run directory. Training from scratch needs
 `--optimizer.backbone-rate 1` and a learning rate of its own. Results on kanji:
 experiments/RESULTS.md. The photographs do not ship with the project and have not been run here.
 """

@@ -70,7 +70,9 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
             return jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
         groups = None
         if options.grouping == "contiguous":
-            groups = jaxloss.contiguous_groups(*features.shape, options.num_groups)
+            groups = jaxloss.contiguous_groups(
+                features.shape[0], features.shape[1], options.num_groups
+            )
         return jaxloss.group_softmax_loss(
             features,
             labels,

@@ -32,7 +32,7 @@ Name = Literal[
     "spectral:bce+proto",
 ]
 
-NAMES: tuple[Name, ...] = get_args(Name)
+NAMES: tuple[str, ...] = get_args(Name)
 """Every loss in the order of the paper's tables."""
 
 _CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
     metric: str | None
 
 
-def terms(name: Name) -> Terms:
+def terms(name: str) -> Terms:
     """The parts of a loss name."""
     integration, _, parts = name.rpartition(":")
     first, plus, second = parts.partition("+")
@@ -78,14 +78,14 @@ def terms(name: Name) -> Terms:
     return Terms(None, first, None) if first in _CLASSIFICATION else Terms(None, None, first)
 
 
-def label(name: Name) -> str:
+def label(name: str) -> str:
     """The loss as the paper writes it, such as SCE⊕NCA."""
     integration, classification, metric = terms(name)
     names = [_LABELS[part] for part in (classification, metric) if part]
     return _OPERATORS[integration].join(names) if integration else names[0]
 
 
-def notation(names: Sequence[Name], options: IntegratedLoss) -> list[str]:
+def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
     """Sentences that explain the labels of some losses."""
     used = {part for name in names for part in terms(name)}
     sentences = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.files import write_atomically, write_json
-from experiments.reporting.markdown import bullets
+from experiments.reporting.markdown import bullets, table
 
 
 def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
@@ -54,6 +54,43 @@ def origin_lines(report: dict[str, Any]) -> list[str]:
     items += report.get("notes") or []
     items += [code] if (code := code_version(report)) else []
     return ["", *bullets(items)] if items else []
+
+
+def metrics_table(metrics: Sequence[dict[str, Any]]) -> list[str]:
+    """The metrics of a report as a table with one row.
+
+    Args:
+      metrics: Of `Metric.measured`.
+    """
+    units = {"%": (100, " (%)"), "": (1, "")}
+    headings = [metric["name"] + units[metric["unit"]][1] for metric in metrics]
+    values = [
+        None if metric["value"] is None else f"{units[metric['unit']][0] * metric['value']:.2f}"
+        for metric in metrics
+    ]
+    return table(headings, [values])
+
+
+def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
+    """The accuracy over lists of episodes, a row for each number of shots.
+
+    Args:
+      results: Of an `EpisodeResult`, with the `split` if there are several.
+    """
+    splits = any("split" in result for result in results)
+    headings = ["shots", "accuracy (%)", "95 % interval", "episodes", "episode list"]
+    rows = [
+        [
+            *([result["split"]] if splits else []),
+            result["shots"],
+            f"{100 * result['accuracy']:.2f}",
+            f"± {100 * result['interval']:.2f}",
+            result["episodes"],
+            result["hash"],
+        ]
+        for result in results
+    ]
+    return table([*(["classes"] if splits else []), *headings], rows)
 
 
 def code_version(report: dict[str, Any]) -> str:

@@ -1,144 +1,114 @@
-"""Checkpoints that survive a kill at any moment, and the directory of a run.
+"""The checkpoints of a run. A kill at any moment leaves all finished ones intact.
 
-A checkpoint holds the leaves of a state as host arrays, named by their path in the tree, and a
-header with the caller's metadata, the name, type and shape of every leaf, and two checksums. Orbax
-notices a file that is missing or torn, but restores a flipped bit and casts a changed type without
-a word; the header is there to notice those.
+A checkpoint is a folder that Orbax writes in the background and renames into place. It holds the
+leaves of a state as NumPy arrays, and a header with the caller's metadata, the type and shape of
+every leaf, and two SHA-256 digests. Orbax reports a file that is missing or truncated, but restores
+a flipped bit without an error. The digests detect it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers
 
 from experiments.errors import ExperimentError
-from experiments.files import write_atomically
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 
-_FORMAT = 1
+_FORMAT = 2
+_KEPT = 2
+"""How many of the newest checkpoints stay: one damaged file must not cost the run."""
 _TRASH = ".trash"
-# Orbax ranks by a finite number: a NaN would win, and a missing one keeps its checkpoint for ever.
-_UNRANKED = -1e30
+_UNFINISHED = "*.orbax-checkpoint-tmp*"
 
 
 class CheckpointError(ExperimentError):
-    """A checkpoint that is missing, damaged, or does not fit what was asked of it."""
+    """A checkpoint that is missing, that is damaged, or that does not fit."""
 
 
-class ConfigMismatchError(ExperimentError):
-    """A directory that belongs to another run, or whose configuration cannot be read."""
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint whose content is not what was saved.
+
+    Args:
+        path: The checkpoint's folder.
+        step: Its step.
+        reason: How the damage was detected.
+    """
+
+    def __init__(self, path: Path, step: int, reason: str):
+        super().__init__(path, step, reason)
+        self.path = path
+        self.step = step
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.path} is damaged ({self.reason}); choose another one"
+
+
+class Restored(NamedTuple):
+    """What `Checkpoints.restore` returns."""
+
+    step: int
+    state: Any
+    meta: dict[str, Any]
 
 
 def checkpoints_folder(path: Path) -> Path:
-    """Where the checkpoints lie of a run, which is named by its directory or by this folder."""
+    """The folder of a run's checkpoints, from the run's directory or from this folder itself."""
     path = Path(path)
     inside = path / CHECKPOINTS_FOLDER
     return inside if inside.is_dir() else path
 
 
-class Restored(NamedTuple):
-    """What `Checkpoints.restore` gives back."""
-
-    step: int
-    state: Any
-    meta: dict
-
-
-class _DamagedError(Exception):
-    """Why a checkpoint cannot be trusted; never leaves this module."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """A named leaf as it is stored: a host array, or the data of a typed PRNG key."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    key_impl: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
 class Checkpoints:
-    """The checkpoints of one run, written in the background.
+    """The checkpoints of one run.
 
-    The newest `keep_latest` and the one of the highest accuracy are kept; of equal accuracies the
-    newer counts as the best, and a checkpoint without a finite accuracy is never the best. Every
-    question about what is stored waits for a save in progress.
+    Keeps the newest two and the one of the highest accuracy. Of equal accuracies, the newer counts
+    as the best. Every question about the checkpoints first waits for a save in progress.
 
-    With several processes, all of them call every method with the same arguments and share the
-    directory.
+    With several processes, the first one alone creates a `Checkpoints` for writing and calls its
+    methods; the caller broadcasts the results. All processes may open one for reading. No method
+    waits for another process.
 
     Args:
-      directory: Where the checkpoints lie, one folder a step.
-      keep_latest: How many of the newest to keep.
-      read_only: Change nothing, for reading beside or after the run that writes.
+        directory: Folder of the checkpoints; made if it is missing, unless `read_only`.
+        read_only: Open for reading, also beside the process that writes. Changes no file.
 
     Raises:
-      CheckpointError: `read_only`, and the directory holds no checkpoint.
+        CheckpointError: `read_only`, and the folder is missing or holds no checkpoint.
     """
 
-    def __init__(self, directory: Path, *, keep_latest: int = 1, read_only: bool = False):
-        if keep_latest < 1:
-            raise ValueError(f"keep_latest must be at least 1, got {keep_latest}")
+    def __init__(self, directory: Path, *, read_only: bool = False):
         self._directory = Path(directory).absolute()
-        self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-        self._manager = None
+        self._read_only = read_only
+        self._saving = False
         if read_only:
             if not self._directory.is_dir():
                 raise CheckpointError(f"there is no directory {self._directory}")
             if not self.steps():
-                raise CheckpointError(f"{self._directory} holds no checkpoint")
-            return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        if jax.process_index() == 0:
-            self._empty_trash()
-            for step in self.steps():
-                try:
-                    self._check_ranking(step)
-                except _DamagedError as error:
-                    self._set_aside(step, error)
-        _synchronize("checkpoints: opened")
-
-        def accuracy(metrics) -> float:
-            return metrics["accuracy"]
-
-        self._manager = ocp.CheckpointManager(
-            self._directory,
-            options=ocp.CheckpointManagerOptions(
-                best_fn=accuracy,  # Without it Orbax does not write the metrics.
-                preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-                    [
-                        checkpoint_managers.LatestN(keep_latest),
-                        checkpoint_managers.BestN(get_metric_fn=accuracy, n=1),
-                    ]
-                ),
-                cleanup_tmp_directories=True,
-                # Deleting takes many steps, renaming one: a kill leaves no half-deleted checkpoint.
-                todelete_subdir=_TRASH,
-            ),
-        )
+                raise CheckpointError(f"{self._directory} holds no checkpoint; train the run first")
+        elif jax.process_index() != 0:
+            raise ValueError("only the first process may open checkpoints for writing")
+        else:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for left in [*self._directory.glob(_UNFINISHED), self._directory / _TRASH]:
+                shutil.rmtree(left, ignore_errors=True)
+        self._orbax = _orbax_of_this_process()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -147,455 +117,312 @@ class Checkpoints:
         self.close()
 
     def save(
-        self, step: int, state: Any, *, meta: dict, accuracy: SupportsFloat | None = None
+        self,
+        step: int,
+        state: Any,
+        *,
+        meta: Mapping[str, Any],
+        accuracy: SupportsFloat | None = None,
     ) -> None:
-        """Begin to write a checkpoint; the state is copied before this returns.
+        """Begins to write a checkpoint. The state is copied before this returns.
 
         Args:
-          step: Number of training steps done; above every step saved so far.
-          state: Pytree of arrays and numbers: NumPy, JAX (sharded over processes or not), or typed
-            PRNG keys.
-          meta: JSON types and NumPy scalars, given back by `restore`.
-          accuracy: What the best checkpoint is chosen by. None and NaN rank below every number.
+            step: Number of training steps done; above that of every checkpoint.
+            state: Pytree of NumPy arrays, fully addressable JAX arrays and numbers.
+            meta: JSON types and NumPy scalars, which `restore` and `meta` return.
+            accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
 
         Raises:
-          CheckpointError: The step is not above the newest one, the state holds a leaf that cannot
-            be stored, or the previous save failed.
+            CheckpointError: Step or state cannot be saved, or the previous save failed.
         """
-        if self._manager is None:
-            raise CheckpointError(f"{self._directory} was opened for reading only")
-        self.wait()
+        if self._read_only:
+            raise CheckpointError(f"{self._directory} is open for reading only")
         newest = self.latest_step()
         if newest is not None and step <= newest:
             raise CheckpointError(
-                f"cannot save step {step}: {self._directory} holds step {newest} already"
+                f"cannot save step {step}: {self._directory} already holds step {newest}"
             )
-        leaves, values = _to_host(state)
-        score = _finite(accuracy)
+        values = {name: _copy(name, leaf) for name, leaf in sorted(_by_name(state).items())}
+        score = None if accuracy is None else float(accuracy)
         header = {
             "format": _FORMAT,
             "step": int(step),
-            "accuracy": score,
-            "meta": _to_json(meta),
-            "leaves": [dataclasses.asdict(leaf) | {"shape": list(leaf.shape)} for leaf in leaves],
-            "state_sha256": _state_digest(leaves, values),
+            "accuracy": score if score is not None and math.isfinite(score) else None,
+            "meta": json.loads(json.dumps(meta, default=_to_json)),
+            "leaves": {name: _describe(value) for name, value in values.items()},
+            "state_sha256": _state_digest(values),
         }
-        header["sha256"] = _header_digest(header)
+        # Orbax stores no empty arrays, and a leaf's name may not be a valid file name.
+        numbered = {str(i): value for i, value in enumerate(values.values()) if value.size}
         try:
-            self._manager.save(
-                int(step),
+            self._orbax.save(
+                self._path(step),
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(_by_number(values)),
-                    meta=ocp.args.JsonSave(header),
+                    state=ocp.args.StandardSave(numbered),
+                    meta=ocp.args.JsonSave(header | {"sha256": _json_digest(header)}),
                 ),
-                metrics={"accuracy": _UNRANKED if score is None else score},
-                force=True,
             )
         except Exception as error:
             raise CheckpointError(f"saving step {step} failed: {error}") from error
+        self._saving = True
+
+    def wait(self) -> None:
+        """Waits until the save in progress is on disk, then removes checkpoints no longer kept.
+
+        Raises:
+            CheckpointError: The save failed.
+        """
+        if not self._saving:
+            return
+        self._saving = False
+        try:
+            self._orbax.wait_until_finished()
+        except Exception as error:
+            raise CheckpointError(f"saving to {self._directory} failed: {error}") from error
+        kept = {*self.steps()[-_KEPT:], self.best_step()}
+        trash = self._directory / _TRASH
+        for step in self.steps():
+            if step not in kept:
+                # Renaming is one operation. Removing takes many, and a kill may come in between.
+                trash.mkdir(exist_ok=True)
+                os.rename(self._path(step), trash / str(step))
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def close(self) -> None:
+        """Waits for the save in progress and stops the background threads.
+
+        Raises:
+            CheckpointError: The save failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints on disk, in order."""
+        """The steps of the checkpoints, in ascending order, damaged ones included."""
         self.wait()
-        if not self._directory.is_dir():
-            return []
-        return sorted(
-            int(p.name) for p in self._directory.iterdir() if p.name.isdecimal() and p.is_dir()
-        )
+        names = [path.name for path in self._directory.iterdir() if path.is_dir()]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def latest_step(self) -> int | None:
-        """The newest step, or None."""
+        """The newest step; None where there is no checkpoint."""
         return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The step of the highest accuracy, the newest of equals; None where none was measured."""
-        ranked = []
-        for step in self.steps():
-            with contextlib.suppress(_DamagedError):
-                accuracy = self._header(step)["accuracy"]
-                if accuracy is not None:
-                    ranked.append((accuracy, step))
-        return max(ranked)[1] if ranked else None
+        """The step of the highest accuracy; None where no checkpoint has one.
+
+        A checkpoint whose header is damaged is treated as in `read_intact`.
+        """
+        best = next(iter(self._ranking()), None)
+        return None if best is None or self.accuracy(best) is None else best
 
     def accuracy(self, step: int) -> float | None:
-        """What `best_step` ranks a step by; None where it was not measured.
+        """The accuracy saved with a step; None where it was not measured.
 
         Raises:
-          CheckpointError: There is no such step, or its header is damaged.
+            DamagedCheckpointError: The checkpoint's header is damaged.
+            CheckpointError: There is no such checkpoint.
         """
-        self._require(step)
-        try:
-            return self._header(step)["accuracy"]
-        except _DamagedError as error:
-            raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {error}") from error
+        return self._header(step)["accuracy"]
 
-    def meta(self, step: int) -> dict:
+    def meta(self, step: int) -> dict[str, Any]:
         """The metadata saved with a step.
 
         Raises:
-          CheckpointError: There is no such step, or its header is damaged.
+            DamagedCheckpointError: The checkpoint's header is damaged.
+            CheckpointError: There is no such checkpoint.
         """
-        self._require(step)
-        try:
-            return self._header(step)["meta"]
-        except _DamagedError as error:
-            raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {error}") from error
+        return self._header(step)["meta"]
 
     def restore(
         self, target: Any, step: int | None = None, *, parts: tuple[str, ...] = ()
     ) -> Restored:
-        """Read a checkpoint back into the structure of `target`.
-
-        Without a step, the newest intact checkpoint is taken. A damaged one is reported as a
-        warning and, unless reading only, renamed to `damaged-STEP`, so that training can go on from
-        an older one and save that step again.
+        """Reads a checkpoint into the structure of `target`.
 
         Args:
-          target: Pytree of arrays or `jax.ShapeDtypeStruct` with the names, shapes and types that
-            the checkpoint must have; its values are not used.
-          step: Which checkpoint; None for the newest intact one.
-          parts: Paths such as `params/backbone`. If any are given, the checkpoint may hold more
-            than `target` does, outside of these.
+            target: Pytree of arrays, `jax.ShapeDtypeStruct` and numbers. The checkpoint must have
+                leaves of the same names, types and shapes; the values are not used.
+            step: The step of the checkpoint; None for the newest intact one (see `read_intact`).
+            parts: Paths such as `params/backbone`. If given, leaves of the checkpoint outside these
+                paths are ignored.
 
         Returns:
-          The step, the state and the metadata. Leaves are NumPy arrays; where the target is a
-          `ShapeDtypeStruct` with a sharding, arrays placed so; PRNG keys where it is one.
+            The step, the state with NumPy arrays as leaves, and the metadata.
 
         Raises:
-          CheckpointError: There is no checkpoint, the one asked for is damaged, or its leaves are
-            not those of `target`.
+            DamagedCheckpointError: The checkpoint of the given step is damaged.
+            CheckpointError: There is no (intact) checkpoint, or it does not fit `target`.
         """
-        if step is not None:
-            self._require(step)
-            restored = self._read(step, target, parts)
-            if isinstance(restored, _DamagedError):
-                raise CheckpointError(f"checkpoint {self._path(step)} is damaged: {restored}")
-            return restored
+        if step is None:
+            return self.read_intact(lambda newest: self.restore(target, newest, parts=parts))
+        header = self._header(step)
+        wanted = _by_name(target)
+        _check_fit(
+            {name: leaf for name, leaf in header["leaves"].items() if _is_within(name, parts)},
+            {name: _describe(leaf) for name, leaf in wanted.items()},
+            self._path(step),
+        )
+        with self._reading(step):
+            args = ocp.args.Composite(state=ocp.args.StandardRestore())
+            read = self._orbax.restore(self._path(step), args=args)["state"]
+            stored = {
+                name: read[n] for i, name in enumerate(header["leaves"]) if (n := str(i)) in read
+            }
+            if _state_digest(stored) != header["state_sha256"]:
+                raise ValueError("the arrays do not match their checksum")
+        state = [
+            stored[name] if name in stored else np.empty(leaf.shape, leaf.dtype)
+            for name, leaf in wanted.items()
+        ]
+        return Restored(step, jax.tree.unflatten(jax.tree.structure(target), state), header["meta"])
+
+    def read_intact(self, read: Callable[[int], T], *, best: bool = False) -> T:
+        """Returns `read(step)` for the newest or the best checkpoint that is intact.
+
+        A damaged checkpoint is reported as a warning, which names the one that is used instead.
+        Unless `read_only`, it is also renamed to `damaged-STEP`, so that training can save the step
+        again.
+
+        Args:
+            read: Called with a step; raises `DamagedCheckpointError` where this one is damaged.
+            best: Take checkpoints in the order of their accuracy, not of their step.
+
+        Raises:
+            CheckpointError: No checkpoint is intact.
+        """
         tried: list[int] = []
-        # Listed anew each time: the run that writes may replace a checkpoint while this one reads.
-        while remaining := [s for s in self.steps() if s not in tried]:
-            newest = remaining[-1]
-            restored = self._read(newest, target, parts)
-            if not isinstance(restored, _DamagedError):
-                return restored
-            tried.append(newest)
-            self._drop(newest, restored)
-        if tried:
-            raise CheckpointError(
-                f"{self._directory} holds no intact checkpoint; damaged: "
-                + ", ".join(map(str, tried))
-            )
-        raise CheckpointError(f"{self._directory} holds no checkpoint")
-
-    def asked_to_stop(self, step: int) -> bool:
-        """Whether one of several processes was told to stop (SIGTERM); every one asks, each step.
-
-        All of them get the same answer at the same step.
-        """
-        return self._manager is not None and self._manager.reached_preemption(step)
-
-    def wait(self) -> None:
-        """Block until the save in progress is on disk.
-
-        Raises:
-          CheckpointError: It failed.
-        """
-        if self._manager is None:
-            return
-        try:
-            self._manager.wait_until_finished()
-        except Exception as error:
-            raise CheckpointError(f"saving to {self._directory} failed: {error}") from error
-        if jax.process_index() == 0:
-            self._empty_trash()
-
-    def close(self) -> None:
-        """Finish the save in progress and release the background threads.
-
-        Raises:
-          CheckpointError: The save failed.
-        """
-        manager = self._manager
-        try:
-            self.wait()
-        finally:
-            self._manager = None
-            self._reader.close()
-            if manager is not None:
-                with contextlib.suppress(Exception):  # What `wait` has reported.
-                    manager.close()
+        # Listed anew each time: the process that writes may have removed checkpoints since.
+        while True:
+            steps = self._ranking() if best else self.steps()[::-1]
+            step = next((step for step in steps if step not in tried), None)
+            if step is None:
+                break
+            try:
+                result = read(step)
+            except DamagedCheckpointError as error:
+                tried.append(step)
+                self._set_aside(error)
+                continue
+            if tried:
+                logger.warning(
+                    "using the checkpoint of step %d in place of step %d", step, tried[0]
+                )
+            return result
+        damaged = f" that is intact (damaged: {', '.join(map(str, tried))})" if tried else ""
+        raise CheckpointError(f"{self._directory} holds no checkpoint{damaged}")
 
     def _path(self, step: int) -> Path:
         return self._directory / str(step)
 
-    def _require(self, step: int) -> None:
+    def _ranking(self) -> list[int]:
+        """The steps of all checkpoints with a readable header, the best first."""
+        ranking = []
+        for step in self.steps():
+            try:
+                accuracy = self.accuracy(step)
+                ranking.append((-math.inf if accuracy is None else accuracy, step))
+            except DamagedCheckpointError as error:
+                self._set_aside(error)
+        return [step for _, step in sorted(ranking, reverse=True)]
+
+    def _header(self, step: int) -> dict[str, Any]:
         steps = self.steps()
         if step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
             raise CheckpointError(
-                f"{self._directory} holds no checkpoint of step {step} (there are: {there})"
+                f"{self._directory} holds no checkpoint of step {step}; "
+                f"it holds: {', '.join(map(str, steps)) or 'none'}"
             )
-
-    def _header(self, step: int) -> dict:
-        try:
-            args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-            header = self._reader.restore(self._path(step), args=args)["meta"]
-            intact = header["sha256"] == _header_digest(header) and header["step"] == step
-        except Exception as error:  # Orbax raises what it likes, a bare Exception among it.
-            raise _DamagedError(_reason(error)) from error
-        if not intact:
-            raise _DamagedError("the header does not match its checksum")
+        with self._reading(step):
+            header = json.loads((self._path(step) / "meta" / "metadata").read_bytes())
+            if header.pop("sha256") != _json_digest(header) or header["step"] != step:
+                raise ValueError("the header does not match its checksum")
         if header["format"] != _FORMAT:
             raise CheckpointError(
-                f"{self._path(step)} has format {header['format']}; this version reads {_FORMAT}"
+                f"{self._path(step)} has format {header['format']}, and this version reads format "
+                f"{_FORMAT}; use the version of jaxloss that wrote it"
             )
         return header
 
-    def _check_ranking(self, step: int) -> None:
-        """Check the file that Orbax ranks by: it cannot open a directory with a torn one."""
-        score = self._header(step)["accuracy"]
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """Turns any failure into damage, except where the machine cannot read the files."""
         try:
-            metrics = json.loads((self._path(step) / "metrics" / "metrics").read_text())
-            ranked = metrics["accuracy"]
-        except Exception as error:
-            raise _DamagedError(_reason(error)) from error
-        if ranked != (_UNRANKED if score is None else score):
-            raise _DamagedError("the accuracy that ranks it is not the one in its header")
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:  # Orbax raises a bare Exception, among others.
+            for path in self._path(step).rglob("*"):
+                try:
+                    if path.is_file():
+                        path.read_bytes()
+                except FileNotFoundError:
+                    pass
+                except OSError as cause:
+                    raise CheckpointError(f"cannot read {path}: {cause}") from error
+            text = " ".join(str(error).split())
+            reason = f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
+            raise DamagedCheckpointError(self._path(step), step, reason) from error
 
-    def _read(self, step: int, target: Any, parts: tuple[str, ...]) -> Restored | _DamagedError:
-        try:
-            header = self._header(step)
-            stored = [_Leaf(**leaf | {"shape": tuple(leaf["shape"])}) for leaf in header["leaves"]]
-            asked = [leaf for leaf in stored if _is_within(leaf.name, parts)]
-            _compare(asked, _describe(target), self._path(step))
-            values = self._values(step, stored)
-            if _state_digest(stored, values) != header["state_sha256"]:
-                raise _DamagedError("the arrays do not match their checksum")
-            result = Restored(step, _fill(target, stored, values), header["meta"])
-        except _DamagedError as error:
-            result = error
-        # One process that reads a torn file while another reads a good one must not go its own way.
-        if jax.process_count() > 1:
-            verdict = np.array(isinstance(result, Restored))
-            if not np.all(multihost_utils.process_allgather(verdict)):
-                return result if isinstance(result, _DamagedError) else _DamagedError("elsewhere")
-        return result
-
-    def _values(self, step: int, stored: list[_Leaf]) -> list[np.ndarray]:
-        try:
-            templates = [np.empty(_data_shape(leaf), _data_dtype(leaf)) for leaf in stored]
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(_by_number(templates)))
-            read = self._reader.restore(self._path(step), args=args)["state"]
-            return [
-                np.asarray(read[number]) if (number := str(i)) in read else template
-                for i, template in enumerate(templates)
-            ]
-        except Exception as error:
-            raise _DamagedError(_reason(error)) from error
-
-    def _drop(self, step: int, error: Exception) -> None:
-        if self._manager is None:
-            logger.warning("checkpoint %s is damaged (%s): trying an older one", step, error)
+    def _set_aside(self, error: DamagedCheckpointError) -> None:
+        if self._read_only:
+            logger.warning("checkpoint %s is damaged (%s)", error.path, error.reason)
             return
-        if jax.process_index() == 0:
-            self._set_aside(step, error)
-        _synchronize("checkpoints: set aside")
-        self._manager.reload()
-
-    def _set_aside(self, step: int, error: Exception) -> None:
-        aside = self._directory / f"damaged-{step}"
-        count = 1
+        aside, count = self._directory / f"damaged-{error.step}", 1
         while aside.exists():
             count += 1
-            aside = self._directory / f"damaged-{step}-{count}"
-        os.rename(self._path(step), aside)
+            aside = self._directory / f"damaged-{error.step}-{count}"
+        os.rename(error.path, aside)
         logger.warning(
-            "checkpoint %s of %s is damaged (%s): moved to %s",
-            *(step, self._directory, error, aside.name),
+            "checkpoint %s is damaged (%s); renamed to %s", error.path, error.reason, aside.name
         )
 
-    def _empty_trash(self) -> None:
-        shutil.rmtree(self._directory / _TRASH, ignore_errors=True)
+
+def _orbax_of_this_process() -> ocp.AsyncCheckpointer:
+    """Orbax, limited to this process. By default, it waits in barriers for all processes."""
+    index = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process-{index}"
+    )
+    handler = ocp.CompositeCheckpointHandler(
+        state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+        meta=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+        composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+    )
+    return ocp.AsyncCheckpointer(handler, multiprocessing_options=alone)
 
 
-def claim_run_directory(directory: Path, config: dict) -> bool:
-    """Make a directory the home of a run, or recognise it as that already.
-
-    Args:
-      directory: The run's directory; made if it does not exist.
-      config: The run's configuration, in JSON types.
-
-    Returns:
-      True if the directory belongs to this very configuration, so the run goes on where it stopped;
-      False if it is new.
-
-    Raises:
-      ConfigMismatchError: The directory belongs to another configuration (the message shows every
-        difference), its configuration is damaged, or it holds other files. Nothing is changed.
-    """
-    directory = Path(directory)
-    if check_run_directory(directory, config):
-        return True
-    directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_to_json(config), indent=2, ensure_ascii=False) + "\n"
-    write_atomically(directory / CONFIG_FILE, text)
-    return False
-
-
-def check_run_directory(directory: Path, config: dict) -> bool:
-    """What `claim_run_directory` returns or raises; nothing is written."""
-    if (directory / CONFIG_FILE).exists():
-        lines = list(_differences(read_config(directory), _to_json(config)))
-        if lines:
-            raise ConfigMismatchError(
-                f"{directory} holds a run of another configuration:\n"
-                + "\n".join(f"  {line}" for line in lines)
-                + "\n(left: the run there, right: this one). "
-                "Choose another directory, or remove this one."
-            )
-        return True
-    if not directory.exists():
-        return False
-    if not directory.is_dir():
-        raise ConfigMismatchError(f"{directory} is a file; choose another directory")
-    others = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
-    if others:
-        shown = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
-        raise ConfigMismatchError(
-            f"{directory} is not a run directory: it holds {shown} but no {CONFIG_FILE}. "
-            "Choose another directory."
-        )
-    return False
-
-
-def read_config(directory: Path) -> dict:
-    """The configuration of the run in a directory.
-
-    Raises:
-      ConfigMismatchError: There is none, or it cannot be read.
-    """
-    path = Path(directory) / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigMismatchError(
-            f"{directory} is not a run directory: it has no {CONFIG_FILE}"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigMismatchError(
-            f"{path} is damaged ({error}). Mend it, or choose another directory."
-        ) from error
-    if not isinstance(config, dict):
-        raise ConfigMismatchError(f"{path} is damaged: it does not hold a JSON object")
-    return config
-
-
-def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(k for k in new if k not in old)]:
-            inner = f"{name}.{key}" if name else key
-            if key not in new:
-                yield f"{inner}: {old[key]!r} -> (absent)"
-            elif key not in old:
-                yield f"{inner}: (absent) -> {new[key]!r}"
-            else:
-                yield from _differences(old[key], new[key], inner)
-    elif old != new:
-        yield f"{name}: {old!r} -> {new!r}"
-
-
-def _to_json(value: Any) -> Any:
-    """JSON types as they come back from a file: lists for tuples, Python for NumPy scalars."""
-
-    def plain(leaf: Any) -> Any:
-        if isinstance(leaf, np.generic | np.ndarray | jax.Array) and np.ndim(leaf) == 0:
-            return np.asarray(leaf).item()
-        raise TypeError(f"metadata takes JSON types and scalars, got {type(leaf).__name__}")
-
-    return json.loads(json.dumps(value, default=plain))
-
-
-def _finite(accuracy: SupportsFloat | None) -> float | None:
-    value = math.nan if accuracy is None else float(accuracy)
-    return value if math.isfinite(value) else None
-
-
-def _leaf_names(tree: Any) -> list[tuple[str, Any]]:
-    named = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    names = [name for name, _ in named]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise CheckpointError(f"several leaves of the state are named {', '.join(twice)}")
+def _by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their path, such as `params/backbone/kernel`."""
+    named: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name in named:
+            raise CheckpointError(f"two leaves of the state are named {name}; rename one")
+        named[name] = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return named
 
 
-def _is_key(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+def _copy(name: str, leaf: Any) -> np.ndarray:
+    # A copy: the next training step may reuse the memory while the file is being written.
+    value = np.array(leaf, order="C", copy=True)
+    if value.dtype.kind in "OSUMm":
+        raise CheckpointError(f"leaf {name} of the state must hold numbers, got {value.dtype}")
+    return value
 
 
-def _describe(tree: Any) -> list[_Leaf]:
-    described = []
-    for name, leaf in _leaf_names(tree):
-        if not hasattr(leaf, "dtype"):
-            leaf = np.asarray(leaf)
-        typed_key = isinstance(leaf, jax.Array) and _is_key(leaf)
-        impl = str(jax.random.key_impl(leaf)) if typed_key else None
-        described.append(_Leaf(name, str(leaf.dtype), tuple(leaf.shape), impl))
-    return sorted(described, key=lambda leaf: leaf.name)
+def _describe(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _to_host(tree: Any) -> tuple[list[_Leaf], list[np.ndarray]]:
-    """The leaves in the order of their names, and a copy of each one's data."""
-    leaves = _describe(tree)
-    by_name = dict(_leaf_names(tree))
-    values = []
-    for leaf in leaves:
-        value = by_name[leaf.name]
-        if _is_key(value):
-            value = jax.random.key_data(value)
-        if isinstance(value, jax.Array) and not value.is_fully_addressable:
-            if value.is_fully_replicated:
-                value = value.addressable_data(0)
-            else:
-                value = multihost_utils.process_allgather(value, tiled=True)
-        # A copy: the next training step may reuse the memory while the file is being written.
-        value = np.array(value, order="C", copy=True)
-        if value.dtype.kind in "OSUMm":
-            raise CheckpointError(f"leaf {leaf.name} of the state is {value.dtype}, not numbers")
-        values.append(value)
-    if not any(value.size for value in values):
-        raise CheckpointError("the state holds no values")
-    return leaves, values
-
-
-def _by_number(values: list[np.ndarray]) -> dict[str, np.ndarray]:
-    # Names of leaves may hold what a path must not; and Orbax stores no array of size zero.
-    return {str(i): value for i, value in enumerate(values) if value.size}
-
-
-def _data_shape(leaf: _Leaf) -> tuple[int, ...]:
-    if leaf.key_impl is None:
-        return leaf.shape
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl)))
-    return leaf.shape + key.shape
-
-
-def _data_dtype(leaf: _Leaf) -> np.dtype:
-    return np.dtype(jax.numpy.dtype(leaf.dtype if leaf.key_impl is None else "uint32"))
-
-
-def _compare(stored: list[_Leaf], wanted: list[_Leaf], path: Path) -> None:
-    there = {leaf.name: leaf for leaf in stored}
-    asked = {leaf.name: leaf for leaf in wanted}
-    problems = [f"{name}: in the checkpoint only" for name in there if name not in asked]
-    problems += [f"{name}: not in the checkpoint" for name in asked if name not in there]
-    for name in asked:
-        if name in there and str(there[name]) != str(asked[name]):
-            problems.append(f"{name}: {there[name]} in the checkpoint, {asked[name]} wanted")
+def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path) -> None:
+    problems = [f"{name}: in the checkpoint only" for name in stored if name not in wanted]
+    problems += [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
+    problems += [
+        f"{name}: {stored[name]} in the checkpoint, expected {wanted[name]}"
+        for name in wanted
+        if name in stored and stored[name] != wanted[name]
+    ]
     if problems:
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise CheckpointError(
@@ -607,40 +434,20 @@ def _is_within(name: str, parts: tuple[str, ...]) -> bool:
     return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
 
 
-def _fill(target: Any, stored: list[_Leaf], values: list[np.ndarray]) -> Any:
-    by_name = {leaf.name: (leaf, data) for leaf, data in zip(stored, values, strict=True)}
-
-    def value(path: Any, wanted: Any) -> Any:
-        leaf, data = by_name[jax.tree_util.keystr(path, simple=True, separator="/")]
-        sharding = wanted.sharding if isinstance(wanted, jax.ShapeDtypeStruct) else None
-        if leaf.key_impl is not None:
-            key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=leaf.key_impl)
-            return key if sharding is None else jax.device_put(key, sharding)
-        if sharding is None:
-            return data
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: data[index])
-
-    return jax.tree_util.tree_map_with_path(value, target)
+def _to_json(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray | jax.Array) and np.ndim(value) == 0:
+        return np.asarray(value).item()
+    raise TypeError(f"metadata takes JSON types and scalars, got {type(value).__name__}")
 
 
-def _state_digest(leaves: list[_Leaf], values: list[np.ndarray]) -> str:
+def _state_digest(values: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
-    for leaf, value in zip(leaves, values, strict=True):
-        digest.update(json.dumps([leaf.name, leaf.dtype, leaf.shape, leaf.key_impl]).encode())
-        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    for name, value in values.items():
+        if value.size:
+            digest.update(json.dumps([name, _describe(value)]).encode())
+            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _header_digest(header: dict) -> str:
-    covered = {key: value for key, value in header.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
-
-
-def _synchronize(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+def _json_digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,131 @@
+"""The directory of a run: one configuration owns it, and one command at a time trains in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import ConfigError, ExperimentError
+from experiments.files import exclusive, write_json
+
+CONFIG_FILE = "config.json"
+
+_ABSENT = "(absent)"
+
+
+class ConfigMismatchError(ExperimentError):
+    """A directory of another run, or one whose configuration cannot be read."""
+
+
+def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Makes a directory the home of a run, or recognises it as such.
+
+    Args:
+        directory: The run's directory; made if it is missing.
+        config: The run's configuration, as JSON types.
+
+    Returns:
+        True if the directory already belongs to this configuration, so that the run resumes; False
+        if it is new.
+
+    Raises:
+        ConfigMismatchError: The directory belongs to another configuration (the message lists all
+            differences), its configuration is damaged, or it holds other files. Changes no file.
+    """
+    directory = Path(directory)
+    if check_run_directory(directory, config):
+        return True
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / CONFIG_FILE, config)
+    return False
+
+
+def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Returns and raises the same as `claim_run_directory`, and writes nothing."""
+    directory = Path(directory)
+    if (directory / CONFIG_FILE).exists():
+        there, here = _flatten(read_config(directory)), _flatten(json.loads(json.dumps(config)))
+        differences = [
+            f"  {name}: {_show(there, name)} -> {_show(here, name)}"
+            for name in there | here
+            if there.get(name, _ABSENT) != here.get(name, _ABSENT)
+        ]
+        if differences:
+            raise ConfigMismatchError(
+                "\n".join([f"{directory} holds a run of another configuration:", *differences])
+                + "\n(left: the run there, right: this one). "
+                "Choose another directory, or remove this one."
+            )
+        return True
+    if directory.exists() and not directory.is_dir():
+        raise ConfigMismatchError(f"{directory} is a file; choose another directory")
+    files = sorted(directory.iterdir()) if directory.exists() else []
+    others = [path.name for path in files if not path.name.startswith(".")]
+    if others:
+        shown = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
+        raise ConfigMismatchError(
+            f"{directory} is not a run directory: it holds {shown} but no {CONFIG_FILE}. "
+            "Choose another directory."
+        )
+    return False
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The configuration of the run in a directory.
+
+    Raises:
+        ConfigMismatchError: There is none, or it cannot be read.
+    """
+    path = Path(directory) / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigMismatchError(
+            f"{directory} is not a run directory: it has no {CONFIG_FILE}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigMismatchError(
+            f"{path} is damaged ({error}). Repair it, or choose another directory."
+        ) from error
+    if not isinstance(config, dict):
+        raise ConfigMismatchError(
+            f"{path} is damaged: it must hold a JSON object, got {type(config).__name__}. "
+            "Repair it, or choose another directory."
+        )
+    return config
+
+
+@contextlib.contextmanager
+def exclusive_run(directory: Path) -> Iterator[None]:
+    """Keeps other commands from training in a directory while the context lasts.
+
+    With several processes, the first one alone enters it.
+
+    Raises:
+        ConfigError: Another process is training in the directory.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive(Path(directory) / ".lock", wait=False))
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process is training in {directory}; wait for it, or stop it first"
+            ) from None
+        yield
+
+
+def _flatten(config: Any, name: str = "") -> dict[str, Any]:
+    """All values of a nested configuration by dotted names, such as `data.pad`."""
+    if not isinstance(config, dict) or not config:
+        return {name: config}
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        values |= _flatten(value, f"{name}.{key}" if name else key)
+    return values
+
+
+def _show(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else _ABSENT
