@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.reporting.report import run_report
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
@@ -24,6 +23,7 @@ from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical, prototypes
 from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLossConfig
 from experiments.protocols.prototypes import prototypes_file, spread_prototypes
+from experiments.reporting.report import run_report
 from experiments.training import parallel
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.loop import ParallelMode, train

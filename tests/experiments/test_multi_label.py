@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.reporting.report import run_report
 from sklearn.metrics import average_precision_score
 
 from experiments.__main__ import main
@@ -24,6 +23,7 @@ from experiments.protocols import multi_label, run_from_dict, run_to_dict
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelLossConfig
 from experiments.protocols.protocol import Outputs
 from experiments.reporting.metrics import read_metrics
+from experiments.reporting.report import run_report
 from experiments.training.loop import train
 from experiments.training.objective import Problem
 from experiments.training.preflight import check_run

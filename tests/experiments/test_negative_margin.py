@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from experiments.reporting.report import run_report
 
 from experiments.__main__ import main
 from experiments.config import (
@@ -27,6 +26,7 @@ from experiments.evaluation.outputs import build_outputs
 from experiments.evaluation.run import evaluate_run, restore_run
 from experiments.protocols import negative_margin
 from experiments.protocols.negative_margin import MarginLossConfig, NegativeMarginConfig
+from experiments.reporting.report import run_report
 from experiments.training.objective import Problem
 from experiments.training.preflight import check_run
 from tests.experiments import fake_archives
