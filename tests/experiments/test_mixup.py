@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from experiments.training.objective import Loss, Objective
 from flax import nnx
 
 from experiments.config import DataConfig
 from experiments.data.mixup import mixup, mixup_weights
-from experiments.training.objective import Loss, Objective
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, build_step
 
