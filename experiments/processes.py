@@ -1,4 +1,4 @@
-"""Several processes that train one run together: who writes, and how all of them agree."""
+"""Several processes that train one run: joining them, and sharing what the first one computes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def initialize() -> None:
-    """Joins the processes of a run; before anything touches a device.
+    """Joins the processes of a run; call it before anything touches a device.
 
-    The environment tells address, number and rank: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID, or what JAX itself finds of Slurm, Open MPI, Kubernetes and cloud TPUs.
+    Address, number and rank come from the environment: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
+    and JAX_PROCESS_ID, or what JAX detects of Slurm, Open MPI, Kubernetes and cloud TPUs.
 
     Raises:
-      ConfigError: it does not, or the others cannot be reached.
+        ConfigError: The environment does not have them, or the others cannot be reached.
     """
     address, count, rank = (os.environ.get(name) for name in _SETTINGS)
     try:
@@ -42,14 +42,14 @@ def initialize() -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes files and talks."""
+    """Whether this process is the one that writes files and prints."""
     return jax.process_index() == 0
 
 
 def on_first(action: Callable[[], T]) -> T:
-    """What `action` returns or raises in the first process, in all of them.
+    """Runs `action` in the first process, and returns or raises its outcome in all of them.
 
-    Every process has to call this, and `action` must need nothing of the others.
+    Every process must call this, and `action` must not communicate with the others.
     """
     if jax.process_count() == 1:
         return action()
@@ -58,7 +58,7 @@ def on_first(action: Callable[[], T]) -> T:
         result, error = None, None
         try:
             result = action()
-        except Exception as raised:  # Not caught, it would leave the others waiting for ever.
+        except Exception as raised:  # Uncaught, it would leave the others waiting forever.
             error = raised
         message = pickle.dumps((result, error))
     result, error = pickle.loads(_broadcast(message))
