@@ -65,14 +65,15 @@ def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
 
 def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     target = {"params": {"backbone": params}, "statistics": statistics}
+    parts = ("params/backbone", "statistics")
     try:
         with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
-            state = checkpoints.restore(
-                target, checkpoints.best_step(), parts=("params/backbone", "statistics")
-            ).state
+            restored, _ = checkpoints.read_intact(
+                lambda step: checkpoints.restore(target, step, parts=parts), best=True
+            )
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
-    state = jax.tree.map(jnp.asarray, state)
+    state = jax.tree.map(jnp.asarray, restored.state)
     return state["params"]["backbone"], state["statistics"]
 
 
