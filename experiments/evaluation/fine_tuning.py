@@ -24,7 +24,7 @@ from experiments.config import (
 from experiments.data.sampling import Episodes, support_orders
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import prepare_episodes, summarize_episodes
-from experiments.precision import product
+from jaxloss._linear import exact_product as product
 
 # Episodes tuned at once: bounds their features to about 16 MB at 105 × 640.
 _EPISODES_AT_ONCE = 64

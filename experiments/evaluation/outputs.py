@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments.config import DataConfig
-from experiments.data.pipeline import ImageSet
+from experiments.contracts import ImageSet
 from experiments.errors import DivergedError
 from experiments.evaluation.few_shot import extract_features
 from experiments.protocols.protocol import Outputs

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from experiments.config import Folders, TrainConfig
+from experiments.contracts import ImageSet
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import ImageSet, class_counts, load_split
+from experiments.data.pipeline import class_counts, load_split
 from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits, predict_classes

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from experiments.config import DataConfig, EvaluationConfig, FewShotConfig, Folders, to_dict
+from experiments.contracts import ImageSet
 from experiments.data.builders import split_names
-from experiments.data.pipeline import ImageSet, class_counts, load_split
+from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import check_episodes, evaluation_episodes, index_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import episode_accuracies, evaluate_features

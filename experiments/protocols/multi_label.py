@@ -13,8 +13,9 @@ from jax import Array
 
 import jaxloss
 from experiments.config import Folders, NamedLoss, Positive, Share, TrainConfig, Weight
+from experiments.contracts import ImageSet
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import ImageSet, load_split, load_targets
+from experiments.data.pipeline import load_split, load_targets
 from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores

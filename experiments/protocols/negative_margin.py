@@ -22,9 +22,10 @@ from experiments.config import (
     Weight,
     to_dict,
 )
+from experiments.contracts import ImageSet
 from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape, share_images, split_names
-from experiments.data.pipeline import ImageSet, load_split
+from experiments.data.pipeline import load_split
 from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning

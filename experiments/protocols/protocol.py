@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.config import Folders, TrainConfig
-from experiments.data.pipeline import ImageSet
+from experiments.contracts import ImageSet
 from experiments.training.objective import Objective, Problem
 
 

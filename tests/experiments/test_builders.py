@@ -14,8 +14,8 @@ from PIL import Image
 
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
-from experiments.data.builders import frame
-from experiments.data.builders.pictures import Picture, encode
+from experiments.data.builders import base
+from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import load_split
 from tests.experiments import fake_archives
 
@@ -64,7 +64,7 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
         load_split(name, "base", **folders)
     message = str(error.value)
     assert str(folders["manual_dir"]) in message
-    facts = builders.BUILDERS[name].FACTS
+    facts = builders.BUILDERS[name].SPEC
     for layout in facts.layouts:
         for file in (file for names in layout.needs for file in names):
             assert file in message
@@ -280,7 +280,7 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
     script = """
         import sys, time
         from pathlib import Path
-        from experiments.data.builders import frame, pictures
+        from experiments.data.builders import base, images
         from experiments.data.pipeline import load_split
 
         def encode(picture, *args, **kwargs):
@@ -289,9 +289,9 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
                 sys.stdout.write("now\\n")
                 sys.stdout.flush()
                 time.sleep(60)
-            return pictures.encode(picture, *args, **kwargs)
+            return images.encode(picture, *args, **kwargs)
 
-        frame.encode = encode
+        base.encode = encode
         data_dir, manual_dir = map(Path, sys.argv[1:])
         load_split("mini_imagenet", "base", data_dir=data_dir, manual_dir=manual_dir)
     """
@@ -313,7 +313,7 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
 
 
 def test_several_record_files_keep_the_order(folders, monkeypatch):
-    monkeypatch.setattr(frame, "_SHARD", 2)
+    monkeypatch.setattr(base, "_IMAGES_PER_FILE", 2)
     expected = fake_archives.cifar_fs_folder(folders["manual_dir"])
     images = load_split("cifar_fs", "base", **folders)
     files = list((folders["data_dir"] / "cifar_fs").rglob("cifar_fs-base*"))
@@ -368,7 +368,9 @@ def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (84, 84, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     for content in (pixels, tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
-        np.testing.assert_array_equal(_decode(encode(Picture(content, "a"), (84, 84, 3))), pixels)
+        np.testing.assert_array_equal(
+            _decode(encode(SourceImage(content, "a"), (84, 84, 3))), pixels
+        )
 
 
 @pytest.mark.parametrize(("height", "width"), [(168, 168), (240, 400), (500, 333), (40, 60)])
@@ -378,7 +380,7 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
     pixels = np.stack(
         [255 * (columns + 0.5) / width, 255 * (rows + 0.5) / height, np.zeros_like(rows)], -1
     ).astype(np.uint8)
-    result = _decode(encode(Picture(pixels, "a"), (84, 84, 3))).astype(float)
+    result = _decode(encode(SourceImage(pixels, "a"), (84, 84, 3))).astype(float)
     assert result.shape == (84, 84, 3)
     scale = 92.4 / min(height, width)  # the shorter side becomes 1.1 · 84
     for channel, side in ((0, width), (1, height)):
@@ -391,7 +393,7 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
 def test_any_mode_becomes_colour(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
     Image.new("L", (90, 100), 255).convert(mode).save(path)
-    result = _decode(encode(Picture(path, "a"), (84, 84, 3)))
+    result = _decode(encode(SourceImage(path, "a"), (84, 84, 3)))
     assert result.shape == (84, 84, 3)
     assert result.min() >= 254
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
-from experiments.data.builders.pictures import Picture, encode
+from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import RecordImages, class_counts, load_split
 from tests.experiments import fake_archives, fake_image_sets
 from tests.experiments.fake_image_sets import MANY_LABELS, ONE_LABEL
@@ -28,7 +28,7 @@ def folders(tmp_path):
 
 def _small(name):
     """The same data set with small images, where it has sizes: that is quicker."""
-    return f"{name}@16" if builders.BUILDERS[name].FACTS.sizes else name
+    return f"{name}@16" if builders.BUILDERS[name].SPEC.resizable else name
 
 
 def _of_one_colour(images, colours, exact):
@@ -94,7 +94,7 @@ def test_every_layout_of_many_labels_is_read(folders, name, write):
         pytest.param(name, write, own, id=f"{write.__name__}-{own}")
         for name, layouts in (fake_archives.LAYOUTS | ONE_LABEL | MANY_LABELS).items()
         for write in layouts
-        for own in builders.BUILDERS[name].FACTS.own
+        for own in builders.BUILDERS[name].SPEC.own_folders
     ],
 )
 def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, name, write, own):
@@ -102,7 +102,9 @@ def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, nam
     target = folders["manual_dir"] / own
     target.mkdir(parents=True)
     for path in list((tmp_path / "written").iterdir()):
-        for moved in path.iterdir() if path.name in builders.BUILDERS[name].FACTS.own else [path]:
+        for moved in (
+            path.iterdir() if path.name in builders.BUILDERS[name].SPEC.own_folders else [path]
+        ):
             moved.rename(target / moved.name)
     _is_read(folders, _small(name), expected)
 
@@ -113,7 +115,7 @@ def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, nam
         (name, own)
         for name in ONE_LABEL
         if "image folders" in (builders.BUILDERS[name].instructions() or "")
-        for own in builders.BUILDERS[name].FACTS.own
+        for own in builders.BUILDERS[name].SPEC.own_folders
     ],
 )
 def test_class_folders_are_read_from_each_folder_of_the_set(folders, name, own):
@@ -125,10 +127,12 @@ def test_class_folders_are_read_from_each_folder_of_the_set(folders, name, own):
     _is_read(folders, _small(name), expected)
 
 
-@pytest.mark.parametrize("name", [n for n in ONE_LABEL if len(builders.BUILDERS[n].FACTS.own) > 1])
+@pytest.mark.parametrize(
+    "name", [n for n in ONE_LABEL if len(builders.BUILDERS[n].SPEC.own_folders) > 1]
+)
 def test_the_folders_of_a_set_are_named_once(name):
     message = builders.BUILDERS[name].instructions() or ""
-    assert sum(f" {own}/train" in message for own in builders.BUILDERS[name].FACTS.own) <= 1
+    assert sum(f" {own}/train" in message for own in builders.BUILDERS[name].SPEC.own_folders) <= 1
 
 
 @pytest.mark.parametrize("name", [*ONE_LABEL, *MANY_LABELS])
@@ -137,7 +141,7 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
         load_split(name, "train", **folders)
     message = str(error.value)
     assert str(folders["manual_dir"]) in message
-    facts = builders.BUILDERS[name].FACTS
+    facts = builders.BUILDERS[name].SPEC
     for file in (file for layout in facts.layouts for names in layout.needs for file in names):
         assert file in message
     for folder in facts.folders:
@@ -478,7 +482,7 @@ def test_sizes_that_cannot_be(name, message):
 def test_an_image_keeps_all_that_fits(encoding):
     rows, columns = np.mgrid[0:60, 0:80]
     pixels = np.stack([3 * columns, 4 * rows, 0 * rows], -1).astype(np.uint8)
-    content = encode(Picture(pixels, "a"), (30, 30, 3), margin=1.0, encoding=encoding)
+    content = encode(SourceImage(pixels, "a"), (30, 30, 3), resize_factor=1.0, encoding=encoding)
     result = np.asarray(Image.open(io.BytesIO(content))).astype(int)
     # All rows, and the middle 60 of 80 columns.
     line = 0.5 + 2 * np.arange(30)

@@ -69,7 +69,7 @@ def package(tmp_path, monkeypatch):
     _write(folder, "明", "日月木", suffix="-Kaisho")
     _write(folder, "あ", "日月木")
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(kanji, "_LEAST", 3)
+    monkeypatch.setattr(kanji, "_MIN_CHARACTERS", 3)
     return folder
 
 
