@@ -1,5 +1,6 @@
 """Augmentation: what each setting does to the pixels, and that a sample follows its own key."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.config import DataConfig
+from experiments.config import DataConfig, check_config
 from experiments.data.augment import augment, normalize, seen_shape
 from experiments.data.resize import random_resized_crop, resize_and_center_crop
+from experiments.errors import ConfigError
 
 PLAIN = DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False, color_jitter=0.0)
 
@@ -195,26 +197,37 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
 @pytest.mark.parametrize(
     ("shape", "changes", "message"),
     [
-        ((9, 12, 3), {"pad": -1}, "must not be negative"),
-        ((9, 12, 3), {"color_jitter": -0.1}, "must not be negative"),
         ((9, 12, 2), {"color_jitter": 0.1}, "1 or 3 channels, got 2"),
         ((9, 12, 3), {"mean": (0.1, 0.2)}, r"data\.mean needs one number or one for each of 3"),
         ((9, 12, 1), {"std": (0.1, 0.2, 0.3)}, r"data\.std needs one number"),
-        ((9, 12, 3), {"std": (0.0,)}, "must be positive"),
-        ((9, 12, 3), {"lighting": -0.1}, "must not be negative"),
         ((9, 12, 1), {"lighting": 0.1}, "lighting needs 3 channels, got 1"),
         ((9, 12, 3), {"image_size": 8, "resize": 7}, "resize = 7 must not be below .* = 8"),
         ((9, 12, 3), {"resize": 7}, r"resize = 7 needs data\.image_size"),
-        ((9, 12, 3), {"crop_scale": (0.1,)}, "crop_scale needs two positive numbers"),
-        ((9, 12, 3), {"crop_scale": (0.5, 0.1)}, "crop_scale needs two positive .* order"),
+        ((9, 12, 3), {"crop_scale": (0.1,)}, "crop_scale needs two numbers"),
+        ((9, 12, 3), {"crop_scale": (0.5, 0.1)}, "crop_scale needs two numbers in ascending order"),
         ((9, 12, 3), {"crop_scale": (0.5, 1.1)}, "must not be above 1"),
-        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "crop_ratio": (0.0, 1.0)}, "crop_ratio needs"),
-        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "pad": 1}, r"place of data\.pad, .* got 1"),
+        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "crop_ratio": (2.0, 1.0)}, "crop_ratio needs"),
+        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "pad": 1}, r"replaces data\.pad, .* got 1"),
     ],
 )
 def test_wrong_settings_name_the_problem(shape, changes, message):
     with pytest.raises(ValueError, match=message):
         augment(images_of(2, shape), keys_of(2), replace(PLAIN, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pad": -1}, "data.pad must be at least 0, got -1"),
+        ({"color_jitter": -0.1}, "data.color_jitter must be at least 0, got -0.1"),
+        ({"lighting": -0.1}, "data.lighting must be at least 0, got -0.1"),
+        ({"std": (0.0,)}, "data.std must be above 0, got 0.0"),
+        ({"crop_scale": (0.5, 1.0), "crop_ratio": (0.0, 1.0)}, "data.crop_ratio must be above 0"),
+    ],
+)
+def test_the_types_of_the_options_state_their_bounds(changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_config(replace(PLAIN, **changes), "data.")
 
 
 def test_wrong_arrays_name_the_problem():

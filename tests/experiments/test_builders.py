@@ -76,14 +76,16 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
 def test_a_missing_list_is_named(folders):
     fake_archives.mini_imagenet_folder(folders["manual_dir"])
     (folders["manual_dir"] / "mini-imagenet" / "val.csv").unlink()
-    with pytest.raises(MissingArchiveError, match=r"this is missing: val\.csv\."):
+    with pytest.raises(
+        MissingArchiveError, match=r"Missing for images and the lists of .*: val\.csv\."
+    ):
         load_split("mini_imagenet", "base", **folders)
 
 
 def test_two_of_three_lists_do_not_fall_back_on_the_rule(folders):
     fake_archives.cub_archive(folders["manual_dir"])
     (folders["manual_dir"] / "val.json").unlink()
-    with pytest.raises(MissingArchiveError, match=r"base\.json is there, but not val\.json"):
+    with pytest.raises(MissingArchiveError, match=r"base\.json exists, but not val\.json"):
         load_split("cub_fewshot", "base", **folders)
     assert _nothing_prepared(folders)
 
@@ -206,19 +208,19 @@ DAMAGE = {
         "cub_fewshot",
         fake_archives.cub_folder,
         lambda d: [p.unlink() for p in (d / "CUB_200_2011/images/003.Bird_c").iterdir()],
-        "CUB_200_2011/images names the class '003.Bird_c'",
+        "CUB_200_2011/images lists the class '003.Bird_c'",
     ),
     "class missing": (
         "cub_fewshot",
         fake_archives.cub_folder,
         lambda d: (d / "CUB_200_2011/images/003.Bird_c").rename(d / "elsewhere"),
-        "004.Bird_d is in place 3",
+        "004.Bird_d is at position 3",
     ),
     "listed class without images": (
         "cifar_fs",
         fake_archives.cifar_fs_folder,
         lambda d: (d / "cifar100/splits/bertinetto/val.txt").write_text("otter\nwhale\n"),
-        "val.txt names the class 'whale', of which there are no images",
+        "val.txt lists the class 'whale', without images",
     ),
     "archive of something else": (
         "cifar_fs",
@@ -244,7 +246,7 @@ DAMAGE = {
         lambda d: (d / "inat2017_fewshot_split.json").write_text(
             json.dumps({"base": ["Danaus plexippus"], "novel": ["Lynx lynx"]})
         ),
-        "inat2017_fewshot_split.json names the class 'Lynx lynx'",
+        "inat2017_fewshot_split.json lists the class 'Lynx lynx'",
     ),
 }
 
@@ -269,7 +271,7 @@ def test_a_pickle_with_code_is_refused(folders):
     fake_archives.mini_imagenet_caches(folders["manual_dir"])
     path = folders["manual_dir"] / "mini-imagenet-cache-val.pkl"
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(UnsafeArchiveError, match=r"mini-imagenet-cache-val\.pkl asks for os\.sys"):
+    with pytest.raises(UnsafeArchiveError, match=r"mini-imagenet-cache-val\.pkl requests os\.sys"):
         load_split("mini_imagenet", "base", **folders)
     assert _nothing_prepared(folders)
 
@@ -476,7 +478,7 @@ def test_status_follows_the_data(folders):
     assert after.classes == {"base": 4, "validation": 2, "novel": 2}
     assert after.images == {"base": 10, "validation": 5, "novel": 5}
     assert after.location.is_dir()
-    assert f"ready in {after.location}" in str(after)
+    assert f"prepared in {after.location}" in str(after)
 
 
 def test_unknown_names_are_answered_with_the_known_ones(folders):
@@ -487,7 +489,7 @@ def test_unknown_names_are_answered_with_the_known_ones(folders):
         lambda: builders.image_shape("omniglot"),
     ):
         with pytest.raises(
-            ValueError, match=r"no data set 'omniglot'; there are icons, kanji, mini_"
+            ValueError, match=r"no data set 'omniglot'; available: icons, kanji, mini_"
         ):
             call()
 

@@ -189,13 +189,13 @@ DAMAGE = {
         "food101",
         fake_image_sets.food101_class_folders,
         lambda d: (d / "food101/val/ant").rename(d / "food101/val/wasp"),
-        "are in one only, such as 'ant'",
+        "in only one of them, for example 'ant'",
     ),
     "a class without images": (
         "imagenet",
         fake_image_sets.imagenet_class_folders,
         lambda d: [path.unlink() for path in (d / "imagenet/val/ant").iterdir()],
-        "names the class 'ant', of which there are no images",
+        "lists the class 'ant', without images",
     ),
     "no classes": (
         "imagenet",
@@ -215,13 +215,13 @@ DAMAGE = {
         lambda d: _rewrite(
             d / "aircraft/fgvc-aircraft-2013b/data/images_variant_val.txt", " 707-320", ""
         ),
-        "images_variant_val.txt, line 1: no image and class",
+        "images_variant_val.txt, line 1: expected an image and a class",
     ),
     "a list that leads out": (
         "food101",
         fake_image_sets.food101_folder,
         lambda d: _rewrite(d / "food-101/meta/test.txt", "bee/", "bee/../../"),
-        "test.txt, line 2: no image and class",
+        "test.txt, line 2: expected an image and a class",
     ),
     "listed image missing": (
         "food101",
@@ -239,7 +239,7 @@ DAMAGE = {
         "caltech101",
         fake_image_sets.caltech101_folder,
         lambda d: (d / "caltech101/101_ObjectCategories/accordion/image_0000.jpg").unlink(),
-        "accordion has 30 images; 30 are to learn from",
+        "accordion has 30 images; more than 30 are needed",
     ),
     "training tar cut off": (
         "imagenet",
@@ -251,7 +251,7 @@ DAMAGE = {
         "imagenet",
         fake_image_sets.imagenet_kaggle,
         lambda d: (d / "imagenet/ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000002.JPEG").unlink(),
-        "lacks 1 of 3 images, such as ILSVRC2012_val_00000002",
+        "lacks 1 of 3 images, for example ILSVRC2012_val_00000002",
     ),
     "annotation without image": (
         "cub",
@@ -263,7 +263,7 @@ DAMAGE = {
         "cars",
         fake_image_sets.cars_in_one,
         lambda d: _cut(d / "cars_annos.mat"),
-        "cars_annos.mat is no readable MATLAB file",
+        "cars_annos.mat is not a readable MATLAB file",
     ),
     "another MATLAB file": (
         "flowers102",
@@ -280,7 +280,7 @@ DAMAGE = {
             d / "svhn/test_32x32.mat",
             {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])},
         ),
-        "test_32x32.mat: a label is not among the 10 classes",
+        "test_32x32.mat: a label is not one of the 10 classes",
     ),
     "another number of labels": (
         "cifar100",
@@ -304,7 +304,7 @@ DAMAGE = {
         "coco",
         fake_image_sets.coco_2017,
         lambda d: _cut(d / "coco/annotations/instances_val2017.json", 20),
-        "instances_val2017.json is no JSON",
+        "instances_val2017.json is not a JSON file",
     ),
     "an object on no image": (
         "coco",
@@ -312,7 +312,7 @@ DAMAGE = {
         lambda d: _json(
             d / "coco/annotations/instances_val2017.json", lambda content: content["images"].pop()
         ),
-        "instances_val2017.json: an entry lacks a field, or names what is not there",
+        "instances_val2017.json: an entry lacks a field, or refers to a missing image",
     ),
     "other categories": (
         "coco",
@@ -344,7 +344,7 @@ DAMAGE = {
         "nus_wide",
         fake_image_sets.nus_wide_table,
         lambda d: _rewrite(d / "NUS-WIDE/nus_wid_data.csv", "['animal']", "print('animal')"),
-        "nus_wid_data.csv, line 4: no list of labels",
+        "nus_wid_data.csv, line 4: expected a list of labels",
     ),
     "no images at all": (
         "nus_wide",
@@ -372,7 +372,7 @@ def test_a_pickle_with_code_is_refused(folders):
     fake_image_sets.cifar100(folders["manual_dir"])
     path = folders["manual_dir"] / "cifar-100-python/train"
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(UnsafeArchiveError, match=r"train asks for os\.sys"):
+    with pytest.raises(UnsafeArchiveError, match=r"train requests os\.sys"):
         load_split("cifar100", "train", **folders)
 
 
@@ -408,9 +408,10 @@ def test_the_validation_images_of_imagenet_want_their_classes(folders, own):
         folders,
         "imagenet",
         f"its files are not all in {folders['manual_dir']}.",
-        "this is missing: ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or "
+        "Missing for the archives of the challenge, or the folders of Kaggle: "
+        "ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or "
         "LOC_val_solution.csv",
-        f"this is missing: a folder for every class in {folder / 'val'}, which has images only",
+        f": one folder per class in {folder / 'val'}, which contains only images",
     )
     (folder / "elsewhere").rename(devkit)
     _is_read(folders, "imagenet@16", expected)
@@ -427,7 +428,7 @@ def test_the_devkit_is_no_help_without_the_classes_to_learn(folders):
     fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
     train = folders["manual_dir"] / "ImageNet/train"
     _flatten(train)
-    _is_missing(folders, "imagenet", f"a folder for every class in {train}, which has images only")
+    _is_missing(folders, "imagenet", f"one folder per class in {train}, which contains only images")
 
 
 @pytest.mark.parametrize("parts", [("train",), ("val",), ("train", "val")])
@@ -437,7 +438,7 @@ def test_images_without_folders_of_classes(folders, parts):
     for folder in flat:
         _flatten(folder)
         (folder / ".hidden").mkdir()
-    named = [f"a folder for every class in {folder}, which has images only" for folder in flat]
+    named = [f"one folder per class in {folder}, which contains only images" for folder in flat]
     _is_missing(folders, "food101", *named)
 
 
@@ -466,10 +467,10 @@ def test_few_shot_photographs_may_be_had_larger(folders):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cifar10@64", r"cifar10 has one size, 32×32"),
-        ("imagenet@", "after the @ comes the size, 8 to 2048 pixels"),
-        ("imagenet@4", "after the @ comes the size"),
-        ("imagenet@1e2", "after the @ comes the size"),
+        ("cifar10@64", r"cifar10 is only available at 32×32"),
+        ("imagenet@", "the size after the @ must be 8 to 2048 pixels"),
+        ("imagenet@4", "the size after the @ must be"),
+        ("imagenet@1e2", "the size after the @ must be"),
         ("imagenot@64", "no data set 'imagenot'"),
     ],
 )
@@ -533,8 +534,8 @@ def test_classes_of_joined_few_shot_splits_follow_each_other(folders):
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("icons", "base+novel+base", "a split comes twice"),
-        ("dtd", "train+train", "a split comes twice"),
+        ("icons", "base+novel+base", "contains a split twice"),
+        ("dtd", "train+train", "contains a split twice"),
         ("dtd", "train+novel", "dtd has no split 'novel'; it has train, validation, test"),
         ("food101", "validation", "food101 has no split 'validation'; it has train, test"),
     ],

@@ -132,7 +132,7 @@ def test_a_stroke_that_cannot_be_read_is_named(package, tmp_path, path):
 
 def test_a_damaged_file_is_named(package, tmp_path):
     (package / "0660e.svg").write_text("<svg")
-    with pytest.raises(DamagedArchiveError, match=r"0660e\.svg is no SVG"):
+    with pytest.raises(DamagedArchiveError, match=r"0660e\.svg is not an SVG file"):
         load_split("kanji", "train", data_dir=tmp_path)
 
 
