@@ -141,10 +141,10 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
         load_split(name, "train", **folders)
     message = str(error.value)
     assert str(folders["manual_dir"]) in message
-    facts = builders.BUILDERS[name].SPEC
-    for file in (file for layout in facts.layouts for names in layout.needs for file in names):
+    spec = builders.BUILDERS[name].SPEC
+    for file in (file for layout in spec.layouts for names in layout.needs for file in names):
         assert file in message
-    for folder in facts.folders:
+    for folder in spec.folders:
         assert folder == "." or f"{folder}/" in message
     assert message in str(builders.describe(name, **folders)).replace("\n  ", "\n")
     assert not folders["data_dir"].exists()
