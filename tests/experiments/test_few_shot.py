@@ -178,5 +178,5 @@ def test_wrong_arguments_name_the_problem():
         episode_accuracies(features, episodes)
     with pytest.raises(ValueError, match="300 features but 299 labels"):
         evaluate_features(features, LABELS[:-1], config=EvaluationConfig())
-    with pytest.raises(ValueError, match="takes 13 classes"):
+    with pytest.raises(ValueError, match="needs 13 classes"):
         evaluate_features(features_of(), LABELS, config=EvaluationConfig(ways=13))

@@ -22,9 +22,9 @@ from experiments.config import (
     ModelConfig,
     SamplingConfig,
 )
+from experiments.contracts import ImageSet
 from experiments.data import builders
 from experiments.data.builders import BUILDERS
-from experiments.data.pipeline import ImageSet
 from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation import linear_run
