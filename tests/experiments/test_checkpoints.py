@@ -271,8 +271,11 @@ def test_another_checkpoint_is_named_in_place_of_a_damaged_best_one(
         if path.is_file() and path.stat().st_size:
             damage(path, "0.5")
     with Checkpoints(tmp_path, read_only=read_only) as checkpoints:
-        read = checkpoints.read_intact(lambda s: checkpoints.restore(small_state(0), s), best=True)
+        read, damaged = checkpoints.read_intact(
+            lambda step: checkpoints.restore(small_state(0), step), best=True
+        )
         assert_same(read.state, small_state(3))
+        assert [error.step for error in damaged] == [2]
         assert checkpoints.best_step() == (2 if part == "state" and read_only else 3)
     assert "using step 3 in place of step 2" in caplog.text
     assert (tmp_path / "damaged-2").exists() is not read_only
