@@ -295,9 +295,10 @@ class Checkpoints:
             if damaged:
                 logger.warning("using step %d in place of step %d", step, damaged[0].step)
             return result, damaged
+        if not damaged:
+            raise CheckpointError(f"{self._directory} holds no checkpoint")
         steps = ", ".join(str(error.step) for error in damaged)
-        intact = f" that is intact (damaged: {steps})" if damaged else ""
-        raise CheckpointError(f"{self._directory} holds no checkpoint{intact}")
+        raise CheckpointError(f"{self._directory} holds no intact checkpoint (damaged: {steps})")
 
     def _path(self, step: int) -> Path:
         return self._directory / str(step)

@@ -368,7 +368,7 @@ def test_nothing_intact(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         damage(next((tmp_path / "1" / "state").rglob("ocdbt*/d/*")), "missing")
         damage(tmp_path / "1" / "state" / "manifest.ocdbt", "zeroed")
-        with pytest.raises(CheckpointError, match=r"no checkpoint that is intact \(damaged: 1\)"):
+        with pytest.raises(CheckpointError, match=r"no intact checkpoint \(damaged: 1\)"):
             checkpoints.restore(small_state(0))
 
 
