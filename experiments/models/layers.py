@@ -57,22 +57,11 @@ def conv(
     *,
     stride: int = 1,
 ) -> nnx.Conv:
-    """A convolution without bias, from n to ⌈n / stride⌉ pixels.
+    """A square convolution without bias, from n to ⌈n / stride⌉ pixels.
 
-    Padding is half the kernel size on both sides. `SAME` would pad one pixel less at the left and
-    top where a stride of 2 meets an even size, which shifts the images relative to weights that
-    were trained elsewhere.
-
-    Args:
-        channels_in: Input channels.
-        channels_out: Output channels.
-        kernel_size: Side of the square kernel, odd.
-        options: Compute type and source of the initial kernel, which is normal with variance
-            2 / fan-out.
-        stride: Stride along both axes.
-
-    Returns:
-        The layer.
+    The initial kernel is normal with variance 2 / fan-out. Padding is half the (odd) kernel size on
+    both sides. `SAME` would pad one pixel less at the left and top where a stride of 2 meets an
+    even size, which shifts the images relative to weights that were trained elsewhere.
     """
     return nnx.Conv(
         channels_in,
@@ -91,14 +80,7 @@ def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> nnx.B
     """Batch normalisation with momentum 0.9.
 
     It always computes in float32, because nnx would round the running statistics to bfloat16.
-
-    Args:
-        channels: Input channels.
-        axis_name: Device axis over which batch statistics are synchronised, or None.
-        rngs: Required by nnx. The initial scale is one, the initial bias zero.
-
-    Returns:
-        The layer.
+    Batch statistics are synchronised over the device axis `axis_name`, if there is one.
     """
     return nnx.BatchNorm(
         channels,
@@ -111,15 +93,7 @@ def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> nnx.B
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without bias, followed by batch normalisation.
-
-    Args:
-        channels_in: Input channels.
-        channels_out: Output channels.
-        kernel_size: Side of the square kernel.
-        options: Options of the layers. The output has the compute type.
-        stride: Stride of the convolution.
-    """
+    """A convolution without bias, followed by batch normalisation; returns the compute type."""
 
     def __init__(
         self,
@@ -145,19 +119,13 @@ def halved(size: int, times: int) -> int:
 
 
 def max_pool(x: Array) -> Array:
-    """Max-pooling over windows of 2×2 pixels. An odd last row or column is dropped.
+    """Max-pooling of [n, h, w, c] over windows of 2×2 pixels; an odd last row is dropped.
 
     This is a maximum of two arrays, because the gradient of `lax.reduce_window` is slow on CPUs: it
     makes a training step of Conv4 about 1.7 times as long. The gradient of a maximum over axes is
     equally fast, but divides by the number of values that equal the maximum, which is 0 if the
     compiler recomputes them with another rounding. Here two equal values each receive half of the
     gradient.
-
-    Args:
-        x: Float [n, h, w, c].
-
-    Returns:
-        Float [n, h // 2, w // 2, c].
     """
     h, w = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     rows = jnp.maximum(x[:, 0:h:2], x[:, 1:h:2])
@@ -165,15 +133,9 @@ def max_pool(x: Array) -> Array:
 
 
 def overlapping_max_pool(x: Array) -> Array:
-    """Max-pooling over windows of 3×3 pixels with stride 2, padded with −∞.
+    """Max-pooling of [n, h, w, c] over windows of 3×3 pixels with stride 2, padded with −∞.
 
     This is a maximum of arrays for the same reason as in `max_pool`.
-
-    Args:
-        x: Float [n, h, w, c].
-
-    Returns:
-        Float [n, ⌈h / 2⌉, ⌈w / 2⌉, c].
     """
     h, w = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
@@ -184,47 +146,19 @@ def overlapping_max_pool(x: Array) -> Array:
 
 
 def pool_features(x: Array, pooling: str) -> Array:
-    """Converts the output of the last block to features.
-
-    Args:
-        x: Float [n, h, w, c].
-        pooling: `flatten` for all positions, or `mean` for their mean.
-
-    Returns:
-        float32 [n, h·w·c] or [n, c].
-    """
+    """Features float32 [n, h·w·c] (`flatten`) or [n, c] (`mean`) of the last block [n, h, w, c]."""
     x = x.astype(jnp.float32)
     return x.mean((1, 2)) if pooling == "mean" else x.reshape(x.shape[0], -1)
 
 
 def feature_size(shape: tuple[int, int, int], pooling: str) -> int:
-    """The number of features that `pool_features` returns.
-
-    Args:
-        shape: Height, width and channels of the output of the last block.
-        pooling: `flatten` or `mean`.
-
-    Returns:
-        Features d.
-    """
+    """The number of features of `pool_features`, from height, width and channels."""
     height, width, channels = shape
     return channels if pooling == "mean" else height * width * channels
 
 
 def require_keys(keys: Array | None, images: Array, layer: str) -> Array:
-    """Checks that there is one key per image.
-
-    Args:
-        keys: PRNG keys, or None.
-        images: The images [n, ...].
-        layer: The name of the layer that needs the keys, for the message.
-
-    Returns:
-        The keys.
-
-    Raises:
-        ValueError: There are no keys, or another number of keys.
-    """
+    """Returns `keys`, or raises a `ValueError` unless there is one per image."""
     if keys is None or keys.shape != images.shape[:1]:
         given = "None" if keys is None else f"keys of shape {keys.shape}"
         raise ValueError(
@@ -239,15 +173,9 @@ def fold_in(keys: Array, number: int) -> Array:
 
 
 def dropout(x: Array, keys: Array, *, rate: float) -> Array:
-    """Sets units to zero with probability `rate`, and scales the others by 1 / (1 − rate).
+    """Sets units of `x` [n, ...] to zero with probability `rate`, scales others by 1 / (1 − rate).
 
-    Args:
-        x: Float [n, ...].
-        keys: Typed PRNG keys [n], one per sample.
-        rate: Probability in [0, 1).
-
-    Returns:
-        Float, with the shape and type of `x`.
+    There is one typed PRNG key per sample.
     """
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
@@ -267,9 +195,6 @@ def drop_block(x: Array, keys: Array, *, rate: float, block_size: int) -> Array:
         keys: Typed PRNG keys [n], one per sample.
         rate: Expected fraction of dropped units, ignoring overlaps of blocks.
         block_size: Side b of a block, at most the size of the feature map.
-
-    Returns:
-        Float [n, h, w, c], with the type of `x`.
     """
     h, w, c = x.shape[1:]
     size_h, size_w = min(block_size, h), min(block_size, w)
