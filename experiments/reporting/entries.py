@@ -139,7 +139,7 @@ def _entry(metric: Metric, reports: Sequence[dict[str, Any]], num_seeds: int) ->
         tuple(value["value"] for value in known),
         interval=known[0].get("interval") if len(known) == 1 else None,
         diverged=bool(reports) and all("diverged" in report for report in reports),
-        complete=len(known) == num_seeds,
+        complete=0 < len(known) == num_seeds,
     )
 
 
