@@ -35,14 +35,9 @@ def write_grid(
 ) -> list[Path]:
     """Write table.md, table.json and, if there are values, figure.png; returns their paths.
 
-    Args:
-        directory: Exists.
-        axes: What was varied; the labels of the first are the rows of the tables.
-        runs: At least one; of any seeds.
-        title: Of the tables and the figure.
-        command: What was typed last; stands below the figure.
-        metrics: Names of the metrics to show, in this order; by default all.
-        notes: Sentences for the caption of the tables.
+    The labels of the first axis are the rows of the tables. `metrics` names those to show, in this
+    order; by default all. `command` is what was typed last, and `notes` are sentences for the
+    caption of the tables. The directory is created if it does not exist.
 
     Raises:
         ExperimentError: Runs do not agree on the unit or the direction of a metric.
@@ -53,6 +48,7 @@ def write_grid(
         "axes": [axis._asdict() for axis in axes],
         "runs": [run._asdict() for run in runs],
     }
+    directory.mkdir(parents=True, exist_ok=True)
     paths = [write_json(directory / "table.json", as_json)]
     if (figure := grid_figure(grid, title=title, command=command)) is not None:
         paths.append(write_picture(directory / "figure.png", figure))

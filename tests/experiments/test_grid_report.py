@@ -269,9 +269,9 @@ def test_a_run_that_diverged_is_in_the_table_and_in_no_mean():
 
 def test_files_of_a_grid(tmp_path):
     runs = [run((name,), 0, (ERROR, 0.1)) for name in METHODS.labels]
-    paths = write_grid(tmp_path, [METHODS], runs, title="Icons", command="c")
+    paths = write_grid(tmp_path / "new", [METHODS], runs, title="Icons", command="c")
     assert [path.name for path in paths] == ["table.md", "table.json", "figure.png"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in paths)
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == sorted(p.name for p in paths)
     text = paths[0].read_text()
     assert text.startswith("### Icons\n\n| Method")
     assert "(figure.png)" in text
