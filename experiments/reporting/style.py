@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
@@ -90,7 +91,8 @@ def new_figure(
         notes += textwrap.wrap(f"Command: {command}", characters, break_on_hyphens=False)
     heading = textwrap.fill(title, int(width * _TITLE_CHARACTERS))
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(width, height), dpi=150, layout=layout)
     gap, legend_height = _GAP / height, _LEGEND_LINE * rows / height
     figure.text(
         0, 1 + gap + legend_height, display_text(heading), size=13, weight="bold", va="bottom"
