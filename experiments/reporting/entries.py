@@ -16,7 +16,6 @@ ALL = "all"
 VALIDATION = "validation"
 """The name, in a grid, of the metric that chose the checkpoint."""
 
-
 Place = tuple[str, ...]
 """A label on each axis."""
 
