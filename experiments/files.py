@@ -55,7 +55,7 @@ def write_json(path: Path, value: Any) -> Path:
 def write_picture(path: Path, figure: Figure) -> Path:
     """Writes a figure as PNG on white, atomically; returns `path`."""
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", facecolor="white")
+    figure.savefig(picture, format="png", facecolor="white", bbox_inches="tight", pad_inches=0.15)
     return write_atomically(path, picture.getvalue())
 
 

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from experiments.contracts import Metric
 from experiments.files import write_atomically, write_json, write_picture
-from experiments.reporting.entries import (
-    Axis,
-    Entry,
-    Found,
-    Place,
-    Run,
-    available_metrics,
-    check_runs,
-    drop_constant_axes,
-    entries,
-    seeds_of,
-    select_metrics,
-)
-from experiments.reporting.grid_caption import run_lines, symbol_lines
+from experiments.reporting.entries import VALIDATION, Axis, Entry, Grid, Run, make_grid
 from experiments.reporting.grid_figure import grid_figure
 from experiments.reporting.markdown import (
     MISSING,
     bold,
     bullets,
-    code,
     format_value,
     metric_heading,
     table,
 )
+from experiments.reporting.run import code_version
 
-__all__ = ["Axis", "Run", "available_metrics", "grid_table", "select_metrics", "write_grid"]
+__all__ = ["Axis", "Run", "grid_table", "write_grid"]
 
-_DIVERGED = "diverged"
+_INTERVAL = "half the width of its 95 % confidence interval over evaluation episodes"
 
 
 def write_grid(
@@ -49,148 +33,128 @@ def write_grid(
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> list[Path]:
-    """Write table.md, table.json and, if there are values, figure.png; replaces such files.
+    """Write table.md, table.json and, if there are values, figure.png; returns their paths.
 
-    Args:
-      directory: Where to write; created if it does not exist.
-      axes: What was varied; the labels of the first are the rows of the tables.
-      runs: The finished runs, of any seeds.
-      title: Title of the tables and the figure.
-      command: What was typed last, for runs that do not state their own command.
-      metrics: Names of the metrics to show, in this order; by default all.
-      notes: Sentences that the caption of the table ends with, such as what a symbol means.
-
-    Returns:
-      The paths written.
+    The labels of the first axis are the rows of the tables. `metrics` names those to show, in this
+    order; by default all. `command` is what was typed last, and `notes` are sentences for the
+    caption of the tables. The directory is created if it does not exist.
 
     Raises:
-      ValueError: A run is not on the axes, or two have the same place and seed.
-      ExperimentError: Runs do not agree on the unit or the direction of a metric.
+        ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
-    check_runs(axes, runs)
-    directory.mkdir(parents=True, exist_ok=True)
-    text = grid_table(axes, runs, title=title, command=command, metrics=metrics, notes=notes)
+    grid = make_grid(axes, runs, metrics)
+    text = grid_table(grid, runs, title=title, notes=notes)
     as_json = {
         "axes": [axis._asdict() for axis in axes],
         "runs": [run._asdict() for run in runs],
     }
+    directory.mkdir(parents=True, exist_ok=True)
     paths = [write_json(directory / "table.json", as_json)]
-    varied, placed, _ = drop_constant_axes(axes, runs)
-    shown = [metric for metric in select_metrics(runs, metrics) if _has_values(runs, metric)]
-    if shown:
-        figure = grid_figure(varied, placed, shown, title=title, command=command)
+    if (figure := grid_figure(grid, title=title, command=command)) is not None:
         paths.append(write_picture(directory / "figure.png", figure))
         text += f"\n![{title}](figure.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
 
 
-def grid_table(
-    axes: Sequence[Axis],
-    runs: Sequence[Run],
-    *,
-    title: str,
-    command: str,
-    metrics: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> str:
+def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[str] = ()) -> str:
     """The tables of a grid in Markdown, with a caption that explains every symbol.
 
     With one axis, the metrics are the columns. With more, there is a table for each metric, and the
-    combinations of the other axes are the columns. Axes of a single label are in the caption. The
-    arguments are those of `write_grid`.
+    combinations of the other axes are the columns. Axes of a single label are in the caption.
     """
-    lines = [f"### {title}", ""]
-    if not runs:
-        return "\n".join([*lines, "No run has finished yet.", "", f"Command: {code(command)}", ""])
-    varied, placed, constant = drop_constant_axes(axes, runs)
-    shown = select_metrics(placed, metrics) or [Metric("Result", "")]
-    found = {metric: entries(placed, metric) for metric in shown}
-    caption = [
-        *symbol_lines(varied, placed, found),
-        *(f"{name}: {label} in all runs." for name, label in constant.items()),
-        *notes,
-        *run_lines(runs, command),
-    ]
-    tables = _tables(varied, found, len(seeds_of(placed)))
-    return "\n".join([*lines, *tables, *bullets(caption), ""])
+    caption = bullets([*_symbol_lines(grid, runs), *notes, *_run_lines(runs)])
+    return "\n".join([f"### {title}", "", *_tables(grid), *caption, ""])
 
 
-class _Column(NamedTuple):
-    """A column of a table."""
-
-    heading: str
-    cells: list[str]
-    """One for each label of the first axis."""
-
-
-def _tables(axes: Sequence[Axis], found: Found, num_seeds: int) -> list[str]:
-    """One table with the metrics as columns; with more axes than one, a table for each metric."""
-    rows, *others = axes
-    if not others:
-        columns = [
-            _column(metric_heading(metric), rows, (), values, num_seeds)
-            for metric, values in found.items()
-        ]
-        return [*_rows(rows, columns), ""]
-    places = list(itertools.product(*(axis.labels for axis in others)))
+def _tables(grid: Grid) -> list[str]:
+    rows, *others = grid.axes
     names = ", ".join(axis.name for axis in others)
+    # The columns of every table by its title.
+    tables: dict[str, dict[str, list[str]]] = {}
+    for metric, rest, column in grid.columns():
+        heading = metric_heading(metric)
+        title = f"{bold(heading)} against {names}" if others else ""
+        tables.setdefault(title, {})[", ".join(rest) or heading] = _cells(column, len(grid.seeds))
     lines = []
-    for metric, values in found.items():
-        columns = [_column(", ".join(place), rows, place, values, num_seeds) for place in places]
-        heading = f"{bold(metric_heading(metric))} against {names}"
-        lines += [heading, "", *_rows(rows, columns), ""]
+    for title, columns in tables.items():
+        cells = zip(rows.labels, *columns.values(), strict=True)
+        lines += [*([title, ""] if title else []), *table([rows.name, *columns], cells), ""]
     return lines
 
 
-def _rows(rows: Axis, columns: Sequence[_Column]) -> list[str]:
-    cells = zip(rows.labels, *(column.cells for column in columns), strict=True)
-    return table([rows.name, *(column.heading for column in columns)], cells)
-
-
-def _column(
-    heading: str,
-    rows: Axis,
-    rest: Place,
-    values: Mapping[Place, Entry],
-    num_seeds: int,
-) -> _Column:
-    """A metric at one combination of the other axes: its best entries are bold."""
-    column = [values.get((label, *rest)) for label in rows.labels]
-    best = _best(column, num_seeds)
-    texts = [_text(entry, num_seeds) for entry in column]
-    return _Column(
-        heading,
-        [bold(text) if row in best else text for row, text in enumerate(texts)],
-    )
-
-
-def _best(column: Sequence[Entry | None], num_seeds: int) -> set[int]:
-    """The rows with the best of the values as printed; entries that lack seeds do not compete."""
-    shown = {
-        row: (float(format_value(entry.mean, entry.metric.unit)), entry.metric.higher_is_better)
+def _cells(column: Sequence[Entry], num_seeds: int) -> list[str]:
+    """A column as text. The best values as printed are bold, if all seeds have them."""
+    printed = {
+        row: float(format_value(entry.mean, entry.metric.unit))
         for row, entry in enumerate(column)
-        if entry and len(entry.values) == num_seeds
+        if entry.complete
     }
-    if len(shown) < 2:
-        return set()
-    values = [value for value, _ in shown.values()]
-    return {
-        row
-        for row, (value, higher_is_better) in shown.items()
-        if value == (max(values) if higher_is_better else min(values))
-    }
+    best = max if column[0].metric.higher_is_better else min
+    bold_rows = [row for row, value in printed.items() if value == best(printed.values())]
+    return [
+        bold(text) if row in bold_rows and len(printed) > 1 else text
+        for row, text in enumerate(_text(entry, num_seeds) for entry in column)
+    ]
 
 
-def _text(entry: Entry | None, num_seeds: int) -> str:
-    if entry is None or not entry.values:
-        return _DIVERGED if entry and entry.diverged else MISSING
-    unit = entry.metric.unit
-    text = format_value(entry.mean, unit)
+def _text(entry: Entry, num_seeds: int) -> str:
+    if not entry.values:
+        return "diverged" if entry.diverged else MISSING
+    text = format_value(entry.mean, entry.metric.unit)
     if entry.half_width is not None:
-        text += f" ± {format_value(entry.half_width, unit)}"
-    missing = len(entry.values) < num_seeds
-    return f"{text} ({len(entry.values)} of {num_seeds})" if missing else text
+        text += f" ± {format_value(entry.half_width, entry.metric.unit)}"
+    return text if entry.complete else f"{text} ({len(entry.values)} of {num_seeds})"
 
 
-def _has_values(runs: Sequence[Run], metric: Metric) -> bool:
-    return any(entry.values for entry in entries(runs, metric).values())
+def _symbol_lines(grid: Grid, runs: Sequence[Run]) -> list[str]:
+    """What the entries and the headings of the tables mean."""
+    columns = [column for _, _, column in grid.columns()]
+    entries = [entry for column in columns for entry in column]
+    known = [entry for entry in entries if entry.values]
+    means = any(len(entry.values) > 1 for entry in known)
+    intervals = any(entry.interval is not None for entry in known)
+    compared = any(sum(entry.complete for entry in column) > 1 for column in columns)
+    several = len(grid.seeds) > 1
+    seeds = f"seed{'s' * several} {', '.join(map(str, grid.seeds))}"
+    lacking = "results of k seeds; the others diverged or are not finished"
+    validations = [run.report["validation"] for run in runs if run.report["validation"]]
+    chosen_by = " or ".join(dict.fromkeys(metric["name"] for metric in validations))
+    split = "on the validation split, by which the checkpoint was chosen"
+    sentences = {
+        f"a ± b: mean and standard deviation over the {seeds}.": means,
+        f"a ± b of a single seed: the value and {_INTERVAL}.": means and intervals,
+        f"a ± b: the value and {_INTERVAL}.": intervals and not means,
+        f"Trained with {seeds}.": not means,
+        f"(k of {len(grid.seeds)}): {lacking}.": not all(entry.complete for entry in known),
+        f"Bold: the best of a column{' among entries of all seeds' * several}.": compared,
+        "↓: lower is better.": not all(metric.higher_is_better for metric in grid.entries),
+        f"{MISSING}: no result.": any(not entry.values and not entry.diverged for entry in entries),
+        f"{VALIDATION}: {chosen_by} {split}.": chosen_by
+        and any(metric.name == VALIDATION for metric in grid.entries),
+    }
+    constant = [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
+    return [*(sentence for sentence, occurs in sentences.items() if occurs), *constant]
+
+
+def _run_lines(runs: Sequence[Run]) -> list[str]:
+    """What is known of all runs: those that diverged, notes, time, code and commands."""
+    diverged = [_name(run) for run in runs if "diverged" in run.report]
+    lines = [f"{_name(run)}: {note}" for run in runs for note in run.report.get("notes", ())]
+    if diverged:
+        reason = "the loss, its gradient or the features are not finite"
+        lines.insert(0, f"Diverged ({reason}): {'; '.join(diverged)}.")
+    minutes = sum(run.report.get("seconds", 0) for run in runs) / 60
+    digits = 0 if minutes >= 10 else 1
+    number = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    versions = dict.fromkeys(code_version(run.report) for run in runs)
+    commands = dict.fromkeys(run.report["command"] for run in runs)
+    return [
+        *lines,
+        f"{number}, {minutes:.{digits}f} minutes in total.",
+        f"Code: {'; '.join(versions)}.",
+        *(f"Command: `{command}`" for command in commands),
+    ]
+
+
+def _name(run: Run) -> str:
+    return f"{', '.join(run.place)} (seed {run.report['seed']})"

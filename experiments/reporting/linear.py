@@ -9,19 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.files import write_atomically, write_json, write_picture
-from experiments.reporting.markdown import code, percent, table
+from experiments.reporting.markdown import format_value, table
 from experiments.reporting.run import origin_lines
-from experiments.reporting.style import (
-    BLUE,
-    INK,
-    MEDIUM,
-    VERMILLION,
-    Mark,
-    new_figure,
-    style_axes,
-)
-
-_CURVES = {"validation": Mark(BLUE, "o"), "test": Mark(VERMILLION, "s")}
+from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
 
 
 def linear_report(report: dict[str, Any]) -> str:
@@ -37,29 +27,21 @@ def linear_report(report: dict[str, Any]) -> str:
         "",
         f"λ is the best of {len(result['penalties'])} by validation accuracy. The classifier is "
         "then trained on training and validation images. Best test accuracy of all λ, trained "
-        f"without the validation images: {100 * result['best_test_accuracy']:.2f} % (chosen on "
+        f"without the validation images: {_percent(result['best_test_accuracy'])} % (chosen on "
         "the test images, so not a result).",
     ]
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
         lines.append(f"Images were resized from {stored} to {seen} pixels.")
-    if report["seen_in_training"]:
-        lines.append(
-            f"The backbone was trained on {report['seen_in_training']}: this is no transfer."
-        )
-    missed = result["unconverged"] + (not result["converged"])
-    if missed:
+    if data := report["seen_in_training"]:
+        lines.append(f"The backbone was trained on {data}: this is no transfer.")
+    if missed := result["unconverged"] + (not result["converged"]):
         lines.append(f"{missed} solves ended before they met the tolerance.")
     return "\n".join([*lines, *origin_lines(report)])
 
 
 def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
-    """Draw the accuracy on validation and test images against the penalty.
-
-    Args:
-      report: Of `evaluate_run_linear`.
-      command: What was typed to get it; stands below the figure.
-    """
+    """Draw the accuracy on validation and test images against the penalty."""
     result = report["result"]
     figure = new_figure(
         7.2,
@@ -85,7 +67,7 @@ def write_linear_report(
 ) -> list[Path]:
     """Write NAME.md, .json and .png into the run directory; returns their paths."""
     markdown, data, picture = (directory / f"{name}.{kind}" for kind in ("md", "json", "png"))
-    text = f"{linear_report(report)}\n\n![accuracy against λ]({picture.name})\n\n{code(command)}\n"
+    text = f"{linear_report(report)}\n\n![accuracy against λ]({picture.name})\n\n`{command}`\n"
     return [
         write_atomically(markdown, text),
         write_json(data, report | {"command": command}),
@@ -94,44 +76,40 @@ def write_linear_report(
 
 
 def _numbers(result: dict[str, Any]) -> list[str]:
-    """Two digits, as tables of linear evaluation have them."""
     numbers = {
-        "error (%)": 1 - result["accuracy"],
-        "accuracy (%)": result["accuracy"],
-        "class-mean accuracy (%)": result["class_mean_accuracy"],
-        "validation accuracy (%)": result["validation_accuracy"],
+        "λ": f"{result['penalty']:.3g}",
+        "error (%)": _percent(1 - result["accuracy"]),
+        "accuracy (%)": _percent(result["accuracy"]),
+        "class-mean accuracy (%)": _percent(result["class_mean_accuracy"]),
+        "validation accuracy (%)": _percent(result["validation_accuracy"]),
     }
-    values = [f"{100 * value:.2f}" for value in numbers.values()]
-    return table(["λ", *numbers], [[f"{result['penalty']:.3g}", *values]])
+    return table(list(numbers), [list(numbers.values())])
+
+
+def _percent(fraction: float) -> str:
+    """Two digits, as in published tables of linear evaluation."""
+    return format_value(fraction, "%", digits=2)
 
 
 def _draw_curves(axes: Axes, result: dict[str, Any]) -> None:
-    for name, mark in _CURVES.items():
-        axes.plot(
-            result["penalties"],
-            [100 * value for value in result[name]],
-            color=mark.color,
-            marker=mark.marker,
-            markersize=3.5,
-            linewidth=1.3,
-            label=f"{name} ({result[f'{name}_samples']} images)",
-        )
+    for number, name in enumerate(("validation", "test")):
+        values = [100 * value for value in result[name]]
+        label = f"{name} ({result[f'{name}_samples']} images)"
+        axes.plot(result["penalties"], values, label=label, **series_mark(number).style(line=True))
     axes.axvline(result["penalty"], color=INK, linestyle=":", linewidth=1.1)
+    accuracy = format_value(result["accuracy"], "%")
     axes.plot(
         [result["penalty"]],
         [100 * result["accuracy"]],
         linestyle="None",
         marker="*",
         markersize=13,
-        color=_CURVES["test"].color,
+        color=series_mark(1).color,
         markeredgecolor=INK,
-        label=f"chosen λ = {result['penalty']:.2g}: test {percent(result['accuracy'])} %",
+        label=f"chosen λ = {result['penalty']:.2g}: test {accuracy} %",
     )
 
 
 def _run(report: dict[str, Any]) -> str:
-    run = report["run"]
-    return (
-        f"{run['label']} trained on {run['data']}, {run['sampling']} batches, seed {run['seed']}, "
-        f"step {report['step']}"
-    )
+    run = "{label} trained on {data}, {sampling} batches, seed {seed}".format(**report["run"])
+    return f"{run}, step {report['step']}"

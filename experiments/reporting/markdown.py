@@ -12,34 +12,24 @@ from experiments.contracts import Metric
 MISSING = "–"
 """Shown where there is no number."""
 
-_FORMATS = {"%": (100.0, 1), "": (1.0, 2)}
-"""For every unit of a `Metric`: the factor and the digits after the point."""
-_ALIGNMENTS = {"l": "left", "c": "center", "r": "right"}
+_FACTORS_AND_DIGITS = {"%": (100.0, 1), "": (1.0, 2)}
+"""For every unit of a `Metric`."""
 
 
-def table(
-    headings: Sequence[str], rows: Iterable[Sequence[Any]], *, align: str | None = None
-) -> list[str]:
-    """A Markdown table.
-
-    Args:
-      headings: One for each column.
-      rows: Cells, printed with `str`; None is printed as `MISSING`.
-      align: `l`, `c` or `r` for each column. By default, the first column is aligned left and all
-        others are centred.
-
-    Returns:
-      Lines.
-    """
-    align = align or "l" + "c" * (len(headings) - 1)
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table: first column left, others centred, None as `MISSING`."""
     text = tabulate(
         [[_cell(value) for value in row] for row in rows],
         headers=[_cell(heading) for heading in headings],
         tablefmt="pipe",
         disable_numparse=True,
-        colalign=[_ALIGNMENTS[letter] for letter in align],
+        colalign=["left"] + ["center"] * (len(headings) - 1),
     )
     return text.splitlines()
+
+
+def _cell(value: Any) -> str:
+    return MISSING if value is None else str(value).replace("|", r"\|")
 
 
 def bullets(items: Iterable[str]) -> list[str]:
@@ -52,36 +42,24 @@ def bold(text: str) -> str:
     return f"**{text}**"
 
 
-def code(text: str) -> str:
-    """Text as code, such as a command."""
-    return f"`{text}`"
-
-
 def scaled(value: float, unit: str) -> float:
     """A number in the unit that is printed: a fraction in per cent, any other number as it is."""
-    return _FORMATS[unit][0] * value
+    return _FACTORS_AND_DIGITS[unit][0] * value
 
 
-def format_value(value: float | None, unit: str) -> str:
-    """A number as tables print it: a fraction as `71.3`, a plain number as `1.23`.
-
-    Args:
-      value: None is printed as `MISSING`.
-      unit: As in `Metric`.
-    """
-    return MISSING if value is None else f"{scaled(value, unit):.{_FORMATS[unit][1]}f}"
+def format_value(value: float | None, unit: str, digits: int | None = None) -> str:
+    """A number as tables print it: a fraction as `71.3`, a plain number as `1.23`."""
+    if value is None:
+        return MISSING
+    digits = _FACTORS_AND_DIGITS[unit][1] if digits is None else digits
+    return f"{scaled(value, unit):.{digits}f}"
 
 
-def percent(fraction: float | None) -> str:
-    """A fraction in per cent, with one digit and without the sign."""
-    return format_value(fraction, "%")
+def with_unit(name: str, unit: str) -> str:
+    """The name of a metric with its unit."""
+    return f"{name} ({unit})" if unit else name
 
 
 def metric_heading(metric: Metric) -> str:
     """The name of a metric with its unit, and an arrow if lower is better."""
-    unit = f" ({metric.unit})" if metric.unit else ""
-    return f"{metric.name}{unit}{'' if metric.higher_is_better else ' ↓'}"
-
-
-def _cell(value: Any) -> str:
-    return MISSING if value is None else str(value).replace("|", r"\|")
+    return with_unit(metric.name, metric.unit) + ("" if metric.higher_is_better else " ↓")

@@ -7,30 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from experiments.files import write_atomically, write_json
-from experiments.reporting.markdown import bullets, table
+from experiments.reporting.markdown import bullets, format_value, table, with_unit
 
 
 def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
     """The report of a run as Markdown.
 
     Args:
-      report: The results of a run, or what is known of a run that diverged.
-      lines: The results in Markdown, as the protocol writes them: first what was evaluated, in a
-        phrase. Not used for a run that diverged.
+        report: The results of a run, or what is known of a run that diverged.
+        lines: The results in Markdown, as the protocol writes them: first what was evaluated, in a
+            phrase. Not used for a run that diverged.
     """
-    run = (
-        f"{report['label']} on {report['data']}, {report['sampling']} batches, "
-        f"seed {report['seed']}: "
-    )
+    run = "{label} on {data}, {sampling} batches, seed {seed}: ".format(**report)
     if "diverged" in report:
         text = [f"{run}{report['diverged']}; there is nothing to evaluate"]
     else:
-        first, *rest = lines
-        text = [
-            f"{run}checkpoint of step {report['step']}, {report['split']} split, {first}, "
-            f"d = {report['num_features']}",
-            *rest,
-        ]
+        evaluated, *rest = lines
+        checkpoint = "checkpoint of step {step}, {split} split".format(**report)
+        text = [f"{run}{checkpoint}, {evaluated}, d = {report['num_features']}", *rest]
     return "\n".join([*text, *origin_lines(report)])
 
 
@@ -45,57 +39,36 @@ def write_run_report(
 
 
 def origin_lines(report: dict[str, Any]) -> list[str]:
-    """Where the numbers of a report come from, as a list after an empty line; empty if unknown.
-
-    Args:
-      report: Of any evaluation; `weights`, `notes`, `version` and `commit` are stated.
-    """
-    items = [f"The backbone started from {report['weights']}."] if report.get("weights") else []
-    items += report.get("notes") or []
-    items += [code] if (code := code_version(report)) else []
-    return ["", *bullets(items)] if items else []
+    """A list, after an empty line: what the backbone started from, notes, and the code."""
+    weights = report.get("weights")
+    started = [f"The backbone started from {weights}."] if weights else []
+    return ["", *bullets([*started, *report.get("notes", ()), code_version(report)])]
 
 
 def metrics_table(metrics: Sequence[dict[str, Any]]) -> list[str]:
-    """The metrics of a report as a table with one row.
-
-    Args:
-      metrics: Of `Metric.measured`.
-    """
-    units = {"%": (100, " (%)"), "": (1, "")}
-    headings = [metric["name"] + units[metric["unit"]][1] for metric in metrics]
-    values = [
-        None if metric["value"] is None else f"{units[metric['unit']][0] * metric['value']:.2f}"
-        for metric in metrics
-    ]
-    return table(headings, [values])
+    """The metrics of a report, as `Metric.measured` gives them, in a table with one row."""
+    return table(
+        [with_unit(metric["name"], metric["unit"]) for metric in metrics],
+        [[format_value(metric["value"], metric["unit"], digits=2) for metric in metrics]],
+    )
 
 
 def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The accuracy over lists of episodes, a row for each number of shots.
-
-    Args:
-      results: Of an `EpisodeResult`, with the `split` if there are several.
-    """
-    splits = any("split" in result for result in results)
-    headings = ["shots", "accuracy (%)", "95 % interval", "episodes", "episode list"]
-    rows = [
-        [
-            *([result["split"]] if splits else []),
-            result["shots"],
-            f"{100 * result['accuracy']:.2f}",
-            f"± {100 * result['interval']:.2f}",
-            result["episodes"],
-            result["hash"],
-        ]
-        for result in results
-    ]
-    return table([*(["classes"] if splits else []), *headings], rows)
+    """The accuracy over lists of episodes: an `EpisodeResult` a row, perhaps of several splits."""
+    columns = {
+        "classes": [result.get("split") for result in results],
+        "shots": [result["shots"] for result in results],
+        "accuracy (%)": [format_value(result["accuracy"], "%", digits=2) for result in results],
+        "95 % interval": [f"± {format_value(r['interval'], '%', digits=2)}" for r in results],
+        "episodes": [result["episodes"] for result in results],
+        "episode list": [result["hash"] for result in results],
+    }
+    if not any(columns["classes"]):
+        del columns["classes"]
+    return table(list(columns), zip(*columns.values(), strict=True))
 
 
 def code_version(report: dict[str, Any]) -> str:
-    """The version of the code that wrote a report, and the commit if it is known; or nothing."""
-    if not report.get("version"):
-        return ""
-    commit = f", commit {report['commit']}" if report.get("commit") else ""
+    """The version of the code that wrote a report, and the commit if it is known."""
+    commit = f", commit {report['commit']}" if report["commit"] else ""
     return f"jaxloss {report['version']}{commit}"

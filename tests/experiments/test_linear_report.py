@@ -16,6 +16,8 @@ REPORT = {
     "stored_size": [32, 32],
     "classes": 3,
     "seen_in_training": "",
+    "version": "0.9.0",
+    "commit": None,
     "result": {
         "accuracy": 0.76123,
         "class_mean_accuracy": 0.7,
@@ -52,7 +54,7 @@ def test_numbers_have_two_digits():
             {"result": REPORT["result"] | {"unconverged": 2, "converged": False}},
             "3 solves ended before they met the tolerance.",
         ),
-        ({"version": "0.9.0", "commit": "abc"}, "- jaxloss 0.9.0, commit abc"),
+        ({"commit": "abc"}, "- jaxloss 0.9.0, commit abc"),
         ({"notes": ["Another checkpoint was taken."]}, "- Another checkpoint was taken."),
     ],
 )
