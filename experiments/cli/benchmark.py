@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,25 +24,25 @@ _SIZES: dict[str, tuple[SizeName, ...]] = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Time and memory of every loss against PyTorch, other packages and its matrix products.
+    """Measure time and memory of every loss against PyTorch, other packages and matrix products.
 
-    All forms of a loss run in one process on the same arrays, in turns, after it was checked that
-    their values and gradients agree. Without PyTorch and pytorch-metric-learning (the extra
-    `benchmark`) their columns are left out. Two CPU cores take some five minutes at the
-    papers' sizes and ten minutes more at the large ones.
+    All forms of a loss run in one process on the same arrays, in turns, after a check that their
+    values and gradients agree. Columns of PyTorch and pytorch-metric-learning need the extra
+    `benchmark`. On two CPU cores, the papers' sizes take about five minutes and the large sizes
+    ten more.
     """
 
     loss: tuple[str, ...] = ()
-    """Losses, as `softmax nca direct_sum`, and uniform_prototypes, assign_prototypes (by default
-    all of them)."""
+    """Losses such as `softmax nca direct_sum`, and `uniform_prototypes`, `assign_prototypes` (by
+    default all)."""
     size: Literal["paper", "large", "all"] = "paper"
     """The size of each loss's paper, one ten times larger, or both."""
     out: Path = Path("runs", "benchmark")
     """Folder for benchmark.md, benchmark.json and benchmark.png."""
     repeats: int = 100
-    """Turns of each form: a loss gets 8 seconds at most."""
+    """Turns of each form; a loss takes at most 8 seconds."""
     compile: bool = True
-    """Measure PyTorch under torch.compile, too, which needs a C++ compiler."""
+    """Also measure torch.compile, which needs a C++ compiler."""
 
     def run(self, command: Sequence[str]) -> int:
         """Measures, prints the tables, writes them."""
@@ -49,19 +50,16 @@ class Benchmark:
             raise ConfigError(f"--repeats must be at least 1, got {self.repeats}")
         # JAX would take the whole memory of a GPU, and leave none to PyTorch.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        import rich.console
-
         from experiments.benchmark.report import markdown, write_benchmark
         from experiments.benchmark.run import run_benchmark
 
-        console = rich.console.Console(highlight=False, soft_wrap=True, markup=False)
         report = run_benchmark(
             self.loss,
             _SIZES[self.size],
             repeats=self.repeats,
             compiled=self.compile,
             command=shlex.join(command),
-            say=console.print,
+            say=partial(print, flush=True),
         )
         paths = write_benchmark(self.out, report)
         print("\n" + markdown(report))
