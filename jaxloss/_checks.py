@@ -115,7 +115,8 @@ def classifier(
 def feature_groups(groups: Any, features: Float[Array, "n d"]) -> Integer[Array, "n d"]:
     """Returns the group of every feature, at least 32 bits wide."""
     array = _as_integers("groups", groups)
-    _check_same_shape("groups", array, "features", features)
+    hint = "; copy groups that all samples share with jnp.broadcast_to"
+    _check_same_shape("groups", array, "features", features, hint)
     return array
 
 
@@ -152,9 +153,9 @@ def in_range(
     name: str,
     value: Any,
     *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
+    above: int | float | None = None,
+    at_least: int | float | None = None,
+    below: int | float | None = None,
 ) -> Number:
     """Returns the checked hyperparameter as a Python float, which promotes no array.
 
@@ -210,11 +211,16 @@ def _check_rank(name: str, array: Shaped[Array, " ..."], shape: str) -> None:
 
 
 def _check_same_shape(
-    name: str, array: Shaped[Array, " ..."], other_name: str, other: Float[Array, "n _"]
+    name: str,
+    array: Shaped[Array, " ..."],
+    other_name: str,
+    other: Float[Array, "n _"],
+    hint: str = "",
 ) -> None:
     if array.shape != other.shape:
         raise ValueError(
-            f"`{name}` must have the shape of `{other_name}`, {other.shape}, got {array.shape}"
+            f"`{name}` must have the shape of `{other_name}`, {other.shape}, "
+            f"got {array.shape}{hint}"
         )
 
 

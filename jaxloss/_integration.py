@@ -195,10 +195,10 @@ def _combined_loss(
     features, labels, _ = labeled_rows("features", features, labels, common[0])
     weights, bias = _checks.classifier(features, weights, bias)
     keywords = dict(zip(("where", "sample_weights", "reduction", "axis_name"), common, strict=True))
-    classification = classification_loss(linear_logits(features, weights, bias), labels, **keywords)
-    return classification + metric_weight * metric_loss(
-        transform(features, weights), labels, **keywords
-    )
+    metric_features = transform(features, weights)
+    logits = linear_logits(features, weights, bias)
+    classification = classification_loss(logits, labels, **keywords)
+    return classification + metric_weight * metric_loss(metric_features, labels, **keywords)
 
 
 def _nonempty_complement(

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
+import pytest
 
 from tests.jaxloss.loss_table import LossRow
 
@@ -20,6 +22,27 @@ QUICK = {
 For the tests of a transformation, which compare its results with those of a loss that other tests
 check as users compile it.
 """
+
+
+@contextlib.contextmanager
+def unchecked():
+    """Turns off the run-time checks of annotations (see tests/conftest.py)."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@contextlib.contextmanager
+def raises(error: type[Exception], match: str = ""):
+    """`pytest.raises` for an error of the library itself: with checks off, and of this very type.
+
+    The message must match.
+    """
+    with unchecked(), pytest.raises(error, match=match) as caught:
+        yield caught
+    assert caught.type is error
 
 
 class Batch(NamedTuple):

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import precision
+from tests.jaxloss.harness import precision, raises
 
 HALF = (jnp.bfloat16, jnp.float16)
 run = jax.jit(jaxloss.discriminability)
@@ -109,17 +109,17 @@ def test_degenerate_features_stay_finite(dtype):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="features"):
+    with raises(ValueError, match="features"):
         jaxloss.discriminability(jnp.zeros(3), jnp.zeros(3, int))
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(2, int))
-    with pytest.raises(TypeError, match="labels"):
+    with raises(TypeError, match="labels"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3))
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         jaxloss.discriminability(jnp.zeros((3, 2), int), jnp.zeros(3, int))
-    with pytest.raises(ValueError, match="where"):
+    with raises(ValueError, match="where"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3, int), where=jnp.ones(2, bool))
-    with pytest.raises(TypeError, match="where"):
+    with raises(TypeError, match="where"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3, int), where=jnp.ones(3))
 
 

@@ -17,7 +17,7 @@ from jax.extend.core import jaxprs_in_params
 import jaxloss
 from jaxloss._grouping import Bound
 from tests.jaxloss import references, torch_references
-from tests.jaxloss.harness import finite, magnitude, precision, widen
+from tests.jaxloss.harness import finite, magnitude, precision, raises, widen
 from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_features, make_weights
 
 BOUNDS: tuple[Bound, ...] = ("tight", "loose")
@@ -474,12 +474,12 @@ def test_wrong_groups():
     features, labels, weights = jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((4, 3))
     loss = partial(jaxloss.group_softmax_loss, features, labels, weights, num_groups=2)
     for shape in [(), (4,), (1, 4), (4, 5), (5, 3)]:
-        with pytest.raises(ValueError, match=r"`groups`.*\(5, 4\).*broadcast_to"):
+        with raises(ValueError, match=r"`groups`.*\(5, 4\).*broadcast_to"):
             loss(groups=jnp.zeros(shape, int))
     for dtype in (np.float32, np.bool_):
-        with pytest.raises(TypeError, match="`groups` must hold integers"):
+        with raises(TypeError, match="`groups` must hold integers"):
             loss(groups=jnp.zeros((5, 4), dtype))
-    with pytest.raises(ValueError, match="`bound` must be one of tight, loose, got 'II'"):
+    with raises(ValueError, match="`bound` must be one of tight, loose, got 'II'"):
         loss(bound="II")  # pyright: ignore
 
 
@@ -499,12 +499,12 @@ def test_wrong_groups():
 )
 def test_wrong_number_of_groups(function):
     jax.eval_shape(lambda: function(4))
-    with pytest.raises(ValueError, match=r"`num_groups` must be at most .* 4, got 5"):
+    with raises(ValueError, match=r"`num_groups` must be at most .* 4, got 5"):
         function(5)
-    with pytest.raises(ValueError, match="`num_groups` must be at least 1, got 0"):
+    with raises(ValueError, match="`num_groups` must be at least 1, got 0"):
         function(0)
     for number in (2.0, True, None):
-        with pytest.raises(TypeError, match="`num_groups` must be a Python integer"):
+        with raises(TypeError, match="`num_groups` must be a Python integer"):
             function(number)
 
 
@@ -513,11 +513,11 @@ def test_wrong_shapes_of_groups_to_make():
         jaxloss.contiguous_groups,
         partial(jaxloss.random_groups, jax.random.key(0)),
     ):
-        with pytest.raises(ValueError, match="`num_samples`"):
+        with raises(ValueError, match="`num_samples`"):
             make(0, 4, 2)
-        with pytest.raises(ValueError, match="`dim`"):
+        with raises(ValueError, match="`dim`"):
             make(3, 0, 1)
-    with pytest.raises(ValueError, match=r"`weights` must have shape \[d, C\] with d = 4"):
+    with raises(ValueError, match=r"`weights` must have shape \[d, C\] with d = 4"):
         jaxloss.discriminative_groups(jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((3, 4)), 2)
 
 

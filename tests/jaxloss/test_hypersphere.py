@@ -14,7 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import precision
+from tests.jaxloss.harness import precision, raises
 
 DEVICES = 4
 CLASSES = 5
@@ -184,22 +184,22 @@ def test_class_means_and_lengths_over_devices(mode, dtype):
 
 def test_class_means_errors():
     means, features, labels = jnp.ones((3, 4)), jnp.ones((5, 3)), jnp.zeros(5, int)
-    with pytest.raises(ValueError, match=r"class_means.*d = 3.*\(4, 3\)"):
+    with raises(ValueError, match=r"class_means.*d = 3.*\(4, 3\)"):
         jaxloss.update_class_means(means.T, features, labels)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.update_class_means(means[0], features, labels)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.update_class_means(means[:, :0], features, labels)
-    with pytest.raises(TypeError, match="class_means"):
+    with raises(TypeError, match="class_means"):
         jaxloss.update_class_means(jnp.ones((3, 4), int), features, labels)
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         jaxloss.update_class_means(means, jnp.ones((5, 3), int), labels)
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.update_class_means(means, features, labels[:4])
-    with pytest.raises(ValueError, match="where"):
+    with raises(ValueError, match="where"):
         jaxloss.update_class_means(means, features, labels, where=jnp.ones(4, bool))
     for decay in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="decay"):
+        with raises(ValueError, match="decay"):
             jaxloss.update_class_means(means, features, labels, decay=decay)
 
 
@@ -237,13 +237,13 @@ def test_lengths_give_every_class_the_same_weight():
 
 def test_lengths_errors():
     labels = jnp.zeros(5, int)
-    with pytest.raises(TypeError, match="labels"):
+    with raises(TypeError, match="labels"):
         jaxloss.class_balanced_lengths(jnp.zeros(5), 3)
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.class_balanced_lengths(jnp.zeros((5, 1), int), 3)
-    with pytest.raises(ValueError, match="num_classes"):
+    with raises(ValueError, match="num_classes"):
         jaxloss.class_balanced_lengths(labels, 0)
-    with pytest.raises(ValueError, match="where"):
+    with raises(ValueError, match="where"):
         jaxloss.class_balanced_lengths(labels, 3, where=jnp.ones(4, bool))
 
 
@@ -396,29 +396,29 @@ def test_a_label_beyond_the_assignment_is_nan(loss):
 def test_errors(loss):
     features, labels, prototypes = jnp.ones((5, 3)), jnp.zeros(5, int), jnp.ones((3, 4))
     for bad in (prototypes.T, prototypes[0], prototypes[:, :0], prototypes[None]):
-        with pytest.raises(ValueError, match=rf"`prototypes`.*\({bad.shape[0]},"):
+        with raises(ValueError, match=rf"`prototypes`.*\({bad.shape[0]},"):
             loss(features, labels, bad)
-    with pytest.raises(TypeError, match="prototypes"):
+    with raises(TypeError, match="prototypes"):
         loss(features, labels, jnp.ones((3, 4), int))
     for bad in (jnp.zeros(0, int), jnp.zeros((4, 1), int)):
-        with pytest.raises(ValueError, match="assignment"):
+        with raises(ValueError, match="assignment"):
             loss(features, labels, prototypes, assignment=bad)
-    with pytest.raises(TypeError, match="assignment"):
+    with raises(TypeError, match="assignment"):
         loss(features, labels, prototypes, assignment=jnp.zeros(4))
-    with pytest.raises(TypeError, match="assignment"):
+    with raises(TypeError, match="assignment"):
         loss(features, labels, prototypes, assignment=[0, 1, 2, 3])
 
 
 def test_errors_of_lengths():
     args = jnp.ones((5, 3)), jnp.zeros(5, int), jnp.ones((3, 4))
     run = jaxloss.dot_regression_loss
-    with pytest.raises(ValueError, match=r"`lengths`.*4 classes.*\(3,\)"):
+    with raises(ValueError, match=r"`lengths`.*4 classes.*\(3,\)"):
         run(*args, lengths=jnp.ones(3))
-    with pytest.raises(ValueError, match=r"`lengths`.*2 classes.*\(4,\)"):
+    with raises(ValueError, match=r"`lengths`.*2 classes.*\(4,\)"):
         run(*args, assignment=jnp.array([1, 0]), lengths=jnp.ones(4))
-    with pytest.raises(ValueError, match="`lengths`"):
+    with raises(ValueError, match="`lengths`"):
         run(*args, lengths=jnp.ones((4, 1)))
-    with pytest.raises(TypeError, match="`lengths`"):
+    with raises(TypeError, match="`lengths`"):
         run(*args, lengths=jnp.ones(4, int))
 
 

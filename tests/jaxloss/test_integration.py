@@ -11,7 +11,7 @@ import torch
 
 import jaxloss
 from tests.jaxloss import references, torch_references
-from tests.jaxloss.harness import magnitude, widen
+from tests.jaxloss.harness import magnitude, raises, widen
 from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_weights
 
 SUMS = {
@@ -190,7 +190,7 @@ def test_direct_sum_equals_spectral_sum_at_its_limits():
 def test_direct_sum_needs_more_dimensions_than_classes(dim):
     features, labels = jnp.zeros((5, dim)), jnp.zeros(5, int)
     weights = jnp.zeros((dim, CLASSES))
-    with pytest.raises(ValueError, match="spectral_sum_loss") as caught:
+    with raises(ValueError, match="spectral_sum_loss") as caught:
         jaxloss.direct_sum_loss(features, labels, weights)
     assert str(dim) in str(caught.value)
     assert str(CLASSES) in str(caught.value)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import magnitude
+from tests.jaxloss.harness import magnitude, raises
 from tests.jaxloss.loss_table import CLASSES, LOSSES, logits_and_targets
 
 P = PartitionSpec
@@ -56,7 +56,7 @@ def test_two_way_is_the_sum_of_its_halves(problem):
 
 
 def test_two_way_has_no_terms(problem):
-    with pytest.raises(ValueError, match=r"reduction.*class_wise_loss.*sample_wise_loss"):
+    with raises(ValueError, match=r"reduction.*class_wise_loss.*sample_wise_loss"):
         jaxloss.two_way_loss(*map(jnp.asarray, problem), reduction="none")  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from scipy.optimize import linear_sum_assignment
 
 import jaxloss
-from tests.jaxloss.harness import precision
+from tests.jaxloss.harness import precision, raises
 
 HALF = (jnp.bfloat16, jnp.float16)
 assign = jax.jit(jaxloss.assign_prototypes)
@@ -63,16 +63,16 @@ def test_simplex_is_float32_with_x64_too():
 
 
 def test_simplex_errors():
-    with pytest.raises(ValueError, match=r"num_prototypes.*5.*7.*uniform_prototypes"):
+    with raises(ValueError, match=r"num_prototypes.*5.*7.*uniform_prototypes"):
         jaxloss.simplex_prototypes(7, 4)
     for bad in (0, -1):
-        with pytest.raises(ValueError, match="num_prototypes"):
+        with raises(ValueError, match="num_prototypes"):
             jaxloss.simplex_prototypes(bad, 4)
-        with pytest.raises(ValueError, match="dim"):
+        with raises(ValueError, match="dim"):
             jaxloss.simplex_prototypes(1, bad)
-    with pytest.raises(TypeError, match="num_prototypes"):
+    with raises(TypeError, match="num_prototypes"):
         jaxloss.simplex_prototypes(2.0, 4)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="dim"):
+    with raises(TypeError, match="dim"):
         jaxloss.simplex_prototypes(2, True)
 
 
@@ -185,15 +185,15 @@ def test_uniform_prototypes_under_vmap_and_x64():
 def test_uniform_prototypes_errors():
     make: Any = partial(jaxloss.uniform_prototypes, jax.random.key(0))
     for name, args in (("num_prototypes", (0, 3)), ("dim", (3, 0))):
-        with pytest.raises(ValueError, match=name):
+        with raises(ValueError, match=name):
             make(*args)
-    with pytest.raises(ValueError, match="num_steps"):
+    with raises(ValueError, match="num_steps"):
         make(3, 3, num_steps=0)
-    with pytest.raises(TypeError, match="num_prototypes"):
+    with raises(TypeError, match="num_prototypes"):
         make(3.0, 3)
     for name in ("temperature", "final_temperature"):
         for bad in (0.0, -1.0, float("nan")):
-            with pytest.raises(ValueError, match=f"`{name}`"):
+            with raises(ValueError, match=f"`{name}`"):
                 make(3, 3, **{name: bad})
 
 
@@ -227,11 +227,11 @@ def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
 
 
 def test_separation_errors():
-    with pytest.raises(ValueError, match=r"prototypes.*two.*\(4, 1\)"):
+    with raises(ValueError, match=r"prototypes.*two.*\(4, 1\)"):
         jaxloss.prototype_separation(jnp.ones((4, 1)))
-    with pytest.raises(ValueError, match=r"prototypes.*\(4,\)"):
+    with raises(ValueError, match=r"prototypes.*\(4,\)"):
         jaxloss.prototype_separation(jnp.ones(4))
-    with pytest.raises(TypeError, match="prototypes"):
+    with raises(TypeError, match="prototypes"):
         jaxloss.prototype_separation(jnp.ones((4, 2), int))
 
 
@@ -394,15 +394,15 @@ def test_no_gradient_flows_through_the_assignment():
 
 def test_assignment_errors():
     prototypes = jnp.ones((4, 3))
-    with pytest.raises(ValueError, match=r"class_means.*3.*\(4, 3\).*\(4, 5\)"):
+    with raises(ValueError, match=r"class_means.*3.*\(4, 3\).*\(4, 5\)"):
         jaxloss.assign_prototypes(jnp.ones((4, 5)), prototypes)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.assign_prototypes(jnp.ones((4, 0)), prototypes)
-    with pytest.raises(ValueError, match=r"prototypes.*d = 5.*\(4, 3\)"):
+    with raises(ValueError, match=r"prototypes.*d = 5.*\(4, 3\)"):
         jaxloss.assign_prototypes(jnp.ones((5, 3)), prototypes)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.assign_prototypes(jnp.ones(4), prototypes)
-    with pytest.raises(TypeError, match="class_means"):
+    with raises(TypeError, match="class_means"):
         jaxloss.assign_prototypes(jnp.ones((4, 2), int), prototypes)
-    with pytest.raises(TypeError, match="prototypes"):
+    with raises(TypeError, match="prototypes"):
         jaxloss.assign_prototypes(jnp.ones((4, 2)), jnp.ones((4, 3), int))

@@ -11,6 +11,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
+from tests.jaxloss.harness import raises
 from tests.jaxloss.loss_table import CLASSES, features_and_weights, make_labels
 
 N = 9
@@ -68,9 +69,9 @@ def test_margin_and_scale_are_required(problem):
     labels = jnp.zeros(3, int)
     incomplete: tuple[dict[str, Any], ...] = ({}, {"margin": 0.1}, {"scale": 2.0})
     for options in incomplete:
-        with pytest.raises(TypeError):
+        with raises(TypeError):
             jaxloss.margin_softmax_loss(logits, labels, **options)
-    with pytest.raises(TypeError):
+    with raises(TypeError):
         jaxloss.margin_softmax_loss(logits, labels, 0.1, 2.0)  # pyright: ignore
 
 
@@ -122,7 +123,7 @@ def test_unknown_targets_contribute_nothing():
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 4), (5, 1)], ids=str)
 def test_multi_hot_of_wrong_shape(shape):
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.sigmoid_loss(jnp.zeros((5, 4)), jnp.zeros(shape, int))
 
 
@@ -186,22 +187,22 @@ def test_cosine_gradient_is_orthogonal_to_the_vector(problem):
 @pytest.mark.parametrize("function", [jaxloss.linear_logits, jaxloss.cosine_logits])
 def test_logit_errors(function):
     good = jnp.zeros((5, 3)), jnp.zeros((3, 4))
-    with pytest.raises(ValueError, match="features"):
+    with raises(ValueError, match="features"):
         function(jnp.zeros(3), good[1])
-    with pytest.raises(ValueError, match="weights"):
+    with raises(ValueError, match="weights"):
         function(good[0], jnp.zeros((4, 3)))
-    with pytest.raises(ValueError, match="weights"):
+    with raises(ValueError, match="weights"):
         function(good[0], jnp.zeros(3))
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         function(jnp.zeros((5, 3), int), good[1])
-    with pytest.raises(TypeError, match="weights"):
+    with raises(TypeError, match="weights"):
         function(good[0], jnp.zeros((3, 4), int))
 
 
 def test_bias_errors():
     good = jnp.zeros((5, 3)), jnp.zeros((3, 4))
     for shape in [(), (1,), (5,), (1, 4)]:
-        with pytest.raises(ValueError, match="bias"):
+        with raises(ValueError, match="bias"):
             jaxloss.linear_logits(*good, jnp.zeros(shape))
-    with pytest.raises(TypeError, match="bias"):
+    with raises(TypeError, match="bias"):
         jaxloss.linear_logits(*good, jnp.zeros(4, int))

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxloss
 from tests.jaxloss import references, torch_references
-from tests.jaxloss.harness import magnitude, precision, widen
+from tests.jaxloss.harness import magnitude, precision, raises, widen
 from tests.jaxloss.loss_table import FUNCTIONS, FunctionRow
 
 every_function = pytest.mark.parametrize("row", FUNCTIONS, ids=lambda row: row.name)
@@ -500,14 +500,14 @@ def test_spectral_overlap_of_half_precision_and_of_zero():
 @every_projection
 def test_errors(project):
     good = jnp.zeros((5, 4)), jnp.zeros((4, 3))
-    with pytest.raises(ValueError, match="features"):
+    with raises(ValueError, match="features"):
         project(jnp.zeros(4), good[1])
     for shape in [(4,), (5, 3), (1, 3), (1, 4, 3)]:
-        with pytest.raises(ValueError, match=rf"weights.*{shape[0]}"):
+        with raises(ValueError, match=rf"weights.*{shape[0]}"):
             project(good[0], jnp.zeros(shape))
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         project(jnp.zeros((5, 4), int), good[1])
-    with pytest.raises(TypeError, match="weights"):
+    with raises(TypeError, match="weights"):
         project(good[0], jnp.zeros((4, 3), int))
 
 
@@ -517,16 +517,16 @@ def test_errors(project):
     ids=lambda x: x.name if isinstance(x, FunctionRow) else str(x),
 )
 def test_hyperparameters_out_of_range(row, name, value):
-    with pytest.raises(ValueError, match=name):
+    with raises(ValueError, match=name):
         row.function(jnp.zeros((5, 4)), jnp.zeros((4, 3)), **{name: value})
 
 
 def test_spectral_overlap_errors():
-    with pytest.raises(ValueError, match="power"):
+    with raises(ValueError, match="power"):
         jaxloss.spectral_overlap(jnp.ones((4, 3)), -0.1)
-    with pytest.raises(ValueError, match="weights"):
+    with raises(ValueError, match="weights"):
         jaxloss.spectral_overlap(jnp.ones(4), 0.3)
-    with pytest.raises(TypeError, match="weights"):
+    with raises(TypeError, match="weights"):
         jaxloss.spectral_overlap(jnp.ones((4, 3), int), 0.3)
 
 
