@@ -81,7 +81,7 @@ def test_no_pairs_give_zero(labels, where):
     where = np.full(4, where)
     intra, inter = references.discriminability(features, labels, where=where)
     got = run(jnp.asarray(features, np.float32), jnp.asarray(labels), where=jnp.asarray(where))
-    # A sum of squared roundings is no scatter either.
+    # The tolerance covers a sum of squared rounding errors.
     np.testing.assert_allclose(got.intra, intra, rtol=1e-5, atol=1e-12)
     np.testing.assert_allclose(got.inter, inter, rtol=1e-5, atol=1e-7)
     assert np.isfinite(got.ratio)

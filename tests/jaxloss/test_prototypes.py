@@ -25,7 +25,7 @@ def norms(prototypes):
 
 
 def cosines(prototypes):
-    """Of all pairs, without a prototype's own."""
+    """The cosines of all pairs of different prototypes."""
     units = np.asarray(prototypes, np.float64) / norms(prototypes)
     return (units.T @ units)[~np.eye(units.shape[1], dtype=bool)]
 
@@ -48,7 +48,7 @@ def test_simplex_has_equal_cosines(num_prototypes, dim):
     assert prototypes.dtype == np.float32
     np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
     np.testing.assert_allclose(cosines(prototypes), -1 / (num_prototypes - 1), atol=1e-6)
-    # Which says that they sum to zero.
+    # Equal cosines of −1/(M−1) imply a zero sum.
     np.testing.assert_allclose(np.asarray(prototypes).sum(axis=1), 0, atol=1e-5)
 
 
@@ -83,7 +83,7 @@ def test_simplex_errors():
     ("num_prototypes", "dim", "largest"), [(100, 16, 0.215), (100, 32, 0.085), (200, 50, 0.085)]
 )
 def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
-    """The published prototypes have 0.326, 0.246 and 0.205."""
+    """The limits are below the cosines of the published prototypes."""
     for seed in (0, 1, 2):
         prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
         assert prototypes.shape == (dim, num_prototypes)
@@ -105,7 +105,7 @@ def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
     ],
 )
 def test_uniform_prototypes_reach_known_optima(num_prototypes, dim, optimum):
-    """Two points, simplices, a part of the cross-polytope and all of it, the icosahedron."""
+    """Two points, simplices, cross-polytopes (in part and whole), and the icosahedron."""
     for seed in (3, 4):
         prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
         assert prototypes.shape == (dim, num_prototypes)
@@ -128,7 +128,7 @@ def test_rising_temperature_separates_the_closest_pair():
     def uniformity(prototypes):
         return np.log(np.mean(np.exp(-2 * (2 - 2 * cosines(prototypes)))))
 
-    # The fixed one minimises what it is for, and a random start is far from both.
+    # The fixed temperature minimises its own objective. A random start is far from both.
     assert uniformity(fixed) < uniformity(rising)
     assert uniformity(rising) < uniformity(sphere(np.random.default_rng(7), 12, 60)) - 0.05
 
@@ -248,7 +248,7 @@ def similarity(class_means, prototypes):
 
 
 def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
-    """One to one, with SciPy's sum of cosines."""
+    """Checks that the assignment is one-to-one and has the sum of cosines of SciPy's."""
     got = np.asarray(assign(class_means, prototypes) if got is None else got)
     assert got.dtype == np.int32
     assert got.shape == (class_means.shape[1],)
@@ -277,7 +277,7 @@ def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
         with jax.enable_x64(True):
             got = assign(jnp.asarray(means), jnp.asarray(prototypes))
             got, best = check_optimal(means, prototypes, np.asarray(got), 1e-12)
-        # Without ties there is one optimum.
+        # Without ties, the optimum is unique.
         if dim > 1:
             np.testing.assert_array_equal(got, best)
         check_optimal(means.astype(np.float32), prototypes.astype(np.float32))
@@ -338,7 +338,7 @@ def test_assignment_does_not_depend_on_lengths():
 
 
 def test_assignment_under_vmap():
-    """Problems that need no, few and many augmentations."""
+    """Problems with no, few and many augmentations."""
     rng = np.random.default_rng(20)
     prototypes = sphere(rng, 4, 12).astype(np.float32)
     means = [sphere(rng, 4, 12), prototypes[:, ::-1], np.zeros((4, 12)), np.ones((4, 12))]
@@ -358,7 +358,7 @@ def test_assignment_of_half_precision(dtype):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_assignment_on_devices(check_vma):
-    """Of means that are the same everywhere, and of means that differ."""
+    """With equal means and with different means on the devices."""
     rng = np.random.default_rng(22)
     prototypes = sphere(rng, 4, 8).astype(np.float32)
     means = np.stack([sphere(rng, 4, 7) for _ in range(4)]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Classification losses and the logits they are fed with."""
+"""Classification losses and their logits."""
 
 import math
 from typing import Any
@@ -81,7 +81,7 @@ def test_smoothing_of_uniform_logits_is_the_log_of_the_class_count():
 
 
 def test_confident_logits_keep_their_small_loss():
-    """log(1 + e^-30) is 0 without a log1p; the softmax loss may round to it, its gradient not."""
+    """Without log1p, log(1 + e^-30) is 0. The softmax loss may round to 0, its gradient may not."""
     logits = jnp.array([[30.0, 0.0]])
     gradient = jax.jit(jax.grad(lambda z: jaxloss.softmax_loss(z, jnp.array([0]))))(logits)
     np.testing.assert_allclose(gradient[0, 1], math.exp(-30), rtol=1e-5)
@@ -107,7 +107,7 @@ def test_one_hot_targets_equal_integer_labels(problem):
 
 
 def test_unknown_targets_contribute_nothing():
-    """Not even where their logits are NaN; and a row that knows nothing is not in the mean."""
+    """Also with NaN logits. A row with unknown targets only does not count in the mean."""
     rng = np.random.default_rng(42)
     logits = rng.normal(size=(3, 4))
     targets = np.array([[1, -1, 0, 0], [-1, -1, -1, -1], [0, 1, -1, 1]])
@@ -154,7 +154,7 @@ def test_cosine_of_zero_vectors(problem):
 
 
 def test_cosine_does_not_hide_nan(problem):
-    """A vector with a NaN has no direction, and is not the zero vector."""
+    """A vector with a NaN gives NaN, unlike the zero vector."""
     features, weights, _, _ = problem
     features, weights = features.astype(np.float32), weights.astype(np.float32)
     features[2, 1] = np.nan
@@ -166,7 +166,7 @@ def test_cosine_does_not_hide_nan(problem):
 
 
 def test_cosine_is_scale_free():
-    """Also for vectors whose squares overflow or underflow float32."""
+    """Also for vectors whose squares overflow or underflow in float32."""
     rng = np.random.default_rng(44)
     features, weights = (rng.normal(size=s).astype(np.float32) for s in ((3, 5), (5, 4)))
     expected = references.cosine_logits(features, weights)
