@@ -25,7 +25,7 @@ For tests of transformations, which compare their results with those of `evaluat
 
 @contextlib.contextmanager
 def unchecked():
-    """Turns off the run-time checks of annotations (see tests/conftest.py)."""
+    """Turns off the run-time checks of annotations (see conftest.py)."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield

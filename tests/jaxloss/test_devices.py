@@ -145,17 +145,18 @@ def test_pmap(row, dtype):
         check((on_device, merged(own)), single_device(row, dtype), dtype)
 
 
+def sharded_step(row: LossRow, axes: Any, devices: Any, params: Any, batch: Any) -> Any:
+    """`step` by `shard_map` with its checks, as NumPy."""
+    specs = (P(), P(axes))
+    run = jax.shard_map(partial(step, row, axes), mesh=devices, in_specs=specs, out_specs=specs)
+    return jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+
+
 @every_case
 def test_shard_map(row):
     with precision(np.float64):
         params, batch = make_problem(row, np.float64)
-        run = jax.shard_map(
-            partial(step, row, "batch"),
-            mesh=mesh(),
-            in_specs=(P(), P("batch")),
-            out_specs=(P(), P("batch")),
-        )
-        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+        got = sharded_step(row, "batch", mesh(), params, batch)
     check(got, single_device(row, np.float64), np.float64)
 
 
@@ -199,13 +200,7 @@ def test_two_axis_names(row):
     axes = ("host", "chip")
     with precision(np.float64):
         params, batch = make_problem(row, np.float64)
-        run = jax.shard_map(
-            partial(step, row, axes),
-            mesh=mesh((2, 2), axes),
-            in_specs=(P(), P(axes)),
-            out_specs=(P(), P(axes)),
-        )
-        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+        got = sharded_step(row, axes, mesh((2, 2), axes), params, batch)
     check(got, single_device(row, np.float64), np.float64)
 
 
@@ -214,13 +209,7 @@ def test_without_masks(row):
     """Without masks and weights, `check_vma` sees constants in their place."""
     with precision(np.float64):
         params, batch = make_problem(row, np.float64, masked=False)
-        run = jax.shard_map(
-            partial(step, row, "batch"),
-            mesh=mesh(),
-            in_specs=(P(), P("batch")),
-            out_specs=(P(), P("batch")),
-        )
-        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+        got = sharded_step(row, "batch", mesh(), params, batch)
     check(got, single_device(row, np.float64, masked=False), np.float64)
 
 
