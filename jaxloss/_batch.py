@@ -20,7 +20,7 @@ AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
-def labeled_rows(
+def labelled_rows(
     name: Literal["features", "logits"], rows: Any, labels: Any, where: Any
 ) -> tuple[Float[Array, "n k"], Integer[Array, " n"], Bool[Array, " n"]]:
     """Checks the samples of a loss.

@@ -13,7 +13,7 @@ from jaxloss import _checks
 from jaxloss._batch import (
     AxisName,
     Reduction,
-    labeled_rows,
+    labelled_rows,
     nan_where_no_class,
     reduce,
     sum_over,
@@ -70,7 +70,7 @@ def update_class_means(
       CVPR 2024 (moving averages of the class means).
     """
     decay = _checks.in_range("decay", decay, at_least=0, below=1)
-    features, labels, valid = labeled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows("features", features, labels, where)
     class_means = _checks.columns(
         "class_means", class_means, "d C", features.shape[1], f"`features` {features.shape}"
     )
@@ -261,7 +261,7 @@ def _features_and_targets(
       The features, their prototypes, the columns of these (M if there is none), and the mask of the
       valid samples.
     """
-    features, labels, valid = labeled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows("features", features, labels, where)
     prototypes = _checks.columns(
         "prototypes", prototypes, "d M", features.shape[1], f"`features` {features.shape}"
     )

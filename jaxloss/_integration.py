@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, labeled_rows
+from jaxloss._batch import AxisName, Reduction, labelled_rows
 from jaxloss._checks import Number
 from jaxloss._linear import linear_logits
 from jaxloss._metric import nca_loss
@@ -192,7 +192,7 @@ def _combined_loss(
     features, labels, weights, bias = arrays
     classification_loss, metric_loss, metric_weight = losses
     metric_weight = _checks.in_range("metric_weight", metric_weight)
-    features, labels, _ = labeled_rows("features", features, labels, common[0])
+    features, labels, _ = labelled_rows("features", features, labels, common[0])
     weights, bias = _checks.classifier(features, weights, bias)
     keywords = dict(zip(("where", "sample_weights", "reduction", "axis_name"), common, strict=True))
     metric_features = transform(features, weights)

@@ -14,7 +14,7 @@ from jaxloss._batch import (
     AxisName,
     Reduction,
     gather,
-    labeled_rows,
+    labelled_rows,
     logsumexp_over,
     nan_where_no_class,
     own_positions,
@@ -74,7 +74,7 @@ def nca_loss(
     temperature = _checks.in_range("temperature", temperature, above=0)
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
-    features, labels, valid = labeled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows("features", features, labels, where)
     (features,) = widen(features)
     anchors, references = _rows_and_references(features, labels, valid, axis_name)
 
@@ -250,7 +250,7 @@ def prototypical_loss(
     temperature = _checks.in_range("temperature", temperature, above=0)
     if num_classes is not None:
         _checks.positive_count("num_classes", num_classes)
-    features, labels, valid = labeled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows("features", features, labels, where)
     (features,) = widen(features)
     if num_classes is None:
         means = _means_by_sample(features, labels, valid, axis_name)

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer, Real
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, labeled_rows, nan_where_no_class, reduce
+from jaxloss._batch import AxisName, Reduction, labelled_rows, nan_where_no_class, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
 
@@ -54,7 +54,7 @@ def softmax_loss(
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
     """
     label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
-    logits, labels, valid = labeled_rows("logits", logits, labels, where)
+    logits, labels, valid = labelled_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
     values = _cross_entropy(logits, labels, valid)
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
@@ -104,7 +104,7 @@ def margin_softmax_loss(
     """
     margin = _checks.in_range("margin", margin)
     scale = _checks.in_range("scale", scale, above=0)
-    logits, labels, valid = labeled_rows("logits", logits, labels, where)
+    logits, labels, valid = labelled_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
     is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
     values = _cross_entropy(scale * jnp.where(is_target, logits - margin, logits), labels, valid)

@@ -39,7 +39,7 @@ def raises(error: type[Exception], match: str = ""):
 
     The message must match.
     """
-    with unchecked(), pytest.raises(error, match=match) as caught:
+    with unchecked(), pytest.raises(error, match=match or None) as caught:
         yield caught
     assert caught.type is error
 

@@ -478,7 +478,7 @@ def test_wrong_groups():
         with raises(ValueError, match=r"`groups`.*\(5, 4\).*broadcast_to"):
             loss(groups=jnp.zeros(shape, int))
     for dtype in (np.float32, np.bool_):
-        with raises(TypeError, match="`groups` must hold integers"):
+        with raises(TypeError, match="`groups` must have an integer dtype"):
             loss(groups=jnp.zeros((5, 4), dtype))
     with raises(ValueError, match="`bound` must be one of tight, loose, got 'II'"):
         loss(bound="II")  # pyright: ignore
