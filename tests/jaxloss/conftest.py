@@ -1,10 +1,15 @@
 """Strict tests: no rank broadcasting, no dtype promotion, and checked annotations."""
 
+from importlib.util import find_spec
+
 import jax
 import jaxtyping
 import pytest
 
 from tests.jaxloss.loss_table import VARIANTS, FunctionRow, LossRow
+
+# The doctest collector imports every file. `make quick` has no PyTorch.
+collect_ignore = [] if find_spec("torch") else ["torch_references.py"]
 
 
 def pytest_collection_modifyitems(items):

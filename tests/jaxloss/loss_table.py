@@ -31,8 +31,10 @@ def from_torch(name: str, **options: Any) -> Callable[..., Any]:
     """
 
     def call(*args, **kwargs):
-        module = pytest.importorskip("tests.jaxloss.torch_references")
-        return getattr(module, name)(*args, **options, **kwargs)
+        pytest.importorskip("torch")
+        from tests.jaxloss import torch_references
+
+        return getattr(torch_references, name)(*args, **options, **kwargs)
 
     return call
 

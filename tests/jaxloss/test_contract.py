@@ -49,7 +49,9 @@ def value_and_grad(row: LossRow, **common):
 
 def torch_values(row: LossRow, batch: Batch):
     """The results of `evaluate`, computed by PyTorch. Skips the test if it is not installed."""
-    torch_references = pytest.importorskip("tests.jaxloss.torch_references")
+    pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
     return torch_references.evaluate(
         row.torch_reference,
         batch.args,

@@ -160,7 +160,8 @@ def test_metric_part_does_not_reach_the_classifier(name):
 def test_metric_part_reaches_the_classifier_without_stop_gradient(name):
     """The whole gradient is that of PyTorch through the projection."""
     torch = pytest.importorskip("torch")
-    torch_references = pytest.importorskip("tests.jaxloss.torch_references")
+    from tests.jaxloss import torch_references
+
     args = problem(100)
     project = {
         "direct_sum": torch_references.project_complement,

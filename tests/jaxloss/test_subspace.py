@@ -452,7 +452,8 @@ def test_gradient_at_repeated_singular_values(case, name, options):
 def test_gradient_of_the_exact_complement(case):
     """power = 0, differentiated: the derivative of I - W W⁺, by autograd of PyTorch."""
     torch = pytest.importorskip("torch")
-    torch_references = pytest.importorskip("tests.jaxloss.torch_references")
+    from tests.jaxloss import torch_references
+
     rng = np.random.default_rng(84)
     shape, singular = REPEATED[case]
     weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
@@ -500,7 +501,8 @@ def test_spectral_overlap_is_a_scalar():
 
 def test_spectral_overlap_gradient():
     torch = pytest.importorskip("torch")
-    torch_references = pytest.importorskip("tests.jaxloss.torch_references")
+    from tests.jaxloss import torch_references
+
     rng = np.random.default_rng(87)
     weights = rng.normal(size=(6, 4))
     with jax.enable_x64(True):
