@@ -15,7 +15,8 @@ collect_ignore = [] if find_spec("torch") else ["torch_references.py"]
 def pytest_collection_modifyitems(items):
     """Groups the tests of a loss in one process of pytest-xdist, to share compiled functions.
 
-    `make quick` tests every loss with its plainest options only.
+    `make quick` tests every loss with its plainest options only. The marker `slow` leaves out the
+    variants, float16 (not bfloat16), and the less common ways to map a loss over devices.
     """
     for item in items:
         row = getattr(getattr(item, "callspec", None), "params", {}).get("row")

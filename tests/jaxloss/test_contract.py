@@ -31,7 +31,7 @@ from tests.jaxloss.loss_table import CASES, CLASSES, DIM, LOSSES, LossRow
 
 every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
-HALF = (jnp.bfloat16, jnp.float16)
+HALF = (jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow))
 
 
 def value_and_grad(row: LossRow, **common):

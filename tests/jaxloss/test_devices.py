@@ -160,6 +160,7 @@ def test_shard_map(row):
     check(got, single_device(row, np.float64), np.float64)
 
 
+@pytest.mark.slow
 @every_loss
 @dtypes
 def test_shard_map_without_check_vma(row, dtype):
@@ -195,6 +196,7 @@ def test_jit_over_sharded_arrays(row, dtype):
     check(got, single_device(row, dtype), dtype)
 
 
+@pytest.mark.slow
 @every_loss
 def test_two_axis_names(row):
     axes = ("host", "chip")
@@ -204,6 +206,7 @@ def test_two_axis_names(row):
     check(got, single_device(row, np.float64), np.float64)
 
 
+@pytest.mark.slow
 @every_loss
 def test_without_masks(row):
     """Without masks and weights, `check_vma` sees constants in their place."""
