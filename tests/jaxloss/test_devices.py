@@ -25,11 +25,14 @@ INPUTS = 5
 P = PartitionSpec
 every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
-dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+# On several devices, `make quick` tests float64 only.
+FLOAT32 = pytest.param(np.float32, marks=pytest.mark.slow)
+dtypes = pytest.mark.parametrize("dtype", [FLOAT32, np.float64], ids=["float32", "float64"])
 # Variants are tested in float64 only.
 every_case_and_dtype = pytest.mark.parametrize(
     ("row", "dtype"),
-    [(row, np.float64) for row in CASES] + [(row, np.float32) for row in LOSSES],
+    [(row, np.float64) for row in CASES]
+    + [pytest.param(row, np.float32, marks=pytest.mark.slow) for row in LOSSES],
     ids=lambda value: getattr(value, "name", None) or np.dtype(value).name,
 )
 
