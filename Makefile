@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test setup lint clean
+QUICK := .venv-quick
+
+.PHONY: train test quick setup lint clean
 
 train: $(VENV)/.experiments
 	$(BIN)/python -m experiments compare icons --losses sce nca sce+nca direct:sce+nca --directory runs/train
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+
+# The tests of the library alone, in an environment without the experiments' dependencies.
+quick: $(QUICK)/.quick
+	$(QUICK)/bin/python -m pytest -n 2 -m "not slow" tests/jaxloss jaxloss
 
 setup: $(VENV)/.test
 
@@ -20,7 +26,7 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(QUICK) .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -34,3 +40,8 @@ $(VENV)/.experiments: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@ $(VENV)/.experiments
+
+$(QUICK)/.quick: pyproject.toml
+	$(PYTHON) -m venv $(QUICK)
+	$(QUICK)/bin/python -m pip install --quiet --editable ".[quick]"
+	touch $@

@@ -1,21 +1,39 @@
 """Losses that shape a feature space, as pure functions for JAX.
 
-Every loss takes what is scored and the labels first, then (where it needs one) the classifier,
-and everything else by keyword. Four keywords are common to all of them:
+A loss takes the scores or features first and the labels second. A classifier or prototypes come
+third, where the loss needs them. All other arguments are keyword-only.
 
-- `where`: bool `[n]`. False rows are padding: they take part in nothing, not even as references
-  or in a class mean. A negative label has the same effect.
-- `sample_weights`: floats `[n]`, the weights s ≥ 0 of the samples.
-- `reduction`: `"mean"` is `Σ s_i ℓ_i / Σ s_i` over the samples that count (0 if none does), `"sum"`
-  is `Σ s_i ℓ_i`, `"none"` gives the terms `s_i ℓ_i` as `[n]`, 0 where a sample does not count. A
-  sample counts if it is neither padding nor ignored and the loss is defined for it.
-- `axis_name`: the mapped axis, or a tuple of them, over which the batch is spread. The value is
-  then that of the global batch on every device, and `jax.lax.pmean` of the gradients is the
-  gradient of one device that holds the whole batch. A `jax.jit` over sharded global arrays needs
-  no `axis_name`.
+Shapes use these letters: n samples, d features, C classes, M prototypes, G groups.
 
-bfloat16 and float16 are computed in float32. A label of C or more gives NaN. Shapes, dtypes and
-hyperparameters are checked when a loss is traced.
+Common keywords:
+  where: bool `[n]`. False marks padding. A padded sample has no effect, not even as a reference or
+    in a class mean. By default no sample is padding.
+  sample_weights: floats `[n]`, the weights s ≥ 0 of the samples. By default all are 1.
+  reduction: `"mean"` is `Σ s_i ℓ_i / Σ s_i`, `"sum"` is `Σ s_i ℓ_i`, `"none"` gives `s_i ℓ_i` as
+    `[n]`. Both sums run over the samples that count; the others are 0 in `"none"`. If no sample
+    counts, the mean is 0.
+  axis_name: the mapped axis, or a tuple of them, over which the batch is split. Every device then
+    returns the value of the global batch, and `jax.lax.pmean` of the gradients equals the gradient
+    on a single device. A `jax.jit` over sharded global arrays needs no `axis_name`.
+
+A sample counts if it is not padding, its label is not negative, and the loss is defined for it.
+
+Labels:
+  Class indices are integers `[n]`. A negative label means "ignore this sample", as padding does.
+  A label of C or more gives NaN.
+
+Targets:
+  Multi-label targets are bool, integers or floats `[n, C]`: above 0 positive, 0 negative, below 0
+  unknown. An unknown class has no effect.
+
+Dtypes:
+  Features, logits and weights may have any float dtype. bfloat16 and float16 are computed in
+  float32. Results are float32, or float64 for float64 inputs.
+
+Errors:
+  All arguments are checked when a function is traced. A wrong dtype raises `TypeError`. A wrong
+  shape or an invalid option raises `ValueError`. Both name the argument and what it got. The
+  docstrings list only further conditions, such as the range of a hyperparameter.
 """
 
 from jaxloss._diagnostics import Discriminability, discriminability

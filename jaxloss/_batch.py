@@ -1,8 +1,8 @@
-"""What counts, how it is weighted and reduced, and how a batch is spread over devices.
+"""Which samples are valid, how losses are reduced, and how a batch is split over devices.
 
-Everything that communicates between devices stands here. The rule that makes gradients right
-under `jax.pmap` and `jax.shard_map`, with and without `check_vma`: the value is reduced over the
-axis inside the differentiated function, and the caller takes `lax.pmean` of the gradients.
+All communication between devices is in this module. Gradients are correct under `jax.pmap` and
+`jax.shard_map`, with and without `check_vma`, because of two rules. The loss reduces its value over
+the axis inside the differentiated function. The caller takes `lax.pmean` of the gradients.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
 from jaxloss import _checks
 
@@ -19,78 +20,101 @@ AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
-def counting_rows(labels: Array, where: Array | None) -> Array:
-    """The samples [n] that are neither padding nor ignored."""
-    counts = labels >= 0
-    return counts if where is None else counts & where
+def labelled_rows(
+    name: Literal["features", "logits"], rows: Any, labels: Any, where: Any
+) -> tuple[Float[Array, "n k"], Integer[Array, " n"], Bool[Array, " n"]]:
+    """Checks the samples of a loss.
+
+    Returns:
+      The rows with zeros in the invalid ones, the labels, and the mask of the valid samples.
+    """
+    rows = _checks.floating(name, rows, "n C" if name == "logits" else "n d")
+    labels = _checks.class_labels(labels, name, rows)
+    valid = valid_rows(labels, _checks.row_mask(where, name, rows))
+    return zero_invalid(rows, valid), labels, valid
 
 
-def clean_rows(rows: Array, counts: Array) -> Array:
-    """`rows` [n, k] with zeros where a sample does not count, so that nothing leaks from there."""
-    return jnp.where(counts[:, None], rows, 0)
+def valid_rows(labels: Integer[Array, " n"], where: Bool[Array, " n"] | None) -> Bool[Array, " n"]:
+    """Returns the samples that are neither padding nor ignored."""
+    valid = labels >= 0
+    return valid if where is None else valid & where
 
 
-def poison(labels: Array, counts: Array, num_classes: int, values: Array) -> Array:
-    """`values` [n], NaN (as is their gradient) where the label of a counting sample is no class."""
-    return values * jnp.where(counts & (labels >= num_classes), jnp.nan, 1).astype(values.dtype)
+def zero_invalid(rows: Float[Array, "n k"], valid: Bool[Array, " n"]) -> Float[Array, "n k"]:
+    """Returns `rows` with zeros in the invalid ones, so that a NaN there has no effect."""
+    return jnp.where(valid[:, None], rows, 0)
+
+
+def nan_where_no_class(
+    values: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    num_classes: int,
+) -> Float[Array, " n"]:
+    """Returns `values` with NaN, also in the gradient, where a valid label is C or more."""
+    return values * jnp.where(valid & (labels >= num_classes), jnp.nan, 1).astype(values.dtype)
 
 
 def reduce(
-    values: Array,
-    counts: Array,
-    *,
+    values: Float[Array, " n"],
+    mask: Bool[Array, " n"],
     sample_weights: Any,
-    reduction: str,
+    reduction: Any,
     axis_name: AxisName | None,
-) -> Array:
-    """The one reduction of all losses: `Σ s_i ℓ_i / Σ s_i` over the samples that count.
+) -> Float[Array, ""] | Float[Array, " n"]:
+    """Reduces the losses of the samples in `mask`, in the same way for all losses.
 
     Args:
-      values: losses [n].
-      counts: bool [n], the samples that count.
-      sample_weights: floats [n] or None.
-      reduction: `"mean"`, `"sum"` or `"none"`.
-      axis_name: mapped axes over which the batch is spread.
+      values: losses `[n]`.
+      mask: bool `[n]`, the samples that count.
+      sample_weights, reduction, axis_name: the common keywords of `jaxloss`, not checked yet.
 
     Returns:
-      A scalar, or for `"none"` the weighted values [n].
+      A scalar, or the weighted losses `[n]` for `"none"`.
     """
     _checks.reduction(reduction)
-    weights = counts.astype(values.dtype)
+    weights = mask.astype(values.dtype)
     if sample_weights is not None:
         sample_weights = _checks.floating("sample_weights", sample_weights, "n")
-        _checks.same_rows("sample_weights", sample_weights, "labels", counts)
-        weights = jnp.where(counts, sample_weights.astype(values.dtype), 0)
-    weighted = weights * jnp.where(counts, values, 0)
+        _checks.same_rows("sample_weights", sample_weights, "labels", mask)
+        weights = jnp.where(mask, sample_weights.astype(values.dtype), 0)
+    weighted = weights * jnp.where(mask, values, 0)
     if reduction == "none":
         return weighted
     total = sum_over(jnp.sum(weighted), axis_name)
     if reduction == "sum":
         return total
-    weight = sum_over(jnp.sum(weights), axis_name)
-    return total / jnp.where(weight == 0, 1, weight)  # Nothing counts: 0 / 1.
+    total_weight = sum_over(jnp.sum(weights), axis_name)
+    return total / jnp.where(total_weight == 0, 1, total_weight)
 
 
-def sum_over(value: Array, axis_name: AxisName | None) -> Array:
-    """The sum of `value` over devices."""
+def sum_over(value: Real[Array, " *shape"], axis_name: AxisName | None) -> Real[Array, " *shape"]:
+    """Returns the sum over devices."""
     return value if axis_name is None else lax.psum(value, axis_name)
 
 
-def mean_over(value: Array, axis_name: AxisName | None) -> Array:
-    """The mean of `value` over devices: the same number, where all devices have it already."""
+def mean_over(
+    value: Float[Array, " *shape"], axis_name: AxisName | None
+) -> Float[Array, " *shape"]:
+    """Returns the mean over devices. Equal values stay the same."""
     return value if axis_name is None else lax.pmean(value, axis_name)
 
 
 def logsumexp_over(
-    logits: Array, mask: Array, *, axis: int, axis_name: AxisName | None = None
-) -> Array:
-    """`log Σ e^z` along `axis` and over devices, of the entries in `mask`; 0 where there is none.
+    logits: Float[Array, "a b"],
+    mask: Bool[Array, "a b"],
+    *,
+    axis: int,
+    axis_name: AxisName | None = None,
+) -> Float[Array, " k"]:
+    """Returns `log Σ e^z` of the entries in `mask`, along `axis` and over devices.
 
-    Only maxima and sums travel, never the logits.
+    It is 0 where there is no entry. Devices exchange maxima and sums, never the logits.
     """
     peak = jnp.max(logits, axis=axis, where=mask, initial=-jnp.inf, keepdims=True)
     peak = _max_over(lax.stop_gradient(peak), axis_name)
-    peak = jnp.where(any_over(mask, axis=axis, axis_name=axis_name, keepdims=True), peak, 0)
+    not_empty = any_over(mask, axis=axis, axis_name=axis_name)
+    peak = jnp.where(jnp.expand_dims(not_empty, axis), peak, 0)
     shifted = jnp.where(mask, logits - peak, 0)
     total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0), axis=axis)
     total = sum_over(total, axis_name)
@@ -98,23 +122,27 @@ def logsumexp_over(
 
 
 def any_over(
-    mask: Array, *, axis: int, axis_name: AxisName | None = None, keepdims: bool = False
-) -> Array:
-    """Whether the mask is True anywhere along `axis` and over devices."""
-    some = jnp.any(mask, axis=axis, keepdims=keepdims)
+    mask: Bool[Array, "a b"], *, axis: int, axis_name: AxisName | None = None
+) -> Bool[Array, " k"]:
+    """Returns whether the mask is True anywhere along `axis` and over devices."""
+    some = jnp.any(mask, axis=axis)
     return some if axis_name is None else lax.psum(some.astype(jnp.int32), axis_name) > 0
 
 
-def _max_over(value: Array, axis_name: AxisName | None) -> Array:
+def _max_over(
+    value: Float[Array, " *shape"], axis_name: AxisName | None
+) -> Float[Array, " *shape"]:
     return value if axis_name is None else lax.pmax(value, axis_name)
 
 
-def gather(rows: Array, axis_name: AxisName | None) -> Array:
-    """The rows of all devices, one device after the other; gradients reach every device's rows."""
+def gather(
+    rows: Shaped[Array, " n *shape"], axis_name: AxisName | None
+) -> Shaped[Array, " m *shape"]:
+    """Returns the rows of all devices in the order of the axis. Gradients reach all of them."""
     return rows if axis_name is None else lax.all_gather(rows, axis_name, tiled=True)
 
 
-def own_positions(num_rows: int, axis_name: AxisName | None) -> Array:
-    """Where this device's rows stand among the gathered ones, int [num_rows]."""
+def own_positions(num_rows: int, axis_name: AxisName | None) -> Int32[Array, " n"]:
+    """Returns the positions of this device's rows among the gathered ones."""
     positions = jnp.arange(num_rows, dtype=jnp.int32)
     return positions if axis_name is None else positions + lax.axis_index(axis_name) * num_rows

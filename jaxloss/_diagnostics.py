@@ -1,4 +1,4 @@
-"""What a feature space looks like."""
+"""Measures of a feature space."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 
-from jaxloss import _checks
-from jaxloss._batch import AxisName, clean_rows, counting_rows, gather, mean_over
+from jaxloss._batch import AxisName, gather, labelled_rows, mean_over
 from jaxloss._linear import l2_normalize, widen
 
 
 class Discriminability(NamedTuple):
-    """Scatter of normalised features within and between classes, and its ratio."""
+    """Scatter of normalised features within classes and between classes, and its ratio."""
 
     intra: Float[Array, ""]
     inter: Float[Array, ""]
@@ -24,49 +23,43 @@ class Discriminability(NamedTuple):
 
 def discriminability(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     *,
     where: Bool[Array, " n"] | None = None,
     axis_name: AxisName | None = None,
 ) -> Discriminability:
-    r"""Scatter of normalised features within and between classes, and its ratio.
+    r"""Scatter of normalised features within classes and between classes, and its ratio.
 
     .. math:: D_{intra} = \tfrac12 \underset{y_i = y_j,\, i≠j}{\mathrm{mean}} \|z_i - z_j\|^2, \quad
        D_{inter} = \tfrac12 \underset{y_i ≠ y_j}{\mathrm{mean}} \|z_i - z_j\|^2, \quad
        φ = D_{inter} / D_{intra}, \quad z = x / \|x\|
 
-    Computed from the deviations from class means, without an n×n array.
+    It is computed from the deviations from class means, without an n×n array.
 
     Args:
-      features: `[n, d]`, any float dtype.
-      labels: `[n]`, integers; a sample with a negative label is ignored.
-      where, axis_name: common to all losses, see `jaxloss`.
+      features: `[n, d]`.
+      labels: `[n]`, class indices without an upper limit.
+      where, axis_name: the common keywords of `jaxloss`.
 
     Returns:
-      `intra`, `inter` and `ratio`, scalars, float32 or wider. A mean over no pairs is 0. The ratio
-      divides by at least the machine epsilon, so that classes collapsed to points stay finite.
-
-    Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit.
-
-    References:
-      Liu et al., Negative Margin Matters, ECCV 2020, eq. (9) to (11).
+      `intra`, `inter` and `ratio`, scalars. A mean over no pairs is 0. The ratio divides by at
+      least the machine epsilon, so it stays finite if every class is a single point.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
       >>> features = jnp.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [3.0, 4.0]])
       >>> print(f"{jaxloss.discriminability(features, jnp.array([0, 0, 1, 1])).inter:.2f}")
       0.70
-    """
-    features = _checks.floating("features", features, "n d")
-    labels = _checks.class_labels(labels, "features", features)
-    counts = counting_rows(labels, _checks.row_mask(where, "features", features))
-    (features,) = widen(features)
-    units = gather(l2_normalize(clean_rows(features, counts)), axis_name)
-    labels, counts = gather(labels, axis_name), gather(counts, axis_name)
 
-    weight = counts.astype(units.dtype)
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (9) to (11).
+    """
+    features, labels, valid = labelled_rows("features", features, labels, where)
+    (features,) = widen(features)
+    units = gather(l2_normalize(features), axis_name)
+    labels, valid = gather(labels, axis_name), gather(valid, axis_name)
+
+    weight = valid.astype(units.dtype)
     number = jnp.sum(weight)
     num_rows = units.shape[0]
     _, group = jnp.unique(labels, size=num_rows, return_inverse=True)
@@ -75,8 +68,8 @@ def discriminability(
     means = sums / jnp.maximum(sizes, 1)[:, None]
     center = jnp.sum(units, axis=0) / jnp.maximum(number, 1)
 
-    def scatter(from_points, pairs):
-        return jnp.sum(weight * pairs * jnp.sum((units - from_points) ** 2, axis=1))
+    def scatter(centers: Float[Array, "k d"], pairs: Float[Array, " *shape"]) -> Float[Array, ""]:
+        return jnp.sum(weight * pairs * jnp.sum((units - centers) ** 2, axis=1))
 
     # Over ordered pairs, ½ Σ_ij ‖z_i − z_j‖² = n Σ_i ‖z_i − mean‖².
     within = scatter(means[group], sizes[group])

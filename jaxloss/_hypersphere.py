@@ -1,62 +1,61 @@
-"""Hyperspherical classification: features are drawn to fixed prototypes on the unit sphere."""
+"""Hyperspherical classification: features move towards fixed prototypes on the unit sphere."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer, Real
 
 from jaxloss import _checks
 from jaxloss._batch import (
     AxisName,
     Reduction,
-    clean_rows,
-    counting_rows,
-    poison,
+    labelled_rows,
+    nan_where_no_class,
     reduce,
     sum_over,
+    valid_rows,
+    zero_invalid,
 )
+from jaxloss._checks import Number
 from jaxloss._linear import cosine_gaps, l2_normalize, widen
 
 
 def update_class_means(
     class_means: Float[Array, "d C"],
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     *,
-    decay: float = 0.9,
+    decay: Number = 0.9,
     where: Bool[Array, " n"] | None = None,
     axis_name: AxisName | None = None,
 ) -> Float[Array, "d C"]:
-    r"""Moving averages of the classes' directions, from which `assign_prototypes` assigns.
+    r"""Updates moving averages of the class directions, the input of `assign_prototypes`.
 
     .. math:: m_c ← \mathrm{normalize}\bigl(λ m_c + (1-λ) \, \mathrm{normalize}(μ_c)\bigr),
        \quad μ_c = \underset{y_i = c}{\mathrm{mean}} x_i
 
-    The mean of a class that is absent from the batch stays as it is, bit for bit. Only C sums and
-    counts travel between devices, and every device gets the same means.
+    The mean of a class without a sample in the batch does not change. Devices exchange C sums and
+    class sizes only, and all get the same means.
 
     Args:
-      class_means: `[d, C]`, m before the step; all 0 at the beginning, where the first step gives
-        normalize(μ). Best in float32: in bfloat16, steps of 1 − λ soon round to nothing.
-      features: `[n, d]`, any float dtype.
-      labels: `[n]`, integers below C. Negative ones are ignored. Larger ones are left out too, for
-        they belong to no column, and a NaN would spoil the state for good; the losses report them.
+      class_means: `[d, C]`, m before the update. Start with zeros: the first update then gives
+        normalize(μ). Use float32, because bfloat16 rounds small updates to zero.
+      features: `[n, d]`.
+      labels: `[n]`, class indices. Labels of C or more are ignored, because a NaN would stay in
+        the state. The losses return NaN for them.
       decay: λ in [0, 1).
-      where, axis_name: common to all losses, see `jaxloss`.
+      where, axis_name: the common keywords of `jaxloss`.
 
     Returns:
-      Means `[d, C]` in the dtype of `class_means`, computed in float32 or wider: unit columns, or
-      0 for a class that had no direction yet.
+      Means `[d, C]` in the dtype of `class_means`: unit columns, or 0 for a class without a sample
+      so far.
 
     Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, or the decay is out of range.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (moving averages of the class means).
+      ValueError: if `decay` is out of range.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -65,73 +64,78 @@ def update_class_means(
       >>> print(np.asarray(jaxloss.update_class_means(means, features, labels)).round(3))
       [[0.994 0.6  ]
        [0.11  0.8  ]]
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024 (moving averages of the class means).
     """
     decay = _checks.in_range("decay", decay, at_least=0, below=1)
-    features = _checks.floating("features", features, "n d")
-    labels = _checks.class_labels(labels, "features", features)
+    features, labels, valid = labelled_rows("features", features, labels, where)
     class_means = _checks.columns(
         "class_means", class_means, "d C", features.shape[1], f"`features` {features.shape}"
     )
-    counts = counting_rows(labels, _checks.row_mask(where, "features", features))
     num_classes = class_means.shape[1]
     old, features = widen(class_means, features)
-    sums = _class_sums(clean_rows(features, counts), labels, counts, num_classes, axis_name)
-    sizes = _class_sums(counts.astype(jnp.int32), labels, counts, num_classes, axis_name)
-    # The direction of a mean is that of its sum.
+    sums = _class_sums(features, labels, valid, num_classes, axis_name)
+    sizes = _class_sums(valid.astype(jnp.int32), labels, valid, num_classes, axis_name)
+    # A mean and its sum have the same direction.
     new = l2_normalize(decay * old + (1 - decay) * l2_normalize(sums.T, axis=0), axis=0)
     return jnp.where(sizes[None, :] > 0, new.astype(class_means.dtype), class_means)
 
 
 def _class_sums(
-    rows: Array, labels: Array, counts: Array, num_classes: int, axis_name: AxisName | None
-) -> Array:
-    """The sum [C, ...] over each class's counting rows on all devices."""
-    # What lies outside 0 to C − 1 is dropped.
-    group = jnp.where(counts & (labels < num_classes), labels, num_classes)
+    rows: Real[Array, " n *shape"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    num_classes: int,
+    axis_name: AxisName | None,
+) -> Real[Array, " C *shape"]:
+    """Returns the sums over the valid rows of each class, on all devices."""
+    # `segment_sum` drops the rows of segment C.
+    group = jnp.where(valid & (labels < num_classes), labels, num_classes)
     return sum_over(jax.ops.segment_sum(rows, group, num_classes), axis_name)
 
 
 def class_balanced_lengths(
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     num_classes: int,
     *,
     where: Bool[Array, " n"] | None = None,
     axis_name: AxisName | None = None,
 ) -> Float[Array, " C"]:
-    r"""Lengths of prototypes that balance the classes of a batch: rare classes get long ones.
+    r"""Lengths of prototypes that balance the classes of a batch. Rare classes get long ones.
 
     .. math:: \sqrt{\frac{n / C_{\mathrm{present}}}{n_c}}
 
-    The gradient of `dot_regression_loss` grows with the square of the length, so that in its mean
-    every class that is present has the same weight.
+    The gradient of `dot_regression_loss` is proportional to the squared length. With these lengths,
+    every class in the batch has the same weight in its mean.
 
     Args:
-      labels: `[n]`, integers below C; negative ones are ignored, larger ones left out.
+      labels: `[n]`, class indices. Labels of C or more are ignored.
       num_classes: C.
-      where, axis_name: common to all losses, see `jaxloss`.
+      where, axis_name: the common keywords of `jaxloss`.
 
     Returns:
-      Lengths `[C]`, float32; 1 for an absent class.
+      Lengths `[C]`, float32, with 1 for a class without a sample.
 
     Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, or there are no classes.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024, supplement section 7.2; Yang et al., Inducing Neural Collapse in Imbalanced
-      Learning, NeurIPS 2022.
+      ValueError: if `num_classes` is below 1.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
       >>> lengths = jaxloss.class_balanced_lengths(jnp.array([0, 0, 0, 2]), 3)
       >>> print(np.asarray(lengths).round(3))
       [0.816 1.    1.414]
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024, supplement section 7.2; Yang et al., Inducing Neural Collapse in Imbalanced
+      Learning, NeurIPS 2022.
     """
     _checks.positive_count("num_classes", num_classes)
     labels = _checks.integers("labels", labels, "n")
-    counts = counting_rows(labels, _checks.row_mask(where, "labels", labels))
-    sizes = _class_sums(counts.astype(jnp.int32), labels, counts, num_classes, axis_name)
+    valid = valid_rows(labels, _checks.row_mask(where, "labels", labels))
+    sizes = _class_sums(valid.astype(jnp.int32), labels, valid, num_classes, axis_name)
     present = jnp.sum(sizes > 0).astype(jnp.float32)
     average = jnp.sum(sizes).astype(jnp.float32) / jnp.maximum(present, 1)
     lengths = jnp.sqrt(average / jnp.maximum(sizes, 1).astype(jnp.float32))
@@ -140,40 +144,32 @@ def class_balanced_lengths(
 
 def prototype_loss(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     prototypes: Float[Array, "d M"],
     *,
-    assignment: Int[Array, " C"] | None = None,
+    assignment: Integer[Array, " C"] | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""] | Float[Array, " n"]:
-    r"""Squared cosine distance to the prototype of the class (L_IPM).
+    r"""Squared cosine distance to the prototype of the class (L_IPM in the paper).
 
     .. math:: \ell_i = \bigl(1 - \cos(x_i, p_{A(y_i)})\bigr)^2
 
-    A feature is drawn to its own prototype alone, and is not pushed away from the others, which lie
-    far apart already. A zero feature has the loss 1 and a zero gradient.
+    The loss pulls a feature towards its own prototype. It does not push it away from the others,
+    which are already far apart. A zero feature has loss 1 and a zero gradient.
 
     Args:
-      features: `[n, d]`, any float dtype.
-      labels: `[n]`, integers below C; negative ones are ignored, larger ones give NaN.
-      prototypes: `[d, M]`, a column each, of any length; for example from `uniform_prototypes`.
-      assignment: A, int `[C]`, the column of each class, for example from `assign_prototypes`; a
-        class assigned outside 0 to M − 1 gives NaN. None is the identity, with C = M.
-      where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`.
+      features: `[n, d]`.
+      labels: `[n]`, class indices.
+      prototypes: `[d, M]`, one column per prototype, of any length. See `uniform_prototypes`.
+      assignment: A, int `[C]`, the prototype of each class. See `assign_prototypes`. An index
+        outside 0 to M − 1 gives NaN. None means prototype c for class c, with C = M.
+      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`; float32 or wider.
-
-    Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024, L_IPM (supplement section 9).
+      A scalar, or `[n]` for `reduction="none"`.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -183,60 +179,48 @@ def prototype_loss(
       ... )
       >>> print(np.asarray(losses).round(4))
       [0.04 1.  ]
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024, L_IPM (supplement section 9).
     """
-    features, targets, column, counts = _prepare(
+    features, targets, column, valid = _features_and_targets(
         features, labels, prototypes, assignment, None, where
     )
-    return reduce(
-        poison(column, counts, prototypes.shape[1], cosine_gaps(features, targets) ** 2),
-        counts,
-        sample_weights=sample_weights,
-        reduction=reduction,
-        axis_name=axis_name,
-    )
+    values = cosine_gaps(features, targets) ** 2
+    values = nan_where_no_class(values, column, valid, prototypes.shape[1])
+    return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def dot_regression_loss(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     prototypes: Float[Array, "d M"],
     *,
-    assignment: Int[Array, " C"] | None = None,
+    assignment: Integer[Array, " C"] | None = None,
     lengths: Float[Array, " C"] | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""] | Float[Array, " n"]:
-    r"""Dot-regression loss: the dot product with the prototype is drawn to its maximum.
+    r"""Dot-regression loss: regresses the dot product with the prototype to its maximum.
 
     .. math:: \ell_i = \frac{(x_i^\top q_i - \|q_i\| \, \mathrm{sg}(\|x_i\|))^2}
        {2 \, \mathrm{sg}(\|x_i\|)}, \quad q_i = b_{y_i} p_{A(y_i)}
 
-    sg stops the gradient, so that the one for a feature is `−(1 − cos)·‖q‖·q`: it is parallel to
-    the prototype and independent of the feature's norm. A zero feature has neither loss nor
-    gradient.
+    sg stops the gradient. The gradient for a feature is then `−(1 − cos)·‖q‖·q`: parallel to the
+    prototype and independent of the feature's norm. A zero feature has loss 0 and a zero gradient.
 
     Args:
-      features: `[n, d]`, any float dtype.
-      labels: `[n]`, integers below C; negative ones are ignored, larger ones give NaN.
-      prototypes: `[d, M]`, a column each; for example from `uniform_prototypes`.
-      assignment: A, int `[C]`, the column of each class, for example from `assign_prototypes`; a
-        class assigned outside 0 to M − 1 gives NaN. None is the identity, with C = M.
-      lengths: b, `[C]`, positive, for example from `class_balanced_lengths`; None is 1 for all.
-      where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`.
+      features: `[n, d]`.
+      labels: `[n]`, class indices.
+      prototypes, assignment: as in `prototype_loss`. The length of a prototype matters here.
+      lengths: b > 0, `[C]`. See `class_balanced_lengths`. None means 1 for all classes.
+      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`; float32 or wider.
-
-    Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (long-tailed setting, supplement section 7.2); Yang et al., Inducing Neural Collapse
-      in Imbalanced Learning, NeurIPS 2022 (dot-regression loss).
+      A scalar, or `[n]` for `reduction="none"`.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -246,34 +230,38 @@ def dot_regression_loss(
       ... )
       >>> print(np.asarray(losses).round(4))
       [0.4 0. ]
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024 (long-tailed setting, supplement section 7.2); Yang et al., Inducing Neural Collapse
+      in Imbalanced Learning, NeurIPS 2022 (dot-regression loss).
     """
-    features, targets, column, counts = _prepare(
+    features, targets, column, valid = _features_and_targets(
         features, labels, prototypes, assignment, lengths, where
     )
     norms = lax.stop_gradient(_norms(features))
     directions = features / jnp.where(norms == 0, 1, norms)[:, None]
-    # ‖x‖ is taken out of the square, which then neither overflows nor divides by 0. Where x̂ is
-    # close to q̂, 1 − x̂·q̂ cancels: its value comes from their difference, its gradient from it.
     units = l2_normalize(targets)
+    # 1 − cos cancels for small angles. Take its gradient from here and its value from ½‖x̂ − q̂‖².
     gap = 1 - jnp.sum(directions * units, axis=1)
     gap += lax.stop_gradient(jnp.sum((directions - units) ** 2, axis=1) / 2 - gap)
+    # ‖x‖ is factored out of the square, which then neither overflows nor divides by 0.
     shortfall = _norms(targets) * gap
-    return reduce(
-        poison(column, counts, prototypes.shape[1], 0.5 * norms * shortfall**2),
-        counts,
-        sample_weights=sample_weights,
-        reduction=reduction,
-        axis_name=axis_name,
-    )
+    values = 0.5 * norms * shortfall**2
+    values = nan_where_no_class(values, column, valid, prototypes.shape[1])
+    return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
-def _prepare(
-    features, labels, prototypes, assignment, lengths, where
-) -> tuple[Array, Array, Array, Array]:
-    """Features [n, d], their targets [n, d], the targets' columns [n], and what counts [n]."""
-    features = _checks.floating("features", features, "n d")
-    labels = _checks.class_labels(labels, "features", features)
-    counts = counting_rows(labels, _checks.row_mask(where, "features", features))
+def _features_and_targets(
+    features: Any, labels: Any, prototypes: Any, assignment: Any, lengths: Any, where: Any
+) -> tuple[Float[Array, "n d"], Float[Array, "n d"], Integer[Array, " n"], Bool[Array, " n"]]:
+    """Checks the arguments, and looks up the prototype of each sample.
+
+    Returns:
+      The features, their prototypes, the columns of these (M if there is none), and the mask of the
+      valid samples.
+    """
+    features, labels, valid = labelled_rows("features", features, labels, where)
     prototypes = _checks.columns(
         "prototypes", prototypes, "d M", features.shape[1], f"`features` {features.shape}"
     )
@@ -284,27 +272,26 @@ def _prepare(
     assignment = _checks.integers("assignment", assignment, "C")
     num_classes = assignment.shape[0]
 
-    known = jnp.clip(labels, 0, num_classes - 1)
-    column = assignment[known]
-    # M, which is no column, for what has no prototype.
+    in_range = jnp.clip(labels, 0, num_classes - 1)
+    column = assignment[in_range]
     column = jnp.where((labels < num_classes) & (column >= 0), column, num_prototypes)
     targets = prototypes[:, jnp.clip(column, 0, num_prototypes - 1)].T
     if lengths is not None:
-        lengths = _prepare_lengths(lengths, num_classes).astype(targets.dtype)
-        targets = targets * lengths[known][:, None]
-    return clean_rows(features, counts), clean_rows(targets, counts), column, counts
+        lengths = _checked_lengths(lengths, num_classes).astype(targets.dtype)
+        targets = targets * lengths[in_range][:, None]
+    return features, zero_invalid(targets, valid), column, valid
 
 
-def _prepare_lengths(lengths, num_classes: int) -> Array:
+def _checked_lengths(lengths: Any, num_classes: int) -> Float[Array, " C"]:
     lengths = _checks.floating("lengths", lengths, "C")
     if lengths.shape[0] != num_classes:
         raise ValueError(
-            f"`lengths` must have one number for each of the {num_classes} classes that "
-            f"`assignment` (or without it `prototypes`) has, got shape {lengths.shape}"
+            f"`lengths` must have shape [C] with C = {num_classes} to match `assignment` (or "
+            f"`prototypes` without it), got {lengths.shape}"
         )
     return lengths
 
 
-def _norms(rows: Array) -> Array:
-    """`‖x_i‖` [n], with a zero gradient at 0."""
+def _norms(rows: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """Returns `‖x_i‖`, with a zero gradient at 0."""
     return jnp.sum(rows * l2_normalize(rows), axis=1)

@@ -1,58 +1,35 @@
-"""A classification loss and a metric loss, integrated through the classifier's subspace."""
+"""A classification loss and a metric loss, combined by means of the classifier's subspace."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, clean_rows, counting_rows
+from jaxloss._batch import AxisName, Reduction, labelled_rows
+from jaxloss._checks import Number
 from jaxloss._linear import linear_logits
 from jaxloss._metric import nca_loss
 from jaxloss._softmax import softmax_loss
 from jaxloss._subspace import project_complement, project_spectral_complement
 
-Loss = Callable[..., Array]
-
-
-def _prepare(features: Any, labels: Any, weights: Any, where: Any) -> tuple[Array, Array]:
-    """The features, zero where a sample does not count, and the weights."""
-    features = _checks.floating("features", features, "n d")
-    weights, _ = _checks.classifier(features, weights)
-    labels = _checks.class_labels(labels, "features", features)
-    counts = counting_rows(labels, _checks.row_mask(where, "features", features))
-    return clean_rows(features, counts), weights
-
-
-def _integrate(
-    features: Any,
-    metric_features: Any,
-    labels: Any,
-    weights: Any,
-    bias: Any,
-    *,
-    classification_loss: Loss,
-    metric_loss: Loss,
-    metric_weight: float,
-    **common: Any,
-) -> Array:
-    logits = linear_logits(features, weights, bias)
-    classification = classification_loss(logits, labels, **common)
-    return classification + metric_weight * metric_loss(metric_features, labels, **common)
+Loss: TypeAlias = Callable[..., Array]
+Transform: TypeAlias = Callable[[Array, Array], Array]
 
 
 def sum_loss(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     weights: Float[Array, "d C"],
     bias: Float[Array, " C"] | None = None,
     *,
     classification_loss: Loss = softmax_loss,
     metric_loss: Loss = nca_loss,
-    metric_weight: float = 1.0,
+    metric_weight: Number = 1.0,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
@@ -63,184 +40,177 @@ def sum_loss(
     .. math:: \ell = \ell_{cls}(W^\top x + b, y) + w \, \ell_{metric}(x, y)
 
     Args:
-      features: `[n, d]`, any float dtype.
-      labels: `[n]`, integers below C; negative ones are ignored, larger ones give NaN.
-      weights: `[d, C]`, a column for each class.
+      features: `[n, d]`.
+      labels: `[n]`, class indices.
+      weights: `[d, C]`, one column per class.
       bias: `[C]`, or None.
-      classification_loss: takes logits and labels, as `softmax_loss` or `sigmoid_loss` does.
-      metric_loss: takes features and labels; set its options by `functools.partial`, as in
+      classification_loss: a loss of logits and labels, such as `softmax_loss` or `sigmoid_loss`.
+      metric_loss: a loss of features and labels. Set its options with `functools.partial`, as in
         `partial(nca_loss, temperature=64.0)`.
       metric_weight: w.
-      where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`. Each part
-        is reduced by itself, over the samples that count for it.
+      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. Each of the two
+        losses is reduced on its own, over the samples that count for it.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`; float32 or wider.
-
-    Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit.
-
-    References:
-      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (sum loss, Tables B to D).
+      A scalar, or `[n]` for `reduction="none"`.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
       >>> features, labels = jnp.eye(4, 3), jnp.array([0, 0, 1, 1])
       >>> print(f"{jaxloss.sum_loss(features, labels, jnp.ones((3, 2))):.4f}")
       1.8814
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (sum loss, Tables B to D).
     """
-    metric_weight = _checks.in_range("metric_weight", metric_weight)
-    features, weights = _prepare(features, labels, weights, where)
-    return _integrate(
-        features,
-        features,
-        labels,
-        weights,
-        bias,
-        classification_loss=classification_loss,
-        metric_loss=metric_loss,
-        metric_weight=metric_weight,
-        where=where,
-        sample_weights=sample_weights,
-        reduction=reduction,
-        axis_name=axis_name,
+    return _combined_loss(
+        lambda features, _: features,
+        (features, labels, weights, bias),
+        (classification_loss, metric_loss, metric_weight),
+        (where, sample_weights, reduction, axis_name),
     )
 
 
 def direct_sum_loss(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     weights: Float[Array, "d C"],
     bias: Float[Array, " C"] | None = None,
     *,
     classification_loss: Loss = softmax_loss,
     metric_loss: Loss = nca_loss,
-    metric_weight: float = 1.0,
-    epsilon: float = 1e-4,
+    metric_weight: Number = 1.0,
+    epsilon: Number = 1e-4,
     stop_gradient: bool = True,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""] | Float[Array, " n"]:
-    r"""Direct sum: the metric loss sees only what the classifier does not (`⊕` in the paper).
+    r"""Direct sum: the metric loss uses the complement of the classifier (`⊕` in the paper).
 
     .. math:: \ell = \ell_{cls}(W^\top x + b, y)
        + w \, \ell_{metric}\big((I - W (W^\top W + εI)^{-1} W^\top) x, y\big)
 
     Args:
-      features: `[n, d]` with d > C, any float dtype.
-      labels: `[n]`, integers below C; negative ones are ignored, larger ones give NaN.
-      weights: `[d, C]`, a column for each class.
-      bias: `[C]`, or None.
-      classification_loss, metric_loss, metric_weight: as in `sum_loss`.
-      epsilon: ε ≥ 0, as in `project_complement`.
-      stop_gradient: take the projection as a constant, so that the metric loss moves no weights.
-      where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`.
+      features: `[n, d]` with d > C.
+      labels, weights, bias, classification_loss, metric_loss, metric_weight: as in `sum_loss`.
+      epsilon, stop_gradient: as in `project_complement`. By default the metric loss has no gradient
+        for the weights.
+      where, sample_weights, reduction, axis_name: as in `sum_loss`.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`; float32 or wider.
+      A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, d ≤ C (use `spectral_sum_loss`), or ε is negative.
-
-    References:
-      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 2.4, supplement
-      eq. (vi), (vii).
+      ValueError: if d ≤ C (use `spectral_sum_loss`), or `epsilon` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
       >>> features, labels = jnp.eye(4, 3), jnp.array([0, 0, 1, 1])
       >>> print(f"{jaxloss.direct_sum_loss(features, labels, jnp.ones((3, 2))):.4f}")
       1.9520
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 2.4, supplement
+      eq. (vi), (vii).
     """
-    metric_weight = _checks.in_range("metric_weight", metric_weight)
-    features, weights = _prepare(features, labels, weights, where)
-    if weights.shape[0] <= weights.shape[1]:
-        raise ValueError(
-            f"`weights` {weights.shape} leave no complement: direct_sum_loss needs more features "
-            f"than classes (d > C), got d = {weights.shape[0]} and C = {weights.shape[1]}; "
-            "use spectral_sum_loss"
-        )
-    return _integrate(
-        features,
-        project_complement(features, weights, epsilon=epsilon, stop_gradient=stop_gradient),
-        labels,
-        weights,
-        bias,
-        classification_loss=classification_loss,
-        metric_loss=metric_loss,
-        metric_weight=metric_weight,
-        where=where,
-        sample_weights=sample_weights,
-        reduction=reduction,
-        axis_name=axis_name,
+    return _combined_loss(
+        partial(_nonempty_complement, epsilon=epsilon, stop_gradient=stop_gradient),
+        (features, labels, weights, bias),
+        (classification_loss, metric_loss, metric_weight),
+        (where, sample_weights, reduction, axis_name),
     )
 
 
 def spectral_sum_loss(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     weights: Float[Array, "d C"],
     bias: Float[Array, " C"] | None = None,
     *,
     classification_loss: Loss = softmax_loss,
     metric_loss: Loss = nca_loss,
-    metric_weight: float = 1.0,
-    power: float = 0.3,
+    metric_weight: Number = 1.0,
+    power: Number = 0.3,
     stop_gradient: bool = True,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""] | Float[Array, " n"]:
-    r"""Spectral sum: a soft complement, for features of any dimension (`⊕̃_p` in the paper).
+    r"""Spectral sum: a direct sum with a soft complement, for any d and C (`⊕̃_p` in the paper).
 
     .. math:: \ell = \ell_{cls}(W^\top x + b, y)
        + w \, \ell_{metric}\big(\tilde W \operatorname{diag}(1 - \tilde λ^p) \tilde W^\top x, y\big)
 
     Args:
-      features: `[n, d]`, any float dtype; d may be smaller than C.
-      labels: `[n]`, integers below C; negative ones are ignored, larger ones give NaN.
-      weights: `[d, C]`, a column for each class.
-      bias: `[C]`, or None.
-      classification_loss, metric_loss, metric_weight: as in `sum_loss`.
-      power: p ≥ 0, as in `project_spectral_complement`.
-      stop_gradient: take the projection as a constant, so that the metric loss moves no weights.
-      where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`.
+      features: `[n, d]`. d may be smaller than C.
+      labels, weights, bias, classification_loss, metric_loss, metric_weight: as in `sum_loss`.
+      power, stop_gradient: as in `project_spectral_complement`. By default the metric loss has no
+        gradient for the weights.
+      where, sample_weights, reduction, axis_name: as in `sum_loss`.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`; float32 or wider.
+      A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, or p is negative.
-
-    References:
-      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 3.4, supplement
-      eq. (viii) to (xi).
+      ValueError: if `power` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
       >>> features, labels = jnp.eye(4, 3), jnp.array([0, 0, 1, 1])
       >>> print(f"{jaxloss.spectral_sum_loss(features, labels, jnp.eye(3, 4)):.4f}")
       2.5029
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 3.4, supplement
+      eq. (viii) to (xi).
     """
-    metric_weight = _checks.in_range("metric_weight", metric_weight)
-    features, weights = _prepare(features, labels, weights, where)
-    return _integrate(
-        features,
-        project_spectral_complement(features, weights, power=power, stop_gradient=stop_gradient),
-        labels,
-        weights,
-        bias,
-        classification_loss=classification_loss,
-        metric_loss=metric_loss,
-        metric_weight=metric_weight,
-        where=where,
-        sample_weights=sample_weights,
-        reduction=reduction,
-        axis_name=axis_name,
+    return _combined_loss(
+        partial(project_spectral_complement, power=power, stop_gradient=stop_gradient),
+        (features, labels, weights, bias),
+        (classification_loss, metric_loss, metric_weight),
+        (where, sample_weights, reduction, axis_name),
     )
+
+
+def _combined_loss(
+    transform: Transform,
+    arrays: tuple[Any, Any, Any, Any],
+    losses: tuple[Loss, Loss, Any],
+    common: tuple[Any, Any, Any, AxisName | None],
+) -> Float[Array, ""] | Float[Array, " n"]:
+    """Returns `classification_loss(Wᵀx + b) + metric_weight · metric_loss(transform(x, W))`.
+
+    Args:
+      transform: maps features and weights to the features of the metric loss.
+      arrays: features, labels, weights and bias, not checked yet.
+      losses: the classification loss, the metric loss and its weight.
+      common: the common keywords of `jaxloss`, in their order.
+    """
+    features, labels, weights, bias = arrays
+    classification_loss, metric_loss, metric_weight = losses
+    metric_weight = _checks.in_range("metric_weight", metric_weight)
+    features, labels, _ = labelled_rows("features", features, labels, common[0])
+    weights, bias = _checks.classifier(features, weights, bias)
+    keywords = dict(zip(("where", "sample_weights", "reduction", "axis_name"), common, strict=True))
+    metric_features = transform(features, weights)
+    logits = linear_logits(features, weights, bias)
+    classification = classification_loss(logits, labels, **keywords)
+    return classification + metric_weight * metric_loss(metric_features, labels, **keywords)
+
+
+def _nonempty_complement(
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d C"],
+    *,
+    epsilon: Number,
+    stop_gradient: bool,
+) -> Float[Array, "n d"]:
+    if weights.shape[0] <= weights.shape[1]:
+        raise ValueError(
+            "`weights` must have more features than classes (d > C) for direct_sum_loss, "
+            f"got shape {weights.shape}; use spectral_sum_loss"
+        )
+    return project_complement(features, weights, epsilon=epsilon, stop_gradient=stop_gradient)

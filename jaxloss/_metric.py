@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _checks
 from jaxloss._batch import (
     AxisName,
     Reduction,
-    clean_rows,
-    counting_rows,
     gather,
+    labelled_rows,
     logsumexp_over,
+    nan_where_no_class,
     own_positions,
-    poison,
     reduce,
     sum_over,
 )
+from jaxloss._checks import Number
 from jaxloss._linear import exact_product, squared_distances, widen
 
-
-def _prepare(features, labels, where) -> tuple[Array, Array, Array]:
-    features = _checks.floating("features", features, "n d")
-    labels = _checks.class_labels(labels, "features", features)
-    counts = counting_rows(labels, _checks.row_mask(where, "features", features))
-    (features,) = widen(features)
-    return clean_rows(features, counts), labels, counts
-
-
-def _centered(rows: Array, center: Array) -> Array:
-    """`rows − center`: distances do not change, but round less when the rows lie far from zero."""
-    return rows - lax.stop_gradient(center)[None, :]
+# NCA ----
 
 
 def nca_loss(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     *,
-    temperature: float = 1.0,
+    temperature: Number = 1.0,
     block_size: int | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
@@ -53,25 +44,21 @@ def nca_loss(
        + \log \sum_{j≠i} e^{-\|x_i - x_j\|^2 / T}
 
     Args:
-      features: `[n, d]`, any float dtype. Squared distances grow with d: a temperature of about d
-        (or features divided by √d) keeps the exponentials in a useful range.
-      labels: `[n]`, integers; a sample with a negative label is ignored, as a reference too.
+      features: `[n, d]`. Squared distances grow with d. A temperature of about d, or features
+        divided by √d, keeps the exponentials in a useful range.
+      labels: `[n]`, class indices without an upper limit.
       temperature: T > 0.
-      block_size: compare with so many samples at a time, which bounds the memory by n·block_size
-        instead of n², exact in value and gradient, at the price of computing the distances twice.
-      where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`. A sample
-        without another one of its class (on any device) does not count.
+      block_size: the number of samples to compare with at a time. It limits the memory to
+        n·block_size instead of n², and computes the distances twice. Value and gradient are the
+        same. By default all samples are one block.
+      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+        without another sample of its class, on any device, does not count.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`; float32 or wider.
+      A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, or the temperature or the block size is not positive.
-
-    References:
-      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (NCA);
-      Goldberger et al., Neighbourhood Components Analysis, NeurIPS 2004.
+      ValueError: if `temperature` or `block_size` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -79,110 +66,143 @@ def nca_loss(
       >>> losses = jaxloss.nca_loss(features, jnp.array([0, 0, 1]), reduction="none")
       >>> print(np.asarray(losses).round(4))
       [0.0486 0.0181 0.    ]
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (NCA).
+      Goldberger et al., Neighbourhood Components Analysis, NeurIPS 2004.
     """
     temperature = _checks.in_range("temperature", temperature, above=0)
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
-    features, labels, counts = _prepare(features, labels, where)
-    references = gather(features, axis_name)
-    reference_labels = gather(labels, axis_name)
-    reference_counts = gather(counts, axis_name)
-    num_counting = jnp.maximum(jnp.sum(reference_counts), 1).astype(features.dtype)
-    center = jnp.sum(references, axis=0) / num_counting
+    features, labels, valid = labelled_rows("features", features, labels, where)
+    (features,) = widen(features)
+    anchors, references = _rows_and_references(features, labels, valid, axis_name)
 
-    anchors = _centered(features, center)
-    itself = own_positions(features.shape[0], axis_name)
+    def compare(block: _Rows) -> _ClassSums:
+        return _compare(anchors, block, temperature)
 
-    def compare(block, rows=None) -> tuple[Array, Array, Array, Array]:
-        row_labels, row_counts, positions = block
-        others = row_counts[None, :] & (itself[:, None] != positions[None, :])
-        same_class = labels[:, None] == row_labels[None, :]
-        similarities = -squared_distances(anchors, rows) / temperature
-        return _split_logsumexp(similarities, others & same_class, others & ~same_class)
-
-    rows = None if axis_name is None else _centered(references, center)
-    block = (
-        reference_labels,
-        reference_counts,
-        jnp.arange(references.shape[0], dtype=jnp.int32),
-    )
-    if block_size is None or block_size >= references.shape[0]:
-        positive, has_positive, negative, has_negative = compare(block, rows)
+    if block_size is None or block_size >= references.labels.shape[0]:
+        sums = compare(anchors if axis_name is None else references)
     else:
-        # The comparisons with a block are computed again for the gradient, not kept.
-        blocks = _blocks((*block, anchors if rows is None else rows), block_size)
-        parts = lax.map(jax.checkpoint(lambda part: compare(part[:3], part[3])), blocks)
-        positive, has_positive = _join(*parts[:2])
-        negative, has_negative = _join(*parts[2:])
-    # −log(p / (p + q)) = softplus(log q − log p) is exact also where the loss is tiny.
-    values = _softplus_if(has_negative, negative - positive)
-    return reduce(
-        values,
-        counts & has_positive,
-        sample_weights=sample_weights,
-        reduction=reduction,
-        axis_name=axis_name,
+        # Checkpointing computes the comparisons again for the gradient instead of storing them.
+        sums = _join(lax.map(jax.checkpoint(compare), _blocks(references, block_size)))
+    # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
+    values = _softplus_where(sums.has_negative, sums.negative - sums.positive)
+    return reduce(values, valid & sums.has_positive, sample_weights, reduction, axis_name)
+
+
+class _Rows(NamedTuple):
+    """Samples, with their positions in the global batch."""
+
+    features: Float[Array, "n d"]
+    labels: Integer[Array, " n"]
+    valid: Bool[Array, " n"]
+    positions: Int32[Array, " n"]
+
+
+class _ClassSums(NamedTuple):
+    """Log-sum-exps of each anchor over its own class and the other classes; 0 if empty."""
+
+    positive: Float[Array, " n"]
+    has_positive: Bool[Array, " n"]
+    negative: Float[Array, " n"]
+    has_negative: Bool[Array, " n"]
+
+
+def _rows_and_references(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    axis_name: AxisName | None,
+) -> tuple[_Rows, _Rows]:
+    """Returns the samples of this device and of all devices, both relative to the batch mean."""
+    all_features, all_labels = gather(features, axis_name), gather(labels, axis_name)
+    all_valid = gather(valid, axis_name)
+    mean = _mean(jnp.sum(all_features, axis=0), jnp.sum(all_valid))
+    own = own_positions(features.shape[0], axis_name)
+    positions = jnp.arange(all_labels.shape[0], dtype=jnp.int32)
+    return (
+        _Rows(_centered(features, mean), labels, valid, own),
+        _Rows(_centered(all_features, mean), all_labels, all_valid, positions),
     )
 
 
-def _split_logsumexp(
-    logits: Array, positives: Array, negatives: Array
-) -> tuple[Array, Array, Array, Array]:
-    """`log Σ_j e^{z_ij}` over each of two disjoint masks, 0 where it is empty, and where it is not.
+def _compare(anchors: _Rows, references: _Rows, temperature: Number) -> _ClassSums:
+    others = references.valid[None, :] & (
+        anchors.positions[:, None] != references.positions[None, :]
+    )
+    same_class = anchors.labels[:, None] == references.labels[None, :]
+    rows = None if references is anchors else references.features
+    similarities = -squared_distances(anchors.features, rows) / temperature
+    return _class_sums(similarities, others & same_class, others & ~same_class)
 
-    One exponential for both: each logit is counted from the peak of its own mask.
+
+def _class_sums(
+    logits: Float[Array, "n m"], positives: Bool[Array, "n m"], negatives: Bool[Array, "n m"]
+) -> _ClassSums:
+    """Returns `log Σ_j e^{z_ij}` over each of two disjoint masks.
+
+    Both share one exponential, because each logit is relative to the maximum of its own mask.
     """
     has_positive, has_negative = jnp.any(positives, axis=1), jnp.any(negatives, axis=1)
-    frozen = lax.stop_gradient(logits)
+    constants = lax.stop_gradient(logits)
 
-    def peak(mask, present):
-        largest = jnp.max(frozen, axis=1, where=mask, initial=-jnp.inf)
+    def maximum(mask: Bool[Array, "n m"], present: Bool[Array, " n"]) -> Float[Array, " n"]:
+        largest = jnp.max(constants, axis=1, where=mask, initial=-jnp.inf)
         return jnp.where(present, largest, 0)
 
-    positive_peak, negative_peak = peak(positives, has_positive), peak(negatives, has_negative)
+    positive_peak, negative_peak = (
+        maximum(positives, has_positive),
+        maximum(negatives, has_negative),
+    )
     peaks = jnp.where(positives, positive_peak[:, None], negative_peak[:, None])
     used = positives | negatives
     terms = jnp.where(used, jnp.exp(jnp.where(used, logits - peaks, 0)), 0)
 
-    def logarithm(mask, present, largest):
+    def logarithm(
+        mask: Bool[Array, "n m"], present: Bool[Array, " n"], peak: Float[Array, " n"]
+    ) -> Float[Array, " n"]:
         total = jnp.sum(jnp.where(mask, terms, 0), axis=1)
-        return jnp.log(jnp.where(present, total, 1)) + largest
+        return jnp.log(jnp.where(present, total, 1)) + peak
 
-    return (
-        logarithm(positives, has_positive, positive_peak),
-        has_positive,
-        logarithm(negatives, has_negative, negative_peak),
-        has_negative,
+    return _ClassSums(
+        positive=logarithm(positives, has_positive, positive_peak),
+        has_positive=has_positive,
+        negative=logarithm(negatives, has_negative, negative_peak),
+        has_negative=has_negative,
     )
 
 
-def _blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
-    """Every array `[m, ...]` as `[ceil(m / size), size, ...]`, filled up with zeros."""
-    missing = -arrays[0].shape[0] % size
-    return tuple(
-        jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1)).reshape(
-            -1, size, *array.shape[1:]
-        )
-        for array in arrays
+def _blocks(rows: _Rows, size: int) -> _Rows:
+    """Returns every array `[m, ...]` as `[ceil(m / size), size, ...]`, padded with zeros."""
+    missing = -rows.labels.shape[0] % size
+
+    def split(array: Array) -> Array:
+        padding = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
+        return jnp.pad(array, padding).reshape(-1, size, *array.shape[1:])
+
+    return _Rows(*map(split, rows))
+
+
+def _join(sums: _ClassSums) -> _ClassSums:
+    """Joins the sums of blocks, arrays `[blocks, n]`, into those over all of them."""
+    return _ClassSums(
+        positive=logsumexp_over(sums.positive, sums.has_positive, axis=0),
+        has_positive=jnp.any(sums.has_positive, axis=0),
+        negative=logsumexp_over(sums.negative, sums.has_negative, axis=0),
+        has_negative=jnp.any(sums.has_negative, axis=0),
     )
 
 
-def _join(logsumexps: Array, present: Array) -> tuple[Array, Array]:
-    """One log-sum-exp [n] of those of the blocks [k, n], and whether any of them has a term."""
-    return logsumexp_over(logsumexps, present, axis=0), jnp.any(present, axis=0)
-
-
-def _softplus_if(condition: Array, x: Array) -> Array:
-    """`log(1 + e^x)`, 0 where the condition fails (no other class: the posterior is 1)."""
-    return jnp.where(condition, jax.nn.softplus(jnp.where(condition, x, 0)), 0)
+# Prototypical loss ----
 
 
 def prototypical_loss(
     features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
+    labels: Integer[Array, " n"],
     *,
     num_classes: int | None = None,
-    temperature: float = 1.0,
+    temperature: Number = 1.0,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
@@ -194,31 +214,25 @@ def prototypical_loss(
        {\sum_c e^{-\|x_i - μ_{c∖i}\|^2 / T}},
        \quad μ_{c∖i} = \underset{j≠i,\, y_j = c}{\mathrm{mean}} x_j
 
-    Only the mean of the anchor's own class changes by leaving the anchor out, and
-    `x_i − μ_{y∖i} = n_y/(n_y−1) · (x_i − μ_y)`: no array of n·C·d numbers is needed.
+    The anchor is left out of its own class mean only. There
+    `x_i − μ_{y∖i} = n_y/(n_y−1) · (x_i − μ_y)`, so no array of n·C·d numbers is needed.
 
     Args:
-      features: `[n, d]`, any float dtype. As for `nca_loss`, a temperature of about d keeps the
-        exponentials in a useful range.
-      labels: `[n]`, integers; a sample with a negative label is ignored, in the means too.
-      num_classes: C. With it, C class means are formed, and only they travel between devices;
-        labels of C and more give NaN. Without it, the labels may be any integers and the samples
-        stand for their classes, by an n×n membership product.
+      features: `[n, d]`. As for `nca_loss`, a temperature of about d keeps the exponentials in a
+        useful range.
+      labels: `[n]`, class indices. They have no upper limit without `num_classes`.
+      num_classes: C. If given, the loss computes C class means, and devices exchange only these.
+        If None, it computes a mean per sample by an n×n membership product.
       temperature: T > 0.
-      where, sample_weights, reduction, axis_name: common to all losses, see `jaxloss`. A sample
-        without another one of its class (on any device) does not count; a class that is absent
-        from the batch is no candidate.
+      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+        without another sample of its class, on any device, does not count. A class without a sample
+        in the batch is not a candidate.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`; float32 or wider.
+      A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, the temperature is not positive, or there are no classes.
-
-    References:
-      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (i);
-      Snell et al., Prototypical Networks for Few-shot Learning, NeurIPS 2017.
+      ValueError: if `temperature` or `num_classes` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -228,63 +242,114 @@ def prototypical_loss(
       0.2415
       >>> print(f"{jaxloss.prototypical_loss(features, labels):.4f}")
       0.2415
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (i).
+      Snell et al., Prototypical Networks for Few-shot Learning, NeurIPS 2017.
     """
     temperature = _checks.in_range("temperature", temperature, above=0)
     if num_classes is not None:
         _checks.positive_count("num_classes", num_classes)
-    features, labels, counts = _prepare(features, labels, where)
-
+    features, labels, valid = labelled_rows("features", features, labels, where)
+    (features,) = widen(features)
     if num_classes is None:
-        references = gather(features, axis_name)
-        reference_labels = gather(labels, axis_name)
-        reference_counts = gather(counts, axis_name)
-        itself = own_positions(features.shape[0], axis_name)
-        membership = (
-            (reference_labels[:, None] == reference_labels[None, :])
-            & reference_counts[:, None]
-            & reference_counts[None, :]
-        )
-        sizes = jnp.sum(membership, axis=1).astype(features.dtype)
-        center = jnp.sum(references, axis=0) / jnp.maximum(jnp.sum(reference_counts), 1).astype(
-            features.dtype
-        )
-        features, references = _centered(features, center), _centered(references, center)
-        sums = exact_product(membership.astype(features.dtype), references)
-        means = sums / jnp.maximum(sizes, 1)[:, None]
-        # Each class is a candidate once: at its first sample, which has none before it.
-        position = jnp.arange(membership.shape[0], dtype=jnp.int32)
-        earlier = position[None, :] < position[:, None]
-        present = reference_counts & ~jnp.any(membership & earlier, axis=1)
-        own = itself
-        is_own = labels[:, None] == reference_labels[None, :]
+        means = _means_by_sample(features, labels, valid, axis_name)
     else:
-        classes = jnp.arange(num_classes, dtype=labels.dtype)
-        member = ((labels[:, None] == classes[None, :]) & counts[:, None]).astype(features.dtype)
-        sizes = sum_over(jnp.sum(member, axis=0), axis_name)
-        total = sum_over(jnp.sum(features, axis=0), axis_name)
-        number = sum_over(jnp.sum(counts.astype(features.dtype)), axis_name)
-        features = _centered(features, total / jnp.maximum(number, 1))
-        sums = sum_over(exact_product(member.T, features), axis_name)
-        means = sums / jnp.maximum(sizes, 1)[:, None]
-        present = sizes > 0
-        own = jnp.clip(labels, 0, num_classes - 1)
-        is_own = labels[:, None] == classes[None, :]
+        means = _means_by_class(features, labels, valid, num_classes, axis_name)
 
-    own_size = sizes[own]
+    own_size = means.sizes[means.own]
     leave_one_out = own_size / jnp.maximum(own_size - 1, 1)
-    rivals = present[None, :] & ~is_own
-    logits = -squared_distances(features, means) / temperature
-    own_logit = jnp.sum(jnp.where(is_own & present[None, :], logits, 0), axis=1) * leave_one_out**2
-    log_odds = logsumexp_over(logits, rivals, axis=1) - own_logit
-    values = _softplus_if(jnp.any(rivals, axis=1), log_odds)
-    defined = counts & (own_size >= 2)
+    logits = -squared_distances(means.anchors, means.means) / temperature
+    is_own = means.is_own & means.present[None, :]
+    is_rival = ~means.is_own & means.present[None, :]
+    own_logit = jnp.sum(jnp.where(is_own, logits, 0), axis=1) * leave_one_out**2
+    log_odds = logsumexp_over(logits, is_rival, axis=1) - own_logit
+    values = _softplus_where(jnp.any(is_rival, axis=1), log_odds)
+    defined = valid & (own_size >= 2)
     if num_classes is not None:
-        values = poison(labels, counts, num_classes, values)
-        defined = defined | (counts & (labels >= num_classes))
-    return reduce(
-        values,
-        defined,
-        sample_weights=sample_weights,
-        reduction=reduction,
-        axis_name=axis_name,
+        values = nan_where_no_class(values, labels, valid, num_classes)
+        defined = defined | (valid & (labels >= num_classes))
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+class _Means(NamedTuple):
+    """Anchors and the class means of the global batch, both relative to the batch mean."""
+
+    anchors: Float[Array, "n d"]
+    means: Float[Array, "k d"]
+    sizes: Float[Array, " k"]
+    """The number of samples in each mean."""
+    present: Bool[Array, " k"]
+    """Which means are candidates: each class of the batch once."""
+    own: Integer[Array, " n"]
+    """The index of a mean of the anchor's class."""
+    is_own: Bool[Array, "n k"]
+    """Which means are of the anchor's class."""
+
+
+def _means_by_sample(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    axis_name: AxisName | None,
+) -> _Means:
+    """Returns a class mean per sample of the global batch, for labels without a limit."""
+    anchors, references = _rows_and_references(features, labels, valid, axis_name)
+    same_class = references.labels[:, None] == references.labels[None, :]
+    member = same_class & references.valid[:, None] & references.valid[None, :]
+    sizes = jnp.sum(member, axis=1).astype(features.dtype)
+    sums = exact_product(member.astype(features.dtype), references.features)
+    # A class is a candidate at its first sample only.
+    earlier = references.positions[None, :] < references.positions[:, None]
+    return _Means(
+        anchors=anchors.features,
+        means=sums / jnp.maximum(sizes, 1)[:, None],
+        sizes=sizes,
+        present=references.valid & ~jnp.any(member & earlier, axis=1),
+        own=anchors.positions,
+        is_own=labels[:, None] == references.labels[None, :],
     )
+
+
+def _means_by_class(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    num_classes: int,
+    axis_name: AxisName | None,
+) -> _Means:
+    """Returns the C class means. Devices exchange sums over classes, not features."""
+    is_own = labels[:, None] == jnp.arange(num_classes, dtype=labels.dtype)[None, :]
+    member = (is_own & valid[:, None]).astype(features.dtype)
+    sizes = sum_over(jnp.sum(member, axis=0), axis_name)
+    total = sum_over(jnp.sum(features, axis=0), axis_name)
+    number = sum_over(jnp.sum(valid.astype(features.dtype)), axis_name)
+    anchors = _centered(features, _mean(total, number))
+    sums = sum_over(exact_product(member.T, anchors), axis_name)
+    return _Means(
+        anchors=anchors,
+        means=sums / jnp.maximum(sizes, 1)[:, None],
+        sizes=sizes,
+        present=sizes > 0,
+        own=jnp.clip(labels, 0, num_classes - 1),
+        is_own=is_own,
+    )
+
+
+# Both ----
+
+
+def _mean(
+    total: Float[Array, " d"], number: Integer[Array, ""] | Float[Array, ""]
+) -> Float[Array, " d"]:
+    return total / jnp.maximum(number, 1).astype(total.dtype)
+
+
+def _centered(rows: Float[Array, "n d"], center: Float[Array, " d"]) -> Float[Array, "n d"]:
+    """Returns `rows − center`. Distances stay the same and are rounded less far from zero."""
+    return rows - lax.stop_gradient(center)[None, :]
+
+
+def _softplus_where(condition: Bool[Array, " n"], x: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `log(1 + e^x)`, and 0 where the condition is False."""
+    return jnp.where(condition, jax.nn.softplus(jnp.where(condition, x, 0)), 0)

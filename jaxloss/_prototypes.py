@@ -1,4 +1,4 @@
-"""Prototypes on the unit sphere: how to make them, measure them and assign classes to them."""
+"""Prototypes on the unit sphere: construction, separation, and assignment to classes."""
 
 from __future__ import annotations
 
@@ -9,36 +9,32 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
-from jaxtyping import Float, Int, Key, UInt32
+from jaxtyping import Bool, Float, Int32, Key, UInt32
 
 from jaxloss import _checks
+from jaxloss._checks import Number
 from jaxloss._linear import exact_product, l2_normalize, widen
 
-# For (M, d) = (100, 16), (200, 50), (24, 16) the separation is the same from 0.003 to 0.03.
+# The separation does not depend on it between 0.003 and 0.03.
 _LEARNING_RATE = 0.01
 
 
 def simplex_prototypes(num_prototypes: int, dim: int) -> Float[Array, "d M"]:
-    r"""The vertices of a regular simplex: unit vectors as far apart as M vectors can be.
+    r"""The vertices of a regular simplex: M unit vectors with the largest possible separation.
 
     .. math:: p_i^\top p_j = -\frac{1}{M-1} \quad (i ≠ j)
 
     Args:
-      num_prototypes: M, the columns of the `[d, M]` result, from 1 to d + 1.
+      num_prototypes: M of the result `[d, M]`, from 1 to d + 1.
       dim: d.
 
     Returns:
-      Prototypes `[d, M]`, float32, one unit column each. They span the first M − 1 coordinates; the
-      others are 0. A single prototype is the first basis vector.
+      Prototypes `[d, M]`, float32, unit columns. Only the first M − 1 coordinates are not 0. A
+      single prototype is the first basis vector.
 
     Raises:
-      TypeError: an argument is no integer.
-      ValueError: an argument is below 1, or M > d + 1, where no regular simplex exists.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (prototypes fixed before training); Kasarla et al., Maximum Class Separation as
-      Inductive Bias in One Matrix, NeurIPS 2022.
+      TypeError: if an argument is not an integer.
+      ValueError: if an argument is below 1, or M > d + 1, where no regular simplex exists.
 
     Example:
       >>> import numpy as np, jaxloss
@@ -47,18 +43,23 @@ def simplex_prototypes(num_prototypes: int, dim: int) -> Float[Array, "d M"]:
       [[ 1.  -0.5 -0.5]
        [-0.5  1.  -0.5]
        [-0.5 -0.5  1. ]]
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024 (prototypes fixed before training).
+      Kasarla et al., Maximum Class Separation as Inductive Bias in One Matrix, NeurIPS 2022.
     """
     _checks.positive_count("num_prototypes", num_prototypes)
     _checks.positive_count("dim", dim)
     if num_prototypes > dim + 1:
         raise ValueError(
             f"`num_prototypes` must be at most dim + 1 = {dim + 1} for a regular simplex, got "
-            f"{num_prototypes}; uniform_prototypes spreads more of them"
+            f"{num_prototypes}; use uniform_prototypes"
         )
     if num_prototypes == 1:
         return jnp.zeros((dim, 1), jnp.float32).at[0, 0].set(1)
-    # Helmert's matrix: row k is 1 before column k, −k at it, 0 after it, and has a unit norm; its
-    # rows are orthogonal to one another and to the vector of ones.
+    # Helmert's matrix: row k is 1 before column k, −k at it and 0 after it, scaled to a unit norm.
+    # Its rows are orthogonal to one another and to the vector of ones.
     row = jnp.arange(1, dim + 1, dtype=jnp.float32)[:, None]
     column = jnp.arange(num_prototypes, dtype=jnp.float32)[None, :]
     helmert = jnp.where(column < row, 1, jnp.where(column == row, -row, 0)) * lax.rsqrt(
@@ -74,38 +75,34 @@ def uniform_prototypes(
     dim: int,
     *,
     num_steps: int = 2000,
-    temperature: float = 2.0,
-    final_temperature: float = 100.0,
+    temperature: Number = 2.0,
+    final_temperature: Number = 100.0,
 ) -> Float[Array, "d M"]:
-    r"""Unit vectors spread over the sphere by gradient descent on their uniformity.
+    r"""Unit vectors spread over the sphere by minimising the uniformity loss.
 
     .. math:: \min_P \log \underset{i<j}{\mathrm{mean}}\, e^{-t \|p_i - p_j\|^2}
 
-    t rises geometrically from `temperature` to `final_temperature`: a small t spreads all of them,
-    a large one pushes the closest pairs apart. Equal values give the paper's fixed t. Adam with a
-    cosine schedule, on the sphere, in one compiled loop; a step costs two products of d·M² each.
+    t rises geometrically from `temperature` to `final_temperature`. A small t spreads all vectors;
+    a large t separates the closest pairs. Equal values give the fixed t of the paper. The optimiser
+    is Adam with a cosine schedule, in one compiled loop. A step takes two products of d·M² each.
 
     Args:
-      key: a random key, typed or legacy.
-      num_prototypes: M, the columns of the `[d, M]` result.
-      dim: d. On a sphere of one dimension, which is two points, the prototypes alternate.
-      num_steps: steps of the descent.
+      key: a random key, from `jax.random.key` or `jax.random.PRNGKey`.
+      num_prototypes: M of the result `[d, M]`.
+      dim: d. For d = 1, the prototypes alternate between the two points of the sphere.
+      num_steps: the number of optimiser steps.
       temperature: t > 0 at the first step.
       final_temperature: t > 0 at the last step.
 
     Returns:
-      Prototypes `[d, M]`, float32, one unit column each. With the defaults, M ≤ d + 1 of them end
-      as a randomly turned regular simplex up to rounding (`simplex_prototypes` is exact and
-      cheaper), and for d + 1 < M ≤ 2d the largest cosine is within 0.005 of the optimum, 0.
+      Prototypes `[d, M]`, float32, unit columns. With the default options, M ≤ d + 1 prototypes are
+      a randomly rotated regular simplex, up to rounding; `simplex_prototypes` is exact and faster.
+      For d + 1 < M ≤ 2d, the largest cosine is within 0.005 of the optimum, 0.
 
     Raises:
-      TypeError: a count is no integer.
-      ValueError: a count is below 1, or a temperature is not positive.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (prototypes by uniformity); Wang and Isola, Understanding Contrastive Representation
-      Learning through Alignment and Uniformity on the Hypersphere, ICML 2020, eq. (2).
+      TypeError: if `num_prototypes`, `dim` or `num_steps` is not an integer.
+      ValueError: if `num_prototypes`, `dim` or `num_steps` is below 1, or `temperature` or
+        `final_temperature` is not positive.
 
     Example:
       >>> import jax, numpy as np, jaxloss
@@ -113,12 +110,18 @@ def uniform_prototypes(
       >>> largest_cosine, _ = jaxloss.prototype_separation(prototypes)
       >>> print(f"{abs(largest_cosine):.2f}")
       0.00
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024 (prototypes by uniformity).
+      Wang and Isola, Understanding Contrastive Representation Learning through Alignment and
+      Uniformity on the Hypersphere, ICML 2020, eq. (2).
     """
     for name, count in (("num_prototypes", num_prototypes), ("dim", dim), ("num_steps", num_steps)):
         _checks.positive_count(name, count)
     temperature = _checks.in_range("temperature", temperature, above=0)
     final_temperature = _checks.in_range("final_temperature", final_temperature, above=0)
-    if dim == 1:  # There is no way from one point to the other.
+    if dim == 1:  # The sphere is two points, so a gradient cannot move a prototype.
         first = jax.random.rademacher(key, (1, 1), jnp.float32)
         return jnp.where(jnp.arange(num_prototypes) % 2 == 0, 1, -1)[None, :] * first
     return _spread(
@@ -132,7 +135,15 @@ def uniform_prototypes(
 
 
 @partial(jax.jit, static_argnames=("num_prototypes", "dim", "num_steps"))
-def _spread(key, temperature, final_temperature, *, num_prototypes, dim, num_steps) -> Array:
+def _spread(
+    key: Key[Array, ""] | UInt32[Array, " _"],
+    temperature: Float[Array, ""],
+    final_temperature: Float[Array, ""],
+    *,
+    num_prototypes: int,
+    dim: int,
+    num_steps: int,
+) -> Float[Array, "d M"]:
     start = l2_normalize(jax.random.normal(key, (dim, num_prototypes), jnp.float32), axis=0)
     optimizer = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, num_steps))
     growth = (final_temperature / temperature) ** (1 / max(num_steps - 1, 1))
@@ -140,7 +151,7 @@ def _spread(key, temperature, final_temperature, *, num_prototypes, dim, num_ste
     def step(k, carry):
         prototypes, state = carry
         gradient = _uniformity_gradient(prototypes, temperature * growth ** k.astype(jnp.float32))
-        # Optax's Adam and schedules mix floats with an integer count: strict promotion forbids it.
+        # Optax mixes floats with an integer step count, which strict promotion forbids.
         with jax.numpy_dtype_promotion("standard"):
             updates, state = optimizer.update(gradient, state)
         return l2_normalize(prototypes + updates, axis=0), state
@@ -149,15 +160,17 @@ def _spread(key, temperature, final_temperature, *, num_prototypes, dim, num_ste
     return prototypes
 
 
-def _uniformity_gradient(prototypes: Array, temperature: Array) -> Array:
-    """The gradient along the sphere of `M/2 · log mean_{i<j} exp(−t‖p_i − p_j‖²)`.
+def _uniformity_gradient(
+    prototypes: Float[Array, "d M"], temperature: Float[Array, ""]
+) -> Float[Array, "d M"]:
+    """Returns the gradient along the sphere of `M/2 · log mean_{i<j} exp(−t‖p_i − p_j‖²)`.
 
-    As `‖p_i − p_j‖² = 2 − 2 p_i·p_j`, it is the softmax of `2t p_i·p_j` over all pairs, times P.
+    Since `‖p_i − p_j‖² = 2 − 2 p_i·p_j`, it is P times the softmax of `2t p_i·p_j` over all pairs.
     """
     num_prototypes = prototypes.shape[1]
     itself = jnp.eye(num_prototypes, dtype=bool)
     logits = 2 * temperature * exact_product(prototypes.T, prototypes)
-    # The finite lowest number leaves a single prototype, which has no pair, where it is.
+    # The lowest finite number, unlike −∞, gives a single prototype a zero gradient.
     logits = jnp.where(itself, jnp.finfo(logits.dtype).min, logits)
     pull = jax.nn.softmax(logits, axis=(0, 1))
     gradient = 2 * num_prototypes * temperature * exact_product(prototypes, pull)
@@ -166,37 +179,36 @@ def _uniformity_gradient(prototypes: Array, temperature: Array) -> Array:
 
 
 class PrototypeSeparation(NamedTuple):
-    """The largest cosine of a pair, and the mean over prototypes of each one's largest cosine."""
+    """The largest cosine of all pairs, and the mean over prototypes of their largest cosine."""
 
     largest_cosine: Float[Array, ""]
     mean_largest_cosine: Float[Array, ""]
 
 
 def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation:
-    r"""The largest cosine of a pair, and the mean over prototypes of each one's largest cosine.
+    r"""The largest cosine of all pairs, and the mean over prototypes of their largest cosine.
 
     .. math:: \max_{i≠j} \cos(p_i, p_j), \quad
        \frac1M \sum_i \max_{j≠i} \cos(p_i, p_j)
 
     Args:
-      prototypes: `[d, M]`, any float dtype, M ≥ 2; they need not have unit norms.
+      prototypes: `[d, M]`, M ≥ 2, columns of any length.
 
     Returns:
-      `largest_cosine` and `mean_largest_cosine`, scalars, float32 or wider.
+      `largest_cosine` and `mean_largest_cosine`, scalars.
 
     Raises:
-      TypeError: the prototypes are no floats.
-      ValueError: the prototypes are no matrix, or fewer than two.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (separation of prototypes).
+      ValueError: if there are fewer than two prototypes.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
       >>> separation = jaxloss.prototype_separation(jnp.array([[1.0, 0.0, 0.6], [0.0, 1.0, 0.8]]))
       >>> print(f"{separation.largest_cosine:.2f} {separation.mean_largest_cosine:.2f}")
       0.80 0.73
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024 (separation of prototypes).
     """
     prototypes = _checks.floating("prototypes", prototypes, "d M")
     num_prototypes = prototypes.shape[1]
@@ -213,32 +225,26 @@ def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation
 
 def assign_prototypes(
     class_means: Float[Array, "d C"], prototypes: Float[Array, "d M"]
-) -> Int[Array, " C"]:
-    r"""A prototype for each class, one to one, with the largest sum of cosines.
+) -> Int32[Array, " C"]:
+    r"""The one-to-one assignment of prototypes to classes with the largest sum of cosines.
 
     .. math:: A = \arg\max_{A\ \text{one-to-one}} \sum_c \cos(m_c, p_{A(c)})
 
-    The optimum, up to the rounding of the cosines' dtype, by shortest augmenting paths: at most
-    C²·M operations, far fewer when most classes have a nearest prototype of their own. It works
-    inside `jit` and `vmap`, and gives every device the same assignment for the same means. No
-    gradient flows through it. A pair whose cosine is NaN counts as orthogonal, as does a zero mean;
-    if no class has a preference, they take the prototypes in order.
+    The assignment is optimal up to rounding of the cosines. The algorithm, shortest augmenting
+    paths, needs at most C²·M operations, and far fewer if most classes have different nearest
+    prototypes. It works inside `jit` and `vmap`. Equal means give equal assignments on all devices.
+    The assignment has no gradient. A zero mean and a NaN cosine count as orthogonal. If all cosines
+    are equal, class c gets prototype c.
 
     Args:
-      class_means: `[d, C]`, any float dtype, for example from `update_class_means`.
+      class_means: `[d, C]`. See `update_class_means`.
       prototypes: `[d, M]`, M ≥ C.
 
     Returns:
       The prototype of each class, int32 `[C]`, all different.
 
     Raises:
-      TypeError: a dtype does not fit.
-      ValueError: shapes do not fit, or there are fewer prototypes than classes.
-
-    References:
-      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (dynamic assignment); Jonker and Volgenant, A Shortest Augmenting Path Algorithm for
-      Dense and Sparse Linear Assignment Problems, Computing 38, 1987.
+      ValueError: if there are fewer prototypes than classes.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -246,16 +252,22 @@ def assign_prototypes(
       >>> prototypes = jnp.array([[1.0, 0.6, -1.0], [0.0, 0.8, 0.0]])
       >>> print(jaxloss.assign_prototypes(class_means, prototypes))
       [1 0]
+
+    References:
+      Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
+      CVPR 2024 (dynamic assignment).
+      Jonker and Volgenant, A Shortest Augmenting Path Algorithm for Dense and Sparse Linear
+      Assignment Problems, Computing 38, 1987.
     """
     class_means = _checks.floating("class_means", class_means, "d C")
     dim, num_classes = class_means.shape
     prototypes = _checks.columns(
         "prototypes", prototypes, "d M", dim, f"`class_means` {class_means.shape}"
     )
-    if not 1 <= num_classes <= prototypes.shape[1]:
+    if num_classes > prototypes.shape[1]:
         raise ValueError(
-            f"`class_means` must have from 1 to M = {prototypes.shape[1]} columns, as many as "
-            f"`prototypes` {prototypes.shape}, got shape {class_means.shape}; make more prototypes"
+            f"`class_means` must have at most M = {prototypes.shape[1]} columns to match "
+            f"`prototypes` {prototypes.shape}, got {class_means.shape}; use more prototypes"
         )
     class_means, prototypes = lax.stop_gradient(widen(class_means, prototypes))
     cosines = exact_product(l2_normalize(class_means, axis=0).T, l2_normalize(prototypes, axis=0))
@@ -263,22 +275,22 @@ def assign_prototypes(
 
 
 class _Matching(NamedTuple):
-    """A partial assignment and the prices that prove it optimal for the rows it contains.
+    """A partial assignment, and the prices that prove that it is optimal for its rows.
 
-    Reduced costs `cost_ij − row_price_i − column_price_j` are at least 0, and 0 for matched pairs;
-    the price of a free column is 0.
+    Reduced costs `cost_ij − row_price_i − column_price_j` are at least 0, and 0 for matched pairs.
+    The price of a free column is 0.
     """
 
-    row_price: Array
-    column_price: Array
-    row_of: Array
-    """The row of each column, −1 for a free one."""
-    column_of: Array
-    """The column of each row, −1 for an unmatched one."""
+    row_price: Float[Array, " C"]
+    column_price: Float[Array, " M"]
+    row_of: Int32[Array, " M"]
+    """The row of each column, −1 for a free column."""
+    column_of: Int32[Array, " C"]
+    """The column of each row, −1 for an unmatched row."""
 
 
-def _assign(cost: Array) -> Array:
-    """The columns [C] of the rows of the finite `cost` [C, M], C ≤ M, with the smallest sum."""
+def _assign(cost: Float[Array, "C M"]) -> Int32[Array, " C"]:
+    """Returns the columns of the rows with the smallest sum of finite costs, where C ≤ M."""
     matching = lax.while_loop(
         lambda matching: jnp.any(matching.column_of < 0),
         partial(_augment, cost),
@@ -287,8 +299,8 @@ def _assign(cost: Array) -> Array:
     return matching.column_of
 
 
-def _match_nearest(cost: Array) -> _Matching:
-    """Every row gets its cheapest column, unless an earlier row has it."""
+def _match_nearest(cost: Float[Array, "C M"]) -> _Matching:
+    """Matches every row with its cheapest column, unless an earlier row has taken it."""
     num_rows, num_columns = cost.shape
     rows = jnp.arange(num_rows, dtype=jnp.int32)
     cheapest = jnp.argmin(cost, axis=1).astype(jnp.int32)
@@ -302,25 +314,51 @@ def _match_nearest(cost: Array) -> _Matching:
 
 
 class _Search(NamedTuple):
-    """Dijkstra's algorithm over columns, from an unmatched row."""
+    """The state of Dijkstra's algorithm over columns, from an unmatched row."""
 
-    distance: Array
-    previous_row: Array
+    distance: Float[Array, " M"]
+    previous_row: Int32[Array, " M"]
     """The row from which each column is reached."""
-    visited: Array
-    row: Array
-    """The row to go on from, −1 at the end."""
-    column: Array
+    visited: Bool[Array, " M"]
+    row: Int32[Array, ""]
+    """The row to continue from, −1 at the end."""
+    column: Int32[Array, ""]
     """The column visited last."""
-    length: Array
-    """Its distance."""
+    length: Float[Array, ""]
+    """The distance of that column."""
 
 
-def _augment(cost: Array, matching: _Matching) -> _Matching:
+def _augment(cost: Float[Array, "C M"], matching: _Matching) -> _Matching:
     """Matches one more row, along the shortest alternating path to a free column."""
     row_price, column_price, row_of, column_of = matching
     unmatched = column_of < 0
     root = jnp.argmax(unmatched).astype(jnp.int32)
+    # Under vmap this also runs for finished problems: without an unmatched row, it takes no step.
+    search = _shortest_path(cost, matching, root, jnp.where(unmatched[root], root, -1))
+    gain = jnp.where(search.visited, search.length - search.distance, 0)
+    passed_row = jnp.where(search.visited & (row_of >= 0), row_of, cost.shape[0])
+    row_price = row_price.at[passed_row].add(gain, mode="drop").at[root].add(search.length)
+
+    def flip(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        row_of, column_of, column = carry
+        row = search.previous_row[column]
+        # The path ends at the root, whose column is −1.
+        return row_of.at[column].set(row), column_of.at[row].set(column), column_of[row]
+
+    row_of, column_of, _ = lax.while_loop(
+        lambda carry: carry[2] >= 0, flip, (row_of, column_of, search.column)
+    )
+    return _Matching(row_price, column_price - gain, row_of, column_of)
+
+
+def _shortest_path(
+    cost: Float[Array, "C M"],
+    matching: _Matching,
+    root: Int32[Array, ""],
+    start: Int32[Array, ""],
+) -> _Search:
+    """Searches the nearest free column from the row `start`; takes no step if that is −1."""
+    row_price, column_price, row_of, _ = matching
 
     def visit(search: _Search) -> _Search:
         reduced = cost[search.row] - row_price[search.row] - column_price
@@ -329,7 +367,8 @@ def _augment(cost: Array, matching: _Matching) -> _Matching:
         distance = jnp.where(closer, distance, search.distance)
         candidates = jnp.where(search.visited, jnp.inf, distance)
         length = jnp.min(candidates)
-        # Among equals a free column ends the search: without this, ties cost C times the steps.
+        # Among equals, prefer a free column, which ends the search. Otherwise ties take C times as
+        # many steps.
         rank = jnp.where(candidates == length, jnp.where(row_of < 0, 2, 1), 0)
         column = jnp.argmax(rank).astype(jnp.int32)
         return _Search(
@@ -341,30 +380,15 @@ def _augment(cost: Array, matching: _Matching) -> _Matching:
             length=length,
         )
 
-    # Under vmap this runs for finished problems as well: without an unmatched row, no step.
-    search = lax.while_loop(
+    return lax.while_loop(
         lambda search: search.row >= 0,
         visit,
         _Search(
             distance=jnp.full_like(column_price, jnp.inf),
             previous_row=jnp.full_like(row_of, -1),
             visited=jnp.zeros_like(row_of, dtype=bool),
-            row=jnp.where(unmatched[root], root, -1),
+            row=start,
             column=jnp.full_like(root, -1),
             length=jnp.zeros_like(column_price[0]),
         ),
     )
-    gain = jnp.where(search.visited, search.length - search.distance, 0)
-    passed_row = jnp.where(search.visited & (row_of >= 0), row_of, cost.shape[0])
-    row_price = row_price.at[passed_row].add(gain, mode="drop").at[root].add(search.length)
-
-    def flip(carry):
-        row_of, column_of, column = carry
-        row = search.previous_row[column]
-        # The root was unmatched: its column, −1, ends the way back.
-        return row_of.at[column].set(row), column_of.at[row].set(column), column_of[row]
-
-    row_of, column_of, _ = lax.while_loop(
-        lambda carry: carry[2] >= 0, flip, (row_of, column_of, search.column)
-    )
-    return _Matching(row_price, column_price - gain, row_of, column_of)

@@ -1,20 +1,44 @@
-"""Strictness for the library's tests: no silent broadcasting, no silent change of dtype.
+"""Strict tests: no rank broadcasting, no dtype promotion, and checked annotations."""
 
-The tests of one loss run in one process of pytest-xdist, where they share compiled functions.
-"""
+from importlib.util import find_spec
 
 import jax
+import jaxtyping
 import pytest
+
+from tests.jaxloss.loss_table import VARIANTS, FunctionRow, LossRow
+
+# The doctest collector imports every file. `make quick` has no PyTorch.
+collect_ignore = [] if find_spec("torch") else ["torch_references.py"]
 
 
 def pytest_collection_modifyitems(items):
+    """Groups the tests of a loss in one process of pytest-xdist, to share compiled functions.
+
+    `make quick` tests every loss with its plainest options only. The marker `slow` leaves out the
+    variants, float16 (not bfloat16), and the less common ways to map a loss over devices.
+    """
     for item in items:
         row = getattr(getattr(item, "callspec", None), "params", {}).get("row")
-        if row is not None:
+        if isinstance(row, LossRow | FunctionRow):
             item.add_marker(pytest.mark.xdist_group(row.name))
+        if isinstance(row, LossRow) and row in VARIANTS:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
 def strict_promotion():
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def checked_annotations():
+    """Turns on the checks of tests/conftest.py.
+
+    They would reject wrong arguments before the library does, and their error is a `TypeError`.
+    Tests of the library's own errors turn them off again: see `raises` in `harness`.
+    """
+    jaxtyping.config.update("jaxtyping_disable", False)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", True)

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
+import pytest
 
 from tests.jaxloss.loss_table import LossRow
 
@@ -17,13 +19,33 @@ QUICK = {
 }
 """`compiler_options` of `jax.jit` that compile in two thirds of the time.
 
-For the tests of a transformation, which compare its results with those of a loss that other tests
-check as users compile it.
+For tests of transformations, which compare their results with those of `evaluate`.
 """
 
 
+@contextlib.contextmanager
+def unchecked():
+    """Turns off the run-time checks of annotations (see conftest.py)."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@contextlib.contextmanager
+def raises(error: type[Exception], match: str = ""):
+    """`pytest.raises` for the library's own errors, of exactly this type, with the checks off.
+
+    The message must match.
+    """
+    with unchecked(), pytest.raises(error, match=match or None) as caught:
+        yield caught
+    assert caught.type is error
+
+
 class Batch(NamedTuple):
-    """Positional arguments of a loss with masks and weights for them, all NumPy, float64."""
+    """The positional arguments of a loss, a mask and weights, in NumPy float64."""
 
     args: tuple[np.ndarray, ...]
     where: np.ndarray
@@ -58,12 +80,12 @@ def with_scored(args: tuple[np.ndarray, ...], rows: Any, value: Any) -> tuple[np
 
 
 def precision(dtype: Any) -> contextlib.AbstractContextManager:
-    """The context that arrays of this dtype exist in."""
+    """The context in which arrays of this dtype exist."""
     return jax.enable_x64(True) if jnp.dtype(dtype) == np.float64 else contextlib.nullcontext()
 
 
 def cast(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) -> tuple:
-    """JAX arrays: the floating ones in `dtype`, the integers in int64 beside float64."""
+    """The arguments as JAX arrays: floats in `dtype`, integers in int64 beside float64."""
     integer = np.int64 if jnp.dtype(dtype) == np.float64 else np.int32
     return tuple(
         jnp.asarray(a, dtype if k in differentiable else integer) for k, a in enumerate(args)
@@ -71,7 +93,7 @@ def cast(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) 
 
 
 def rounded(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) -> tuple:
-    """The arguments in float64 after a visit to `dtype`."""
+    """The arguments rounded to `dtype`, in float64."""
     return tuple(
         a.astype(jnp.dtype(dtype)).astype(np.float64) if k in differentiable else a
         for k, a in enumerate(args)
@@ -87,7 +109,7 @@ def merge(args: tuple, differentiable: Sequence[int], values: Sequence) -> tuple
 
 @cache
 def evaluator(row: LossRow):
-    """Jitted `(args, where, sample_weights, cotangent)` to what `evaluate` gives."""
+    """The jitted `(args, where, sample_weights, cotangent)` to the results of `evaluate`."""
 
     def run(args, where, sample_weights, cotangent):
         def loss(leaves, reduction):

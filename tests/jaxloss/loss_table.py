@@ -1,4 +1,4 @@
-"""One row a public loss, and one a public function of features and a classifier.
+"""One row per public loss, and one per public function of features and a classifier.
 
 Everything in `test_contract.py` and `test_devices.py` runs over every row: a new loss is tested by
 adding it here. `LOSSES` holds each public loss once with its plainest options; `VARIANTS` further
@@ -11,46 +11,63 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxloss
-from tests.jaxloss import references, torch_references
+from tests.jaxloss import references
 
 CLASSES = 4
 DIM = 7
 ASSIGNMENT = np.array([4, 1, 5, 0], np.int32)
 LENGTHS = np.array([0.5, 1.25, 2.0, 0.75])
 
+
+def from_torch(name: str, **options: Any) -> Callable[..., Any]:
+    """A function of `torch_references`, which is imported by the first call.
+
+    A test that calls it is skipped if PyTorch is not installed, as in `make quick`.
+    """
+
+    def call(*args, **kwargs):
+        pytest.importorskip("torch")
+        from tests.jaxloss import torch_references
+
+        return getattr(torch_references, name)(*args, **options, **kwargs)
+
+    return call
+
+
 Inputs = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class LossRow:
-    """A loss, how to make its positional arguments, and what it should give."""
+    """A loss, its positional arguments, and its references."""
 
     name: str
     function: Callable[..., Any]
     kind: Literal["logits", "targets", "features", "classifier", "prototypes"]
-    """What the positional arguments are; "targets" are logits with multi-hot targets."""
+    """The kind of positional arguments. "targets" means logits with multi-label targets."""
     make_inputs: Callable[..., Inputs]
-    """`make_inputs(rng, n, dtype)`: what is scored, the labels, the classifier or the prototypes if
-    it takes them."""
+    """`make_inputs(rng, n, dtype)`: the scores or features, the labels, and the third argument."""
     reference: Callable[..., Any]
     torch_reference: Callable[..., Any]
     differentiable: tuple[int, ...]
-    """The positions of the arguments that gradients are taken for."""
+    """The positions of the differentiated arguments."""
     kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     bounds_labels: bool = True
-    """Whether a label can be too large: the loss knows the number of classes."""
+    """Whether the loss has a number of classes, so that a label can be too large."""
     multi_hot: bool = False
     terms: Literal["samples", "classes"] | None = "samples"
-    """What `reduction="none"` gives a number for; None if the loss is no sum of terms."""
+    """The axis of the result of `reduction="none"`; None if the loss does not support it."""
     piecewise_linear: bool = False
     needs_positives: bool = False
-    """Whether a sample without another one of its class has no loss."""
+    """Whether the loss is undefined for a sample without another sample of its class."""
     constant: tuple[int, ...] = ()
-    """Positions that the loss depends on through a stop-gradient too, so that finite differences
-    along them are not its derivative."""
+    """The positions that the loss also depends on through a stop-gradient. Finite differences along
+    them differ from the gradient."""
     invalid: tuple[tuple[str, Any], ...] = ()
     """Hyperparameters out of range."""
 
@@ -65,7 +82,7 @@ class LossRow:
 
 @dataclass(frozen=True, eq=False)
 class FunctionRow:
-    """A public function that is no loss: `function(features, weights, ...)`."""
+    """A public function other than a loss: `function(features, weights, ...)`."""
 
     name: str
     function: Callable[..., Any]
@@ -76,7 +93,7 @@ class FunctionRow:
     invalid: tuple[tuple[str, Any], ...] = ()
 
 
-# Class 3 has one sample in the first twelve: an anchor without positives.
+# Class 3 has one of the first twelve samples: an anchor without positives.
 _PATTERN = np.array([2, 0, 1, 0, 2, 1, 0, 3, 0, 1, 2, 0])
 
 
@@ -116,7 +133,7 @@ def classifier_inputs(rng, n, dtype, dim=DIM):
 
 
 def prototype_inputs(rng, n, dtype, num_prototypes=CLASSES):
-    """Prototypes that are no unit vectors."""
+    """Prototypes of different lengths."""
     features, labels = features_and_labels(rng, n, dtype)
     return features, labels, make_weights(rng, dtype, classes=num_prototypes)
 
@@ -130,7 +147,7 @@ def features_weights_and_bias(rng, n, dtype):
 
 
 def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRow:
-    """The row of a multi-label loss; its references take the same hyperparameters."""
+    """The row of a multi-label loss. Its references take the same hyperparameters."""
     kwargs = options.pop("kwargs", {})
     return LossRow(
         name=name or loss,
@@ -138,7 +155,7 @@ def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRo
         kind="targets",
         make_inputs=logits_and_targets,
         reference=partial(getattr(references, f"{loss}_loss"), **kwargs),
-        torch_reference=partial(getattr(torch_references, f"{loss}_loss"), **kwargs),
+        torch_reference=from_torch(f"{loss}_loss", **kwargs),
         differentiable=(0,),
         kwargs=MappingProxyType(kwargs),
         bounds_labels=False,
@@ -158,7 +175,7 @@ LOSSES = (
         kind="logits",
         make_inputs=logits_and_labels,
         reference=references.softmax_loss,
-        torch_reference=torch_references.softmax_loss,
+        torch_reference=from_torch("softmax_loss"),
         differentiable=(0,),
         invalid=(("label_smoothing", -0.1), ("label_smoothing", 1.0), ("label_smoothing", 1.5)),
     ),
@@ -168,7 +185,7 @@ LOSSES = (
         kind="logits",
         make_inputs=logits_and_labels,
         reference=references.sigmoid_loss,
-        torch_reference=torch_references.sigmoid_loss,
+        torch_reference=from_torch("sigmoid_loss"),
         differentiable=(0,),
     ),
     LossRow(
@@ -177,7 +194,7 @@ LOSSES = (
         kind="logits",
         make_inputs=logits_and_labels,
         reference=partial(references.margin_softmax_loss, margin=-0.3, scale=1.7),
-        torch_reference=partial(torch_references.margin_softmax_loss, margin=-0.3, scale=1.7),
+        torch_reference=from_torch("margin_softmax_loss", margin=-0.3, scale=1.7),
         differentiable=(0,),
         kwargs=MappingProxyType({"margin": -0.3, "scale": 1.7}),
         invalid=(("scale", 0.0), ("scale", -1.0)),
@@ -188,7 +205,7 @@ LOSSES = (
         kind="features",
         make_inputs=features_and_labels,
         reference=references.nca_loss,
-        torch_reference=torch_references.nca_loss,
+        torch_reference=from_torch("nca_loss"),
         differentiable=(0,),
         bounds_labels=False,
         needs_positives=True,
@@ -200,7 +217,7 @@ LOSSES = (
         kind="features",
         make_inputs=features_and_labels,
         reference=references.prototypical_loss,
-        torch_reference=torch_references.prototypical_loss,
+        torch_reference=from_torch("prototypical_loss"),
         differentiable=(0,),
         bounds_labels=False,
         needs_positives=True,
@@ -212,7 +229,7 @@ LOSSES = (
         kind="classifier",
         make_inputs=classifier_inputs,
         reference=references.sum_loss,
-        torch_reference=torch_references.sum_loss,
+        torch_reference=from_torch("sum_loss"),
         differentiable=(0, 2, 3),
     ),
     LossRow(
@@ -221,7 +238,7 @@ LOSSES = (
         kind="classifier",
         make_inputs=classifier_inputs,
         reference=references.direct_sum_loss,
-        torch_reference=torch_references.direct_sum_loss,
+        torch_reference=from_torch("direct_sum_loss"),
         differentiable=(0, 2, 3),
         constant=(2,),
         invalid=(("epsilon", -1e-3),),
@@ -232,7 +249,7 @@ LOSSES = (
         kind="classifier",
         make_inputs=classifier_inputs,
         reference=references.spectral_sum_loss,
-        torch_reference=torch_references.spectral_sum_loss,
+        torch_reference=from_torch("spectral_sum_loss"),
         differentiable=(0, 2, 3),
         constant=(2,),
         invalid=(("power", -0.1),),
@@ -243,7 +260,7 @@ LOSSES = (
         kind="classifier",
         make_inputs=classifier_inputs,
         reference=partial(references.group_softmax_loss, num_groups=3),
-        torch_reference=partial(torch_references.group_softmax_loss, num_groups=3),
+        torch_reference=from_torch("group_softmax_loss", num_groups=3),
         differentiable=(0, 2, 3),
         kwargs=MappingProxyType({"num_groups": 3}),
         invalid=(("num_groups", 0), ("num_groups", DIM + 1), ("bound", "type-I")),
@@ -254,7 +271,7 @@ LOSSES = (
         kind="prototypes",
         make_inputs=prototype_inputs,
         reference=references.prototype_loss,
-        torch_reference=torch_references.prototype_loss,
+        torch_reference=from_torch("prototype_loss"),
         differentiable=(0, 2),
     ),
     LossRow(
@@ -263,7 +280,7 @@ LOSSES = (
         kind="prototypes",
         make_inputs=prototype_inputs,
         reference=references.dot_regression_loss,
-        torch_reference=torch_references.dot_regression_loss,
+        torch_reference=from_torch("dot_regression_loss"),
         differentiable=(0, 2),
         constant=(0,),
     ),
@@ -290,7 +307,7 @@ VARIANTS = (
         kind="logits",
         make_inputs=logits_and_labels,
         reference=partial(references.softmax_loss, label_smoothing=0.2),
-        torch_reference=partial(torch_references.softmax_loss, label_smoothing=0.2),
+        torch_reference=from_torch("softmax_loss", label_smoothing=0.2),
         differentiable=(0,),
         kwargs=MappingProxyType({"label_smoothing": 0.2}),
     ),
@@ -300,7 +317,7 @@ VARIANTS = (
         kind="logits",
         make_inputs=logits_and_targets,
         reference=references.sigmoid_loss,
-        torch_reference=torch_references.sigmoid_loss,
+        torch_reference=from_torch("sigmoid_loss"),
         differentiable=(0,),
         bounds_labels=False,
         multi_hot=True,
@@ -312,7 +329,7 @@ VARIANTS = (
         kind="features",
         make_inputs=features_and_labels,
         reference=partial(references.nca_loss, temperature=1.3),
-        torch_reference=partial(torch_references.nca_loss, temperature=1.3),
+        torch_reference=from_torch("nca_loss", temperature=1.3),
         differentiable=(0,),
         kwargs=MappingProxyType({"block_size": 5, "temperature": 1.3}),
         bounds_labels=False,
@@ -324,12 +341,12 @@ VARIANTS = (
         kind="features",
         make_inputs=features_and_labels,
         reference=partial(references.prototypical_loss, num_classes=CLASSES, temperature=1.3),
-        torch_reference=partial(torch_references.prototypical_loss, temperature=1.3),
+        torch_reference=from_torch("prototypical_loss", temperature=1.3),
         differentiable=(0,),
         kwargs=MappingProxyType({"num_classes": CLASSES, "temperature": 1.3}),
         needs_positives=True,
     ),
-    # The metric loss moves the classifier, too.
+    # Here the metric loss has a gradient for the classifier.
     *(
         LossRow(
             name=f"{name}_differentiated",
@@ -337,7 +354,7 @@ VARIANTS = (
             kind="classifier",
             make_inputs=classifier_inputs,
             reference=getattr(references, f"{name}_loss"),
-            torch_reference=partial(getattr(torch_references, f"{name}_loss"), stop_gradient=False),
+            torch_reference=from_torch(f"{name}_loss", stop_gradient=False),
             differentiable=(0, 2, 3),
             kwargs=MappingProxyType({"stop_gradient": False}),
         )
@@ -356,10 +373,10 @@ VARIANTS = (
             metric_weight=0.6,
             power=0.5,
         ),
-        torch_reference=partial(
-            torch_references.spectral_sum_loss,
-            classification=torch_references.sigmoid_loss,
-            metric=torch_references.prototypical_loss,
+        torch_reference=from_torch(
+            "spectral_sum_loss",
+            classification=from_torch("sigmoid_loss"),
+            metric=from_torch("prototypical_loss"),
             metric_weight=0.6,
             power=0.5,
         ),
@@ -380,7 +397,7 @@ VARIANTS = (
         kind="classifier",
         make_inputs=partial(classifier_inputs, dim=6),
         reference=partial(references.group_softmax_loss, num_groups=2, bound="tight"),
-        torch_reference=partial(torch_references.group_softmax_loss, num_groups=2, bound="tight"),
+        torch_reference=from_torch("group_softmax_loss", num_groups=2, bound="tight"),
         differentiable=(0, 2, 3),
         kwargs=MappingProxyType({"num_groups": 2, "bound": "tight"}),
     ),
@@ -390,9 +407,9 @@ VARIANTS = (
         kind="prototypes",
         make_inputs=partial(prototype_inputs, num_prototypes=6),
         reference=partial(references.prototype_loss, assignment=ASSIGNMENT),
-        torch_reference=partial(torch_references.prototype_loss, assignment=ASSIGNMENT),
+        torch_reference=from_torch("prototype_loss", assignment=ASSIGNMENT),
         differentiable=(0, 2),
-        kwargs=MappingProxyType({"assignment": ASSIGNMENT}),
+        kwargs=MappingProxyType({"assignment": jnp.asarray(ASSIGNMENT)}),
     ),
     LossRow(
         name="dot_regression_assigned_lengths",
@@ -400,11 +417,11 @@ VARIANTS = (
         kind="prototypes",
         make_inputs=partial(prototype_inputs, num_prototypes=6),
         reference=partial(references.dot_regression_loss, assignment=ASSIGNMENT, lengths=LENGTHS),
-        torch_reference=partial(
-            torch_references.dot_regression_loss, assignment=ASSIGNMENT, lengths=LENGTHS
-        ),
+        torch_reference=from_torch("dot_regression_loss", assignment=ASSIGNMENT, lengths=LENGTHS),
         differentiable=(0, 2),
-        kwargs=MappingProxyType({"assignment": ASSIGNMENT, "lengths": LENGTHS}),
+        kwargs=MappingProxyType(
+            {"assignment": jnp.asarray(ASSIGNMENT), "lengths": jnp.asarray(LENGTHS, np.float32)}
+        ),
         constant=(0,),
     ),
     targets_row(
@@ -428,21 +445,21 @@ FUNCTIONS = (
         function=jaxloss.linear_logits,
         make_inputs=features_weights_and_bias,
         reference=references.linear_logits,
-        torch_reference=torch_references.linear_logits,
+        torch_reference=from_torch("linear_logits"),
     ),
     FunctionRow(
         name="cosine_logits",
         function=jaxloss.cosine_logits,
         make_inputs=features_and_weights,
         reference=references.cosine_logits,
-        torch_reference=torch_references.cosine_logits,
+        torch_reference=from_torch("cosine_logits"),
     ),
     FunctionRow(
         name="project_classifier",
         function=jaxloss.project_classifier,
         make_inputs=features_and_weights,
         reference=references.project_classifier,
-        torch_reference=torch_references.project_classifier,
+        torch_reference=from_torch("project_classifier"),
         invalid=(("epsilon", -1e-3),),
     ),
     FunctionRow(
@@ -450,7 +467,7 @@ FUNCTIONS = (
         function=jaxloss.project_complement,
         make_inputs=features_and_weights,
         reference=references.project_complement,
-        torch_reference=torch_references.project_complement,
+        torch_reference=from_torch("project_complement"),
         invalid=(("epsilon", -1e-3),),
     ),
     FunctionRow(
@@ -458,19 +475,17 @@ FUNCTIONS = (
         function=jaxloss.project_spectral_complement,
         make_inputs=features_and_weights,
         reference=references.project_spectral_complement,
-        torch_reference=torch_references.project_spectral_complement,
+        torch_reference=from_torch("project_spectral_complement"),
         invalid=(("power", -0.1),),
     ),
-    # With a gradient through the projection, on either side of the two shapes of W.
+    # With a gradient through the projection, for d > C and d < C.
     *(
         FunctionRow(
             name=f"{name}_differentiated_{dim}",
             function=getattr(jaxloss, name),
             make_inputs=partial(features_and_weights, dim=dim),
             reference=partial(getattr(references, name), **options),
-            torch_reference=partial(
-                getattr(torch_references, name), stop_gradient=False, **options
-            ),
+            torch_reference=from_torch(name, stop_gradient=False, **options),
             kwargs=MappingProxyType({"stop_gradient": False, **options}),
         )
         for dim in (DIM, 3)

@@ -13,7 +13,7 @@ import numpy as np
 
 
 def kept_rows(labels, where):
-    """The indices of the rows that take part."""
+    """The indices of the rows that are neither padding nor ignored."""
     rows = []
     for i, label in enumerate(labels):
         masked = where is not None and not where[i]
@@ -24,7 +24,7 @@ def kept_rows(labels, where):
 
 
 def reduce_rows(losses, num_rows, sample_weights, reduction):
-    """One rule for all losses: `losses` maps a row that counts to its loss."""
+    """Reduces the losses of the rows that count; `losses` maps a row to its loss."""
     weight = [1.0] * num_rows if sample_weights is None else [float(s) for s in sample_weights]
     per_row = [0.0] * num_rows
     for i, loss in losses.items():
@@ -39,7 +39,7 @@ def reduce_rows(losses, num_rows, sample_weights, reduction):
 
 
 def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a per-sample function the common keywords of all losses."""
+    """Adds the common keywords to a per-sample function."""
 
     def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
@@ -175,7 +175,7 @@ def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
 
 
 def classifier_projector(weights, epsilon=1e-4):
-    """Eq. (vi) as it stands."""
+    """Eq. (vi), literally."""
     weights = np.asarray(weights, np.float64)
     gram = weights.T @ weights + epsilon * np.eye(weights.shape[1])
     return weights @ np.linalg.inv(gram) @ weights.T
@@ -307,7 +307,7 @@ def discriminativity(features, labels, weights):
 
 
 def ranked_groups(scores, num_groups):
-    """Each row's ranking, ties by index, in parts as equal as they can be."""
+    """The ranking of each row, with ties by index, cut into parts of nearly equal size."""
     groups = np.full(np.shape(scores), -1)
     for i, row in enumerate(scores):
         for g, part in enumerate(np.array_split(np.argsort(row, kind="stable"), num_groups)):
@@ -318,7 +318,7 @@ def ranked_groups(scores, num_groups):
 def group_softmax_loss(
     features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
 ):
-    """Eq. (A.2), with every sum over the features of a group written out."""
+    """Eq. (A.2), with explicit sums over the features of a group."""
     classes = weights.shape[1]
     bias = np.zeros(classes) if bias is None else bias
     rows = kept_rows(labels, common.get("where"))

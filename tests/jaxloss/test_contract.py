@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss import torch_references
+from tests.jaxloss import harness
 from tests.jaxloss.harness import (
     QUICK,
     Batch,
@@ -31,11 +31,11 @@ from tests.jaxloss.loss_table import CASES, CLASSES, DIM, LOSSES, LossRow
 
 every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
-HALF = (jnp.bfloat16, jnp.float16)
+HALF = (jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow))
 
 
 def value_and_grad(row: LossRow, **common):
-    """`(args, where)` to the mean loss and its gradients, not jitted."""
+    """A function from `(args, where)` to the mean loss and its gradients, not jitted."""
 
     def run(args, where=None):
         def loss(values):
@@ -47,6 +47,22 @@ def value_and_grad(row: LossRow, **common):
     return run
 
 
+def torch_values(row: LossRow, batch: Batch):
+    """The results of `evaluate`, computed by PyTorch. Skips the test if it is not installed."""
+    pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
+    return torch_references.evaluate(
+        row.torch_reference,
+        batch.args,
+        row.differentiable,
+        reductions=row.reductions,
+        where=batch.where,
+        sample_weights=batch.sample_weights,
+        cotangent=batch.cotangent,
+    )
+
+
 # Values and gradients ----
 
 
@@ -55,49 +71,50 @@ def value_and_grad(row: LossRow, **common):
 def test_float64_equals_references(row, masked):
     for seed in (0, 1):
         batch = make_batch(row, seed, masked=masked)
-        got = evaluate(row, batch, np.float64)
-        expected = reference_values(row, batch)
+        got, expected = evaluate(row, batch, np.float64), reference_values(row, batch)
         for reduction in row.reductions:
             chex.assert_trees_all_close(
                 got[reduction], np.asarray(expected[reduction]), rtol=1e-10, atol=1e-10
             )
-        torch_expected = torch_references.evaluate(
-            row.torch_reference, batch.args, row.differentiable, **_options(row, batch)
-        )
-        chex.assert_trees_all_equal_shapes_and_dtypes(got, torch_expected)
-        chex.assert_trees_all_close(got, torch_expected, rtol=1e-9, atol=1e-10)
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_float64_equals_torch(row, masked):
+    for seed in (0, 1):
+        batch = make_batch(row, seed, masked=masked)
+        got, expected = evaluate(row, batch, np.float64), torch_values(row, batch)
+        chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
+        chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+def rounded_batch(row: LossRow) -> Batch:
+    batch = make_batch(row, seed=2)
+    return batch._replace(args=rounded(batch.args, row.differentiable, np.float32))
 
 
 @every_case
 def test_float32_equals_references(row):
-    batch = make_batch(row, seed=2)
-    batch = batch._replace(args=rounded(batch.args, row.differentiable, np.float32))
-    got = widen(evaluate(row, batch, np.float32))
-    expected = reference_values(row, batch)
+    batch = rounded_batch(row)
+    got, expected = widen(evaluate(row, batch, np.float32)), reference_values(row, batch)
     for reduction in row.reductions:
         chex.assert_trees_all_close(
             got[reduction], np.asarray(expected[reduction]), rtol=1e-5, atol=1e-6
         )
-    torch_expected = torch_references.evaluate(
-        row.torch_reference, batch.args, row.differentiable, **_options(row, batch)
-    )
-    chex.assert_trees_all_close(got, torch_expected, rtol=1e-5, atol=5e-6)
 
 
-def _options(row: LossRow, batch: Batch):
-    return {
-        "reductions": row.reductions,
-        "where": batch.where,
-        "sample_weights": batch.sample_weights,
-        "cotangent": batch.cotangent,
-    }
+@every_case
+def test_float32_equals_torch(row):
+    batch = rounded_batch(row)
+    got = widen(evaluate(row, batch, np.float32))
+    chex.assert_trees_all_close(got, torch_values(row, batch), rtol=1e-5, atol=5e-6)
 
 
 # Counting ----
 
 
 def plain_mean(row: LossRow, batch: Batch, keep):
-    """The mean over the rows of `keep`, which are the whole batch: no mask, no weights."""
+    """The mean over a batch of the rows in `keep`, without a mask and weights."""
     args = tuple(a[keep] if k < 2 else a for k, a in enumerate(batch.args))
     with jax.enable_x64(True):
         return jax.tree.map(
@@ -107,7 +124,7 @@ def plain_mean(row: LossRow, batch: Batch, keep):
 
 @every_loss
 def test_masked_rows_equal_removed_rows(row):
-    """Also that `where` and `sample_weights` may be left out."""
+    """Also tests the defaults of `where` and `sample_weights`."""
     batch = make_batch(row, seed=3)._replace(sample_weights=np.ones(12))
     ignored = np.all((batch.args[1] < 0).reshape(12, -1), axis=1)
     keep = batch.where & ~ignored
@@ -175,7 +192,7 @@ def test_single_sample(row):
 
 @every_case
 def test_no_positives_leave_the_metric_undefined(row):
-    """Every class once: a metric loss has nothing to say, a classification loss still has."""
+    """Every class once: a metric loss is undefined, a classification loss is not."""
     batch = make_batch(row, seed=8, masked=False)
     if not row.multi_hot:
         batch = batch._replace(args=with_labels(batch.args, slice(None), -1))
@@ -267,7 +284,7 @@ def test_half_precision_is_computed_in_float32(row, dtype):
         gradients = got[f"{reduction}_grad"]
         assert all(g.dtype == dtype for g in gradients[:-1])
         assert gradients[-1].dtype == np.float32
-        # A gradient is rounded to the input's dtype once for each of its two paths at most.
+        # A gradient has two paths at most, and is rounded to the dtype of the input on each.
         for gradient, wide in zip(gradients, expected[f"{reduction}_grad"], strict=True):
             chex.assert_trees_all_close(
                 widen(gradient),
@@ -313,7 +330,7 @@ def test_any_integer_labels(row, dtype):
 
 
 def edge_batches(row: LossRow):
-    """(name, batch): the contract's hard inputs, all within float16's range."""
+    """The hard inputs of the contract as (name, batch), all within the range of float16."""
     plain = make_batch(row, seed=15, masked=False)
     n, width = plain.args[0].shape
     signs = np.where(np.arange(n) % 3 == 0, -1.0, 1.0)
@@ -356,7 +373,7 @@ def edge_batches(row: LossRow):
 
 
 def finite_but_for_overflow(got, wide, dtype) -> bool:
-    """Whether only what the dtype cannot hold is infinite: a gradient beyond 65504 in float16."""
+    """Whether a value is infinite only where it exceeds the range of the dtype."""
     limit = float(jnp.finfo(dtype).max)
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wide), strict=True)
     return all(np.all(np.isfinite(x.astype(float)) | (np.abs(y) > limit)) for x, y in pairs)
@@ -372,8 +389,8 @@ def test_edge_cases_are_finite_and_right(row, dtype):
         got = evaluate(row, batch, dtype)
         assert finite(got) or finite_but_for_overflow(got, evaluate(row, batch), dtype), (name, got)
         expected = reference_values(row, batch)
-        # A small loss may be the difference of two numbers as large as the largest logit or squared
-        # feature, and has their absolute error.
+        # A small loss may be the difference of two large numbers, and has their absolute error.
+        # They are as large as the largest logit or squared feature.
         largest = magnitude(expected[row.reductions[-1]]) + magnitude(batch.args[0]) ** (
             1 if row.takes_logits else 2
         )
@@ -405,9 +422,9 @@ def raises(row: LossRow, error, mentions, args=None, /, **options):
     args = specs(row) if args is None else args
     dynamic = {k: v for k, v in options.items() if isinstance(v, jax.ShapeDtypeStruct)}
     static = {k: v for k, v in options.items() if k not in dynamic}
-    with pytest.raises(error) as caught:
+    with harness.raises(error, "") as caught:
         jax.eval_shape(partial(row.function, **{**row.kwargs, **static}), *args, **dynamic)
-    # jax's own complaints about incompatible shapes are no argument checks.
+    # An error of JAX about incompatible shapes does not name the argument.
     for mention in mentions:
         assert re.search(rf"(?<!\w){re.escape(mention)}(?!\w)", str(caught.value)), (
             mention,
@@ -647,7 +664,7 @@ def test_forward_over_reverse(row):
         moved.append(evaluate(row, shifted_batch, np.float64)["mean_grad"][:-1])
     expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), *moved)
     assert magnitude(expected) > 1e-3 or row.piecewise_linear
-    # Central differences with this step are good to about 1e-9.
+    # The error of central differences with this step is about 1e-9.
     chex.assert_trees_all_close(got, expected, rtol=1e-6, atol=1e-8)
 
 
@@ -673,7 +690,8 @@ def test_numpy_arrays_are_accepted(row):
         np.asarray(a, np.float32 if k in row.differentiable else np.int32)
         for k, a in enumerate(batch.args)
     ]
-    jax.eval_shape(lambda: row.function(*args, where=batch.where, **row.kwargs))
+    with harness.unchecked():  # The annotations say JAX arrays.
+        jax.eval_shape(lambda: row.function(*args, where=batch.where, **row.kwargs))
 
 
 # Signatures ----

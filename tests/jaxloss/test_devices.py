@@ -1,7 +1,7 @@
 """Every loss over four devices equals the same loss on one, in value and gradient.
 
-The features (or logits) are inputs times a kernel, so that there is a replicated parameter to take
-the gradient for in every loss; a classifier's weights and bias are two more.
+The features or logits are inputs times a kernel, so every loss has a replicated parameter. The
+weights and the bias of a classifier are replicated parameters too.
 """
 
 from functools import cache, partial
@@ -25,11 +25,14 @@ INPUTS = 5
 P = PartitionSpec
 every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
-dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-# The variants of a loss in float64 alone.
+# On several devices, `make quick` tests float64 only.
+FLOAT32 = pytest.param(np.float32, marks=pytest.mark.slow)
+dtypes = pytest.mark.parametrize("dtype", [FLOAT32, np.float64], ids=["float32", "float64"])
+# Variants are tested in float64 only.
 every_case_and_dtype = pytest.mark.parametrize(
     ("row", "dtype"),
-    [(row, np.float64) for row in CASES] + [(row, np.float32) for row in LOSSES],
+    [(row, np.float64) for row in CASES]
+    + [pytest.param(row, np.float32, marks=pytest.mark.slow) for row in LOSSES],
     ids=lambda value: getattr(value, "name", None) or np.dtype(value).name,
 )
 
@@ -52,7 +55,7 @@ def make_problem(row: LossRow, dtype: Any, masked: bool = True) -> tuple[Any, An
     params = {"kernel": kernel.astype(dtype), "rest": tuple(rest)}
     batch = {"inputs": rng.normal(size=(n, INPUTS)).astype(dtype), "labels": labels}
     if masked:
-        # As uneven as it can be: a full device, one row, none, most rows.
+        # As uneven as possible: all rows of a device, one row, no row, most rows.
         where = np.zeros((DEVICES, ROWS), bool)
         where[0], where[1, 4], where[3, 1:] = True, True, True
         labels = labels.copy()
@@ -79,15 +82,15 @@ def objective(row: LossRow, axis_name: Any, params: Any, batch: Any, reduction: 
 
 
 def step(row: LossRow, axis_name: Any, params: Any, batch: Any) -> Any:
-    """(the mean, the sum, and gradients of both together), the losses of the own rows.
+    """((mean, sum), gradients of both together), and the losses of this device's rows.
 
-    The losses of classes are the same on every device and stand beside the sum.
+    Losses per class are the same on every device. They follow the sum.
     """
 
     def loss(params):
         mean = objective(row, axis_name, params, batch, "mean")
         total = objective(row, axis_name, params, batch, "sum")
-        # One backward pass for the two: a factor that is wrong in either shows.
+        # One backward pass for both. A wrong factor in either changes the gradient.
         return mean + 0.3 * total, (mean, total)
 
     (_, values), grads = jax.value_and_grad(loss, has_aux=True)(params)
@@ -110,7 +113,7 @@ def single_device(row: LossRow, dtype: Any, masked: bool = True) -> Any:
 
 
 def check(got: Any, expected: Any, dtype: Any) -> None:
-    """1e-6 in float32 and 1e-9 in float64, relative to the largest number of each array."""
+    """The tolerance is relative to the largest number of each array."""
     tolerance = 1e-9 if dtype == np.float64 else 1e-6
     assert magnitude(expected[0][1]["kernel"]) > 1e-3
     got, expected = jax.tree.map(np.asarray, (got, expected))
@@ -145,24 +148,26 @@ def test_pmap(row, dtype):
         check((on_device, merged(own)), single_device(row, dtype), dtype)
 
 
+def sharded_step(row: LossRow, axes: Any, devices: Any, params: Any, batch: Any) -> Any:
+    """`step` by `shard_map` with its checks, as NumPy."""
+    specs = (P(), P(axes))
+    run = jax.shard_map(partial(step, row, axes), mesh=devices, in_specs=specs, out_specs=specs)
+    return jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+
+
 @every_case
 def test_shard_map(row):
     with precision(np.float64):
         params, batch = make_problem(row, np.float64)
-        run = jax.shard_map(
-            partial(step, row, "batch"),
-            mesh=mesh(),
-            in_specs=(P(), P("batch")),
-            out_specs=(P(), P("batch")),
-        )
-        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+        got = sharded_step(row, "batch", mesh(), params, batch)
     check(got, single_device(row, np.float64), np.float64)
 
 
+@pytest.mark.slow
 @every_loss
 @dtypes
 def test_shard_map_without_check_vma(row, dtype):
-    """Then nothing checks that what `P()` promises is the same on every device: look at each."""
+    """Without this check, the results of every device must be compared."""
 
     def run(params, batch):
         results, own = step(row, "batch", params, batch)
@@ -194,33 +199,23 @@ def test_jit_over_sharded_arrays(row, dtype):
     check(got, single_device(row, dtype), dtype)
 
 
+@pytest.mark.slow
 @every_loss
 def test_two_axis_names(row):
     axes = ("host", "chip")
     with precision(np.float64):
         params, batch = make_problem(row, np.float64)
-        run = jax.shard_map(
-            partial(step, row, axes),
-            mesh=mesh((2, 2), axes),
-            in_specs=(P(), P(axes)),
-            out_specs=(P(), P(axes)),
-        )
-        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+        got = sharded_step(row, axes, mesh((2, 2), axes), params, batch)
     check(got, single_device(row, np.float64), np.float64)
 
 
+@pytest.mark.slow
 @every_loss
 def test_without_masks(row):
-    """`check_vma` sees constants where there are no masks and no weights."""
+    """Without masks and weights, `check_vma` sees constants in their place."""
     with precision(np.float64):
         params, batch = make_problem(row, np.float64, masked=False)
-        run = jax.shard_map(
-            partial(step, row, "batch"),
-            mesh=mesh(),
-            in_specs=(P(), P("batch")),
-            out_specs=(P(), P("batch")),
-        )
-        got = jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
+        got = sharded_step(row, "batch", mesh(), params, batch)
     check(got, single_device(row, np.float64, masked=False), np.float64)
 
 

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import precision
+from tests.jaxloss.harness import precision, raises
 
 HALF = (jnp.bfloat16, jnp.float16)
 run = jax.jit(jaxloss.discriminability)
@@ -81,7 +81,7 @@ def test_no_pairs_give_zero(labels, where):
     where = np.full(4, where)
     intra, inter = references.discriminability(features, labels, where=where)
     got = run(jnp.asarray(features, np.float32), jnp.asarray(labels), where=jnp.asarray(where))
-    # A sum of squared roundings is no scatter either.
+    # The tolerance covers a sum of squared rounding errors.
     np.testing.assert_allclose(got.intra, intra, rtol=1e-5, atol=1e-12)
     np.testing.assert_allclose(got.inter, inter, rtol=1e-5, atol=1e-7)
     assert np.isfinite(got.ratio)
@@ -109,17 +109,17 @@ def test_degenerate_features_stay_finite(dtype):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="features"):
+    with raises(ValueError, match="features"):
         jaxloss.discriminability(jnp.zeros(3), jnp.zeros(3, int))
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(2, int))
-    with pytest.raises(TypeError, match="labels"):
+    with raises(TypeError, match="labels"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3))
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         jaxloss.discriminability(jnp.zeros((3, 2), int), jnp.zeros(3, int))
-    with pytest.raises(ValueError, match="where"):
+    with raises(ValueError, match="where"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3, int), where=jnp.ones(2, bool))
-    with pytest.raises(TypeError, match="where"):
+    with raises(TypeError, match="where"):
         jaxloss.discriminability(jnp.zeros((3, 2)), jnp.zeros(3, int), where=jnp.ones(3))
 
 

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 
 import jaxloss
 from jaxloss._grouping import Bound
-from tests.jaxloss import references, torch_references
-from tests.jaxloss.harness import finite, magnitude, precision, widen
+from tests.jaxloss import references
+from tests.jaxloss.harness import finite, magnitude, precision, raises, widen
 from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_features, make_weights
 
 BOUNDS: tuple[Bound, ...] = ("tight", "loose")
@@ -51,7 +50,7 @@ def equal_groupings(dim, num_groups):
 
 
 def nasty_scores(dim, dtype):
-    """Rows of scores that a ranking may get wrong."""
+    """Rows of scores that are hard to rank."""
     rng = np.random.default_rng(111)
     limits = jnp.finfo(dtype)
     one = np.asarray(1, dtype)
@@ -84,7 +83,7 @@ def nasty_scores(dim, dtype):
 
 
 def groups_of_scores(scores, num_groups):
-    """W of ones and zeros: the score of a feature is the feature itself."""
+    """With a W of ones and zeros, the score of a feature is the feature itself."""
     with precision(scores.dtype):
         weights = jnp.zeros((scores.shape[1], 2), scores.dtype).at[:, 0].set(1)
         labels = jnp.zeros(len(scores), np.int32)
@@ -103,7 +102,7 @@ def test_groups_equal_those_of_a_stable_sort(dim, num_groups, dtype):
 
 
 def test_denormal_scores_still_give_equal_groups():
-    """Whether they are flushed to zero is the backend's choice."""
+    """The backend decides whether they are flushed to zero."""
     scores = np.random.default_rng(112).choice([1e-40, -1e-40, 0.0, 1.0], (30, 8))
     groups = groups_of_scores(scores.astype(np.float32), 4)
     for row, scored in zip(groups, scores, strict=True):
@@ -127,7 +126,7 @@ def test_scores_are_those_of_the_formula(classes):
 
 
 def test_equal_features_go_by_index():
-    """Twins have the same score to the last bit, whatever the rounding."""
+    """Equal features have exactly equal scores."""
     rng = np.random.default_rng(114)
     features = np.repeat(make_features(rng, 50, np.float32, dim=9), 4, axis=1)
     weights = np.repeat(make_weights(rng, np.float32, dim=9, classes=37), 4, axis=0)
@@ -177,7 +176,7 @@ def test_contiguous_groups(dim, num_groups):
 
 
 def test_random_groups_are_equal_parts_in_any_order():
-    """Shares and pairs as random permutations have them, within 5 standard deviations."""
+    """The frequencies match those of random permutations, within 5 standard deviations."""
     n, dim, sizes = 20000, 7, np.array([3, 2, 2])
     draw = jax.jit(partial(jaxloss.random_groups, num_samples=n, dim=dim, num_groups=3))
     groups = np.asarray(draw(jax.random.key(3)))
@@ -271,7 +270,7 @@ def relaxed(scores, groupings, num_groups, sharpness=1):
 
 @pytest.mark.parametrize("num_groups", [2, 3])
 def test_lemma_1(num_groups):
-    """Sorting maximises the relaxed objective over all equal groupings, by brute force."""
+    """Sorting maximises the relaxed objective over all equal groupings (brute force)."""
     everything = equal_groupings(6, num_groups)
     assert len(everything) == {2: 20, 3: 90}[num_groups]
     features, labels, weights, bias = problem(118, n=40, dim=6)
@@ -286,9 +285,9 @@ def test_lemma_1(num_groups):
             reached = relaxed(scores[i], groups[i][None], num_groups, sharpness)[0]
             assert reached >= objective.max() - 1e-12
             assert np.sum(objective > reached - 1e-9) < len(everything)
-            # (A.18): and it bounds the loss from below, that has no bias.
+            # (A.18): it is a lower bound of the loss without a bias.
             assert reached <= bounds[bound][i] + 1e-12
-        # (A.21): of two groups, all features of the one score higher than all of the other.
+        # (A.21): all features of one group have higher scores than all features of the other.
         for low, high in itertools.combinations(range(num_groups), 2):
             assert scores[i][groups[i] == low].max() < scores[i][groups[i] == high].min()
     assert bias.any()
@@ -297,7 +296,7 @@ def test_lemma_1(num_groups):
 @every_bound
 @pytest.mark.parametrize("num_groups", [2, 3])
 def test_for_two_classes_no_equal_grouping_has_a_larger_loss(num_groups, bound):
-    """Then the log-sum-exp over the other classes is their mean: nothing is relaxed."""
+    """The log-sum-exp over the one other class is their mean, so the bound is exact."""
     everything = equal_groupings(6, num_groups)
     rng = np.random.default_rng(119)
     for _ in range(5):
@@ -354,7 +353,7 @@ def feature_gradients(num_groups, bound):
 
 @every_bound
 def test_feature_gradient_is_that_of_the_paper(bound):
-    """Eq. (B.2): a block of the classifier for each group times that group's posterior."""
+    """Eq. (B.2): for each group, its block of the classifier times its posterior."""
     features, labels, weights, bias = problem(121)
     with jax.enable_x64(True):
         args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
@@ -393,7 +392,7 @@ def test_rank_of_the_feature_gradients(bound):
             assert np.linalg.matrix_rank(basis) == min(classes * num_groups, dim)
         per_sample = np.asarray(feature_gradients(4, bound)(*args, None))
     assert ranks == {1: 2, 2: 4, 4: 8}
-    # Groups of each sample's own together leave no direction out.
+    # Groups that differ between samples cover all directions together.
     assert np.linalg.matrix_rank(per_sample, tol=1e-9) == dim
 
 
@@ -431,6 +430,9 @@ def test_given_groups_equal_references(bound, with_bias):
     masks = {"where": where, "sample_weights": sample_weights}
     expected = references.group_softmax_loss(*args, groups=groups, **options, **masks)
 
+    torch = pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
     torch_args = [
         torch.tensor(a, dtype=torch.int64 if k == 1 else None) for k, a in enumerate(args)
     ]
@@ -443,7 +445,7 @@ def test_given_groups_equal_references(bound, with_bias):
     )
     torch_grads = tuple(g.numpy() for g in torch.autograd.grad(torch_loss, leaves))
 
-    # What is given for rows that do not count does not matter.
+    # The groups of rows that do not count have no effect.
     groups[~where], groups[5] = 99, -7
     with jax.enable_x64(True):
         run = jax.jit(
@@ -474,12 +476,12 @@ def test_wrong_groups():
     features, labels, weights = jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((4, 3))
     loss = partial(jaxloss.group_softmax_loss, features, labels, weights, num_groups=2)
     for shape in [(), (4,), (1, 4), (4, 5), (5, 3)]:
-        with pytest.raises(ValueError, match=r"`groups`.*\(5, 4\).*broadcast_to"):
+        with raises(ValueError, match=r"`groups`.*\(5, 4\).*broadcast_to"):
             loss(groups=jnp.zeros(shape, int))
     for dtype in (np.float32, np.bool_):
-        with pytest.raises(TypeError, match="`groups` must hold integers"):
+        with raises(TypeError, match="`groups` must have an integer dtype"):
             loss(groups=jnp.zeros((5, 4), dtype))
-    with pytest.raises(ValueError, match="`bound` must be one of tight, loose, got 'II'"):
+    with raises(ValueError, match="`bound` must be one of tight, loose, got 'II'"):
         loss(bound="II")  # pyright: ignore
 
 
@@ -499,12 +501,12 @@ def test_wrong_groups():
 )
 def test_wrong_number_of_groups(function):
     jax.eval_shape(lambda: function(4))
-    with pytest.raises(ValueError, match=r"`num_groups` must be at most .* 4, got 5"):
+    with raises(ValueError, match=r"`num_groups` must be at most .* 4, got 5"):
         function(5)
-    with pytest.raises(ValueError, match="`num_groups` must be at least 1, got 0"):
+    with raises(ValueError, match="`num_groups` must be at least 1, got 0"):
         function(0)
     for number in (2.0, True, None):
-        with pytest.raises(TypeError, match="`num_groups` must be a Python integer"):
+        with raises(TypeError, match="`num_groups` must be a Python integer"):
             function(number)
 
 
@@ -513,11 +515,11 @@ def test_wrong_shapes_of_groups_to_make():
         jaxloss.contiguous_groups,
         partial(jaxloss.random_groups, jax.random.key(0)),
     ):
-        with pytest.raises(ValueError, match="`num_samples`"):
+        with raises(ValueError, match="`num_samples`"):
             make(0, 4, 2)
-        with pytest.raises(ValueError, match="`dim`"):
+        with raises(ValueError, match="`dim`"):
             make(3, 0, 1)
-    with pytest.raises(ValueError, match=r"`weights` must have shape \[d, C\] with d = 4"):
+    with raises(ValueError, match=r"`weights` must have shape \[d, C\] with d = 4"):
         jaxloss.discriminative_groups(jnp.zeros((5, 4)), jnp.zeros(5, int), jnp.zeros((3, 4)), 2)
 
 
@@ -542,7 +544,7 @@ def test_a_nan_stays_in_its_sample_and_its_group():
 
 @every_bound
 def test_large_logits(bound):
-    """Group logits of ±1e4, in favour of the label and against it, at every label."""
+    """Group logits of ±1e4, for and against the label, at every label."""
     features = np.repeat([[1e2, -1e2, 1e2, 1.0], [-1e2, 1e2, -1e2, 0.0]], 2, axis=0)
     weights = 1e2 * np.array([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [0.5, 0.5]])
     labels = np.array([0, 1, 0, 1], np.int32)
@@ -577,7 +579,7 @@ def test_bfloat16_features_beside_a_float32_classifier():
 
 
 def primitives_and_sizes(jaxpr):
-    """The names of all operations, and the sizes of all that they give, in nested jaxprs too."""
+    """The names of all operations and the sizes of all results, in nested jaxprs too."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name, max(out.aval.size for out in equation.outvars)
         for nested in jaxprs_in_params(equation.params):

@@ -1,4 +1,4 @@
-"""Class means, balanced lengths, and what the prototype losses claim about their gradients.
+"""Class means, balanced lengths, and the gradients of the prototype losses.
 
 The properties that all losses share are in `test_contract.py` and `test_devices.py`.
 """
@@ -14,7 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import precision
+from tests.jaxloss.harness import precision, raises
 
 DEVICES = 4
 CLASSES = 5
@@ -71,7 +71,7 @@ def test_class_means_equal_a_loop(dtype, decay):
 
 
 def test_absent_classes_stay_bit_for_bit():
-    """Also means of any length: only what is updated is normalised."""
+    """Also for means of any length, because only updated means are normalised."""
     means = np.random.default_rng(42).normal(size=(6, CLASSES)).astype(np.float32)
     features = np.ones((2, 6), np.float32)
     got = np.asarray(update(means, features, np.array([2, -1])))
@@ -93,7 +93,7 @@ def test_degenerate_class_means_stay_finite():
     old = np.array([[1.0, 0.0, 0.6], [0.0, 0.0, 0.8]], np.float32)
     zero = update(old, np.zeros((3, 2), np.float32), np.arange(3))
     np.testing.assert_allclose(zero, old, atol=1e-7)
-    # Samples that cancel, and a class that turns by exactly 180 degrees.
+    # Samples that cancel, and a class mean that reverses its direction.
     opposite = np.array([[1.0, 2.0], [-1.0, -2.0], [-0.6, -0.8]], np.float32)
     got = update(old, opposite, np.array([0, 0, 2]), decay=0.5)
     np.testing.assert_allclose(got, [[1, 0, 0], [0, 0, 0]], atol=1e-7)
@@ -115,7 +115,7 @@ def test_too_large_labels_are_left_out_of_the_means():
         np.testing.assert_array_equal(got, expected)
 
 
-def test_nan_spoils_the_mean_of_its_own_class_only():
+def test_nan_affects_the_mean_of_its_own_class_only():
     means, (features, labels, _) = make_means(47), make_batch(48)
     labels[3], features[3, 1] = 0, np.nan
     got = np.asarray(update(means, features, labels))
@@ -130,12 +130,12 @@ def test_half_precision_features_update_float32_means(dtype):
     got = update(means, narrow, labels)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, update(means, narrow.astype(np.float32), labels), rtol=1e-6)
-    # The state keeps its dtype, so that it can be carried through a loop.
+    # The dtype does not change, so the state can be a loop carry.
     assert update(jnp.asarray(means, dtype), features.astype(np.float32), labels).dtype == dtype
 
 
 def spread(run, mode):
-    """`run(shared, *rows)` over four devices, every device's result."""
+    """The results of `run(shared, *rows)` on each of four devices."""
 
     def on_device(shared, *rows):
         return jax.tree.map(lambda x: x[None], run(shared, *rows))
@@ -158,7 +158,7 @@ def spread(run, mode):
 @pytest.mark.parametrize("mode", ["pmap", "check_vma", "without check_vma"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 def test_class_means_and_lengths_over_devices(mode, dtype):
-    """With masks as uneven as they can be; every device ends with the very same numbers."""
+    """With masks as uneven as possible. All devices get exactly the same numbers."""
     means, (features, labels, where) = make_means(51).astype(dtype), make_batch(52)
     where = np.array([[1] * 6, [0, 0, 1, 0, 0, 0], [0] * 6, [0, 1, 1, 1, 1, 1]], bool).ravel()
     features = features.astype(dtype)
@@ -184,22 +184,22 @@ def test_class_means_and_lengths_over_devices(mode, dtype):
 
 def test_class_means_errors():
     means, features, labels = jnp.ones((3, 4)), jnp.ones((5, 3)), jnp.zeros(5, int)
-    with pytest.raises(ValueError, match=r"class_means.*d = 3.*\(4, 3\)"):
+    with raises(ValueError, match=r"class_means.*d = 3.*\(4, 3\)"):
         jaxloss.update_class_means(means.T, features, labels)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.update_class_means(means[0], features, labels)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.update_class_means(means[:, :0], features, labels)
-    with pytest.raises(TypeError, match="class_means"):
+    with raises(TypeError, match="class_means"):
         jaxloss.update_class_means(jnp.ones((3, 4), int), features, labels)
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         jaxloss.update_class_means(means, jnp.ones((5, 3), int), labels)
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.update_class_means(means, features, labels[:4])
-    with pytest.raises(ValueError, match="where"):
+    with raises(ValueError, match="where"):
         jaxloss.update_class_means(means, features, labels, where=jnp.ones(4, bool))
     for decay in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="decay"):
+        with raises(ValueError, match="decay"):
             jaxloss.update_class_means(means, features, labels, decay=decay)
 
 
@@ -223,7 +223,7 @@ def test_too_large_labels_have_no_length():
 
 
 def test_lengths_give_every_class_the_same_weight():
-    """The gradients of a class's samples, which all have cosine 0, sum to the same length."""
+    """All samples have cosine 0. Their gradients sum to the same length for every class."""
     labels = jnp.array([0, 0, 0, 0, 0, 1, 2, 2])
     features = jnp.tile(jnp.eye(4)[3:], (8, 1))
     lengths = lengths_of(labels, 4)
@@ -237,13 +237,13 @@ def test_lengths_give_every_class_the_same_weight():
 
 def test_lengths_errors():
     labels = jnp.zeros(5, int)
-    with pytest.raises(TypeError, match="labels"):
+    with raises(TypeError, match="labels"):
         jaxloss.class_balanced_lengths(jnp.zeros(5), 3)
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.class_balanced_lengths(jnp.zeros((5, 1), int), 3)
-    with pytest.raises(ValueError, match="num_classes"):
+    with raises(ValueError, match="num_classes"):
         jaxloss.class_balanced_lengths(labels, 0)
-    with pytest.raises(ValueError, match="where"):
+    with raises(ValueError, match="where"):
         jaxloss.class_balanced_lengths(labels, 3, where=jnp.ones(4, bool))
 
 
@@ -261,12 +261,14 @@ def make_problem(seed, n=9, dim=6):
 def gradient(loss, features, labels, prototypes, **options):
     with jax.enable_x64(True):
         run = partial(loss, reduction="sum", **options)
+        numpy = {k: v for k, v in run.keywords.items() if isinstance(v, np.ndarray)}
+        run = partial(run, **jax.tree.map(jnp.asarray, numpy))
         grad = jax.jit(jax.grad(run))(*map(jnp.asarray, (features, labels, prototypes)))
         return np.asarray(grad)
 
 
 def test_prototype_gradient_is_a_pull_along_the_sphere():
-    """−2 (1 − cos) (p − cos·u) / ‖x‖: towards the prototype, at a right angle to the feature."""
+    """−2 (1 − cos) (p − cos·u) / ‖x‖: towards the prototype and orthogonal to the feature."""
     features, labels, prototypes, assignment = make_problem(54)
     got = gradient(jaxloss.prototype_loss, features, labels, prototypes, assignment=assignment)
     norms = np.linalg.norm(features, axis=1, keepdims=True)
@@ -278,7 +280,7 @@ def test_prototype_gradient_is_a_pull_along_the_sphere():
 
 
 def test_dot_regression_gradient_is_a_pull_along_the_prototype():
-    """−(1 − cos) ‖q‖ q, whatever the feature's norm."""
+    """−(1 − cos) ‖q‖ q, for any norm of the feature."""
     features, labels, prototypes, assignment = make_problem(55)
     lengths = np.array([0.5, 2.0, 1.0, 1.5, 0.7])
     options: Any = {"assignment": assignment, "lengths": lengths}
@@ -293,7 +295,7 @@ def test_dot_regression_gradient_is_a_pull_along_the_prototype():
 
 @losses
 def test_no_other_prototype_has_a_part(loss):
-    """Unlike cross-entropy (supplement, eq. 11), there is no push away from other prototypes."""
+    """Unlike cross-entropy (supplement, eq. 11), these do not push away from other prototypes."""
     features, labels, prototypes, assignment = make_problem(56)
     labels = np.where(labels == 2, 3, labels)
     moved = prototypes.copy()
@@ -317,7 +319,7 @@ def test_no_other_prototype_has_a_part(loss):
 
 @losses
 def test_an_aligned_feature_is_at_rest(loss):
-    """Neural collapse, features along their prototypes, is the minimum: 0, without a gradient."""
+    """Features along their prototypes (neural collapse) have loss 0 and a zero gradient."""
     _, labels, prototypes, assignment = make_problem(58)
     features = prototypes[:, assignment[labels]].T * np.linspace(0.1, 30, 9)[:, None]
     got = gradient(partial(loss, assignment=assignment), features, labels, prototypes)
@@ -330,7 +332,7 @@ def test_an_aligned_feature_is_at_rest(loss):
 @losses
 @pytest.mark.parametrize("scale", [1e-30, 1e-5, 1e5, 1e15])
 def test_extreme_norms(loss, scale):
-    """Squares of these would underflow or overflow in float32."""
+    """The squares of these numbers underflow or overflow in float32."""
     features, labels, prototypes, _ = make_problem(59)
     features = scale * features
     run = jax.jit(jax.value_and_grad(partial(loss, reduction="sum")))
@@ -383,7 +385,7 @@ def test_an_assignment_out_of_range_is_nan_for_its_class_only(loss, column):
 
 @losses
 def test_a_label_beyond_the_assignment_is_nan(loss):
-    """There is a prototype of that number, but the assignment knows no such class."""
+    """A prototype with this index exists, but the assignment has no such class."""
     features, labels, prototypes, assignment = make_problem(63)
     labels[4] = CLASSES
     args = [jnp.asarray(a) for a in (np.float32(features), labels, prototypes)]
@@ -396,29 +398,29 @@ def test_a_label_beyond_the_assignment_is_nan(loss):
 def test_errors(loss):
     features, labels, prototypes = jnp.ones((5, 3)), jnp.zeros(5, int), jnp.ones((3, 4))
     for bad in (prototypes.T, prototypes[0], prototypes[:, :0], prototypes[None]):
-        with pytest.raises(ValueError, match=rf"`prototypes`.*\({bad.shape[0]},"):
+        with raises(ValueError, match=rf"`prototypes`.*\({bad.shape[0]},"):
             loss(features, labels, bad)
-    with pytest.raises(TypeError, match="prototypes"):
+    with raises(TypeError, match="prototypes"):
         loss(features, labels, jnp.ones((3, 4), int))
     for bad in (jnp.zeros(0, int), jnp.zeros((4, 1), int)):
-        with pytest.raises(ValueError, match="assignment"):
+        with raises(ValueError, match="assignment"):
             loss(features, labels, prototypes, assignment=bad)
-    with pytest.raises(TypeError, match="assignment"):
+    with raises(TypeError, match="assignment"):
         loss(features, labels, prototypes, assignment=jnp.zeros(4))
-    with pytest.raises(TypeError, match="assignment"):
+    with raises(TypeError, match="assignment"):
         loss(features, labels, prototypes, assignment=[0, 1, 2, 3])
 
 
 def test_errors_of_lengths():
     args = jnp.ones((5, 3)), jnp.zeros(5, int), jnp.ones((3, 4))
     run = jaxloss.dot_regression_loss
-    with pytest.raises(ValueError, match=r"`lengths`.*4 classes.*\(3,\)"):
+    with raises(ValueError, match=r"`lengths`.*C = 4.*\(3,\)"):
         run(*args, lengths=jnp.ones(3))
-    with pytest.raises(ValueError, match=r"`lengths`.*2 classes.*\(4,\)"):
+    with raises(ValueError, match=r"`lengths`.*C = 2.*\(4,\)"):
         run(*args, assignment=jnp.array([1, 0]), lengths=jnp.ones(4))
-    with pytest.raises(ValueError, match="`lengths`"):
+    with raises(ValueError, match="`lengths`"):
         run(*args, lengths=jnp.ones((4, 1)))
-    with pytest.raises(TypeError, match="`lengths`"):
+    with raises(TypeError, match="`lengths`"):
         run(*args, lengths=jnp.ones(4, int))
 
 
@@ -426,7 +428,7 @@ def test_errors_of_lengths():
 
 
 def test_assignment_follows_the_features():
-    """Class directions far from the prototypes of the same number, seen through noisy batches."""
+    """Class directions far from the prototypes with the same index, in noisy batches."""
     rng = np.random.default_rng(64)
     prototypes = jaxloss.simplex_prototypes(CLASSES, 6)
     order = np.array([3, 0, 4, 1, 2])
@@ -450,7 +452,7 @@ def test_assignment_follows_the_features():
 
 @pytest.mark.parametrize("loss", [jaxloss.prototype_loss, jaxloss.dot_regression_loss])
 def test_small_gaps_keep_their_digits(loss):
-    """Both losses aim at cos = 1, where 1 − cos would cancel in float32."""
+    """Near cos = 1, the optimum of both losses, 1 − cos cancels in float32."""
     rng = np.random.default_rng(81)
     prototypes = rng.normal(size=(64, 8)).astype(np.float32)
     labels = jnp.asarray(rng.integers(0, 8, 32))
@@ -467,7 +469,7 @@ def test_small_gaps_keep_their_digits(loss):
 
 @pytest.mark.parametrize("loss", [jaxloss.prototype_loss, jaxloss.dot_regression_loss])
 def test_unused_prototypes_do_not_leak(loss):
-    """A row that is ignored must not reach for the prototype of class 0."""
+    """An ignored row has no effect on the prototype of class 0."""
     prototypes = jnp.ones((3, 4)).at[:, 0].set(jnp.nan)
     labels = jnp.array([-1, 1, 2, 3])
     value, gradient = jax.value_and_grad(loss, argnums=2)(jnp.eye(4, 3), labels, prototypes)

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 import jaxloss
-from tests.jaxloss import references, torch_references
-from tests.jaxloss.harness import magnitude, widen
+from tests.jaxloss import references
+from tests.jaxloss.harness import magnitude, raises, widen
 from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_weights
 
 SUMS = {
@@ -55,7 +54,7 @@ def gradients(loss, args, **options):
 
 
 def metric_gradients(loss, args, **options):
-    """The metric part's gradients: what one more unit of its weight adds."""
+    """The gradients of the metric loss: the change from weight 0 to weight 1."""
 
     def part(*args):
         once, twice = (loss(*args, metric_weight=w, **options) for w in (1.0, 2.0))
@@ -132,7 +131,7 @@ def test_direct_sums_metric_gradient_is_orthogonal_to_the_classifier(metric):
     assert magnitude(plain @ weights) > 1e-2
     assert magnitude(complement[0]) > 1e-3
     np.testing.assert_allclose(complement[0] @ weights, 0, atol=1e-9)
-    # What is left by an epsilon is eps / (sigma^2 + eps) of each singular direction, no more.
+    # An epsilon leaves eps / (sigma^2 + eps) of each singular direction.
     soft = metric_gradients(jaxloss.direct_sum_loss, args, metric_loss=metric)[0]
     singular = np.linalg.svd(weights, compute_uv=False)
     bound = np.max(1e-4 * singular / (singular**2 + 1e-4))
@@ -158,8 +157,11 @@ def test_metric_part_does_not_reach_the_classifier(name):
 
 
 @pytest.mark.parametrize("name", ["direct_sum", "spectral_sum"])
-def test_metric_part_reaches_the_classifier_where_it_is_asked_to(name):
-    """Without the stop-gradient, the whole gradient is torch's through the projection."""
+def test_metric_part_reaches_the_classifier_without_stop_gradient(name):
+    """The whole gradient is that of PyTorch through the projection."""
+    torch = pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
     args = problem(100)
     project = {
         "direct_sum": torch_references.project_complement,
@@ -190,7 +192,7 @@ def test_direct_sum_equals_spectral_sum_at_its_limits():
 def test_direct_sum_needs_more_dimensions_than_classes(dim):
     features, labels = jnp.zeros((5, dim)), jnp.zeros(5, int)
     weights = jnp.zeros((dim, CLASSES))
-    with pytest.raises(ValueError, match="spectral_sum_loss") as caught:
+    with raises(ValueError, match="spectral_sum_loss") as caught:
         jaxloss.direct_sum_loss(features, labels, weights)
     assert str(dim) in str(caught.value)
     assert str(CLASSES) in str(caught.value)

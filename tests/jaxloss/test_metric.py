@@ -1,4 +1,4 @@
-"""What is particular to the metric losses."""
+"""Properties of the metric losses that the contract does not cover."""
 
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxloss
 from tests.jaxloss import references
+from tests.jaxloss.harness import raises
 from tests.jaxloss.loss_table import make_features, make_labels
 
 nca: Any = jax.jit(jaxloss.nca_loss, static_argnames=("temperature", "reduction"))
@@ -21,7 +22,7 @@ proto: Any = jax.jit(
 
 
 def array_shapes(function, *args):
-    """The shapes of all arrays within the jaxpr of a function, inner jaxprs included."""
+    """The shapes of all arrays in the jaxpr of a function and its inner jaxprs."""
     shapes = set()
 
     def visit(jaxpr):
@@ -65,7 +66,7 @@ def test_temperature(temperature):
 
 
 def test_prototypical_with_and_without_num_classes():
-    """The batch's classes are the candidates either way, whichever numbers they carry."""
+    """The candidates are the classes of the batch either way, for any class indices."""
     rng = np.random.default_rng(52)
     features = make_features(rng, 14, np.float64)
     labels = rng.choice(np.array([-1, 2, 5, 6, 40], np.int32), 14)
@@ -86,7 +87,7 @@ def test_prototypical_with_and_without_num_classes():
 
 
 def test_absent_classes_are_no_candidates():
-    """One class lies around zero, where the mean of an absent class would be, too."""
+    """One class lies around zero, where the mean of an absent class would be."""
     features = jnp.array([[0.1, 0.0], [-0.1, 0.0], [3.0, 0.1], [3.0, -0.1]])
     labels = jnp.array([1, 1, 3, 3])
     got = proto(features, labels, num_classes=50)
@@ -97,7 +98,7 @@ def test_absent_classes_are_no_candidates():
 
 
 def test_singleton_classes_are_candidates():
-    """A sample alone in its class has no loss of its own, but others may be mistaken for it."""
+    """A sample alone in its class has no loss, but its class is a candidate for the others."""
     features = np.array([[0.0, 0.0], [1.0, 0.2], [0.3, 0.1]])
     labels = np.array([0, 0, 1])
     for loss, reference in ((nca, references.nca_loss), (proto, references.prototypical_loss)):
@@ -129,12 +130,12 @@ def test_gradient_lies_in_the_span_of_the_features(loss):
     "loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"]
 )
 def test_large_offset_keeps_accuracy(loss):
-    """Inner products of features far from zero cancel, unless the features are centred first."""
+    """Without centring, inner products of features far from zero cancel."""
     rng = np.random.default_rng(54)
     features = (make_features(rng, 12, np.float64) + 1000).astype(np.float32)
     labels = make_labels(rng, 12)
     where = np.arange(12) != 5
-    features[5] = -1e6  # A masked row may not move the centre either.
+    features[5] = -1e6  # A masked row does not move the centre.
     run = jax.jit(jax.value_and_grad(loss))
     got = jax.tree.map(np.asarray, run(jnp.asarray(features), jnp.asarray(labels), where=where))
     with jax.enable_x64(True):
@@ -148,7 +149,7 @@ def test_large_offset_keeps_accuracy(loss):
 
 @pytest.mark.parametrize("loss", [nca, proto], ids=["nca", "proto"])
 def test_invariances(loss):
-    """Translation, rotation, and the order of the samples and of the classes."""
+    """The loss is invariant to translation, rotation, and the order of samples and classes."""
     rng = np.random.default_rng(55)
     features, labels = make_features(rng, 12, np.float64), make_labels(rng, 12)
     rotation = np.linalg.qr(rng.normal(size=(7, 7)))[0]
@@ -179,7 +180,7 @@ def test_far_apart_clusters_leave_no_loss_and_wrong_clusters_a_large_one():
 
 
 def test_small_losses_are_not_rounded_to_zero():
-    """A loss of e^-40 is not rounded to zero, as it is by a difference of two logarithms."""
+    """A loss of e^-40 is not rounded to zero. A difference of two logarithms would be."""
     features = np.array([[0.0], [0.1], [6.5], [6.6]])
     labels = np.array([0, 0, 1, 1])
     got = nca(jnp.asarray(features, np.float32), jnp.asarray(labels))
@@ -197,7 +198,7 @@ def test_small_losses_are_not_rounded_to_zero():
 
 
 def test_num_classes_must_be_an_integer():
-    with pytest.raises((TypeError, ValueError), match="num_classes"):
+    with raises(TypeError, match="num_classes"):
         proto(jnp.zeros((3, 2)), jnp.zeros(3, int), num_classes=2.5)  # pyright: ignore
 
 
@@ -225,7 +226,7 @@ def test_blocks_bound_the_memory():
     ("block_size", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError)]
 )
 def test_block_size_out_of_range(block_size, error):
-    with pytest.raises(error, match="block_size"):
+    with raises(error, match="block_size"):
         jaxloss.nca_loss(jnp.ones((3, 2)), jnp.zeros(3, int), block_size=block_size)
 
 

@@ -1,4 +1,4 @@
-"""What is particular to the multi-label losses."""
+"""Properties of the multi-label losses that the contract does not cover."""
 
 from functools import partial
 from typing import Any
@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import magnitude
+from tests.jaxloss.harness import magnitude, raises
 from tests.jaxloss.loss_table import CLASSES, LOSSES, logits_and_targets
 
 P = PartitionSpec
@@ -36,7 +35,7 @@ def problem():
 
 
 def in_float64(function, *args, **options):
-    """The NumPy result of `function` of arrays in float64."""
+    """The result of `function` for arrays in float64, as NumPy."""
     with jax.enable_x64(True):
         result = function(*map(jnp.asarray, args), **options)
         return jax.tree.map(np.asarray, result)
@@ -56,7 +55,7 @@ def test_two_way_is_the_sum_of_its_halves(problem):
 
 
 def test_two_way_has_no_terms(problem):
-    with pytest.raises(ValueError, match=r"reduction.*class_wise_loss.*sample_wise_loss"):
+    with raises(ValueError, match=r"reduction.*class_wise_loss.*sample_wise_loss"):
         jaxloss.two_way_loss(*map(jnp.asarray, problem), reduction="none")  # type: ignore[arg-type]
 
 
@@ -111,7 +110,7 @@ def test_gradients_of_the_supplement(temperature, margin):
 
 
 def test_a_higher_temperature_spreads_the_gradient_over_the_positives():
-    """The claim below eq. (v): a margin leaves the shares of the positives as they are."""
+    """Below eq. (v): a margin does not change the shares of the positives."""
     x, t = np.array([[3.0, 0.0, 1.0, 0.5]]), np.array([[1, 1, 1, 0]])
 
     def shares(**options):
@@ -147,7 +146,7 @@ def test_without_negatives_the_loss_is_zero_and_counts(loss):
 
 @every_loss
 def test_an_unknown_target_is_a_class_that_is_not_there(row):
-    """The logit of an unknown target acts on nothing, whatever it is."""
+    """The logit of an unknown target has no effect."""
     logits, targets = logits_and_targets(np.random.default_rng(73), 9, np.float64)
     grad = jax.jit(jax.value_and_grad(row.function))
     expected = in_float64(grad, logits, targets)
@@ -166,7 +165,7 @@ def test_an_unknown_target_is_a_class_that_is_not_there(row):
 
 
 def test_what_counts(problem):
-    """Samples with negatives alone: where positives are needed, they do not count."""
+    """Samples with negatives only do not count for losses that need positives."""
     logits, _ = problem
     targets = np.tile([0, -1, 0, 0], (9, 1))
     targets[0] = [1, 1, 0, 0]
@@ -216,7 +215,7 @@ def test_the_dtype_of_the_targets(row):
 
 
 @every_loss
-def test_a_weight_is_how_often_a_sample_stands_there(row):
+def test_a_weight_equals_repeated_samples(row):
     logits, targets = logits_and_targets(np.random.default_rng(77), 9, np.float64)
     times = np.array([1, 3, 0, 2, 1, 0, 1, 4, 2])
 
@@ -263,7 +262,7 @@ def test_class_wise_weights_at_their_bounds(problem):
 
 @pytest.mark.parametrize("loss", [sample_wise, class_wise, two_way])
 def test_traced_temperatures_and_their_gradients(loss):
-    """Also where a set is empty: log Σ over nothing is no −∞ · 0 there."""
+    """Also for empty sets, where log Σ must not give −∞ · 0."""
     logits, targets = logits_and_targets(np.random.default_rng(78), 9, np.float64)
     targets[0], targets[1], targets[:, 0], targets[2] = 1, 0, 1, -1
 
@@ -302,7 +301,7 @@ def test_multilabel_softmax_normalises_the_targets(problem):
     x = logits - np.log(np.exp(logits[:, :3]).sum(axis=1, keepdims=True))
     expected = -(0.25 * x[:, 0] + 0.75 * x[:, 2])
     close(in_float64(softmax, logits, targets, reduction="none"), expected)
-    # The minimum is at logits in the proportion of the targets.
+    # At the minimum, the softmax equals the normalised targets.
     gradient = in_float64(
         jax.jit(jax.grad(jaxloss.multilabel_softmax_loss)),
         np.log([[1.0, 1e-30, 3.0, 7.0]]),
@@ -336,12 +335,12 @@ def asymmetric_derivatives(logits, targets, focus, clip):
 @pytest.mark.parametrize("focus", [0.0, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
-    """At the clip, too, where q is 0."""
+    """Also at the clip, where q is 0."""
     sizes = np.array([1e4, 1e3, 110, 95, 89, 80.5, 80, 50, 17, 5, 1, 0.1])
     kink = np.log(clip / (1 - clip)) if clip else 0.0
     near = kink + np.array([0, 1e-7, -1e-7, 1e-5, -1e-5, 1e-3])
     x = np.concatenate([-sizes, sizes, near]).astype(dtype)[:, None]
-    # Beside the clip, q is rounded, and a small power of it more.
+    # Near the clip, the rounding error of q is large, and larger for a small power of q.
     beside = (np.abs(x[:, 0] - kink) < 1e-2) & (clip > 0)
     for kind in (1, 0):
         targets = np.full(x.shape, kind)
@@ -362,7 +361,7 @@ def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
 
 
 def test_warp_by_hand():
-    """Ranks 2, 0 and 3 of the positives 0, 1, 2; the last negative violates only the lowest."""
+    """The positives have ranks 2, 0 and 3. The last negative violates only the lowest positive."""
     x = np.array([[1.0, 5.0, -1.0, 0.5, 1.25, -1.5]])
     t = np.array([[1, 1, 1, 0, 0, 0]])
     value, gradient = in_float64(warp_gradient, x, t)
@@ -373,7 +372,7 @@ def test_warp_by_hand():
 
 
 def test_warp_excludes_a_negative_at_the_margin():
-    """A pair is inside the margin where 1 − z_p + z_k > 0; ties of logits count each."""
+    """A pair is inside the margin if 1 − z_p + z_k > 0. Equal logits count separately."""
     x = np.array([[1.0, 1.0, 0.0, 0.0, 0.5, 0.5]])
     t = np.array([[1, 1, 0, 0, 0, 0]])
     value, gradient = in_float64(warp_gradient, x, t)
@@ -393,7 +392,7 @@ def test_warp_does_not_cancel_far_from_zero():
 
 
 def test_warp_forms_no_pairs():
-    """All pairs of these classes would take 4 n C² = 32 MB, or 8 with one byte each."""
+    """All pairs of these classes take 32 MB in float32, or 8 MB as bool."""
     n, classes = 32, 500
     x = jax.ShapeDtypeStruct((n, classes), np.float32)
     t = jax.ShapeDtypeStruct((n, classes), np.bool_)
@@ -408,6 +407,7 @@ def test_float32_of_many_classes(row):
     logits = rng.normal(-1, 3, (24, 80)).astype(np.float32)
     targets = rng.choice([-1, 0, 1], (24, 80), p=[0.05, 0.9, 0.05])
     value, gradient = jax.jit(jax.value_and_grad(row.function))(logits, targets)
+    torch = pytest.importorskip("torch")
     wide = torch.tensor(logits.astype(np.float64), requires_grad=True)
     loss = row.torch_reference(wide, torch.tensor(targets))
     loss.backward()
@@ -475,8 +475,10 @@ def over_devices(check_vma):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_class_wise_over_devices(check_vma):
-    """Classes that are absent, or without positives or negatives, on some devices or on all, and
-    logits that differ by 1e4 between devices: only the largest of all may shift a log-sum-exp."""
+    """Classes without samples, positives or negatives on some or all devices.
+
+    The logits differ by 1e4 between devices, so every log-sum-exp must use the global maximum.
+    """
     rng = np.random.default_rng(82)
     n, classes = 12, 6
     logits = rng.normal(size=(n, classes)) + 1e4 * (np.arange(n) // 3 == 1)[:, None]

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from scipy.optimize import linear_sum_assignment
 
 import jaxloss
-from tests.jaxloss.harness import precision
+from tests.jaxloss.harness import precision, raises
 
 HALF = (jnp.bfloat16, jnp.float16)
 assign = jax.jit(jaxloss.assign_prototypes)
@@ -25,7 +25,7 @@ def norms(prototypes):
 
 
 def cosines(prototypes):
-    """Of all pairs, without a prototype's own."""
+    """The cosines of all pairs of different prototypes."""
     units = np.asarray(prototypes, np.float64) / norms(prototypes)
     return (units.T @ units)[~np.eye(units.shape[1], dtype=bool)]
 
@@ -48,7 +48,7 @@ def test_simplex_has_equal_cosines(num_prototypes, dim):
     assert prototypes.dtype == np.float32
     np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
     np.testing.assert_allclose(cosines(prototypes), -1 / (num_prototypes - 1), atol=1e-6)
-    # Which says that they sum to zero.
+    # Equal cosines of −1/(M−1) imply a zero sum.
     np.testing.assert_allclose(np.asarray(prototypes).sum(axis=1), 0, atol=1e-5)
 
 
@@ -63,16 +63,16 @@ def test_simplex_is_float32_with_x64_too():
 
 
 def test_simplex_errors():
-    with pytest.raises(ValueError, match=r"num_prototypes.*5.*7.*uniform_prototypes"):
+    with raises(ValueError, match=r"num_prototypes.*5.*7.*uniform_prototypes"):
         jaxloss.simplex_prototypes(7, 4)
     for bad in (0, -1):
-        with pytest.raises(ValueError, match="num_prototypes"):
+        with raises(ValueError, match="num_prototypes"):
             jaxloss.simplex_prototypes(bad, 4)
-        with pytest.raises(ValueError, match="dim"):
+        with raises(ValueError, match="dim"):
             jaxloss.simplex_prototypes(1, bad)
-    with pytest.raises(TypeError, match="num_prototypes"):
+    with raises(TypeError, match="num_prototypes"):
         jaxloss.simplex_prototypes(2.0, 4)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="dim"):
+    with raises(TypeError, match="dim"):
         jaxloss.simplex_prototypes(2, True)
 
 
@@ -83,7 +83,7 @@ def test_simplex_errors():
     ("num_prototypes", "dim", "largest"), [(100, 16, 0.215), (100, 32, 0.085), (200, 50, 0.085)]
 )
 def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
-    """The published prototypes have 0.326, 0.246 and 0.205."""
+    """The limits are below the cosines of the published prototypes."""
     for seed in (0, 1, 2):
         prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
         assert prototypes.shape == (dim, num_prototypes)
@@ -105,7 +105,7 @@ def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
     ],
 )
 def test_uniform_prototypes_reach_known_optima(num_prototypes, dim, optimum):
-    """Two points, simplices, a part of the cross-polytope and all of it, the icosahedron."""
+    """Two points, simplices, cross-polytopes (in part and whole), and the icosahedron."""
     for seed in (3, 4):
         prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
         assert prototypes.shape == (dim, num_prototypes)
@@ -128,7 +128,7 @@ def test_rising_temperature_separates_the_closest_pair():
     def uniformity(prototypes):
         return np.log(np.mean(np.exp(-2 * (2 - 2 * cosines(prototypes)))))
 
-    # The fixed one minimises what it is for, and a random start is far from both.
+    # The fixed temperature minimises its own objective. A random start is far from both.
     assert uniformity(fixed) < uniformity(rising)
     assert uniformity(rising) < uniformity(sphere(np.random.default_rng(7), 12, 60)) - 0.05
 
@@ -185,15 +185,15 @@ def test_uniform_prototypes_under_vmap_and_x64():
 def test_uniform_prototypes_errors():
     make: Any = partial(jaxloss.uniform_prototypes, jax.random.key(0))
     for name, args in (("num_prototypes", (0, 3)), ("dim", (3, 0))):
-        with pytest.raises(ValueError, match=name):
+        with raises(ValueError, match=name):
             make(*args)
-    with pytest.raises(ValueError, match="num_steps"):
+    with raises(ValueError, match="num_steps"):
         make(3, 3, num_steps=0)
-    with pytest.raises(TypeError, match="num_prototypes"):
+    with raises(TypeError, match="num_prototypes"):
         make(3.0, 3)
     for name in ("temperature", "final_temperature"):
         for bad in (0.0, -1.0, float("nan")):
-            with pytest.raises(ValueError, match=f"`{name}`"):
+            with raises(ValueError, match=f"`{name}`"):
                 make(3, 3, **{name: bad})
 
 
@@ -227,11 +227,11 @@ def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
 
 
 def test_separation_errors():
-    with pytest.raises(ValueError, match=r"prototypes.*two.*\(4, 1\)"):
+    with raises(ValueError, match=r"prototypes.*two.*\(4, 1\)"):
         jaxloss.prototype_separation(jnp.ones((4, 1)))
-    with pytest.raises(ValueError, match=r"prototypes.*\(4,\)"):
+    with raises(ValueError, match=r"prototypes.*\(4,\)"):
         jaxloss.prototype_separation(jnp.ones(4))
-    with pytest.raises(TypeError, match="prototypes"):
+    with raises(TypeError, match="prototypes"):
         jaxloss.prototype_separation(jnp.ones((4, 2), int))
 
 
@@ -248,7 +248,7 @@ def similarity(class_means, prototypes):
 
 
 def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
-    """One to one, with SciPy's sum of cosines."""
+    """Checks that the assignment is one-to-one and has the sum of cosines of SciPy's."""
     got = np.asarray(assign(class_means, prototypes) if got is None else got)
     assert got.dtype == np.int32
     assert got.shape == (class_means.shape[1],)
@@ -277,7 +277,7 @@ def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
         with jax.enable_x64(True):
             got = assign(jnp.asarray(means), jnp.asarray(prototypes))
             got, best = check_optimal(means, prototypes, np.asarray(got), 1e-12)
-        # Without ties there is one optimum.
+        # Without ties, the optimum is unique.
         if dim > 1:
             np.testing.assert_array_equal(got, best)
         check_optimal(means.astype(np.float32), prototypes.astype(np.float32))
@@ -338,7 +338,7 @@ def test_assignment_does_not_depend_on_lengths():
 
 
 def test_assignment_under_vmap():
-    """Problems that need no, few and many augmentations."""
+    """Problems with no, few and many augmentations."""
     rng = np.random.default_rng(20)
     prototypes = sphere(rng, 4, 12).astype(np.float32)
     means = [sphere(rng, 4, 12), prototypes[:, ::-1], np.zeros((4, 12)), np.ones((4, 12))]
@@ -358,7 +358,7 @@ def test_assignment_of_half_precision(dtype):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_assignment_on_devices(check_vma):
-    """Of means that are the same everywhere, and of means that differ."""
+    """With equal means and with different means on the devices."""
     rng = np.random.default_rng(22)
     prototypes = sphere(rng, 4, 8).astype(np.float32)
     means = np.stack([sphere(rng, 4, 7) for _ in range(4)]).astype(np.float32)
@@ -394,15 +394,15 @@ def test_no_gradient_flows_through_the_assignment():
 
 def test_assignment_errors():
     prototypes = jnp.ones((4, 3))
-    with pytest.raises(ValueError, match=r"class_means.*3.*\(4, 3\).*\(4, 5\)"):
+    with raises(ValueError, match=r"class_means.*3.*\(4, 3\).*\(4, 5\)"):
         jaxloss.assign_prototypes(jnp.ones((4, 5)), prototypes)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.assign_prototypes(jnp.ones((4, 0)), prototypes)
-    with pytest.raises(ValueError, match=r"prototypes.*d = 5.*\(4, 3\)"):
+    with raises(ValueError, match=r"prototypes.*d = 5.*\(4, 3\)"):
         jaxloss.assign_prototypes(jnp.ones((5, 3)), prototypes)
-    with pytest.raises(ValueError, match="class_means"):
+    with raises(ValueError, match="class_means"):
         jaxloss.assign_prototypes(jnp.ones(4), prototypes)
-    with pytest.raises(TypeError, match="class_means"):
+    with raises(TypeError, match="class_means"):
         jaxloss.assign_prototypes(jnp.ones((4, 2), int), prototypes)
-    with pytest.raises(TypeError, match="prototypes"):
+    with raises(TypeError, match="prototypes"):
         jaxloss.assign_prototypes(jnp.ones((4, 2)), jnp.ones((4, 3), int))

@@ -80,22 +80,38 @@ def test_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", jaxloss.__version__)
 
 
-def test_the_package_has_a_docstring():
-    assert jaxloss.__doc__
+def sections(docstring: str) -> dict[str, str]:
+    """The text under each heading of a Google-style docstring."""
+    parts = re.split(r"^(Args|Returns|Raises|Example|References):$", docstring, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.parametrize("name", FUNCTION_NAMES)
 def test_docstring(name):
     docstring = inspect.getdoc(PUBLIC[name]) or ""
-    first = docstring.splitlines()[0]
-    assert first.endswith(".")
-    for part in ("Args:", "Returns:", "Raises:", "Example:", "References:", ">>>"):
-        assert part in docstring, part
-    arguments = docstring.split("Args:")[1].split("Returns:")[0]
+    assert docstring.splitlines()[0].endswith(".")
+    assert ".. math::" in docstring
+    found = sections(docstring)
+    order = ("Args", "Returns", "Raises", "Example", "References")
+    assert list(found) == [part for part in order if part in found]
+    assert set(order) - set(found) <= {"Raises"}
+    assert ">>>" in found["Example"]
     for parameter in inspect.signature(PUBLIC[name]).parameters:
-        assert re.search(rf"\b{parameter}\b", arguments), parameter
-    # Shapes, as `[n, d]`.
-    assert re.search(r"\[[ndC]", arguments)
+        assert re.search(rf"\b{parameter}\b", found["Args"]), parameter
+    assert re.search(r"\[[ndC]", found["Args"])  # Shapes, as `[n, d]`.
+
+
+@pytest.mark.parametrize("row", [*LOSSES, *FUNCTIONS], ids=lambda row: row.name)
+def test_docstring_names_the_hyperparameters_with_a_range(row):
+    """The package states the common errors, and a function only its own."""
+    raises = sections(inspect.getdoc(row.function) or "").get("Raises", "")
+    for name in dict(row.invalid):
+        assert f"`{name}`" in raises, name
+
+
+def test_the_package_states_what_is_common():
+    for word in ("where", "sample_weights", "reduction", "axis_name", "TypeError", "ValueError"):
+        assert re.search(rf"\b{word}\b", jaxloss.__doc__ or ""), word
 
 
 @pytest.mark.parametrize("name", FUNCTION_NAMES)

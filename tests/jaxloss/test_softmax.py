@@ -1,4 +1,4 @@
-"""Classification losses and the logits they are fed with."""
+"""Classification losses and their logits."""
 
 import math
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
+from tests.jaxloss.harness import raises
 from tests.jaxloss.loss_table import CLASSES, features_and_weights, make_labels
 
 N = 9
@@ -68,9 +69,9 @@ def test_margin_and_scale_are_required(problem):
     labels = jnp.zeros(3, int)
     incomplete: tuple[dict[str, Any], ...] = ({}, {"margin": 0.1}, {"scale": 2.0})
     for options in incomplete:
-        with pytest.raises(TypeError):
+        with raises(TypeError):
             jaxloss.margin_softmax_loss(logits, labels, **options)
-    with pytest.raises(TypeError):
+    with raises(TypeError):
         jaxloss.margin_softmax_loss(logits, labels, 0.1, 2.0)  # pyright: ignore
 
 
@@ -80,7 +81,7 @@ def test_smoothing_of_uniform_logits_is_the_log_of_the_class_count():
 
 
 def test_confident_logits_keep_their_small_loss():
-    """log(1 + e^-30) is 0 without a log1p; the softmax loss may round to it, its gradient not."""
+    """Without log1p, log(1 + e^-30) is 0. The softmax loss may round to 0, its gradient may not."""
     logits = jnp.array([[30.0, 0.0]])
     gradient = jax.jit(jax.grad(lambda z: jaxloss.softmax_loss(z, jnp.array([0]))))(logits)
     np.testing.assert_allclose(gradient[0, 1], math.exp(-30), rtol=1e-5)
@@ -106,7 +107,7 @@ def test_one_hot_targets_equal_integer_labels(problem):
 
 
 def test_unknown_targets_contribute_nothing():
-    """Not even where their logits are NaN; and a row that knows nothing is not in the mean."""
+    """Also with NaN logits. A row with unknown targets only does not count in the mean."""
     rng = np.random.default_rng(42)
     logits = rng.normal(size=(3, 4))
     targets = np.array([[1, -1, 0, 0], [-1, -1, -1, -1], [0, 1, -1, 1]])
@@ -122,7 +123,7 @@ def test_unknown_targets_contribute_nothing():
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 4), (5, 1)], ids=str)
 def test_multi_hot_of_wrong_shape(shape):
-    with pytest.raises(ValueError, match="labels"):
+    with raises(ValueError, match="labels"):
         jaxloss.sigmoid_loss(jnp.zeros((5, 4)), jnp.zeros(shape, int))
 
 
@@ -153,7 +154,7 @@ def test_cosine_of_zero_vectors(problem):
 
 
 def test_cosine_does_not_hide_nan(problem):
-    """A vector with a NaN has no direction, and is not the zero vector."""
+    """A vector with a NaN gives NaN, unlike the zero vector."""
     features, weights, _, _ = problem
     features, weights = features.astype(np.float32), weights.astype(np.float32)
     features[2, 1] = np.nan
@@ -165,7 +166,7 @@ def test_cosine_does_not_hide_nan(problem):
 
 
 def test_cosine_is_scale_free():
-    """Also for vectors whose squares overflow or underflow float32."""
+    """Also for vectors whose squares overflow or underflow in float32."""
     rng = np.random.default_rng(44)
     features, weights = (rng.normal(size=s).astype(np.float32) for s in ((3, 5), (5, 4)))
     expected = references.cosine_logits(features, weights)
@@ -186,22 +187,22 @@ def test_cosine_gradient_is_orthogonal_to_the_vector(problem):
 @pytest.mark.parametrize("function", [jaxloss.linear_logits, jaxloss.cosine_logits])
 def test_logit_errors(function):
     good = jnp.zeros((5, 3)), jnp.zeros((3, 4))
-    with pytest.raises(ValueError, match="features"):
+    with raises(ValueError, match="features"):
         function(jnp.zeros(3), good[1])
-    with pytest.raises(ValueError, match="weights"):
+    with raises(ValueError, match="weights"):
         function(good[0], jnp.zeros((4, 3)))
-    with pytest.raises(ValueError, match="weights"):
+    with raises(ValueError, match="weights"):
         function(good[0], jnp.zeros(3))
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         function(jnp.zeros((5, 3), int), good[1])
-    with pytest.raises(TypeError, match="weights"):
+    with raises(TypeError, match="weights"):
         function(good[0], jnp.zeros((3, 4), int))
 
 
 def test_bias_errors():
     good = jnp.zeros((5, 3)), jnp.zeros((3, 4))
     for shape in [(), (1,), (5,), (1, 4)]:
-        with pytest.raises(ValueError, match="bias"):
+        with raises(ValueError, match="bias"):
             jaxloss.linear_logits(*good, jnp.zeros(shape))
-    with pytest.raises(TypeError, match="bias"):
+    with raises(TypeError, match="bias"):
         jaxloss.linear_logits(*good, jnp.zeros(4, int))

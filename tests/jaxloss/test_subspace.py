@@ -1,4 +1,4 @@
-"""Projections onto and away from the classifier's subspace, and the functions beside the losses."""
+"""Projections onto the classifier's subspace and its complement, and other public functions."""
 
 import re
 from functools import cache, partial
@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from jax.sharding import PartitionSpec as P
 
 import jaxloss
-from tests.jaxloss import references, torch_references
-from tests.jaxloss.harness import magnitude, precision, widen
+from tests.jaxloss import references
+from tests.jaxloss.harness import magnitude, precision, raises, widen
 from tests.jaxloss.loss_table import FUNCTIONS, FunctionRow
 
 every_function = pytest.mark.parametrize("row", FUNCTIONS, ids=lambda row: row.name)
@@ -57,6 +56,7 @@ def matrix(rng, singular, shape):
 
 
 def torch_evaluate(row: FunctionRow, args, cotangent):
+    torch = pytest.importorskip("torch")
     leaves = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in args]
     value = row.torch_reference(*leaves)
     grads = torch.autograd.grad(
@@ -65,28 +65,50 @@ def torch_evaluate(row: FunctionRow, args, cotangent):
     return value.detach().numpy(), tuple(g.numpy() for g in grads)
 
 
-@every_function
-@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
-def test_values_and_gradients_equal_references(row, dtype):
+def rounded_inputs(row: FunctionRow, dtype):
+    """Arguments in float64 that `dtype` can hold, and a cotangent of the result."""
     rng = np.random.default_rng(70)
     args = [a.astype(dtype).astype(np.float64) for a in row.make_inputs(rng, 6, np.float64)]
-    expected_value = row.reference(*args)
-    cotangent = rng.normal(size=expected_value.shape)
+    return args, rng.normal(size=row.reference(*args).shape)
+
+
+both_dtypes = pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+
+
+@every_function
+@both_dtypes
+def test_values_equal_references(row, dtype):
+    args, cotangent = rounded_inputs(row, dtype)
     got = evaluate(row.function, args, cotangent, dtype, **row.kwargs)
     assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(got))
+    if dtype == np.float64:
+        np.testing.assert_allclose(got[0], row.reference(*args), rtol=1e-10, atol=1e-11)
+    else:
+        tolerance = float32_tolerance(row)
+        np.testing.assert_allclose(
+            widen(got[0]), row.reference(*args), rtol=tolerance, atol=tolerance
+        )
+
+
+@every_function
+@both_dtypes
+def test_values_and_gradients_equal_torch(row, dtype):
+    args, cotangent = rounded_inputs(row, dtype)
+    got = evaluate(row.function, args, cotangent, dtype, **row.kwargs)
     expected = torch_evaluate(row, args, cotangent)
     if dtype == np.float64:
-        np.testing.assert_allclose(got[0], expected_value, rtol=1e-10, atol=1e-11)
         chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-10)
-    else:
-        # W's smallest singular value is about 0.2, and a Gram matrix costs its square.
-        tolerance = 5e-5 if "project" in row.name else 1e-5
-        got = widen(got)
-        np.testing.assert_allclose(got[0], expected_value, rtol=tolerance, atol=tolerance)
-        for ours, theirs in zip(got[1], expected[1], strict=True):
-            np.testing.assert_allclose(
-                ours, theirs, rtol=tolerance, atol=tolerance * max(1.0, magnitude(theirs))
-            )
+        return
+    tolerance = float32_tolerance(row)
+    for ours, theirs in zip(widen(got)[1], expected[1], strict=True):
+        np.testing.assert_allclose(
+            ours, theirs, rtol=tolerance, atol=tolerance * max(1.0, magnitude(theirs))
+        )
+
+
+def float32_tolerance(row: FunctionRow) -> float:
+    """A Gram matrix squares the smallest singular value of W, which is about 0.2."""
+    return 5e-5 if "project" in row.name else 1e-5
 
 
 @every_function
@@ -120,7 +142,7 @@ def test_vmap_and_forward_over_reverse(row):
         for k, args in enumerate(batches):
             np.testing.assert_allclose(got[k], row.reference(*args), rtol=1e-9, atol=1e-10)
 
-        # Along the features alone: the projections may take W as a constant.
+        # Along the features only, because the projections may treat W as a constant.
         args = tuple(jnp.asarray(a) for a in batches[0])
         direction = jnp.asarray(rng.normal(size=args[0].shape))
 
@@ -199,7 +221,7 @@ def _everything(features, weights):
 
 
 def everything(features, weights, dtype: Any = np.float64):
-    """All functions of a classifier at all their options, compiled once a shape."""
+    """All functions of a classifier with all their options, compiled once per shape."""
     with precision(dtype):
         results = _everything(jnp.asarray(features, dtype), jnp.asarray(weights, dtype))
         return {key: np.asarray(value) for key, value in results.items()}
@@ -214,7 +236,7 @@ def case_inputs(case):
 @every_shape
 @pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
 def test_projections_filter_the_singular_values(case, dtype):
-    """Null directions must not be taken for small ones in float32, which a Gram matrix would do."""
+    """In float32, null directions are not mistaken for small ones, as a Gram matrix would do."""
     features, weights, singular = case_inputs(case)
     left = np.linalg.svd(weights, full_matrices=True)[0]
     got = everything(features, weights, dtype)
@@ -243,7 +265,7 @@ def test_projections_filter_the_singular_values(case, dtype):
 
 @pytest.mark.parametrize("case", ["d > C", "d < C", "rank deficient, d > C"])
 def test_references_filter_the_singular_values(case):
-    """The references of the loss table are other formulas than those above."""
+    """The references of the loss table use other formulas."""
     features, weights, _ = case_inputs(case)
     got = everything(features, weights)
     for epsilon in EPSILONS:
@@ -260,7 +282,7 @@ def test_epsilon_zero_is_the_exact_projector(case):
     shape, singular = SHAPES[case]
     weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
     if "deficient" in case:
-        # Without a ridge WᵀW is singular; the result still has to be finite.
+        # Without epsilon, WᵀW is singular. The result must still be finite.
         got, _ = evaluate(
             jaxloss.project_complement, (features, weights), 0 * features, epsilon=0.0
         )
@@ -275,7 +297,7 @@ def test_epsilon_zero_is_the_exact_projector(case):
     "case", ["d > C", "rank deficient, d > C", "rank deficient, d < C", "one class"]
 )
 def test_power_zero_is_the_orthogonal_complement(case):
-    """Eq. (x), (xi), by least squares instead of a decomposition; and it is a projection."""
+    """Eq. (x), (xi), by least squares instead of a decomposition. The result is a projection."""
     rng = np.random.default_rng(78)
     shape, singular = SHAPES[case]
     weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
@@ -314,7 +336,7 @@ def test_projection_does_not_depend_on_a_rotation_of_the_classes(project, stop_g
 
 @jax.jit
 def _all_pull_backs(features, weights, cotangent):
-    """(value, gradients) of every projection, as a constant and differentiated."""
+    """(value, gradients) of every projection, with and without a stop-gradient."""
     results = {}
     for project in PROJECTIONS:
         for stop_gradient in (True, False):
@@ -356,7 +378,7 @@ def test_degenerate_inputs_stay_finite(shape, dtype):
 
 
 def test_wide_classifier_of_narrow_features():
-    """The projection is float32 or wider, whatever the features are."""
+    """The projection is float32 or wider for all dtypes of the features."""
     rng = np.random.default_rng(82)
     features, weights = rng.normal(size=(3, 6)), rng.normal(size=(6, 4)).astype(np.float32)
     for project in PROJECTIONS:
@@ -402,14 +424,14 @@ REPEATED = {
     ids=["classifier", "complement", "spectral 0.3", "spectral 2"],
 )
 def test_gradient_at_repeated_singular_values(case, name, options):
-    """Against finite differences of the projector itself, of which singular vectors are no part."""
+    """Compares with finite differences of the projector, which do not involve singular vectors."""
     rng = np.random.default_rng(83)
     shape, singular = REPEATED[case]
     weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
     cotangent = rng.normal(size=features.shape)
     if "spectral" in name and max(singular) == min(singular):
-        # The largest singular value has a kink where all are equal; a cotangent that does not see
-        # the scale of the projection does not see the kink.
+        # The largest singular value has a kink if all are equal. It has no effect for a cotangent
+        # that is orthogonal to the scale of the projection.
         within = features @ weights @ np.linalg.pinv(weights)
         cotangent -= np.sum(cotangent * within) / np.sum(within**2) * within
     reference = getattr(references, name)
@@ -422,13 +444,16 @@ def test_gradient_at_repeated_singular_values(case, name, options):
     )
     expected = numerical_gradient(function, weights)
     assert magnitude(expected) > 1e-2
-    # A kink's second-order remainder leaves about the step times the curvature.
+    # Near a kink, the error of finite differences is about the step times the curvature.
     np.testing.assert_allclose(grads[1], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["orthonormal", "middle"])
 def test_gradient_of_the_exact_complement(case):
-    """power = 0, differentiated: the derivative of I - W W⁺, by autograd of torch."""
+    """power = 0, differentiated: the derivative of I - W W⁺, by autograd of PyTorch."""
+    torch = pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
     rng = np.random.default_rng(84)
     shape, singular = REPEATED[case]
     weights, features = matrix(rng, singular, shape), rng.normal(size=(3, shape[0]))
@@ -457,7 +482,7 @@ def test_stop_gradient_is_the_default(project, dim):
     value, grads = evaluate(project, (features, weights), cotangent)
     assert not grads[1].any()
     other_value, other = evaluate(project, (features, weights), cotangent, stop_gradient=False)
-    # Where W spans everything the classifier's projection is nearly constant, but for its epsilon.
+    # If W spans the space, the projection depends on W through epsilon only.
     assert magnitude(other[1]) > 1e-6
     np.testing.assert_allclose(other_value, value, rtol=1e-10, atol=1e-12)
     # The projector is symmetric: the gradient of the features is the projected cotangent.
@@ -475,6 +500,9 @@ def test_spectral_overlap_is_a_scalar():
 
 
 def test_spectral_overlap_gradient():
+    torch = pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
     rng = np.random.default_rng(87)
     weights = rng.normal(size=(6, 4))
     with jax.enable_x64(True):
@@ -500,14 +528,14 @@ def test_spectral_overlap_of_half_precision_and_of_zero():
 @every_projection
 def test_errors(project):
     good = jnp.zeros((5, 4)), jnp.zeros((4, 3))
-    with pytest.raises(ValueError, match="features"):
+    with raises(ValueError, match="features"):
         project(jnp.zeros(4), good[1])
     for shape in [(4,), (5, 3), (1, 3), (1, 4, 3)]:
-        with pytest.raises(ValueError, match=rf"weights.*{shape[0]}"):
+        with raises(ValueError, match=rf"weights.*{shape[0]}"):
             project(good[0], jnp.zeros(shape))
-    with pytest.raises(TypeError, match="features"):
+    with raises(TypeError, match="features"):
         project(jnp.zeros((5, 4), int), good[1])
-    with pytest.raises(TypeError, match="weights"):
+    with raises(TypeError, match="weights"):
         project(good[0], jnp.zeros((4, 3), int))
 
 
@@ -517,16 +545,16 @@ def test_errors(project):
     ids=lambda x: x.name if isinstance(x, FunctionRow) else str(x),
 )
 def test_hyperparameters_out_of_range(row, name, value):
-    with pytest.raises(ValueError, match=name):
+    with raises(ValueError, match=name):
         row.function(jnp.zeros((5, 4)), jnp.zeros((4, 3)), **{name: value})
 
 
 def test_spectral_overlap_errors():
-    with pytest.raises(ValueError, match="power"):
+    with raises(ValueError, match="power"):
         jaxloss.spectral_overlap(jnp.ones((4, 3)), -0.1)
-    with pytest.raises(ValueError, match="weights"):
+    with raises(ValueError, match="weights"):
         jaxloss.spectral_overlap(jnp.ones(4), 0.3)
-    with pytest.raises(TypeError, match="weights"):
+    with raises(TypeError, match="weights"):
         jaxloss.spectral_overlap(jnp.ones((4, 3), int), 0.3)
 
 
@@ -534,7 +562,7 @@ def test_spectral_overlap_errors():
 
 
 def test_no_square_projector():
-    """d = 2048, C = 1000, n = 512: a d×d projector would take 16 MiB; the Gram matrix takes 4."""
+    """With d = 2048, C = 1000 and n = 512, a d×d projector takes 16 MiB, the Gram matrix 4 MiB."""
     dim, classes, n = 2048, 1000, 512
     features = jax.ShapeDtypeStruct((n, dim), np.float32)
     weights = jax.ShapeDtypeStruct((dim, classes), np.float32)
@@ -553,7 +581,7 @@ def test_no_square_projector():
 
 @pytest.mark.parametrize("shape", [(512, 500), (512, 100), (90, 110)])
 def test_large_weights_keep_their_epsilon(shape):
-    """ε is raised only where the Gram matrix is too uncertain for the one asked for."""
+    """ε is increased only if it is below the rounding error of the Gram matrix."""
     rng = np.random.default_rng(61)
     weights, features = rng.normal(0, 3, shape), rng.normal(size=(8, shape[0]))
     left, values, _ = np.linalg.svd(weights, full_matrices=False)
@@ -564,7 +592,7 @@ def test_large_weights_keep_their_epsilon(shape):
 
 
 def test_weights_of_each_device():
-    """Classifiers that differ from device to device, as in an ensemble."""
+    """Classifiers that differ between devices, as in an ensemble."""
     mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     rng = np.random.default_rng(62)
     features = jnp.float32(rng.normal(size=(4, 3, 20)))

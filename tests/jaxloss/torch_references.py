@@ -1,4 +1,4 @@
-"""The losses once more in PyTorch, in double precision, for its autograd.
+"""The losses in PyTorch, in double precision, for gradients by its autograd.
 
 As in `references`, rows that take no part are removed first, and a per-sample function returns None
 where the loss is undefined.
@@ -266,7 +266,7 @@ def multilabel_softmax_loss(logits, targets):
 
 @over_rows
 def asymmetric_loss(logits, targets, *, positive_focus=0.0, negative_focus=4.0, clip=0.05):
-    """As in the authors' code: the clip is on the probability of being no negative."""
+    """As in the authors' code, the clip is applied to the probability of not being negative."""
     p = logits.sigmoid()
     not_p = (1 - p + clip).clamp(max=1)
     positives = (1 - p) ** positive_focus * p.log()
@@ -286,7 +286,7 @@ def warp_loss(logits, targets):
 
 
 def evaluate(loss, args, differentiable, *, reductions, where, sample_weights, cotangent):
-    """Values and gradients in the shape of `harness.evaluate`."""
+    """Values and gradients in the format of `harness.evaluate`."""
     tensors = [
         torch.tensor(np.asarray(a, np.float64 if k in differentiable else np.int64))
         for k, a in enumerate(args)
