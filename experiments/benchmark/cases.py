@@ -111,12 +111,7 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     "prototypes": _prototypes,
     "assignment": lambda rng, size: rng.permutation(size.C),
 }
-LOGITS = ("logits", "labels")
-TARGETS = ("logits", "targets")
-FEATURES = ("features", "labels")
-WEIGHTS = (*FEATURES, "weights")
-CLASSIFIER = (*WEIGHTS, "bias")
-PROTOTYPES = (*FEATURES, "prototypes", "assignment")
+CLASSIFIER = ("features", "labels", "weights", "bias")
 
 # ---------------------------------------------------------------------------------------- floors
 # The factors of a backward product have the shapes of the real ones, not their values. Products are
@@ -127,41 +122,44 @@ MARGIN, SCALE = -0.3, 30.0
 BASE_CLASSES = 64
 
 
-def _classifier_products(features: Array, weights: Array) -> tuple[Array, ...]:
+def _linear(features: Array, _labels: Array, weights: Array, *_: Array) -> tuple[Array, ...]:
     """Logits, and the gradients of features and weights."""
     logits = product(features, weights)
     return logits, product(logits, weights.T), product(features.T, logits)
 
 
-def _pairwise_products(features: Array) -> tuple[Array, ...]:
+def _pairs(features: Array, *_: Array) -> tuple[Array, ...]:
     """All inner products, and the gradient of the features."""
     products = product(features, features.T)
     return products, product(products, features)
 
 
-def _complement_products(features: Array, coordinates: Array, basis: Array) -> tuple[Array, ...]:
+def _complement(features: Array, coordinates: Array, basis: Array) -> tuple[Array, ...]:
     """Pairs in the complement of a subspace: projects the features, and their gradient."""
-    products, gradient = _pairwise_products(features - product(coordinates, basis.T))
+    products, gradient = _pairs(features - product(coordinates, basis.T))
     return products, product(product(gradient, basis), basis.T)
 
 
-def _direct_sum_products(features: Array, _labels: Array, weights: Array, _bias: Array) -> object:
-    logits, *gradients = _classifier_products(features, weights)
-    pairs = _complement_products(features, logits, weights)
-    return gradients, pairs, product(weights.T, weights)
+def _direct_sum(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
+    logits, *gradients = _linear(features, labels, weights)
+    return gradients, _complement(features, logits, weights), product(weights.T, weights)
 
 
-def _spectral_sum_products(features: Array, _labels: Array, weights: Array, _bias: Array) -> object:
+def _spectral_sum(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
     basis = weights[:, : weights.shape[0]]  # In place of the singular vectors.
-    pairs = _complement_products(features, product(features, basis), basis)
-    return _classifier_products(features, weights)[1:], pairs
+    pairs = _complement(features, product(features, basis), basis)
+    return _linear(features, labels, weights)[1:], pairs
 
 
-def _group_products(features: Array, _labels: Array, weights: Array, _bias: Array) -> object:
-    """Those of a classifier G times: the features of each group, the others 0."""
+def _groups(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
+    """A linear layer for the features of each group, the others 0."""
     groups = jnp.arange(features.shape[1]) % GROUPS == jnp.arange(GROUPS)[:, None]
     parts = jnp.where(groups[None], features[:, None, :], 0).reshape(-1, features.shape[1])
-    return _classifier_products(parts, weights)
+    return _linear(parts, labels, weights)
+
+
+def _class_means(features: Array, labels: Array) -> object:
+    return _linear(features, labels, features[jnp.arange(BASE_CLASSES) % len(features)].T)
 
 
 ONE_PASS = Floor(lambda rows, *_: 2 * rows, "one pass that reads what is scored and writes as much")
@@ -169,33 +167,16 @@ ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
     lambda logits, *_: jnp.exp(-jnp.abs(logits)),
     "one pass that takes an exponential of every logit",
 )
-LINEAR = Floor(
-    lambda features, _labels, weights: _classifier_products(features, weights), "3 products n·d·C"
-)
-CLASS_MEANS = Floor(
-    lambda features, _labels: _classifier_products(
-        features, features[jnp.arange(BASE_CLASSES) % len(features)].T
-    ),
-    LINEAR.text,
-)
-SAMPLE_MEANS = Floor(
-    lambda features, _labels: _classifier_products(features, features[::-1].T),
-    "3 products n·n·d",
-)
-PAIRS = Floor(lambda features, _labels: _pairwise_products(features), "2 products n·n·d")
-SUM = Floor(
-    lambda features, _labels, weights, _bias: (
-        _classifier_products(features, weights),
-        _pairwise_products(features),
-    ),
-    "3 products n·d·C, 2 of n·n·d",
-)
-DIRECT_SUM = Floor(_direct_sum_products, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
+LINEAR = Floor(_linear, "3 products n·d·C")
+CLASS_MEANS = Floor(_class_means, "3 products n·d·C")
+SAMPLE_MEANS = Floor(lambda x, labels: _linear(x, labels, x[::-1].T), "3 products n·n·d")
+PAIRS = Floor(_pairs, "2 products n·n·d")
+SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
+DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
 SPECTRAL_SUM = Floor(
-    _spectral_sum_products,
-    "3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors",
+    _spectral_sum, "3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors"
 )
-GROUP = Floor(_group_products, "3 products G·n·d·C")
+GROUP = Floor(_groups, "3 products G·n·d·C")
 
 # ---------------------------------------------------------------------------------------- losses
 
@@ -239,17 +220,23 @@ def _optax_multilabel_sigmoid(logits: Array, targets: Array) -> Array:
 
 
 _MINI_IMAGENET = "mini-ImageNet, ResNet-12, batch 512"
-_logits = partial(Case, arrays=LOGITS, floor=ONE_EXPONENTIAL, grows="C")
-_metric = partial(Case, arrays=FEATURES, paper=Size(512, 640, BASE_CLASSES))
+_logits = partial(Case, arrays=("logits", "labels"), floor=ONE_EXPONENTIAL, grows="C")
+_metric = partial(Case, arrays=("features", "labels"), paper=Size(512, 640, BASE_CLASSES))
 _softmax_and_nca = partial(
     Case,
     arrays=CLASSIFIER,
     paper=Size(512, 640, BASE_CLASSES),
     source=f"{_MINI_IMAGENET}; softmax and NCA",
 )
-_prototype = partial(Case, arrays=PROTOTYPES, floor=ONE_PASS)
+_prototype = partial(
+    Case, arrays=("features", "labels", "prototypes", "assignment"), floor=ONE_PASS
+)
 _multilabel = partial(
-    Case, arrays=TARGETS, floor=ONE_EXPONENTIAL, paper=Size(512, 0, 80), source="MS-COCO, batch 512"
+    Case,
+    arrays=("logits", "targets"),
+    floor=ONE_EXPONENTIAL,
+    paper=Size(512, 0, 80),
+    source="MS-COCO, batch 512",
 )
 
 CASES = (
@@ -276,7 +263,7 @@ CASES = (
     Case(
         "cosine_margin_softmax",
         _cosine_margin_softmax,
-        arrays=WEIGHTS,
+        arrays=CLASSIFIER[:3],
         floor=LINEAR,
         paper=Size(256, 640, BASE_CLASSES),
         source="mini-ImageNet, ResNet-12, batch 256",

@@ -23,8 +23,8 @@ How it is measured:
 How to read the tables:
 
 - **jaxloss**: median time of the calls ± their interquartile range.
-- **All other columns** are ratios: jaxloss's time divided by that of the column. Below 1, jaxloss is
-  faster. Ratios use the fastest call of each form, which other programs disturb least.
+- **All other columns** are ratios: jaxloss's time divided by that of the column. Below 1, jaxloss
+  is faster. Ratios use the fastest call of each form, which other programs disturb least.
 - **best**: the fastest form in PyTorch.
 - **floor**: a compiled JAX function that does only what the loss and its gradient cannot avoid.
 - **size**: n × d × C, or n × C for a loss on logits.

@@ -175,7 +175,7 @@ def _forms(
         except Exception as error:
             if not compiled:
                 raise
-            failures[name] = _in_words(error)
+            failures[name] = str(error).partition("\n")[0][:60]
     if case.optax:
         forms["optax"] = jax_form(case.optax, arrays, case.differentiable)
     forms["floor"] = jax_form(case.floor.run, arrays, None)
@@ -266,14 +266,6 @@ def _torch_losses(notes: list[str], *, compiled: bool) -> TorchLosses:
     if not compiled:
         notes.append("torch.compile is left out (--no-compile).")
     return losses
-
-
-def _in_words(error: Exception) -> str:
-    """Why `torch.compile` failed, short enough for a table."""
-    if "InvalidCxxCompiler" in str(error):
-        return "no C++ compiler"
-    first_line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}"[:80]
 
 
 def _line(row: dict[str, Any]) -> str:

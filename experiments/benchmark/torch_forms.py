@@ -46,10 +46,6 @@ def cosine_margin_softmax_loss(features: Tensor, labels: Tensor, weights: Tensor
     return margin_softmax_loss(logits, labels)
 
 
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    return a.square().sum(1)[:, None] + b.square().sum(1)[None, :] - 2 * a @ b.T
-
-
 def nca_loss(features: Tensor, labels: Tensor) -> Tensor:
     """NCA by one softmax, as pytorch-metric-learning writes it, on distances by one `addmm`.
 
@@ -72,7 +68,8 @@ def prototypical_loss(features: Tensor, labels: Tensor, *, num_classes: int) -> 
     membership = F.one_hot(labels, num_classes).to(features.dtype)
     sizes = membership.sum(0)
     means = (membership.T @ features) / sizes.clamp(min=1)[:, None]
-    logits = -_squared_distances(features, means) / features.shape[1]
+    squares = features.square().sum(1)[:, None] + means.square().sum(1)[None, :]
+    logits = -(squares - 2 * features @ means.T) / features.shape[1]
     own_size = sizes[labels]
     factor = own_size / (own_size - 1).clamp(min=1)
     own = logits.gather(1, labels[:, None])[:, 0] * factor.square()
