@@ -103,7 +103,7 @@ def run_benchmark(
         "blocks": [],
         **{name: [] for name in SOLVERS},
     }
-    work = [(case, size) for size in sizes for case in cases]
+    work: list[tuple[Case, SizeName]] = [(case, size) for size in sizes for case in cases]
     for number, (case, size) in enumerate(work, start=1):
         row = measure_case(case, size, torch_losses, repeats=repeats)
         report["losses"].append(row)
