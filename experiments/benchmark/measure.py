@@ -20,8 +20,8 @@ class Form(NamedTuple):
 
     run: Callable[[], Any]
     """Computes the value and the gradients once, and waits for them."""
-    results: list[np.ndarray] | None
-    """Value and gradients; None for a floor, which has others."""
+    results: list[np.ndarray]
+    """Value and gradients; empty for a floor, which has others."""
     temporary_bytes: int | None
     """Most memory that one run holds beside its arguments, its value and its gradients."""
 
@@ -47,10 +47,8 @@ def jax_form(
     def run() -> Any:
         return jax.block_until_ready(compiled(*placed))
 
-    outcome = run()
-    results = None
-    if differentiable is not None:
-        results = [np.asarray(leaf) for leaf in jax.tree.leaves(outcome)]
+    leaves = jax.tree.leaves(run())
+    results = [] if differentiable is None else [np.asarray(leaf) for leaf in leaves]
     return Form(run, results, None if memory is None else memory.temp_size_in_bytes)
 
 

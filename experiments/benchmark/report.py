@@ -168,41 +168,36 @@ def _block_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _spread_table(rows: list[dict[str, Any]]) -> list[str]:
-    headings = ["M", "d", "steps timed", "jaxloss (ms)", "PyTorch's loop", "steps"]
-    cells = [
-        [
-            row["prototypes"],
-            row["dim"],
-            f"{row['steps_timed']:,}",
-            _milliseconds(row["forms"]["jaxloss"]),
-            _ratio(row["forms"].get("torch")),
-            f"{row['steps']:,}",
-            f"{row['largest_cosine']:.3f}",
-            f"{row['bound']:.3f} ({row['bound_kind']})",
-            None if row["published"] is None else f"{row['published']:.3f}",
-        ]
-        for row in rows
-    ]
-    return [*table([*headings, "largest cosine", "bound", "published"], cells), _BOUNDS]
+    return [*_solver_table(rows), _BOUNDS.rstrip()]
 
 
 def _assign_table(rows: list[dict[str, Any]]) -> list[str]:
-    others = ("scipy", "optax")
-    cells = [
-        [
-            *(f"{row[key]:,}" for key in ("classes", "prototypes", "dim")),
-            row["means"],
-            _milliseconds(row["forms"]["jaxloss"]),
-            *(_ratio(row["forms"][name]) for name in others),
-        ]
-        for row in rows
-    ]
     if all(row["agree"] for row in rows):
         verdict = "All three solvers find assignments with the same sum of cosines."
     else:
         verdict = "**The solvers find assignments with different sums of cosines.**"
-    headings = ["classes", "prototypes", "d", "means", "jaxloss (ms)", *others]
-    return [*table(headings, cells), _ASSIGNMENTS + verdict]
+    return [*_solver_table(rows), _ASSIGNMENTS + verdict]
+
+
+def _solver_table(rows: list[dict[str, Any]]) -> list[str]:
+    problem, forms, result = (list(rows[0][key]) for key in ("problem", "forms", "result"))
+    cells = [
+        [
+            *(_number(value) for value in row["problem"].values()),
+            _milliseconds(row["forms"]["jaxloss"]),
+            *(_ratio(row["forms"].get(name)) for name in forms[1:]),
+            *(_number(value) for value in row["result"].values()),
+        ]
+        for row in rows
+    ]
+    return table([*problem, "jaxloss (ms)", *forms[1:], *result], cells)
+
+
+def _number(value: Any) -> Any:
+    """A count or a cosine as tables print it; anything else as it is."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3f}" if isinstance(value, float) else value
 
 
 def _present(rows: list[dict[str, Any]]) -> list[str]:

@@ -34,16 +34,7 @@ TOLERANCE = 1e-3
 _SECONDS_PER_CASE = 8.0
 _BLOCK_BATCH, _BLOCK_DIM = 16384, 640
 _BLOCK_SIZES = (None, 4096, 1024, 256)
-_PACKAGES = (
-    "jax",
-    "jaxlib",
-    "optax",
-    "numpy",
-    "scipy",
-    "torch",
-    "pytorch-metric-learning",
-    "scikit-learn",
-)
+_PACKAGES = ("jax", "jaxlib", "optax", "numpy", "scipy", "torch", "pytorch-metric-learning")
 _INSTALL = 'pip install -e ".[benchmark]"'
 
 TorchLosses = Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -127,11 +118,9 @@ def measure_case(
     shape = case.size(size)
     arrays = case.make_arrays(np.random.default_rng(0), shape)
     forms, failures = _forms(case, arrays, torch_losses)
-    expected = forms["jaxloss"].results or []
+    expected = forms["jaxloss"].results
     differences = {
-        name: disagreement(form.results, expected)
-        for name, form in forms.items()
-        if form.results is not None
+        name: disagreement(form.results, expected) for name, form in forms.items() if form.results
     }
     for name, difference in differences.items():
         if not difference <= TOLERANCE:

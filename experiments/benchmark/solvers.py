@@ -33,6 +33,7 @@ ASSIGNMENTS = {
 }
 
 _START, _END, _LEARNING_RATE = 2.0, 100.0, 0.01
+_LOOP = "PyTorch's loop"
 _STEPS_THAT_AGREE = 10
 _TOLERANCE = 1e-3
 
@@ -55,7 +56,8 @@ SOLVERS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "uniform_prototypes": measure_spreads,
     "assign_prototypes": measure_assignments,
 }
-"""Measures a solver at a size: a row for each of its shapes."""
+"""Measures a solver at a size. Each row has a `problem`, `forms` and a `result`: by heading, what
+is solved, the times, and what else tables show."""
 
 
 def _bound(num_prototypes: int, dim: int) -> tuple[str, float]:
@@ -97,19 +99,7 @@ def _measure_spread(
 ) -> dict[str, Any]:
     key = jax.random.key(0)
     ours = partial(jaxloss.uniform_prototypes, key, num_prototypes, dim)
-    kind, limit = _bound(num_prototypes, dim)
-    row: dict[str, Any] = {
-        "prototypes": num_prototypes,
-        "dim": dim,
-        "steps": num_steps,
-        "steps_timed": num_timed,
-        "largest_cosine": float(
-            jaxloss.prototype_separation(ours(num_steps=num_steps)).largest_cosine
-        ),
-        "bound": limit,
-        "bound_kind": kind,
-        "published": PUBLISHED.get((num_prototypes, dim)),
-    }
+    separation = jaxloss.prototype_separation(ours(num_steps=num_steps))
     runs: dict[str, Callable[[], Any]] = {
         "jaxloss": lambda: jax.block_until_ready(ours(num_steps=num_timed))
     }
@@ -118,14 +108,23 @@ def _measure_spread(
         start = np.asarray(jax.random.normal(key, (dim, num_prototypes), jnp.float32))
         start = start / np.linalg.norm(start, axis=0)
         few = np.asarray(ours(num_steps=_STEPS_THAT_AGREE))
-        difference = float(np.max(np.abs(_torch_prototypes(start, _STEPS_THAT_AGREE) - few)))
-        row["disagreement"] = difference
+        difference = np.max(np.abs(_torch_prototypes(start, _STEPS_THAT_AGREE) - few))
         if difference <= _TOLERANCE:
-            runs["torch"] = partial(_torch_prototypes, start, num_timed)
+            runs[_LOOP] = partial(_torch_prototypes, start, num_timed)
         else:
             text = f"differs by {difference:.1g} after {_STEPS_THAT_AGREE} steps"
-            failures["torch"] = {"failure": text}
-    return {**row, "forms": interleave(runs, repeats=repeats, seconds=8.0) | failures}
+            failures[_LOOP] = {"failure": text}
+    kind, limit = _bound(num_prototypes, dim)
+    return {
+        "problem": {"M": num_prototypes, "d": dim, "steps timed": num_timed},
+        "forms": interleave(runs, repeats=repeats, seconds=8.0) | failures,
+        "result": {
+            "steps": num_steps,
+            "largest cosine": float(separation.largest_cosine),
+            "bound": f"{limit:.3f} ({kind})",
+            "published": PUBLISHED.get((num_prototypes, dim)),
+        },
+    }
 
 
 def _measure_assignment(
@@ -149,19 +148,22 @@ def _measure_assignment(
     ours = jax.jit(jaxloss.assign_prototypes)
     runs: dict[str, Callable[[], Any]] = {
         "jaxloss": lambda: jax.block_until_ready(ours(*placed)),
-        "optax": lambda: jax.block_until_ready(by_optax(*placed)),
         "scipy": lambda: linear_sum_assignment(means.T @ prototypes, maximize=True)[1],
+        "optax": lambda: jax.block_until_ready(by_optax(*placed)),
     }
     cosines = means.T.astype(np.float64) @ prototypes
     classes = np.arange(num_classes)
     totals = {name: float(cosines[classes, np.asarray(run())].sum()) for name, run in runs.items()}
     best = max(totals.values())
     return {
-        "classes": num_classes,
-        "prototypes": num_prototypes,
-        "dim": dim,
-        "means": "trained" if trained else "random",
+        "problem": {
+            "classes": num_classes,
+            "prototypes": num_prototypes,
+            "d": dim,
+            "means": "trained" if trained else "random",
+        },
+        "forms": interleave(runs, repeats=repeats, seconds=5.0),
+        "result": {},
         "totals": totals,
         "agree": all(best - total <= _TOLERANCE * abs(best) for total in totals.values()),
-        "forms": interleave(runs, repeats=repeats, seconds=5.0),
     }

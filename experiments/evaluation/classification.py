@@ -155,7 +155,7 @@ def calibration(confidences: Values, correct: Values, *, bins: int = 15) -> Cali
         bins: Bins B.
 
     Raises:
-        ValueError: If shapes do not fit, there is no sample, or a confidence is out of its range.
+        ValueError: If there is no sample, or a confidence is out of its range.
 
     References:
         Guo et al., On Calibration of Modern Neural Networks, ICML 2017, eq. (3).
