@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,47 +15,15 @@ _FEWEST_TURNS = 3
 _MOST_CALLS = 50
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """A way to compute a loss, ready to run: compiled, with its arrays in place."""
 
     run: Callable[[], Any]
-    """Value and gradients once, done when it returns."""
-    results: list[np.ndarray] | None
-    """Value and gradients; None for a floor, which has others."""
+    """Computes the value and the gradients once, and waits for them."""
+    results: list[np.ndarray]
+    """Value and gradients; empty for a floor, which has others."""
     temporary_bytes: int | None
     """Most memory that one run holds beside its arguments, its value and its gradients."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one form, one number a call."""
-
-    seconds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """Of the calls."""
-        return statistics.median(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """Interquartile range of the calls."""
-        low, high = np.percentile(self.seconds, [25, 75])
-        return float(high - low)
-
-    @property
-    def fastest(self) -> float:
-        """The call that the rest of the machine disturbed least."""
-        return min(self.seconds)
-
-    def ratio(self, other: Timing) -> float:
-        """How many times as long as `other` it takes, by the fastest calls.
-
-        Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
-        another process takes a core for a while; the medians of a busy machine would flatter JAX.
-        """
-        return self.fastest / other.fastest
 
 
 def num_cores() -> int:
@@ -81,10 +47,8 @@ def jax_form(
     def run() -> Any:
         return jax.block_until_ready(compiled(*placed))
 
-    outcome = run()
-    results = None
-    if differentiable is not None:
-        results = [np.asarray(leaf) for leaf in jax.tree.leaves(outcome)]
+    leaves = jax.tree.leaves(run())
+    results = [] if differentiable is None else [np.asarray(leaf) for leaf in leaves]
     return Form(run, results, None if memory is None else memory.temp_size_in_bytes)
 
 
@@ -95,17 +59,13 @@ def torch_form(
     *,
     compiled: bool = False,
 ) -> Form:
-    """Value and gradients by PyTorch: eager, or by `torch.compile` for these very shapes."""
+    """Value and gradients by PyTorch: eager, or by `torch.compile` for exactly these shapes."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = [torch.tensor(array, device=device) for array in arrays]
     # PyTorch's losses take int64 classes.
-    tensors = [
-        torch.tensor(array, device=device).to(
-            torch.int64 if np.issubdtype(array.dtype, np.integer) else torch.float32
-        )
-        for array in arrays
-    ]
+    tensors = [tensor if tensor.is_floating_point() else tensor.long() for tensor in tensors]
     leaves = [tensors[position].requires_grad_() for position in differentiable]
     if compiled:
         torch.compiler.reset()
@@ -119,9 +79,7 @@ def torch_form(
         return value, *gradients
 
     run()  # Compiles.
-    outcome = run()
-    results = [result.detach().cpu().numpy() for result in outcome]
-    del outcome
+    results = [result.detach().cpu().numpy() for result in run()]
     return Form(run, results, _torch_temporary_bytes(run))
 
 
@@ -148,40 +106,45 @@ def _torch_temporary_bytes(run: Callable[[], Any]) -> int:
     events.sort()
     # An address is used again and again: a result is what was allocated there last.
     last = {pointer: k for k, (_, pointer, size) in enumerate(events) if size > 0}
-    returned = {k for pointer, k in last.items() if pointer in kept}
+    returned = {last[pointer] for pointer in kept & last.keys()}
     live: dict[int, int] = {}
-    now = peak = 0
+    peak = 0
     for k, (_, pointer, size) in enumerate(events):
-        if size > 0 and k not in returned:
+        if size < 0:
+            live.pop(pointer, None)
+        elif k not in returned:
             live[pointer] = size
-            now += size
-            peak = max(peak, now)
-        elif size < 0:
-            now -= live.pop(pointer, 0)
+            peak = max(peak, sum(live.values()))
     return peak
 
 
 def disagreement(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """The largest difference of values and gradients, relative to the largest number of each."""
-    if [r.shape for r in results] != [e.shape for e in expected]:
-        return float("inf")
-    worst = 0.0
-    for result, reference in zip(results, expected, strict=True):
-        scale = max(float(np.max(np.abs(reference))), float(np.finfo(np.float32).tiny))
-        difference = float(np.max(np.abs(result.astype(np.float64) - reference)))
-        worst = max(worst, difference / scale if np.isfinite(difference) else float("inf"))
-    return worst
+
+    def relative(result: np.ndarray, reference: np.ndarray) -> float:
+        scale = max(np.max(np.abs(reference)), np.finfo(np.float32).tiny)
+        return np.max(np.abs(result.astype(np.float64) - reference)) / scale
+
+    pairs = zip(results, expected, strict=True)
+    return float(np.max([relative(result, reference) for result, reference in pairs]))
 
 
 def interleave(
     runs: Mapping[str, Callable[[], Any]], *, repeats: int, seconds: float
-) -> dict[str, Timing]:
+) -> dict[str, dict[str, float]]:
     """Times the forms in turns, A B C A B C ..., each turn as many calls as take about 5 ms.
 
     Args:
-      runs: forms, ready to run.
-      repeats: number of turns.
-      seconds: no further turn is begun after so long, but three are made.
+        runs: Forms, ready to run; `jaxloss` is one of them.
+        repeats: Number of turns.
+        seconds: No further turn begins after this time, but there are at least three.
+
+    Returns:
+        For each form the median, the interquartile range and the fastest of its calls in
+        milliseconds, their number, and `ratio`: the time of jaxloss over that of the form. Ratios
+        take the fastest calls. Threads that wait for one another, as OpenMP's do in PyTorch, lose
+        far more than XLA's when another process takes a core for a while; the medians of a busy
+        machine would flatter JAX.
     """
     samples = {name: [_timed(run)] for name, run in runs.items()}
     started = time.perf_counter()
@@ -194,7 +157,17 @@ def interleave(
                 run()  # Fetches what the form before has driven out of the caches, untimed.
             calls = min(max(1, round(_TURN / fastest)), _MOST_CALLS)
             samples[name] += [_timed(run) for _ in range(calls)]
-    return {name: Timing(tuple(times)) for name, times in samples.items()}
+    rows = {}
+    for name, times in samples.items():
+        low, median, high = 1e3 * np.percentile(times, [25, 50, 75])
+        rows[name] = {
+            "median_ms": float(median),
+            "spread_ms": float(high - low),
+            "fastest_ms": 1e3 * min(times),
+            "calls": len(times),
+            "ratio": min(samples["jaxloss"]) / min(times),
+        }
+    return rows
 
 
 def _timed(run: Callable[[], Any]) -> float:

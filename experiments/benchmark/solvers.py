@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from functools import partial
@@ -11,33 +12,56 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.optimize import linear_sum_assignment
 
 import jaxloss
-from experiments.benchmark.measure import Timing, interleave
+from experiments.benchmark.cases import SizeName
+from experiments.benchmark.measure import interleave
 
 # The largest cosine of the prototypes that the authors have published, by (M, d).
 PUBLISHED = {(100, 16): 0.326, (100, 32): 0.246, (200, 50): 0.205, (1000, 512): 0.156}
 
 # (M, d, steps, steps that are timed); a step of the last takes a hundred times as long.
 SPREADS = {
-    "toy": ((8, 4, 50, 20),),
     "paper": ((100, 16, 2000, 200), (100, 32, 2000, 200), (200, 50, 2000, 200)),
     "large": ((1000, 512, 200, 20),),
 }
 # (classes, prototypes, d)
 ASSIGNMENTS = {
-    "toy": ((6, 8, 4),),
     "paper": ((100, 100, 64), (200, 200, 50)),
     "large": ((1000, 1000, 512),),
 }
 
 _START, _END, _LEARNING_RATE = 2.0, 100.0, 0.01
+_LOOP = "PyTorch's loop"
 _STEPS_THAT_AGREE = 10
 _TOLERANCE = 1e-3
 
 
-def bound(num_prototypes: int, dim: int) -> tuple[str, float]:
-    """What the largest cosine of M unit vectors in d dimensions is measured by."""
+def measure_spreads(size: SizeName, *, repeats: int) -> list[dict[str, Any]]:
+    """`uniform_prototypes` and the loop in PyTorch: time, and largest cosine beside its bound."""
+    return [_measure_spread(*spread, repeats=repeats) for spread in SPREADS[size]]
+
+
+def measure_assignments(size: SizeName, *, repeats: int) -> list[dict[str, Any]]:
+    """`assign_prototypes` against scipy's and optax's, each with the matrix of cosines."""
+    return [
+        _measure_assignment(*shape, trained=trained, repeats=repeats)
+        for shape in ASSIGNMENTS[size]
+        for trained in (True, False)
+    ]
+
+
+SOLVERS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "uniform_prototypes": measure_spreads,
+    "assign_prototypes": measure_assignments,
+}
+"""Measures a solver at a size. Each row has a `problem`, `forms` and a `result`: by heading, what
+is solved, the times, and what else tables show."""
+
+
+def _bound(num_prototypes: int, dim: int) -> tuple[str, float]:
+    """Name and value of a lower bound of the largest cosine of M unit vectors in d dimensions."""
     if num_prototypes <= dim + 1:
         return "simplex", -1 / (num_prototypes - 1)
     if num_prototypes <= 2 * dim:
@@ -45,7 +69,7 @@ def bound(num_prototypes: int, dim: int) -> tuple[str, float]:
     return "Welch", math.sqrt((num_prototypes - dim) / (dim * (num_prototypes - 1)))
 
 
-def torch_prototypes(start: np.ndarray, num_steps: int) -> np.ndarray:
+def _torch_prototypes(start: np.ndarray, num_steps: int) -> np.ndarray:
     """The loop of `uniform_prototypes` as PyTorch's users write it, from the columns `start`."""
     import torch
     import torch.nn.functional as F
@@ -70,57 +94,43 @@ def torch_prototypes(start: np.ndarray, num_steps: int) -> np.ndarray:
     return prototypes.detach().cpu().numpy().T
 
 
-def measure_spread(
+def _measure_spread(
     num_prototypes: int, dim: int, num_steps: int, num_timed: int, *, repeats: int
 ) -> dict[str, Any]:
-    """`uniform_prototypes` and the loop in PyTorch: time, and largest cosine beside its bound."""
     key = jax.random.key(0)
     ours = partial(jaxloss.uniform_prototypes, key, num_prototypes, dim)
-    prototypes = jax.block_until_ready(ours(num_steps=num_steps))
-    kind, limit = bound(num_prototypes, dim)
-    row: dict[str, Any] = {
-        "prototypes": num_prototypes,
-        "dim": dim,
-        "steps": num_steps,
-        "steps_timed": num_timed,
-        "largest_cosine": float(jaxloss.prototype_separation(prototypes).largest_cosine),
-        "bound": limit,
-        "bound_kind": kind,
-        "published": PUBLISHED.get((num_prototypes, dim)),
-    }
+    separation = jaxloss.prototype_separation(ours(num_steps=num_steps))
     runs: dict[str, Callable[[], Any]] = {
         "jaxloss": lambda: jax.block_until_ready(ours(num_steps=num_timed))
     }
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        pass
-    else:
+    failures = {}
+    if importlib.util.find_spec("torch"):
         start = np.asarray(jax.random.normal(key, (dim, num_prototypes), jnp.float32))
         start = start / np.linalg.norm(start, axis=0)
         few = np.asarray(ours(num_steps=_STEPS_THAT_AGREE))
-        row["disagreement"] = float(
-            np.max(np.abs(torch_prototypes(start, _STEPS_THAT_AGREE) - few))
-        )
-        if row["disagreement"] > _TOLERANCE:
-            row["failure"] = f"differs by {row['disagreement']:.1g} after {_STEPS_THAT_AGREE} steps"
+        difference = np.max(np.abs(_torch_prototypes(start, _STEPS_THAT_AGREE) - few))
+        if difference <= _TOLERANCE:
+            runs[_LOOP] = partial(_torch_prototypes, start, num_timed)
         else:
-            runs["torch"] = partial(torch_prototypes, start, num_timed)
-    return row | _timings(interleave(runs, repeats=repeats, seconds=8.0))
+            text = f"differs by {difference:.1g} after {_STEPS_THAT_AGREE} steps"
+            failures[_LOOP] = {"failure": text}
+    kind, limit = _bound(num_prototypes, dim)
+    return {
+        "problem": {"M": num_prototypes, "d": dim, "steps timed": num_timed},
+        "forms": interleave(runs, repeats=repeats, seconds=8.0) | failures,
+        "result": {
+            "steps": num_steps,
+            "largest cosine": float(separation.largest_cosine),
+            "bound": f"{limit:.3f} ({kind})",
+            "published": PUBLISHED.get((num_prototypes, dim)),
+        },
+    }
 
 
-def measure_assignment(
+def _measure_assignment(
     num_classes: int, num_prototypes: int, dim: int, *, trained: bool, repeats: int
 ) -> dict[str, Any]:
-    """`assign_prototypes` against scipy's and optax's, each with the matrix of cosines.
-
-    Args:
-      num_classes: C.
-      num_prototypes: M.
-      dim: d.
-      trained: means near a prototype each, as after some epochs; else in random directions.
-      repeats: number of turns.
-    """
+    """Trained class means are near a prototype each, as after some epochs; others are random."""
     rng = np.random.default_rng(0)
     prototypes = rng.normal(size=(dim, num_prototypes)).astype(np.float32)
     prototypes /= np.linalg.norm(prototypes, axis=0)
@@ -128,58 +138,32 @@ def measure_assignment(
     if trained:
         means += prototypes[:, rng.permutation(num_prototypes)[:num_classes]]
     means /= np.linalg.norm(means, axis=0)
-    similarity = means.T.astype(np.float64) @ prototypes
     placed = jax.device_put(means), jax.device_put(prototypes)
-    classes = np.arange(num_classes)
 
     @jax.jit
     def by_optax(means, prototypes):
         rows, columns = optax.assignment.hungarian_algorithm(-means.T @ prototypes)
         return jnp.zeros(num_classes, jnp.int32).at[rows].set(columns)
 
-    def by_scipy():
-        from scipy.optimize import linear_sum_assignment
-
-        return linear_sum_assignment(means.T @ prototypes, maximize=True)[1]
-
     ours = jax.jit(jaxloss.assign_prototypes)
     runs: dict[str, Callable[[], Any]] = {
         "jaxloss": lambda: jax.block_until_ready(ours(*placed)),
+        "scipy": lambda: linear_sum_assignment(means.T @ prototypes, maximize=True)[1],
         "optax": lambda: jax.block_until_ready(by_optax(*placed)),
     }
-    row: dict[str, Any] = {
-        "classes": num_classes,
-        "prototypes": num_prototypes,
-        "dim": dim,
-        "means": "trained" if trained else "random",
-    }
-    try:
-        import scipy.optimize  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        runs["scipy"] = by_scipy
-    totals = {
-        name: float(similarity[classes, np.asarray(run())].sum()) for name, run in runs.items()
-    }
-    row["totals"] = totals
+    cosines = means.T.astype(np.float64) @ prototypes
+    classes = np.arange(num_classes)
+    totals = {name: float(cosines[classes, np.asarray(run())].sum()) for name, run in runs.items()}
     best = max(totals.values())
-    if any(best - total > _TOLERANCE * abs(best) for total in totals.values()):
-        row["failure"] = f"summed similarities differ: {totals}"
-    return row | _timings(interleave(runs, repeats=repeats, seconds=5.0))
-
-
-def _timings(timings: dict[str, Timing]) -> dict[str, Any]:
-    ours = timings["jaxloss"]
     return {
-        "forms": {
-            name: {
-                "median_ms": 1e3 * timing.median,
-                "spread_ms": 1e3 * timing.spread,
-                "fastest_ms": 1e3 * timing.fastest,
-                "calls": len(timing.seconds),
-                "ratio": ours.ratio(timing),
-            }
-            for name, timing in timings.items()
-        }
+        "problem": {
+            "classes": num_classes,
+            "prototypes": num_prototypes,
+            "d": dim,
+            "means": "trained" if trained else "random",
+        },
+        "forms": interleave(runs, repeats=repeats, seconds=5.0),
+        "result": {},
+        "totals": totals,
+        "agree": all(best - total <= _TOLERANCE * abs(best) for total in totals.values()),
     }

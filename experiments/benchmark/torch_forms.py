@@ -1,6 +1,6 @@
 """The same losses as PyTorch's users write them: vectorised, in float32, from its own functions.
 
-Weights have the layout [d, C] of the other forms; `weights.T` is a view.
+Weights have the layout [d, C] of JAX's forms; `weights.T` is a view.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ def softmax_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sigmoid_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross-entropy of one class per sample."""
+    return multilabel_sigmoid_loss(logits, F.one_hot(labels, logits.shape[1]))
+
+
+def multilabel_sigmoid_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy, summed over the classes of a sample."""
-    targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    targets = targets.to(logits.dtype)
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
 
 
@@ -39,10 +44,6 @@ def cosine_margin_softmax_loss(features: Tensor, labels: Tensor, weights: Tensor
     """The margin on cosines."""
     logits = F.normalize(features) @ F.normalize(weights, dim=0)
     return margin_softmax_loss(logits, labels)
-
-
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    return a.square().sum(1)[:, None] + b.square().sum(1)[None, :] - 2 * a @ b.T
 
 
 def nca_loss(features: Tensor, labels: Tensor) -> Tensor:
@@ -67,7 +68,8 @@ def prototypical_loss(features: Tensor, labels: Tensor, *, num_classes: int) -> 
     membership = F.one_hot(labels, num_classes).to(features.dtype)
     sizes = membership.sum(0)
     means = (membership.T @ features) / sizes.clamp(min=1)[:, None]
-    logits = -_squared_distances(features, means) / features.shape[1]
+    squares = features.square().sum(1)[:, None] + means.square().sum(1)[None, :]
+    logits = -(squares - 2 * features @ means.T) / features.shape[1]
     own_size = sizes[labels]
     factor = own_size / (own_size - 1).clamp(min=1)
     own = logits.gather(1, labels[:, None])[:, 0] * factor.square()
@@ -84,13 +86,16 @@ def prototypical_by_samples_loss(features: Tensor, labels: Tensor) -> Tensor:
     return prototypical_loss(features, labels, num_classes=len(classes))
 
 
-def _classification_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(features, weights.T, bias), labels)
-
-
-def sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Softmax and NCA."""
-    return _classification_loss(features, labels, weights, bias) + nca_loss(features, labels)
+def sum_loss(
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    metric_features: Tensor | None = None,
+) -> Tensor:
+    """Softmax and NCA, on the same features or on `metric_features`."""
+    softmax = F.cross_entropy(F.linear(features, weights.T, bias), labels)
+    return softmax + nca_loss(features if metric_features is None else metric_features, labels)
 
 
 def direct_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -99,17 +104,16 @@ def direct_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Ten
     gram = constant.T @ constant
     gram.diagonal().add_(1e-4)
     coordinates = torch.cholesky_solve((features @ constant).T, torch.linalg.cholesky(gram))
-    complement = features - (constant @ coordinates).T
-    return _classification_loss(features, labels, weights, bias) + nca_loss(complement, labels)
+    return sum_loss(features, labels, weights, bias, features - (constant @ coordinates).T)
 
 
 def spectral_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Softmax, and NCA in the soft complement, a constant."""
     with torch.no_grad():
         basis, values, _ = torch.linalg.svd(weights, full_matrices=False)
-        gains = (values / values[0]) ** 0.3
-    complement = features - ((features @ basis) * gains) @ basis.T
-    return _classification_loss(features, labels, weights, bias) + nca_loss(complement, labels)
+        spectral_weights = (values / values[0]) ** 0.3
+    within = ((features @ basis) * spectral_weights) @ basis.T
+    return sum_loss(features, labels, weights, bias, features - within)
 
 
 def group_softmax_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -148,12 +152,6 @@ def dot_regression_loss(
     return (0.5 * (dots - targets.norm(dim=1) * norms).square() / norms).mean()
 
 
-def multilabel_sigmoid_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy, summed over the classes of a sample."""
-    targets = targets.to(logits.dtype)
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
-
-
 def _soft_gap(logits: Tensor, targets: Tensor, dim: int) -> Tensor:
     positive = targets > 0
     # As the authors write it: masked log-sum-exps, and a mean over what has a positive. A finite
@@ -165,19 +163,9 @@ def _soft_gap(logits: Tensor, targets: Tensor, dim: int) -> Tensor:
     return torch.where(has_positive, gaps, 0).sum() / has_positive.sum()
 
 
-def sample_wise_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Over the classes of every sample."""
-    return _soft_gap(logits, targets, 1)
-
-
-def class_wise_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Over the samples of every class."""
-    return _soft_gap(logits, targets, 0)
-
-
 def two_way_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Both."""
-    return class_wise_loss(logits, targets) + sample_wise_loss(logits, targets)
+    """The gaps of every class over the samples, and of every sample over the classes."""
+    return _soft_gap(logits, targets, dim=0) + _soft_gap(logits, targets, dim=1)
 
 
 def multilabel_softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -223,8 +211,8 @@ TORCH_FORMS: Mapping[str, TorchLoss] = {
     "dot_regression": dot_regression_loss,
     "sigmoid_of_targets": multilabel_sigmoid_loss,
     "two_way": two_way_loss,
-    "sample_wise": sample_wise_loss,
-    "class_wise": class_wise_loss,
+    "sample_wise": partial(_soft_gap, dim=1),
+    "class_wise": partial(_soft_gap, dim=0),
     "multilabel_softmax": multilabel_softmax_loss,
     "asymmetric": asymmetric_loss,
     "warp": warp_loss,
@@ -236,18 +224,13 @@ def metric_learning_forms() -> Mapping[str, TorchLoss]:
     """The losses of pytorch-metric-learning that are the same formula.
 
     Raises:
-      ImportError: the package is not installed.
+        ImportError: The package is not installed.
     """
-    from pytorch_metric_learning.distances import (  # pyright: ignore[reportMissingImports]
-        LpDistance,
-    )
-    from pytorch_metric_learning.losses import (  # pyright: ignore[reportMissingImports]
-        NCALoss,
-    )
+    from pytorch_metric_learning import distances, losses  # pyright: ignore[reportMissingImports]
 
     def nca(features: Tensor, labels: Tensor) -> Tensor:
-        distance = LpDistance(normalize_embeddings=False, p=2, power=2)
+        distance = distances.LpDistance(normalize_embeddings=False, p=2, power=2)
         scale: Any = 1 / features.shape[1]
-        return NCALoss(softmax_scale=scale, distance=distance)(features, labels)
+        return losses.NCALoss(softmax_scale=scale, distance=distance)(features, labels)
 
     return {"nca": nca, "nca_in_blocks": nca}

@@ -25,7 +25,7 @@ class ClassAccuracies(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """How far confidence is from accuracy, and the bins that say so (a reliability diagram)."""
+    """How far confidence is from accuracy, and the bins of the reliability diagram."""
 
     error: float
     """Expected calibration error, in [0, 1]."""
@@ -56,29 +56,16 @@ class ClassificationResult(NamedTuple):
 
 
 def predict_classes(logits: Values) -> np.ndarray:
-    """The class of the largest logit, of equal ones the first.
-
-    Args:
-        logits: Floats [n, C], finite; logits, cosines or probabilities.
-
-    Returns:
-        int64 [n].
-
-    Raises:
-        ValueError: If the shape does not fit, or a logit is not finite.
-    """
+    """The class of the largest logit in every row of [n, C], the first of equal ones: int64 [n]."""
     return finite_rows("logits", logits).argmax(1)
 
 
 def accuracy(predictions: Values, labels: Values) -> float:
-    """The part of the samples whose class was predicted.
+    """The fraction of the samples whose class is predicted.
 
     Args:
         predictions: Integers [n].
         labels: Integers [n]; samples with a negative label do not count.
-
-    Returns:
-        A number in [0, 1].
 
     Raises:
         ValueError: If shapes or types do not fit, or no sample counts.
@@ -88,19 +75,7 @@ def accuracy(predictions: Values, labels: Values) -> float:
 
 
 def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> ClassAccuracies:
-    """The accuracy of every class.
-
-    Args:
-        predictions: Integers [n].
-        labels: Integers [n] below C; samples with a negative label do not count.
-        num_classes: Classes C.
-
-    Returns:
-        ClassAccuracies.
-
-    Raises:
-        ValueError: If shapes, types or a label do not fit, or no sample counts.
-    """
+    """The accuracy of every class; arguments and errors are those of `accuracy`."""
     predictions, labels = _counting(predictions, labels)
     if labels.max() >= num_classes:
         raise ValueError(f"got label {labels.max()}, but there are {num_classes} classes")
@@ -113,9 +88,8 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
     """Head, medium and tail: classes by how many training samples they have.
 
     The 36 % of the classes with the most samples are the head, those up to 71 % medium, the others
-    the tail, each number rounded to the nearest. On CIFAR-100-LT, whose classes stand in the order
-    of their size, these are classes 0–35, 36–70 and 71–99. Of classes of one size the first are
-    counted as larger.
+    the tail, each number rounded to the nearest. On CIFAR-100-LT, whose classes are sorted by size,
+    these are classes 0–35, 36–70 and 71–99. Of classes of one size the first count as larger.
 
     Args:
         train_counts: Integers [C], the training samples of each class, C > 2.
@@ -138,20 +112,13 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
 def group_accuracies(
     accuracies: ClassAccuracies, groups: Mapping[str, Values | Sequence[int]]
 ) -> dict[str, float]:
-    """The mean accuracy of the classes of each group.
+    """The mean accuracy of the classes of each group; NaN where no class has a sample.
 
     Every class counts the same, so that a test set need not be balanced; where it is, this is the
     accuracy over the samples of the group.
 
-    Args:
-        accuracies: Of `class_accuracies`.
-        groups: The classes of each group; those without a sample are left out.
-
-    Returns:
-        A number in [0, 1] for each group; NaN where none of its classes has a sample.
-
     Raises:
-        ValueError: If a group names a class that there is not.
+        ValueError: If a group has an unknown class.
     """
     means = {}
     for name, members in groups.items():
@@ -159,7 +126,7 @@ def group_accuracies(
         unknown = members[(members < 0) | (members >= len(accuracies.counts))]
         if len(unknown):
             raise ValueError(
-                f"group {name!r} names class {unknown[0]}, but there are {len(accuracies.counts)}"
+                f"group {name!r} has class {unknown[0]}, but there are {len(accuracies.counts)}"
             )
         present = members[accuracies.counts[members] > 0]
         means[name] = float(accuracies.accuracies[present].mean()) if len(present) else np.nan
@@ -167,16 +134,9 @@ def group_accuracies(
 
 
 def softmax_confidences(logits: Values) -> np.ndarray:
-    """The largest probability of the softmax, in double precision.
+    """The largest probability of the softmax in every row of [n, C]: float64 [n].
 
-    Args:
-        logits: Floats [n, C], finite; cosines times the scale that the model was trained with.
-
-    Returns:
-        float64 [n], in [1/C, 1].
-
-    Raises:
-        ValueError: If the shape does not fit, or a logit is not finite.
+    Multiply cosines by the scale that the model was trained with.
     """
     logits = finite_rows("logits", logits).astype(np.float64)
     return 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
@@ -194,21 +154,13 @@ def calibration(confidences: Values, correct: Values, *, bins: int = 15) -> Cali
         correct: Bools [n], whether the prediction was right.
         bins: Bins B.
 
-    Returns:
-        Calibration.
-
     Raises:
-        ValueError: If shapes do not fit, there is no sample, or a confidence is out of its range.
+        ValueError: If there is no sample, or a confidence is out of its range.
 
     References:
         Guo et al., On Calibration of Modern Neural Networks, ICML 2017, eq. (3).
     """
     confidences, correct = np.asarray(confidences, np.float64), np.asarray(correct)
-    if confidences.ndim != 1 or confidences.shape != correct.shape or correct.dtype != bool:
-        raise ValueError(
-            "need confidences [n] and bools [n], "
-            f"got {list(confidences.shape)} and {correct.dtype} {list(correct.shape)}"
-        )
     if not len(confidences) or bins < 1:
         raise ValueError(
             f"need samples and a positive number of bins, got {len(confidences)} and {bins}"
@@ -232,7 +184,7 @@ def evaluate_logits(
     train_counts: Values | Sequence[int] | None = None,
     bins: int = 15,
 ) -> ClassificationResult:
-    """Everything that a report says of a classification.
+    """All metrics of a classification.
 
     Args:
         logits: Floats [n, C], finite; of a cosine classifier times its scale, which the calibration
@@ -241,9 +193,6 @@ def evaluate_logits(
         train_counts: Integers [C], the training samples of each class, for accuracy on head, medium
             and tail (`frequency_groups`).
         bins: Bins of the expected calibration error.
-
-    Returns:
-        ClassificationResult.
 
     Raises:
         ValueError: If shapes, types or a label do not fit, a logit is not finite, or no sample
@@ -260,29 +209,23 @@ def evaluate_logits(
             )
         means = group_accuracies(per_class, frequency_groups(train_counts))
         groups = {name: as_json_number(mean) for name, mean in means.items()}
-    labels = np.asarray(labels)
-    counting = labels >= 0
-    right = accuracy(predictions, labels)
+    counting = np.asarray(labels) >= 0
+    correct = (predictions == np.asarray(labels))[counting]
+    right = float(correct.mean())
     return ClassificationResult(
-        samples=int(counting.sum()),
+        samples=len(correct),
         accuracy=right,
         error=1 - right,
         class_mean_accuracy=float(np.nanmean(per_class.accuracies)),
         class_accuracies=[as_json_number(value) for value in per_class.accuracies],
         groups=groups,
-        calibration_error=calibration(
-            confidences[counting], (predictions == labels)[counting], bins=bins
-        ).error,
+        calibration_error=calibration(confidences[counting], correct, bins=bins).error,
         bins=bins,
     )
 
 
 def finite_rows(name: str, rows: Values) -> np.ndarray:
-    """`rows` [n, C] as a NumPy array.
-
-    Raises:
-        ValueError: If the shape does not fit, or a number is not finite.
-    """
+    """`rows` [n, C] as a NumPy array; raises a ValueError if a shape or a number is wrong."""
     array = np.asarray(rows)
     if array.ndim != 2 or not array.shape[1]:
         raise ValueError(f"{name} must have shape [n, C], got {list(array.shape)}")
@@ -293,7 +236,7 @@ def finite_rows(name: str, rows: Values) -> np.ndarray:
 
 
 def as_json_number(value: float) -> float | None:
-    """A number as JSON has it: None in place of NaN."""
+    """The number, or None in place of NaN, which JSON does not have."""
     return None if np.isnan(value) else float(value)
 
 
@@ -310,7 +253,7 @@ def _integers(name: str, values: Values | Sequence[int]) -> np.ndarray:
 
 
 def _counting(predictions: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions and labels of the samples that count."""
+    """Predictions and labels of the samples that have a label."""
     predictions, labels = _integers("predictions", predictions), _integers("labels", labels)
     if len(predictions) != len(labels):
         raise ValueError(f"got {len(predictions)} predictions but {len(labels)} labels")

@@ -58,12 +58,9 @@ class EpisodeResult(NamedTuple):
 
 
 def episode_accuracies(
-    features: np.ndarray | Array,
-    episodes: Episodes,
-    *,
-    distance: Distance = "euclidean",
+    features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
 ) -> np.ndarray:
-    """The accuracy of the nearest prototype in every episode.
+    """The accuracy of the nearest prototype in every episode: float32 [E], in [0, 1].
 
     A prototype is the mean of a class's support features. A query is assigned to the class of the
     nearest prototype, to the first one on ties. With the cosine distance, features are divided by
@@ -72,10 +69,7 @@ def episode_accuracies(
     Args:
         features: Float [n, d], finite.
         episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
-        distance: `euclidean` or `cosine`.
-
-    Returns:
-        float32 [E], in [0, 1].
+        distance: Of a query from a prototype.
 
     Raises:
         ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
@@ -87,11 +81,7 @@ def episode_accuracies(
 def prepare_episodes(
     features: np.ndarray | Array, episodes: Episodes
 ) -> tuple[np.ndarray, Episodes]:
-    """The features as float32 and the episodes as int32, checked against each other.
-
-    Raises:
-        ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
-    """
+    """The features as float32 and the episodes as int32; errors as in `episode_accuracies`."""
     features = np.asarray(features, np.float32)
     support, query = (np.asarray(part, np.int32) for part in episodes)
     if features.ndim != 2 or support.ndim != 3 or support.shape[:2] != query.shape[:2]:
@@ -114,13 +104,10 @@ def prepare_episodes(
 
 
 def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, float]:
-    """The mean, and half the width of its 95 % confidence interval.
+    """The mean, and half the width of its 95 % confidence interval, 1.96·σ/√E.
 
     Args:
-        accuracies: Floats [E], E > 1.
-
-    Returns:
-        (mean, 1.96·σ/√E), σ with E − 1 degrees of freedom.
+        accuracies: Floats [E], E > 1; σ has E − 1 degrees of freedom.
 
     Raises:
         ValueError: There are fewer than two accuracies.
@@ -134,21 +121,7 @@ def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, 
 def evaluate_prototypes(
     features: np.ndarray, labels: np.ndarray, *, config: EpisodeConfig, distance: Distance
 ) -> list[EpisodeResult]:
-    """Classifies by the nearest prototype, in the episodes of every number of shots.
-
-    Args:
-        features: Float [n, d].
-        labels: Integers [n].
-        config: The episodes.
-        distance: Distance of a query from a prototype.
-
-    Returns:
-        A result for each number of shots, in the order of `config.shots`.
-
-    Raises:
-        ValueError: The labels do not fit the features.
-        ConfigError: The labels do not give such episodes.
-    """
+    """Classifies by the nearest prototype; the rest is as in `evaluate_episodes`."""
     accuracies_of = partial(episode_accuracies, features, distance=distance)
     return evaluate_episodes(
         accuracies_of, features, labels, config=config, classifier=f"{distance} prototypes"
@@ -163,7 +136,7 @@ def evaluate_episodes(
     config: EpisodeConfig,
     classifier: str,
 ) -> list[EpisodeResult]:
-    """Mean accuracy and interval over the episodes of every number of shots.
+    """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
     Args:
         accuracies_of: Maps episodes to the accuracy in each.
@@ -171,9 +144,6 @@ def evaluate_episodes(
         labels: Integers [n].
         config: The episodes.
         classifier: Name of the classifier, for reports.
-
-    Returns:
-        A result for each number of shots, in the order of `config.shots`.
 
     Raises:
         ValueError: The labels do not fit the features.
@@ -208,11 +178,6 @@ def evaluate_episodes(
     return results
 
 
-def _centre(features: Array) -> Array:
-    """Move the mean to zero: keeps distances, and the digits that |p|² − 2 q·p would cancel."""
-    return features - features.mean(0)
-
-
 def _unit(features: Array) -> Array:
     """Divide each row by its length; a zero row stays zero."""
     length = jnp.sqrt(jnp.square(features).sum(-1, keepdims=True))
@@ -227,18 +192,18 @@ def _cosine_scores(queries: Array, prototypes: Array) -> Array:
     return product(queries, _unit(prototypes).T)
 
 
-_PREPARE = {"euclidean": _centre, "cosine": _unit}
-_SCORES = {"euclidean": _euclidean_scores, "cosine": _cosine_scores}
-
-
 @partial(jax.jit, static_argnames="distance")
 def _accuracies(features: Array, support: Array, query: Array, *, distance: str) -> Array:
-    features = _PREPARE[distance](features)
+    if distance == "cosine":
+        features, scores_of = _unit(features), _cosine_scores
+    else:
+        # A mean of zero keeps distances, and the digits that |p|² − 2 q·p would cancel.
+        features, scores_of = features - features.mean(0), _euclidean_scores
 
     def accuracy(episode: tuple[Array, Array]) -> Array:
         support, query = episode
         prototypes = features[support].mean(1)
-        scores = _SCORES[distance](features[query.ravel()], prototypes)
+        scores = scores_of(features[query.ravel()], prototypes)
         truth = jnp.repeat(jnp.arange(query.shape[0]), query.shape[1])
         return (scores.argmax(-1) == truth).mean(dtype=jnp.float32)
 

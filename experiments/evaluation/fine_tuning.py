@@ -111,16 +111,7 @@ def fine_tune(
 
 
 def first_weights(key: Array, dim: int, ways: int) -> Array:
-    """Where the classifier of an episode starts, as `torch.nn.Linear` does.
-
-    Args:
-        key: The episode's key, that of the seed with the episode's number folded in.
-        dim: Features d.
-        ways: Classes N.
-
-    Returns:
-        float32 [d, N], uniform between ±1/√d.
-    """
+    """Where the classifier starts: float32 [d, N] between ±1/√d, as `torch.nn.Linear` does."""
     bound = dim**-0.5
     return jax.random.uniform(key, (dim, ways), jnp.float32, minval=-bound, maxval=bound)
 
@@ -133,7 +124,10 @@ def fine_tuned_accuracies(
     settings: FineTuning = FineTuning(),
     seed: int = 0,
 ) -> np.ndarray:
-    """The accuracy of a fine-tuned classifier in every episode.
+    """The accuracy of a fine-tuned classifier in every episode: float32 [E], in [0, 1].
+
+    Of equal logits the first class is taken. First weights and orders depend on the seed and on the
+    number of the episode.
 
     Args:
         features: Float [n, d], finite.
@@ -141,9 +135,6 @@ def fine_tuned_accuracies(
         classifier: Form of the logits.
         settings: The optimiser.
         seed: Seed of first weights and orders.
-
-    Returns:
-        float32 [E], in [0, 1]. Of equal logits the first class is taken.
 
     Raises:
         ConfigError: A setting is out of bounds.
@@ -157,11 +148,10 @@ def fine_tuned_accuracies(
     count, ways, shots = support.shape
     draw = partial(support_orders, ways * shots, settings.passes, seed=seed)
     orders = np.stack([draw(episode=e) for e in range(count)])
-    return np.asarray(
-        _accuracies(
-            features, support, query, orders, seed, classifier=classifier, settings=settings
-        )
+    accuracies = _accuracies(
+        features, support, query, orders, seed, classifier=classifier, settings=settings
     )
+    return np.asarray(accuracies)
 
 
 def evaluate_fine_tuning(
@@ -172,17 +162,7 @@ def evaluate_fine_tuning(
     classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
 ) -> list[EpisodeResult]:
-    """Fine-tunes a classifier in the episodes of every number of shots.
-
-    Args:
-        features: Float [n, d].
-        labels: Integers [n].
-        config: The episodes.
-        classifier: Form of the logits.
-        settings: The optimiser.
-
-    Returns:
-        A result for each number of shots, in the order of `config.shots`.
+    """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`.
 
     Raises:
         ValueError: The labels do not fit the features.

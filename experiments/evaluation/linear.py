@@ -106,9 +106,6 @@ def fit_path(
             has seen: ½ gᵀHg.
         max_iterations: Steps of a penalty.
 
-    Returns:
-        Path.
-
     Raises:
         ValueError: If shapes or labels do not fit, a feature is not finite, or a penalty is not
             positive.
@@ -124,32 +121,15 @@ def fit_path(
         raise ValueError(f"penalties must be positive numbers [L], got {penalties}")
     order = np.argsort(-penalties, kind="stable")
     solved = _solve(
-        features,
-        labels,
-        penalties[order],
-        tolerance,
-        max_iterations,
-        num_classes=num_classes,
+        features, labels, penalties[order], tolerance, max_iterations, num_classes=num_classes
     )
     back = np.argsort(order, kind="stable")
     return Path(*(np.asarray(part)[back] for part in solved))
 
 
 def path_accuracies(path: Path, data: Labelled) -> np.ndarray:
-    """The accuracy of every classifier of a path.
-
-    Args:
-        path: Of `fit_path`.
-        data: Samples of the same classes.
-
-    Returns:
-        float32 [L], in [0, 1].
-
-    Raises:
-        ValueError: If shapes or labels do not fit, or a feature is not finite.
-    """
-    features, labels = _prepare(data, path.biases.shape[1])
-    predictions = np.asarray(_predictions(path.kernels, path.biases, features))
+    """The accuracy of every classifier of a path on samples of the same classes: float32 [L]."""
+    predictions, labels = _predict(path, data)
     return (predictions == labels).mean(1, dtype=np.float32)
 
 
@@ -165,21 +145,8 @@ def evaluate_linear(
     """Transfer to a data set: the accuracy of a linear classifier on frozen features.
 
     The penalty is chosen on the validation set, and a classifier with it is then trained on
-    training and validation set together.
-
-    Args:
-        train: The training set without the validation set.
-        validation: Samples on which the penalty is chosen.
-        test: Samples on which the classifier is judged.
-        penalties: λ > 0, see `fit_path`.
-        tolerance: See `fit_path`.
-        max_iterations: See `fit_path`.
-
-    Returns:
-        LinearResult.
-
-    Raises:
-        ValueError: As `fit_path`.
+    training and validation set together. The other arguments and the errors are those of
+    `fit_path`.
     """
     for name, data in (("validation", validation), ("test", test)):
         if data.features.shape[1:] != train.features.shape[1:]:
@@ -197,8 +164,7 @@ def evaluate_linear(
     best = float(penalties[on_validation == on_validation.max()].max())
     both = Labelled(*(np.concatenate(parts) for parts in zip(train, validation, strict=True)))
     chosen = fit(both, penalties=[best])
-    features, labels = _prepare(test, num_classes)
-    predictions = np.asarray(_predictions(chosen.kernels, chosen.biases, features))[0]
+    (predictions,), labels = _predict(chosen, test)
     per_class = class_accuracies(predictions, labels, num_classes)
     return LinearResult(
         penalty=best,
@@ -230,6 +196,12 @@ def _prepare(data: Labelled, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     if len(wrong):
         raise ValueError(f"labels must be from 0 to {num_classes - 1}, got {wrong[0]}")
     return features, labels.astype(np.int32)
+
+
+def _predict(path: Path, data: Labelled) -> tuple[np.ndarray, np.ndarray]:
+    """The predictions [L, n] of every classifier, and the labels [n]."""
+    features, labels = _prepare(data, path.biases.shape[1])
+    return np.asarray(_predictions(path.kernels, path.biases, features)), labels
 
 
 @jax.jit

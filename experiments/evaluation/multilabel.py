@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import rankdata
 
 from experiments.evaluation.classification import Values, as_json_number, finite_rows
 
@@ -67,14 +68,11 @@ def average_precisions(
 
 
 def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
-    """mAP@class and mAP@sample.
+    """mAP@class and mAP@sample, over the classes and the samples with a positive.
 
     Args:
         scores: Floats [n, C], finite; logits or anything that orders like them.
         targets: Bools or numbers [n, C]: above 0 positive, 0 negative, below 0 unknown.
-
-    Returns:
-        MultilabelResult; classes and samples without a positive are left out of the means.
 
     Raises:
         ValueError: If shapes do not fit, a score is not finite, a target is not a number, or none
@@ -101,19 +99,11 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
 
 
 def _precisions(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    # What is unknown ranks behind every finite score, where no positive meets it.
-    scores = np.where(targets < 0, -np.inf, scores)
-    order = np.argsort(-scores, axis=1, kind="stable")
-    scores = np.take_along_axis(scores, order, axis=1)
-    positive = np.take_along_axis(targets, order, axis=1) > 0
-    items = scores.shape[1]
-    rank = np.arange(items)
-    # The place of the last of equal scores: from the right, the nearest place before a step down.
-    is_last = np.ones(scores.shape, bool)
-    is_last[:, :-1] = scores[:, :-1] != scores[:, 1:]
-    ends = np.where(is_last, rank, items)
-    ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
-    precision = np.take_along_axis(np.cumsum(positive, axis=1), ends, axis=1) / (ends + 1)
-    positives = positive.sum(1)
-    total = (precision * positive).sum(1)
-    return np.where(positives > 0, total / np.maximum(positives, 1), np.nan)
+    """The mean, over the positives of a row, of the precision down to their score."""
+    positive = targets > 0
+    # A score ranks behind all that are at least as high. Unknown items are behind every other.
+    ranks = rankdata(-np.where(targets < 0, -np.inf, scores), method="max", axis=1)
+    hits = rankdata(-np.where(positive, scores, -np.inf), method="max", axis=1)
+    count = positive.sum(1)
+    total = np.where(positive, hits / ranks, 0).sum(1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
