@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -20,10 +20,10 @@ import jaxloss
 from experiments.config import NamedLoss, Positive, Seed, Share, TrainConfig
 from experiments.contracts import Loss, Objective, Outputs, Problem, Protocol
 from experiments.errors import ConfigError
+from experiments.processes import on_first
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
-from experiments.protocols.prototypes import spread_prototypes
 from experiments.reporting.markdown import table
 
 _LABELS = {
@@ -173,6 +173,22 @@ def _init_state(options: HypersphericalLoss, problem: Problem) -> dict[str, Arra
             "alignment": jnp.zeros(epochs),
         }
     return state
+
+
+@cache
+def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
+    """Maximally separated prototypes, float32 [d, M]: a simplex for M ≤ d + 1, else uniform.
+
+    With several processes, all of them call this, and the first one computes the prototypes for
+    all: those of two hosts may differ in the last bits.
+    """
+
+    def compute() -> np.ndarray:
+        if num_prototypes <= dim + 1:
+            return np.asarray(jaxloss.simplex_prototypes(num_prototypes, dim))
+        return np.asarray(jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim))
+
+    return on_first(compute)
 
 
 def reassign(objective_state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
