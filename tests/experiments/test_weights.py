@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from experiments.config import ModelConfig
 from experiments.models import build_backbone
-from experiments.presets import backbones
+from experiments.presets import photographs
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.weights import WeightsError, load_weights
 from tests.experiments import torch_backbones
@@ -66,7 +66,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
 def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path):
-    config = replace(backbones.RESNET50, backbone=backbone)
+    config = replace(photographs.RESNET50, backbone=backbone)
     # An empty file misses every entry; its list is all that is wanted.
     save_file({}, path := tmp_path / "empty.safetensors")
     with pytest.raises(WeightsError) as error:
