@@ -26,6 +26,9 @@ from experiments.evaluation.fine_tuning import (
     first_weights,
 )
 
+# Threads of PyTorch cost more than they save on arrays of this size.
+torch.set_num_threads(1)
+
 LABELS = np.arange(300) * 7 % 12
 SHORT = FineTuning(passes=8)
 
