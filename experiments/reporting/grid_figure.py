@@ -34,15 +34,15 @@ _COLUMNS = 3
 _PANEL_WIDTH = 3.3
 _LINES_HEIGHT = 2.9
 _AROUND_ROWS = 0.75
-_LEAST_ROWS = 0.7
+_LEAST_ROWS = 0.9
 _MARK = 0.14
 _BETWEEN_ROWS = 0.18
 _BESIDE_LABELS = 0.7
 _LEAST_WIDTH = 5.5
 _BETWEEN_NUMBERS = 0.03
 
-_CHARACTERS = 10
-"""In an inch of the name of an axis."""
+_NAME_CHARACTERS = 24
+"""In a line beside the rows, which are as high as such a line is long."""
 
 
 def grid_figure(
@@ -77,12 +77,10 @@ def grid_figure(
     series = list(itertools.product(*(axis.labels for axis in varied)))
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)
-    labels = 0.0 if along else max(text_width(display_text(label)) for label in axes[0].labels)
-    width = max(_LEAST_WIDTH, labels + _BESIDE_LABELS + _PANEL_WIDTH * columns)
-    height = _LINES_HEIGHT if along else _rows_height(axes[0], series)
+    width = _width(columns, [] if along else axes[0].labels)
     figure = new_figure(
         width,
-        height * rows,
+        rows * (_LINES_HEIGHT if along else _rows_height(axes[0], series)),
         title=title,
         caption=_caption(found),
         command=command,
@@ -97,12 +95,19 @@ def grid_figure(
             _draw_lines(panel, series, axes[-1], values)
             _set_scale(panel, axes[-1], width / columns - _BESIDE_LABELS)
         else:
-            _draw_rows(panel, axes[0], series, values, labelled=number % columns == 0)
+            _draw_rows(panel, axes[0], series, values)
+            _name_rows(panel, axes[0], shown=number % columns == 0)
     return figure
 
 
 def _is_numeric(axis: Axis) -> bool:
     return axis.numbers is not None and len(axis.labels) > 1
+
+
+def _width(columns: int, labels: Sequence[str]) -> float:
+    """Of a figure, in inches: its panels side by side, and the labels of rows at their left."""
+    beside = max((text_width(display_text(label)) for label in labels), default=0.0)
+    return max(_LEAST_WIDTH, beside + _BESIDE_LABELS + _PANEL_WIDTH * columns)
 
 
 def _rows_height(axis: Axis, series: Sequence[Place]) -> float:
@@ -134,12 +139,7 @@ def _legend(series: Sequence[Place], *, line: bool) -> list[Line2D]:
 
 
 def _draw_rows(
-    panel: Axes,
-    axis: Axis,
-    series: Sequence[Place],
-    found: Mapping[Place, Entry],
-    *,
-    labelled: bool,
+    panel: Axes, axis: Axis, series: Sequence[Place], found: Mapping[Place, Entry]
 ) -> None:
     """Horizontal marks: a row for each label, in which every series has a height of its own."""
     style_axes(panel, grid="x")
@@ -158,16 +158,19 @@ def _draw_rows(
         error_bars(panel, means, heights, series_mark(number), xerr=bars)
         ticks = [(x, height) for height, entry in known for x in _seed_values(entry)]
         _draw_ticks(panel, ticks, "|")
-    panel.set_ylim(len(axis.labels) - 0.5, -0.5)
-    panel.set_yticks(range(len(axis.labels)), [display_text(label) for label in axis.labels])
-    panel.tick_params(axis="y", length=0, labelleft=labelled)
-    if labelled:
-        characters = int(_CHARACTERS * _rows_height(axis, series))
-        # Names such as loss.name/optimizer.learning_rate break after a slash.
-        name = textwrap.fill(axis.name.replace("/", "/ "), characters).replace("/ ", "/")
-        panel.set_ylabel(display_text(name))
     panel.margins(x=0.06)
     panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+
+
+def _name_rows(panel: Axes, axis: Axis, *, shown: bool) -> None:
+    """The labels of the rows, in their order from the top; panels beside others show none."""
+    panel.set_ylim(len(axis.labels) - 0.5, -0.5)
+    panel.set_yticks(range(len(axis.labels)), [display_text(label) for label in axis.labels])
+    panel.tick_params(axis="y", length=0, labelleft=shown)
+    if shown:
+        # Names such as loss.name/optimizer.learning_rate break after a slash.
+        name = textwrap.fill(axis.name.replace("/", "/ "), _NAME_CHARACTERS).replace("/ ", "/")
+        panel.set_ylabel(display_text(name))
 
 
 def _draw_lines(

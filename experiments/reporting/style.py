@@ -123,22 +123,8 @@ def new_figure(
     )
     _write_text(figure, heading, notes)
     if legend:
-        figure.legend(
-            handles=list(legend),
-            title=display_text(legend_title) or None,
-            loc="upper left",
-            bbox_to_anchor=(
-                _MARGIN / width,
-                1 - (_MARGIN + _TITLE_LINE * len(heading)) / total,
-            ),
-            ncols=columns,
-            alignment="left",
-            borderpad=0,
-            borderaxespad=0,
-            frameon=False,
-            fontsize=MEDIUM,
-            title_fontsize=MEDIUM,
-        )
+        top = 1 - (_MARGIN + _TITLE_LINE * len(heading)) / total
+        _add_legend(figure, legend, legend_title, top=top, columns=columns)
     return figure
 
 
@@ -220,6 +206,24 @@ def _write_text(figure: Figure, heading: Sequence[str], notes: Sequence[str]) ->
         color=INK,
         va="bottom",
         linespacing=1.3,
+    )
+
+
+def _add_legend(
+    figure: Figure, handles: Sequence[Line2D], title: str, *, top: float, columns: int
+) -> None:
+    figure.legend(
+        handles=list(handles),
+        title=display_text(title) or None,
+        loc="upper left",
+        bbox_to_anchor=(_MARGIN / figure.get_figwidth(), top),
+        ncols=columns,
+        alignment="left",
+        borderpad=0,
+        borderaxespad=0,
+        frameon=False,
+        fontsize=MEDIUM,
+        title_fontsize=MEDIUM,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import jax
 import pytest
 
+from experiments import runs
 from experiments.config import Folders
-from experiments.training import loop
 
 _RUNS = {"grid", "run", "swept", "trained", "whole"}
 """Fixtures of a module that train."""
@@ -53,7 +53,7 @@ def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
         pass
 
     def run(steps: int, training: Callable[[], object]) -> None:
-        real, calls = loop.draw_batch, itertools.count()
+        real, calls = runs.draw_batch, itertools.count()
 
         def dying(*args, **kwargs):
             if next(calls) == steps:
@@ -61,7 +61,7 @@ def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
             return real(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "draw_batch", dying)
+            patch.setattr(runs, "draw_batch", dying)
             with pytest.raises(Killed):
                 training()
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from experiments.errors import ConfigError
 from experiments.presets.icons_groups import CONFIG as PRESET
-from experiments.protocols import group_softmax
-from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from experiments.training.objective import Objective, Problem
 from experiments.training.preflight import check_run
+
+from experiments.errors import ConfigError
+from experiments.protocols import group_softmax
+from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from tests.jaxloss import references
 
 DIM = 10

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from experiments.evaluation.run import evaluate_run
 from experiments.reporting.report import run_report
+from experiments.training.objective import Objective, Problem
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
@@ -19,7 +21,6 @@ import jaxloss
 from experiments.__main__ import main
 from experiments.config import DataConfig, Folders, ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
-from experiments.evaluation.run import evaluate_run
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical, prototypes
 from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLossConfig
@@ -27,7 +28,6 @@ from experiments.protocols.prototypes import prototypes_file, spread_prototypes
 from experiments.training import parallel
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.loop import ParallelMode, train
-from experiments.training.objective import Objective, Problem
 from experiments.training.state import initial_setup
 from experiments.training.step import Batch, build_step
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.evaluation.linear_run import evaluate_run_linear
+from experiments.evaluation.run import restore_run
 
 from experiments.__main__ import main
 from experiments.config import (
@@ -27,8 +29,6 @@ from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation import linear_run
 from experiments.evaluation.linear import Labelled, evaluate_linear
-from experiments.evaluation.linear_run import evaluate_run_linear
-from experiments.evaluation.run import restore_run
 from experiments.presets import PRESETS
 from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report

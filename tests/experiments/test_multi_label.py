@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from experiments.evaluation.outputs import build_outputs
+from experiments.evaluation.run import evaluate_run, restore_run
+from experiments.protocols.protocol import Outputs
+from experiments.reporting.metrics import read_metrics
 from experiments.reporting.report import run_report
+from experiments.training.objective import Problem
+from experiments.training.preflight import check_run
 from sklearn.metrics import average_precision_score
 
 from experiments.__main__ import main
@@ -17,16 +23,10 @@ from experiments.config import DataConfig, Folders, ModelConfig, OptimizerConfig
 from experiments.data.pipeline import load_split, load_targets
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
-from experiments.evaluation.outputs import build_outputs
-from experiments.evaluation.run import evaluate_run, restore_run
 from experiments.presets import PRESETS
 from experiments.protocols import multi_label, run_from_dict, run_to_dict
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelLossConfig
-from experiments.protocols.protocol import Outputs
-from experiments.reporting.metrics import read_metrics
 from experiments.training.loop import train
-from experiments.training.objective import Problem
-from experiments.training.preflight import check_run
 from tests.experiments import fake_image_sets
 from tests.jaxloss import references
 

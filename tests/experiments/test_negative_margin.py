@@ -9,7 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from experiments.evaluation.outputs import build_outputs
+from experiments.evaluation.run import evaluate_run, restore_run
 from experiments.reporting.report import run_report
+from experiments.training.objective import Problem
+from experiments.training.preflight import check_run
 
 from experiments.__main__ import main
 from experiments.config import (
@@ -23,12 +27,8 @@ from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import episodes_hash, evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.evaluation.outputs import build_outputs
-from experiments.evaluation.run import evaluate_run, restore_run
 from experiments.protocols import negative_margin
 from experiments.protocols.negative_margin import MarginLossConfig, NegativeMarginConfig
-from experiments.training.objective import Problem
-from experiments.training.preflight import check_run
 from tests.experiments import fake_archives
 
 EVALUATION = EvaluationConfig(ways=3, shots=(2,), queries=4, episodes=8, distance="cosine")

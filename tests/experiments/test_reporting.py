@@ -6,11 +6,11 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from experiments.loss_names import parse_loss
-from experiments.reporting import progress as progress_module
 from experiments.reporting.metrics import MetricsLog, read_metrics
 from experiments.reporting.progress import progress
+
+from experiments.reporting import progress as progress_module
 
 
 def lines_of(path):

@@ -1,0 +1,108 @@
+"""The command line: options, messages, file names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.cli.datasets import Datasets
+from experiments.cli.evaluate import Evaluate
+from experiments.cli.main import main
+from experiments.presets import PRESETS
+from experiments.protocols.few_shot import FewShotEvaluation
+from tests.experiments.tiny_runs import TINY_OPTIONS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, folders) -> Path:
+    """A run that the command line has trained."""
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce"]
+    command += ["--data-dir", str(folders.data_dir), "--directory", str(directory)]
+    assert main(command) == 0
+    return directory
+
+
+def test_another_configuration_is_refused_and_nothing_is_overwritten(run, folders, capsys):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce"]
+    command += ["--data-dir", str(folders.data_dir), "--directory", str(run)]
+    assert main([*command, "--optimizer.learning-rate", "0.05"]) == 2
+    assert "optimizer.learning_rate: 0.1 -> 0.05" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path, capsys):
+    expected = json.loads((run / "report.json").read_text())["results"]
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "checkpoints").symlink_to(run / "checkpoints")
+    data = ["--data-dir", str(folders.data_dir)]
+    written = tmp_path / "copy" / "evaluation-novel-step2.json"
+    assert main(["evaluate", str(tmp_path / "copy"), *data]) == 0
+    assert json.loads(written.read_text())["results"] == expected
+    assert "5-way, 15 queries" in capsys.readouterr().out
+    assert main(["evaluate", str(run / "checkpoints"), *data]) == 0
+    assert json.loads((run / written.name).read_text())["results"] == expected
+
+    other = ["--ways", "3", "--shots", "2", "--distance", "cosine", "--seed", "1"]
+    assert main(["evaluate", str(run), *data, *other]) == 0
+    assert "3-way, 15 queries" in capsys.readouterr().out
+    name = "evaluation-novel-step2-ways3-shots2-seed1-distancecosine.json"
+    assert sorted(path.name for path in run.glob("evaluation-*.json")) == sorted(
+        [name, written.name]
+    )
+    for wrong, message in ((("--ways", "500"), "500"), (("--episodes", "1"), "episodes must be")):
+        assert main(["evaluate", str(run), *data, *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "nothing")]) == 2
+    assert main(["evaluate", str(run), "--checkpoint", "worst"]) == 2
+
+
+def test_evaluate_can_override_every_setting_of_few_shot_evaluation():
+    options = {field.name for field in dataclasses.fields(Evaluate)}
+    settings = {field.name for field in dataclasses.fields(FewShotEvaluation)}
+    assert settings - {"validation_episodes"} <= options
+
+
+def test_only_the_projects_own_errors_become_messages(monkeypatch):
+    def broken(self, command):
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(Datasets, "run", broken)
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        main(["datasets"])
+
+
+def test_datasets_lists_the_set_of_every_preset(folders, capsys):
+    assert main(["datasets", "--data-dir", str(folders.data_dir)]) == 0
+    listed = capsys.readouterr().out
+    for preset in PRESETS.values():
+        assert preset.config.data.name in listed
+
+
+def test_a_closed_pipe_is_no_traceback():
+    command = f"{sys.executable} -m experiments --help | head -n 1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert "usage: python -m experiments" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_directory_that_is_a_file_is_reported_in_a_sentence(folders, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    given = ["--directory", str(tmp_path / "file" / "run"), "--data-dir", str(folders.data_dir)]
+    assert main(["train", "icons", *given]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file'}")
+
+
+def test_processes_that_cannot_be_joined_state_what_they_need(monkeypatch, capsys):
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["train", "icons", "--distributed"]) == 2
+    assert "JAX_COORDINATOR_ADDRESS" in capsys.readouterr().err

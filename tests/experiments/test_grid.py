@@ -1,0 +1,315 @@
+"""Grids: axes and cells, and the verbs `compare` and `sweep`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import pytest
+
+from experiments.cli.main import main
+from experiments.config import ModelConfig, SamplingConfig
+from experiments.errors import ConfigError
+from experiments.grid import finished_runs, make_cells, parse_axis
+from experiments.protocols import few_shot
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from tests.experiments.tiny_runs import TINY_OPTIONS, config_of, metrics
+
+CONFIG = GroupSoftmaxConfig(
+    data=ClassificationData(holdout=0.2),
+    sampling=SamplingConfig(batch_size=16),
+    model=ModelConfig(widths=(4, 4, 4, 8)),
+    steps=2,
+    validate_every=2,
+)
+
+
+def test_an_axis_is_parsed_in_the_types_of_its_options():
+    axis = parse_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01", CONFIG)
+    assert axis.options == ("loss.name", "optimizer.learning_rate")
+    assert axis.values == (("softmax", 0.3), ("loose", 0.01))
+    assert (axis.name, axis.labels) == ("loss.name", ("softmax", "loose"))
+    # Where the first option does not distinguish the positions, all options name them.
+    axis = parse_axis("loss.name/data.classes=softmax/5,softmax/9,loose/5", CONFIG)
+    assert axis.name == "loss.name/data.classes"
+    assert axis.labels == ("softmax/5", "softmax/9", "loose/5")
+    assert parse_axis("data.classes=5,20", CONFIG).values == ((5,), (20,))
+    assert parse_axis("data.flip=True,false", CONFIG).values == ((True,), (False,))
+    # Several numbers are one value.
+    axis = parse_axis("steps/optimizer.decay-steps=90/30+60,40/20", CONFIG)
+    assert axis.values == ((90, (30, 60)), (40, (20,)))
+    assert parse_axis("optimizer.decay_steps=30+60", CONFIG).labels == ("30+60",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loss.name", "must be OPTION=VALUE"),
+        ("loss.name=", "must be OPTION=VALUE"),
+        ("loss.nam=softmax", r"loss.nam: unknown option; did you mean loss.name"),
+        ("los.name=softmax", r"los.name: unknown option; did you mean loss.name"),
+        ("model=4", "model: unknown option; did you mean model.backbone, model.widths, "),
+        ("protocol=few-shot", "protocol: unknown option; .* --help lists them"),
+        ("model.widths=4+x", r"'4\+x' is not of type ints joined by \+"),
+        ("loss.name=soft", "'soft' must be one of softmax, tight, loose"),
+        ("data.classes=5,x", "'x' is not of type int"),
+        ("data.flip=yes", "'yes' must be True or False"),
+        ("data.classes=5,5", "is repeated"),
+        ("loss.name/data.classes=loose/5,loose/5", "loss.name/data.classes is repeated"),
+        ("loss.name/data.classes=softmax", "1 values for 2 options"),
+        ("seed=1,2", "use --seeds"),
+    ],
+)
+def test_impossible_axes_are_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_axis(text, CONFIG)
+
+
+def test_cells_are_all_combinations(tmp_path):
+    axes = [parse_axis("loss.name=softmax,loose", CONFIG), parse_axis("data.classes=5,9", CONFIG)]
+    found = make_cells(CONFIG, axes, [3, 1, 3], tmp_path)
+    assert len(found) == len({cell.directory for cell in found}) == 8
+    assert [cell.config.seed for cell in found] == [3] * 4 + [1] * 4
+    last = found[-1]
+    assert last.place == ("loose", "9")
+    assert isinstance(last.config, GroupSoftmaxConfig)
+    assert (last.config.loss.name, last.config.data.classes) == ("loose", 9)
+    assert last.directory == tmp_path / "loss.name=loose" / "data.classes=9" / "seed-1"
+    axes = [parse_axis("model.widths=4+8+8+8,4+4+4+4", CONFIG)]
+    first = make_cells(CONFIG, axes, [0], tmp_path)[0]
+    assert first.config.model.widths == (4, 8, 8, 8)
+    assert first.directory == tmp_path / "model.widths=4+8+8+8" / "seed-0"
+    with pytest.raises(ConfigError, match="an option twice"):
+        make_cells(CONFIG, [axes[0], axes[0]], [0], tmp_path)
+
+
+def test_zero_of_a_subset_option_is_labelled_all():
+    assert parse_axis("data.samples_per_class=5,10,0", CONFIG).labels == ("5", "10", "all")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("sweep")
+    data = tmp_path_factory.mktemp("data")
+    command = ["sweep", "icons-groups", "--data-dir", str(data), "--directory", str(directory)]
+    command += ["--steps", "2", "--validate-every", "2", "--sampling.batch-size", "16"]
+    command += ["--model.widths", "4", "4", "4", "8", "--data.classes", "5"]
+    assert main([*command, "--over", "loss.name=softmax,loose"]) == 0
+    return directory, command
+
+
+def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
+    directory, command = swept
+    for name in ("table.md", "table.json", "figure.png"):
+        assert (directory / name).stat().st_size > 0
+    stored = json.loads((directory / "table.json").read_text())
+    assert [run["place"] for run in stored["runs"]] == [["softmax"], ["loose"]]
+    for run in stored["runs"]:
+        report = run["report"]
+        assert report["classes"] == 5
+        values = {metric["name"]: metric["value"] for metric in report["metrics"]}
+        assert values["error"] == pytest.approx(1 - values["accuracy"])
+        assert 0 <= report["validation"]["value"] <= 1
+    # A finished run is not trained again; the table has the values of the command.
+    before = (directory / "loss.name=loose" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    assert main([*command, "--over", "loss.name=loose"]) == 0
+    assert (directory / "loss.name=loose" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+    output = capsys.readouterr().out
+    assert re.search(r"\| loose +\|", output)
+    assert "softmax" not in output.partition("###")[2]
+
+
+def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
+    directory, command = swept
+    path = directory / "loss.name=loose" / "seed-0"
+    config = config_of(path)
+    assert isinstance(config, GroupSoftmaxConfig)
+    assert (config.loss.name, config.preset) == ("loose", "icons-groups")
+    data = command[command.index("--data-dir") + 1]
+    assert main(["evaluate", str(path), "--split", "validation", "--data-dir", data]) == 0
+    assert "validation split, 5 classes" in capsys.readouterr().out
+    assert main(["evaluate", str(path), "--ways", "3", "--data-dir", data]) == 2
+    assert "evaluation of protocol group-softmax has no ways" in capsys.readouterr().err
+    assert main(["evaluate", str(path), "--split", "novel", "--data-dir", data]) == 2
+    assert "no split 'novel'; it has train, validation, test" in capsys.readouterr().err
+
+
+def test_runs_of_other_options_are_left_out(swept):
+    directory, _ = swept
+    config = config_of(directory / "loss.name=loose" / "seed-0")
+    axis = parse_axis("loss.name=softmax,loose", config)
+    assert len(finished_runs(config, [axis], directory)) == 2
+    other = dataclasses.replace(config, steps=3)
+    assert finished_runs(other, [axis], directory) == []
+    assert finished_runs(config, [axis], directory / "nowhere") == []
+
+
+def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
+    directory, command = swept
+    command = [*command, "--steps", "4", "--over", "loss.name=tight,loose"]
+    assert main(command) == 2
+    assert re.search(r"steps: 2 -> 4", capsys.readouterr().err)
+    assert not (directory / "loss.name=tight").exists()
+
+
+def test_the_folder_is_named_after_the_preset_not_after_a_word(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr("experiments.grid.make_cells", lambda *given: seen.append(given[-1]) or [])
+    monkeypatch.setattr("experiments.grid.finished_runs", lambda *given: [])
+    assert main(["sweep", "--title", "kanji", "icons", "--over", "steps=3"]) == 0
+    assert seen == [Path("runs", "sweep-icons")]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed", "3"], "the grid sets --seed in every run; use --seeds instead"),
+        (["--loss.name=loose", "--loss.name", "tight"], "sets --loss.name in every run; use its"),
+        (["--metrics", "eror"], "no metric 'eror'; available: error, accuracy, calibration error"),
+        (["--metrics", "tail accuracy"], "no metric 'tail accuracy'; available: error"),
+        (["--data.classes", "5", "--over", "data.classes=5,9"], "the grid sets --data.classes"),
+    ],
+)
+def test_an_impossible_sweep_is_refused_before_it_trains(tmp_path, capsys, words, message):
+    places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "sweep")]
+    # Short, in case it trains after all.
+    short = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4", "8"]
+    command = ["sweep", "icons-groups", "--over", "loss.name=softmax,tight", *short, *places]
+    assert main([*command, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_options_of_all_cells_are_checked_before_data_is_prepared(tmp_path, capsys):
+    places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "sweep")]
+    command = ["sweep", "icons-groups", "--over", "loss.num_groups=4,9999", *places]
+    assert main(command) == 2
+    assert "loss.num_groups = 9999 must be at most 256" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+class Grid(NamedTuple):
+    directory: Path
+    command: list[str]
+    status: int
+    output: str
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory, folders) -> Grid:
+    """A comparison on the command line, with a run that diverges before the others."""
+    directory = tmp_path_factory.mktemp("grid")
+    command = ["compare", "icons", *TINY_OPTIONS, "--directory", str(directory)]
+    command += ["--data-dir", str(folders.data_dir)]
+    real = few_shot.build_loss
+
+    def failing(options, problem):
+        loss = real(options, problem)
+        return (lambda *batch: jnp.nan * loss(*batch)) if options.name == "nca" else loss
+
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setattr(few_shot, "build_loss", failing)
+        status = main([*command, "--losses", "nca", "sce", "--sampling", "random", "8x2"])
+    return Grid(directory, command, status, output.getvalue())
+
+
+def cell(grid: Grid, loss: str, sampling: str) -> Path:
+    return grid.directory / f"loss.name={loss}" / f"sampling.strategy={sampling}" / "seed-0"
+
+
+def test_compare_writes_its_runs_and_their_table(grid):
+    for name in ("table.md", "table.json", "figure.png"):
+        assert (grid.directory / name).stat().st_size > 0
+    for name in ("config.json", "metrics.jsonl", "report.json", "report.md", "checkpoints"):
+        assert (cell(grid, "sce", "8x2") / name).exists(), name
+    assert "8-way 2-shot" in grid.output
+    # The order of the paper's tables, not of the command.
+    assert grid.output.index("| SCE") < grid.output.index("| NCA")
+    assert "NCA: neighbourhood component analysis." in grid.output
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(grid):
+    assert grid.status == 1
+    assert re.search(r"\| NCA +\| +diverged +\| +diverged +\|", grid.output)
+    assert "2 of 4 runs diverged (delete" in grid.output
+    run = cell(grid, "nca", "random")
+    report = json.loads((run / "report.json").read_text())
+    assert report["diverged"] == "diverged: loss is nan at step 2"
+    assert report["diverged"] in (run / "report.md").read_text()
+    assert report["metrics"] == []
+    assert metrics(run)[-1]["loss"] == "NaN"
+
+
+def test_a_second_command_trains_only_what_is_missing(grid, capsys, caplog):
+    unreadable = cell(grid, "bce", "8x2")
+    unreadable.mkdir(parents=True)
+    (unreadable / "report.json").write_text("{}")
+    torn = cell(grid, "sce", "8x2") / "report.json"
+    whole = json.loads(torn.read_text())
+    torn.write_text('{"loss": "sce", "sam')
+    kept = cell(grid, "sce", "random") / "report.json"
+    stamp = kept.stat().st_mtime_ns
+    assert main([*grid.command, "--losses", "sce"]) == 0
+    assert kept.stat().st_mtime_ns == stamp
+    assert "8-way" not in capsys.readouterr().out.partition("###")[2]
+    # A torn report is written again, from the checkpoint of the run.
+    assert main([*grid.command, "--losses", "sce", "--sampling", "8x2"]) == 0
+    assert "sampling.strategy=8x2/seed-0/report.json cannot be read" in caplog.text
+    again = json.loads(torn.read_text())
+    assert again["metrics"] == whole["metrics"]
+    assert again["seconds"] == pytest.approx(whole["seconds"], abs=2)
+    # The table states the commands of its runs, not only the last one.
+    assert main([*grid.command, "--losses", "sce", "--sampling", "random", "8x2"]) == 0
+    table = (grid.directory / "table.md").read_text()
+    assert whole["command"] in table
+    assert again["command"] in table
+    assert whole["command"].endswith("--losses nca sce --sampling random 8x2")
+    assert again["command"].endswith("--losses sce --sampling 8x2")
+
+
+def test_a_grid_is_checked_before_its_first_run(tmp_path, folders, capsys):
+    command = ["compare", "icons", "--data-dir", str(folders.data_dir), *TINY_OPTIONS]
+    command += ["--directory", str(tmp_path / "grid"), "--model.widths", "4", "4", "4", "16"]
+    assert main([*command, "--losses", "sce", "direct:bce+proto"]) == 2
+    assert "spectral:bce+proto" in capsys.readouterr().err
+    assert main([*command, "--losses", "sce", "--sampling", "random", "64x64"]) == 2
+    assert main([*command, "--losses", "sce", "--evaluation.ways", "60"]) == 2
+    assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        (["--seed", "1"], "--seeds"),
+        (["--loss.name=sce"], "--losses"),
+        (["--sampling.strategy", "32x4"], "--sampling"),
+    ],
+)
+def test_options_that_the_comparison_sets_are_refused(tmp_path, capsys, given, instead):
+    assert main(["compare", "icons", "--directory", str(tmp_path / "grid"), *given]) == 2
+    option = given[0].partition("=")[0]
+    assert f"sets {option} in every run; use {instead} instead" in capsys.readouterr().err
+    assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.parametrize("option", ["--losses", "--sampling", "--seeds"])
+def test_an_empty_comparison_is_refused(option, capsys):
+    assert main(["compare", "icons", option]) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_nothing_to_sweep_is_refused(capsys):
+    assert main(["sweep", "icons-groups"]) == 2
+    assert "needs at least one axis" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as refused:  # Not a preset of protocol A.
+        main(["compare", "icons-groups"])
+    assert refused.value.code == 2

@@ -1,0 +1,187 @@
+"""The training loop: resuming, signals, checkpoints between validations."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import chex
+import jax
+import pytest
+
+from experiments.config import Folders, SamplingConfig, TrainConfig
+from experiments.data.pipeline import RecordImages, load_split
+from experiments.errors import ConfigError
+from experiments.protocols import few_shot
+from experiments.runs import plan_run, train_run
+from experiments.training import loop
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.interrupts import Interrupted
+from experiments.training.metrics_log import MetricsLog
+from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
+    return train_run(plan_run(config), directory, folders)
+
+
+@pytest.mark.parametrize("strategy", ["random", "4x4"])
+def test_a_resumed_run_ends_bit_identical(tmp_path, folders, strategy, killed_after):
+    config = dataclasses.replace(TINY, sampling=SamplingConfig(batch_size=16, strategy=strategy))
+    train(config, tmp_path / "whole", folders)
+
+    killed_after(3, lambda: train(config, tmp_path / "cut", folders))
+    with Checkpoints(tmp_path / "cut" / "checkpoints", read_only=True) as checkpoints:
+        before = checkpoints.meta(2)["seconds"]
+    started = time.monotonic()
+    seconds = train(config, tmp_path / "cut", folders)
+    assert 0 < before < seconds <= before + time.monotonic() - started
+    # A finished run takes no more time, however often its command is repeated.
+    again = train(config, tmp_path / "cut", folders)
+    assert seconds - 2 < again <= seconds
+
+    chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
+    assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
+
+
+def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, monkeypatch):
+    train(TINY, tmp_path / "memory", folders)
+    monkeypatch.setattr(few_shot, "load_split", partial(load_split, memory_limit=0))
+    assert isinstance(few_shot.load("icons", folders, "base").images, RecordImages)
+    train(TINY, tmp_path / "records", folders)
+    chex.assert_trees_all_equal(final_state(tmp_path / "records"), final_state(tmp_path / "memory"))
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Makes the metrics file raise signals in this process when it receives the loss of a step."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell may ignore it.
+    write = MetricsLog.log
+
+    def begin(at: int, *numbers: int) -> None:
+        def log(self, step, **scalars):
+            write(self, step, **scalars)
+            for number in numbers if step == at and "loss" in scalars else ():
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(MetricsLog, "log", log)
+
+    yield begin
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled, number):
+    config, before = dataclasses.replace(TINY, steps=8, validate_every=8), signal.getsignal(number)
+    signalled(3, number)
+    with pytest.raises(Interrupted, match="stopped at step 4 of 8, which is saved") as stopped:
+        train(config, tmp_path / "run", folders)
+    assert stopped.value.signal_number == number
+    assert signal.getsignal(number) is before
+    with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [4]
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
+    signalled(3, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, tmp_path / "run", folders)
+    assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
+
+
+def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_limited(
+    tmp_path, folders, monkeypatch
+):
+    saved, waited = [], []
+    save, wait = Checkpoints.save, jax.block_until_ready
+
+    def spy_on_save(self, step, *args, **options):
+        saved.append((step, options["accuracy"] is not None))
+        return save(self, step, *args, **options)
+
+    monkeypatch.setattr(Checkpoints, "save", spy_on_save)
+    monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
+    monkeypatch.setattr(loop, "_AHEAD", 2)
+    monkeypatch.setattr(loop.jax, "block_until_ready", lambda x: (waited.append(x), wait(x))[1])
+    config = dataclasses.replace(TINY, steps=8, validate_every=8, log_every=100)
+    train(config, tmp_path / "run", folders)
+    assert saved == [(3, False), (6, False), (8, True)]
+    assert len(waited) == 8 - 2
+
+
+COMMAND = [
+    *(sys.executable, "-m", "experiments", "train", "icons", "--loss.name", "direct:sce+nca"),
+    *("--steps", "20", "--validate-every", "2", "--evaluation.validation-episodes", "20"),
+    *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32"),
+    *("--evaluation.episodes", "20", "--log-every", "1"),
+]
+
+
+def start(directory: Path, folders: Folders, cache: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "--directory", str(directory), "--data-dir", str(folders.data_dir)],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None:
+    log, deadline = directory / "metrics.jsonl", time.monotonic() + 240
+    while time.monotonic() < deadline:
+        if log.exists() and log.read_text().count('"loss"') >= step:
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    pytest.fail(f"no step {step}: {process.communicate()[0]}")
+
+
+@pytest.mark.slow
+def test_sigkill_and_sigterm_change_nothing(tmp_path, folders, compilation_cache):
+    whole = start(tmp_path / "whole", folders, compilation_cache)
+    output, _ = whole.communicate(timeout=300)
+    assert whole.returncode == 0, output
+
+    for step, sign in ((5, signal.SIGKILL), (12, signal.SIGTERM)):
+        process = start(tmp_path / "cut", folders, compilation_cache)
+        wait_for_step(tmp_path / "cut", step, process)
+        process.send_signal(sign)
+        output, _ = process.communicate(timeout=120)
+        if sign == signal.SIGTERM:
+            assert process.returncode == 143, output
+            assert "run the same command to continue" in output
+    last = start(tmp_path / "cut", folders, compilation_cache)
+    output, _ = last.communicate(timeout=300)
+    assert last.returncode == 0, output
+
+    chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
+    assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
+
+
+def test_a_second_process_in_a_runs_directory_is_refused(folders, tmp_path):
+    """It would remove unfinished checkpoints of the first one, and replace its metrics."""
+    code = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); "
+        "fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process is training"):
+            train(TINY, tmp_path, folders)
+        other.kill()
+    assert not (tmp_path / "metrics.jsonl").exists()
