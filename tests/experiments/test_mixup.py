@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from experiments.training.objective import Loss, Objective
 from flax import nnx
 
 from experiments.config import DataConfig
