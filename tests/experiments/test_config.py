@@ -237,3 +237,19 @@ def test_every_option_has_a_name_and_a_type():
     sections = {name.partition(".")[0] for name in types if "." in name}
     assert sections == {"data", "sampling", "model", "loss", "optimizer"}
     assert {f"optimizer.{f.name}" for f in dataclasses.fields(OptimizerConfig)} <= types.keys()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "own"),
+    [
+        ("few-shot", set()),
+        ("group-softmax", {"classes", "samples_per_class", "imbalance", "holdout"}),
+        ("hyperspherical", {"classes", "samples_per_class", "imbalance", "holdout"}),
+        ("multi-label", {"train_on", "holdout"}),
+        ("negative-margin", {"holdout", "novel"}),
+    ],
+)
+def test_a_protocol_has_the_options_of_data_that_it_uses(protocol, own):
+    data = vars(PROTOCOLS[protocol].config())["data"]
+    common = {option.name for option in dataclasses.fields(DataConfig)}
+    assert {option.name for option in dataclasses.fields(data)} - common == own
