@@ -40,6 +40,7 @@ COUNTS = np.array([23, 43, 3, 12, 2, 7])
 """The training images of 6 classes of the icons in a long tail of factor 0.05."""
 DIM = 3
 _LONG_TAIL = PRESETS["icons-longtail"].config
+assert isinstance(_LONG_TAIL, HypersphericalConfig)
 TINY = HypersphericalConfig(
     data=dataclasses.replace(_LONG_TAIL.data, classes=6),
     sampling=SamplingConfig(batch_size=16),
