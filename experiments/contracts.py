@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from typing import Protocol as Interface
 
 import numpy as np
-from jax import Array
 
 from experiments.config import Folders
+
+if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
+    from jax import Array
 
 
 class ImageTable(Interface):

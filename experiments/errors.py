@@ -1,22 +1,22 @@
-"""What a person can mend: the command line shows these errors as a message, without a traceback."""
+"""Errors that the user can fix: the command line shows them as a message, without a traceback."""
 
 from __future__ import annotations
 
 
 class ExperimentError(Exception):
-    """The base of the errors whose message is all that the user needs."""
+    """Base of the errors whose message is all that the user needs."""
 
 
 class ConfigError(ExperimentError, ValueError):
-    """A setting that cannot be, by itself or with the other settings, the data or the devices."""
+    """An option is impossible by itself, or with the other options, the data or the devices."""
 
 
 class DivergedError(ExperimentError):
-    """The numbers of a run are no longer finite, so that going on is pointless.
+    """The numbers of a run are no longer finite.
 
     Args:
-      step: The training step at which that was seen.
-      what: What is not finite.
+        step: Training step at which this was noticed.
+        what: What is not finite.
     """
 
     def __init__(self, step: int, what: str):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, folders of one process, and the user's cache."""
+"""Atomic writes, lock files, and the user's cache."""
 
 from __future__ import annotations
 
@@ -20,26 +20,22 @@ if TYPE_CHECKING:
 
 
 def cache_folder(name: str) -> Path:
-    """Where files of a kind are kept that can be made again; it need not be there yet.
+    """`jaxloss/NAME` in the user's cache: XDG_CACHE_HOME, or ~/.cache where that is unset or empty.
 
-    Args:
-      name: The kind.
-
-    Returns:
-      `jaxloss/NAME` in the user's cache: XDG_CACHE_HOME, or ~/.cache where that is unset or empty.
+    The folder need not exist yet.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxloss", name)
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Write a file so that a reader, or a kill at any moment, meets the old content or the new.
+    """Writes a file so that readers, and a kill at any moment, leave the old content or the new.
 
     Args:
-      path: The file; replaced if it is there.
-      content: Bytes, or text to be written as UTF-8.
+        path: The file; replaced if it exists.
+        content: Bytes, or text to be written as UTF-8.
 
     Returns:
-      `path`.
+        `path`.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -52,12 +48,12 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write JSON types, indented, whole or not at all; returns `path`."""
+    """Writes JSON types, indented and atomically; returns `path`."""
     return write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_picture(path: Path, figure: Figure) -> Path:
-    """Write a figure as PNG on white, whole or not at all; returns `path`."""
+    """Writes a figure as PNG on white, atomically; returns `path`."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", facecolor="white")
     return write_atomically(path, picture.getvalue())
@@ -68,14 +64,14 @@ def exclusive(path: Path, *, wait: bool) -> Iterator[bool]:
     """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
 
     Args:
-      path: The lock file; made if it is not there.
-      wait: Wait for another process that holds it, or raise.
+        path: The lock file; created if it does not exist.
+        wait: Wait for another process that holds it, or raise.
 
     Yields:
-      Whether it is held: False where the system has no such locks.
+        Whether it is held: False where the system has no such locks.
 
     Raises:
-      BlockingIOError: another process holds it, and `wait` is False.
+        BlockingIOError: Another process holds it, and `wait` is False.
     """
     with contextlib.ExitStack() as stack:
         held = False

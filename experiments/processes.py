@@ -1,4 +1,4 @@
-"""Several processes that train one run together: who writes, and how all of them agree."""
+"""Several processes that train one run: the first one writes, and broadcasts what others need."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from experiments.errors import ConfigError
 T = TypeVar("T")
 
 _CHUNK = 1 << 26
+"""Bytes of one broadcast: bounds the memory that a large state takes on the devices."""
 
 _SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def initialize() -> None:
-    """Joins the processes of a run; before anything touches a device.
+    """Joins the processes of a run. Call it before anything uses a device.
 
-    The environment tells address, number and rank: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID, or what JAX itself finds of Slurm, Open MPI, Kubernetes and cloud TPUs.
+    Address, number of processes and rank come from the environment: JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID, or what JAX finds under Slurm, Open MPI, Kubernetes and on
+    cloud TPUs.
 
     Raises:
-      ConfigError: it does not, or the others cannot be reached.
+        ConfigError: The environment does not have them, or the other processes cannot be reached.
     """
     address, count, rank = (os.environ.get(name) for name in _SETTINGS)
     try:
@@ -42,14 +44,17 @@ def initialize() -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes files and talks."""
+    """Whether this process is the one that writes files and prints."""
     return jax.process_index() == 0
 
 
 def on_first(action: Callable[[], T]) -> T:
-    """What `action` returns or raises in the first process, in all of them.
+    """Runs `action` in the first process, and returns its result or raises its error in all.
 
-    Every process has to call this, and `action` must need nothing of the others.
+    Every process must call this. `action` must not communicate with the others.
+
+    Args:
+        action: Its result is pickled.
     """
     if jax.process_count() == 1:
         return action()
@@ -68,15 +73,18 @@ def on_first(action: Callable[[], T]) -> T:
 
 
 def broadcast_from_first(tree: T) -> T:
-    """The first process's pytree of NumPy arrays and numbers, in all processes, bit by bit.
+    """Returns the first process's `tree` in all processes, bit by bit.
 
-    Every process has to call this. What the others pass does not matter.
+    Every process must call this.
+
+    Args:
+        tree: Pytree of NumPy arrays and numbers; ignored in the other processes.
     """
     return on_first(lambda: tree)
 
 
 def _broadcast(message: bytes) -> bytes:
-    # Bytes, because JAX would narrow 64-bit numbers; in chunks, which bound memory and programs.
+    # As bytes, because JAX would narrow 64-bit numbers.
     size = _broadcast_bytes(np.frombuffer(len(message).to_bytes(8, "little"), np.uint8), 8)
     left, chunks = int.from_bytes(size.tobytes(), "little"), []
     for start in range(0, left, _CHUNK):

@@ -34,9 +34,7 @@ from experiments.reporting.run import write_run_report
 from experiments.training import parallel
 from experiments.training.checkpoints import (
     CHECKPOINTS_FOLDER,
-    CheckpointError,
     Checkpoints,
-    DamagedCheckpointError,
     checkpoints_folder,
 )
 from experiments.training.loop import Intervals, Parts, train
@@ -308,33 +306,13 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
             raise ConfigError(
                 f"checkpoint must be best, latest or the number of a step, got {which!r}"
             )
-        damaged: list[DamagedCheckpointError] = []
-        for step in _ranked(checkpoints, which, damaged):
-            try:
-                restored = _restore_step(checkpoints, step)
-            except DamagedCheckpointError as error:
-                damaged.append(error)
-                continue
-            notes = [
-                f"{error}; the checkpoint of step {step} is used instead." for error in damaged
-            ]
-            return restored._replace(notes=notes)
-        raise CheckpointError("\n".join(["the run holds no intact checkpoint", *map(str, damaged)]))
-
-
-def _ranked(
-    checkpoints: Checkpoints, which: str, damaged: list[DamagedCheckpointError]
-) -> list[int]:
-    """The steps with readable metadata: the newest first, or the best first."""
-    ranks = []
-    for step in checkpoints.steps():
-        try:
-            accuracy = checkpoints.accuracy(step) if which == "best" else None
-        except DamagedCheckpointError as error:
-            damaged.append(error)
-            continue
-        ranks.append((-np.inf if accuracy is None else accuracy, step))
-    return [step for _, step in sorted(ranks, reverse=True)]
+        restored, damaged = checkpoints.read_intact(
+            partial(_restore_step, checkpoints), best=which == "best"
+        )
+    notes = [
+        f"{error}; the checkpoint of step {restored.step} is used instead." for error in damaged
+    ]
+    return restored._replace(notes=notes)
 
 
 def _restore_step(checkpoints: Checkpoints, step: int) -> RestoredRun:
@@ -373,8 +351,6 @@ def evaluate_run(
         DivergedError: The features are not finite.
     """
     run = restore_run(path, which)
-    for note in run.notes:
-        logger.warning("%s", note)
     config = _with_evaluation(run.plan.config, overrides or {})
     protocol = build_protocol(config)
     split = split or protocol.splits[-1]

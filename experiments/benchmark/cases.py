@@ -18,7 +18,7 @@ import optax
 from jax import Array
 
 import jaxloss
-from experiments.precision import product
+from jaxloss._linear import exact_product as product
 
 SizeName = Literal["toy", "paper", "large"]
 Arrays = tuple[np.ndarray, ...]

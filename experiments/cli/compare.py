@@ -44,6 +44,7 @@ class Compare:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the comparison, prints its table."""
+        from experiments.data.sampling import describe_strategy
         from experiments.errors import ConfigError
         from experiments.grid import check_not_set, make_axis, run_grid
 
@@ -67,7 +68,10 @@ class Compare:
                     labels=[integration.label(name) for name in losses],
                 ),
                 make_axis(
-                    ("sampling.strategy",), [(name,) for name in samplings], name="training batches"
+                    ("sampling.strategy",),
+                    [(name,) for name in samplings],
+                    name="training batches",
+                    labels=[describe_strategy(name) for name in samplings],
                 ),
             ],
             self.seeds,

@@ -1,4 +1,9 @@
-"""Archives from outside are data: pickles run no code, zips and tars stay in their folder."""
+"""Safe reading of downloaded files: pickles run no code, archives stay inside their folder.
+
+The standard library is not strict enough. `pickle` runs code unless its globals are restricted,
+which is done here. `zipfile` and the `data` filter of `tarfile` silently rename some unsafe members
+instead of refusing the archive, and `tarfile` creates links.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +29,25 @@ from experiments.errors import ExperimentError
 
 
 class MissingArchiveError(ExperimentError, FileNotFoundError):
-    """A data set's files are not where they should be; the message says which go where."""
+    """Files of a data set are missing. The message lists the files and folders."""
 
 
 class DamagedArchiveError(ExperimentError, ValueError):
-    """A file cannot be read, or does not hold what it should; the message names it."""
+    """A file is unreadable, or its content is not as expected. The message names it."""
 
 
 class UnsafeArchiveError(ExperimentError, ValueError):
-    """A file would run code, or write outside its folder; the message names it."""
+    """A file would run code or write outside its folder. The message names it."""
 
 
 # --- Pickles ------------------------------------------------------------------------------------
 
 
 class _Array(np.ndarray):
-    """Takes the state of a pickled array after checking it; becomes a plain array after loading."""
+    """Checks the state of a pickled array. Converted to a plain array after loading."""
 
     def __new__(cls, *args: object, **kwargs: object) -> _Array:
-        raise UnsafeArchiveError("calls numpy.ndarray, which no pickled array does")
+        raise UnsafeArchiveError("calls numpy.ndarray, which pickled arrays do not do")
 
     def __setstate__(self, state: Any, /) -> None:
         shape, dtype, fortran, raw = state[-4:]
@@ -51,17 +56,17 @@ class _Array(np.ndarray):
         super().__setstate__((1, tuple(shape), dtype, bool(fortran), raw))  # pyright: ignore
 
 
-def _clean(dtype: Any, kinds: str = "biufcSU") -> np.dtype:
-    """The data type again, built from its name: a pickled state can hold flags that lie."""
-    if not isinstance(dtype, np.dtype) or dtype.kind not in kinds or dtype.names:
-        raise UnsafeArchiveError(f"holds an array of type {dtype!r}; plain ones are read")
+def _clean(dtype: Any, allowed: str = "biufcSU") -> np.dtype:
+    """Recreates a data type from its name, because a pickled state can contain wrong flags."""
+    if not isinstance(dtype, np.dtype) or dtype.kind not in allowed or dtype.names:
+        raise UnsafeArchiveError(f"contains an array of the unsupported type {dtype!r}")
     return np.dtype(dtype.str)
 
 
 def _raw(content: Any) -> bytes:
-    """The bytes of an array or number, which Python 2 wrote as a string."""
+    """The bytes of an array or number. Python 2 stored them as a string."""
     if not isinstance(content, bytes | bytearray | str):
-        raise UnsafeArchiveError(f"holds an array made from {type(content).__name__}")
+        raise UnsafeArchiveError(f"contains an array made from {type(content).__name__}")
     return content.encode("latin1") if isinstance(content, str) else bytes(content)
 
 
@@ -71,7 +76,7 @@ def _reconstruct(subtype: object, shape: object, typecode: object) -> np.ndarray
 
 def _dtype(name: Any, align: bool = False, copy: bool = True) -> np.dtype:
     if not isinstance(name, str):
-        raise UnsafeArchiveError(f"holds a data type made from {type(name).__name__}")
+        raise UnsafeArchiveError(f"contains a data type made from {type(name).__name__}")
     return np.dtype(name, copy=True)
 
 
@@ -85,43 +90,43 @@ def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: str = "C") -> np.nd
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """Bytes as Python 3 writes them into pickles of protocols 0 to 2."""
+    """Bytes, as Python 3 writes them with protocols 0 to 2."""
     if encoding not in ("latin1", "latin-1"):
-        raise UnsafeArchiveError(f"asks for the codec {encoding!r}")
+        raise UnsafeArchiveError(f"requests the codec {encoding!r}")
     return text.encode("latin1")
 
 
 def _bytes(*values: object) -> bytes:
-    """Empty bytes as Python 3 writes them into pickles of protocols 0 to 2."""
+    """Empty bytes, as Python 3 writes them with protocols 0 to 2."""
     if values:
         raise UnsafeArchiveError("calls bytes(...) with arguments")
     return b""
 
 
-_ADMITTED: dict[tuple[str, str], object] = {
+_ALLOWED: dict[tuple[str, str], object] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _dtype,
     ("_codecs", "encode"): _encode,
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "defaultdict"): defaultdict,
     **{
-        (f"numpy.{core}.{module}", name): stand_in
+        (f"numpy.{core}.{module}", name): replacement
         for core in ("core", "_core")
-        for module, name, stand_in in (
+        for module, name, replacement in (
             ("multiarray", "_reconstruct", _reconstruct),
             ("multiarray", "scalar", _scalar),
             ("numeric", "_frombuffer", _from_buffer),
         )
     },
     **{
-        (builtins, kind.__name__): kind
+        (builtins, type_.__name__): type_
         for builtins in ("builtins", "__builtin__")
-        for kind in (bool, int, float, complex, str, list, tuple, dict, set, frozenset)
+        for type_ in (bool, int, float, complex, str, list, tuple, dict, set, frozenset)
     },
     **{
-        (builtins, name): stand_in
+        (builtins, name): replacement
         for builtins in ("builtins", "__builtin__")
-        for name, stand_in in (("bytes", _bytes), ("long", int), ("unicode", str))
+        for name, replacement in (("bytes", _bytes), ("long", int), ("unicode", str))
     },
 }
 
@@ -129,13 +134,13 @@ _ADMITTED: dict[tuple[str, str], object] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         try:
-            return _ADMITTED[module, name]
+            return _ALLOWED[module, name]
         except KeyError:
-            raise UnsafeArchiveError(f"asks for {module}.{name}") from None
+            raise UnsafeArchiveError(f"requests {module}.{name}") from None
 
 
 def _plain(value: Any) -> Any:
-    """The same value with every `_Array` turned into a plain array, in place where possible."""
+    """Converts every `_Array` in a value to a plain array, in place where possible."""
     if isinstance(value, _Array):
         value = value.view(np.ndarray)
         if value.dtype.hasobject:
@@ -158,68 +163,68 @@ def _unpickle(file: IO[bytes], source: str) -> Any:
     except UnsafeArchiveError as error:
         raise UnsafeArchiveError(
             f"{source} {error}. Only arrays, numbers, strings and containers are read from a "
-            "pickle; it may hold code, and nothing of it was run."
+            "pickle. No code of the file was run."
         ) from None
     except MemoryError:
         raise
     except Exception as error:
-        # A damaged pickle can raise nearly anything: it is a program for a small machine.
+        # A pickle is a program, so a damaged one can raise almost any exception.
         raise DamagedArchiveError(
-            f"{source} is no readable pickle: {type(error).__name__}: {error}"
+            f"{source} is not a readable pickle: {type(error).__name__}: {error}"
         ) from error
 
 
 def load_pickle(path: Path) -> Any:
-    """Reads a pickle that holds arrays, numbers, strings and containers, and nothing else.
+    """Reads a pickle that contains only arrays, numbers, strings and containers.
 
-    Pickles of Python 2 and of NumPy before and after 2.0 are read; strings of Python 2 come
-    as `str`, byte for byte (latin-1).
+    Pickles of Python 2 and of all versions of NumPy are supported. Strings of Python 2 become `str`
+    with one character per byte (latin-1).
 
     Args:
-      path: The file.
+        path: The file.
 
     Returns:
-      The object.
+        The object.
 
     Raises:
-      UnsafeArchiveError: The pickle asks for anything else; the message names it.
-      DamagedArchiveError: The file is cut off or no pickle.
+        UnsafeArchiveError: The pickle requests anything else. The message names it.
+        DamagedArchiveError: The file is truncated or not a pickle.
     """
     with open(path, "rb") as file:
         return _unpickle(file, str(path))
 
 
 def load_torch_list(path: Path) -> list:
-    """Reads a list of numbers or strings that `torch.save` wrote, without PyTorch.
+    """Reads a list of numbers or strings written by `torch.save`, without PyTorch.
 
     Args:
-      path: The file, in the zip format of PyTorch 1.6 and later or the older one.
+        path: The file, in the zip format of PyTorch 1.6 or in the older format.
 
     Returns:
-      The list.
+        The list.
 
     Raises:
-      UnsafeArchiveError: The file holds more than plain values.
-      DamagedArchiveError: The file is cut off, or holds no list.
+        UnsafeArchiveError: The file contains more than plain values.
+        DamagedArchiveError: The file is truncated, or does not contain a list.
     """
     value = None
     if zipfile.is_zipfile(path):
         try:
             with zipfile.ZipFile(path) as archive:
-                [name] = [n for n in archive.namelist() if n.split("/")[-1] == "data.pkl"]
-                with archive.open(name) as file:
+                names = [n for n in archive.namelist() if n.split("/")[-1] == "data.pkl"]
+                if len(names) != 1:
+                    raise DamagedArchiveError(f"{path} was not written by torch.save")
+                with archive.open(names[0]) as file:
                     value = _unpickle(file, str(path))
-        except (ValueError, zipfile.BadZipFile, zlib.error) as error:
-            if isinstance(error, UnsafeArchiveError | DamagedArchiveError):
-                raise
-            raise DamagedArchiveError(f"{path} is no file of torch.save: {error}") from error
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise DamagedArchiveError(f"{path} is not a readable zip file: {error}") from error
     else:
         with open(path, "rb") as file:
-            # The old format: a magic number, the protocol, facts on the machine, the object.
+            # The old format: a magic number, the protocol, system information, the object.
             for _ in range(4):
                 value = _unpickle(file, str(path))
     if not isinstance(value, list):
-        raise DamagedArchiveError(f"{path} holds {type(value).__name__}, not a list")
+        raise DamagedArchiveError(f"{path} contains {type(value).__name__}, not a list")
     return value
 
 
@@ -227,20 +232,20 @@ def load_torch_list(path: Path) -> list:
 
 
 def load_mat(path: Path, *names: str) -> dict[str, Any]:
-    """Reads variables from a MATLAB file of versions 4 to 7.2.
+    """Reads variables from a MATLAB file (versions 4 to 7.2).
 
     Args:
-      path: The file.
-      *names: The variables.
+        path: The file.
+        *names: The variables.
 
     Returns:
-      The variables by name: arrays, numbers, strings, a dictionary for a structure, and a list or
-      an object array for several. Axes of length one are dropped.
+        The variables by name: arrays, numbers, strings, a dictionary for a structure, a list or
+        object array for several structures. Axes of length one are removed.
 
     Raises:
-      DamagedArchiveError: The file is of another kind or cut off, or a variable is missing.
+        DamagedArchiveError: The file has another format or is truncated, or a variable is missing.
     """
-    # Most data sets do without, and it takes a while to import.
+    # A slow import that most data sets do not need.
     from scipy.io import loadmat
 
     try:
@@ -248,9 +253,9 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:
-        # The reader checks little and raises nearly anything.
+        # The reader checks little, and raises almost any exception.
         raise DamagedArchiveError(
-            f"{path} is no readable MATLAB file: {type(error).__name__}: {error}"
+            f"{path} is not a readable MATLAB file: {type(error).__name__}: {error}"
         ) from error
     missing = [name for name in names if name not in content]
     if missing:
@@ -262,23 +267,23 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
 
 
 def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None = None) -> Path:
-    """Extracts a zip or tar into a folder that appears once it is complete.
+    """Extracts a zip or tar file into a folder, which appears once it is complete.
 
-    Members are written as plain files and folders: a link within the archive becomes a copy of
-    what it points to, and anything that would leave the folder stops the extraction.
+    Members become regular files and folders. A link inside the archive becomes a copy of its
+    target. Any member that would leave the folder aborts the extraction.
 
     Args:
-      archive: A zip, or a tar with any compression.
-      target: The folder to make. If it is there already, nothing is done.
-      keep: Which members to extract, by name; all by default.
+        archive: A zip file, or a tar file with any compression.
+        target: The folder to create. If it already exists, nothing is done.
+        keep: Selects members by name. Default: all members.
 
     Returns:
-      The folder.
+        The folder.
 
     Raises:
-      UnsafeArchiveError: A member has an absolute path, climbs out by `..`, links to the
-        outside, or is a device; the message names it.
-      DamagedArchiveError: The archive is cut off or of another kind.
+        UnsafeArchiveError: A member has an absolute path, a path with `..`, or a link to the
+            outside, or it is a device. The message names it.
+        DamagedArchiveError: The archive is truncated or has another format.
     """
     if target.exists():
         return target
@@ -291,22 +296,28 @@ def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None =
             _extract_tar(archive, partial, keep)
         partial.rename(target)
     except (
-        *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile),
-        *(zlib.error, LZMAError, EOFError),
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        gzip.BadGzipFile,
+        zlib.error,
+        LZMAError,
+        EOFError,
     ) as error:
-        raise DamagedArchiveError(f"{archive} is damaged or no zip or tar: {error}") from error
+        raise DamagedArchiveError(
+            f"{archive} is damaged, or not a zip or tar file: {error}"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
 def _inside(archive: Path, name: str) -> PurePosixPath:
-    """A member's path, checked to stay within the folder on any system."""
+    """Checks that the path of a member stays within the folder on any system."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or re.match(r"[A-Za-z]:", name):
         raise UnsafeArchiveError(f"{archive}: the member {name!r} has an absolute path")
     if ".." in path.parts:
-        raise UnsafeArchiveError(f"{archive}: the member {name!r} leads out of the folder")
+        raise UnsafeArchiveError(f"{archive}: the path of the member {name!r} contains ..")
     return path
 
 
@@ -320,8 +331,8 @@ def _extract_zip(archive: Path, folder: Path, keep: Callable[[str], bool] | None
     with zipfile.ZipFile(archive) as members:
         for member in members.infolist():
             path = _inside(archive, member.filename)
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            file_type = stat.S_IFMT(member.external_attr >> 16)
+            if file_type not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise UnsafeArchiveError(
                     f"{archive}: the member {member.filename!r} is a link or a special file"
                 )
@@ -348,18 +359,18 @@ def _extract_tar(archive: Path, folder: Path, keep: Callable[[str], bool] | None
                 source = None
             if source is None:
                 raise DamagedArchiveError(
-                    f"{archive}: the link {member.name!r} points to no file of the archive"
+                    f"{archive}: the link {member.name!r} does not point to a file of the archive"
                 )
             with source:
                 _write(source, folder / path)
-        # A compressed file is checked against its sum when its end is read.
+        # The checksum of a compressed file is verified when its end is read.
         while members.fileobj is not None and members.fileobj.read(1 << 20):
             pass
 
 
 def _check_link(archive: Path, path: PurePosixPath, member: tarfile.TarInfo) -> None:
     link = member.linkname.replace("\\", "/")
-    # A symbolic link starts at its own folder, a hard link at the top of the archive.
+    # Symbolic links are relative to their own folder, hard links to the top of the archive.
     depth = len(path.parent.parts) if member.issym() else 0
     outside = PurePosixPath(link).is_absolute() or re.match(r"[A-Za-z]:", link)
     for part in PurePosixPath(link).parts:
@@ -367,45 +378,48 @@ def _check_link(archive: Path, path: PurePosixPath, member: tarfile.TarInfo) -> 
         outside = outside or depth < 0
     if outside:
         raise UnsafeArchiveError(
-            f"{archive}: the link {member.name!r} points outside, to {member.linkname!r}"
+            f"{archive}: the link {member.name!r} points outside the folder, to {member.linkname!r}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A file within a tar that is not compressed: bytes that can be read where they are."""
+    """A file in an uncompressed tar file, which can be read without extraction."""
 
     archive: Path
     name: str
-    """Behind the name of the inner tar, if it is in one."""
+    """The name, preceded by that of the inner tar file if there is one."""
     offset: int
     size: int
 
     def read(self) -> bytes:
-        """Its content.
+        """Reads the content.
+
+        Returns:
+            The bytes.
 
         Raises:
-          DamagedArchiveError: The tar is cut off.
+            DamagedArchiveError: The tar file is truncated.
         """
         with open(self.archive, "rb") as file:
             file.seek(self.offset)
             content = file.read(self.size)
         if len(content) < self.size:
-            raise DamagedArchiveError(f"{self.archive} is cut off within {self.name}")
+            raise DamagedArchiveError(f"{self.archive} is truncated within {self.name}")
         return content
 
 
 def tar_members(archive: Path) -> list[TarMember]:
-    """The files in a tar, and in tars within it, without extracting anything.
+    """Lists the files in a tar file and in the tar files it contains, without extraction.
 
     Args:
-      archive: A tar that is not compressed.
+        archive: An uncompressed tar file.
 
     Returns:
-      The files, in order.
+        The files in order.
 
     Raises:
-      DamagedArchiveError: It is cut off or no such tar.
+        DamagedArchiveError: The file is truncated or has another format.
     """
     found = []
     try:
@@ -429,6 +443,6 @@ def tar_members(archive: Path) -> list[TarMember]:
                     ]
     except (tarfile.TarError, EOFError) as error:
         raise DamagedArchiveError(
-            f"{archive} is damaged or no uncompressed tar: {error}"
+            f"{archive} is damaged, or not an uncompressed tar file: {error}"
         ) from error
     return found

@@ -1,7 +1,7 @@
 """Augmentation on the device: uint8 images in, normalised float32 images out.
 
-Each sample is changed by its own key alone, so that the result does not depend on its place in the
-batch nor on the device that holds it.
+Every sample has its own key. The result depends neither on its position in the batch nor on the
+device.
 """
 
 from __future__ import annotations
@@ -11,30 +11,29 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from experiments.config import DataConfig
-from experiments.data.color import jitter, light
+from experiments.data.color import add_lighting, jitter
 from experiments.data.resize import random_resized_crop, resize_and_center_crop
 from experiments.errors import ConfigError
 
 
 def augment(images: Array, keys: Array, config: DataConfig) -> Array:
-    """Crop, mirror, jitter and light every image at random, then normalise.
+    """Randomly crops, flips and recolours every image, then normalises it.
 
-    With `config.crop_scale`, a random part is stretched to the size that the model sees. Otherwise
-    the image is brought to that size as for evaluation, padded and cropped back. The border is
-    padded with zeros, not reflected: zero is the background of drawn characters and icons, where a
-    reflection would add strokes, and photographs are usually padded so as well.
+    With `config.crop_scale`, a random crop is resized to the input size of the model. Otherwise the
+    image is resized as for evaluation, padded, and cropped back at a random position. The padding
+    is zero, not a reflection: zero is the background of characters and icons, where a reflection
+    would add strokes, and it is also common for photographs.
 
     Args:
         images: uint8 [n, h, w, c].
-        keys: Typed PRNG keys [n], one for each image.
-        config: Sizes, crops, mirroring, strength of jitter and lighting, mean and standard
-            deviation.
+        keys: Typed PRNG keys [n], one per image.
+        config: The options for sizes, crops, flips, colours and normalisation.
 
     Returns:
         float32 [n, *seen_shape((h, w, c), config)].
 
     Raises:
-        ValueError: If shapes, types or settings do not fit together.
+        ValueError: Shapes, types or options are inconsistent.
     """
     _check_images(images, config)
     if keys.shape != images.shape[:1]:
@@ -48,7 +47,7 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
             size = seen_shape(image.shape, config)[:2]
             (smallest, largest), (narrowest, widest) = config.crop_scale, config.crop_ratio
             image = random_resized_crop(
-                *(image, crop_key, size), scale=(smallest, largest), ratio=(narrowest, widest)
+                image, crop_key, size, scale=(smallest, largest), ratio=(narrowest, widest)
             )
         else:
             image = _resized(image, config)
@@ -60,25 +59,27 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
         if config.color_jitter > 0:
             pixels = jitter(pixels, color_key, config.color_jitter)
         if config.lighting > 0:
-            # A key of its own that leaves the other three as they are without lighting.
-            pixels = light(pixels, jax.random.fold_in(color_key, 1), config.lighting)
+            # A separate key, so that lighting does not change the other random numbers.
+            pixels = add_lighting(pixels, jax.random.fold_in(color_key, 1), config.lighting)
         return _standardize(pixels, config)
 
     return jax.vmap(one)(images, keys)
 
 
 def normalize(images: Array, config: DataConfig) -> Array:
-    """Cut the middle out, scale to [0, 1], subtract the mean, divide by the standard deviation.
+    """Resizes and crops the images for evaluation, and normalises them.
+
+    Pixels are scaled to [0, 1] and standardised with `config.mean` and `config.std`.
 
     Args:
         images: uint8 [n, h, w, c].
-        config: Sizes; mean and standard deviation, one number or one a channel.
+        config: The options for sizes and normalisation.
 
     Returns:
         float32 [n, *seen_shape((h, w, c), config)].
 
     Raises:
-        ValueError: If shapes, types or settings do not fit together.
+        ValueError: Shapes, types or options are inconsistent.
     """
     _check_images(images, config)
     if config.image_size:
@@ -87,7 +88,7 @@ def normalize(images: Array, config: DataConfig) -> Array:
 
 
 def seen_shape(stored: tuple[int, ...], config: DataConfig) -> tuple[int, int, int]:
-    """Height, width and channels of the images that a model sees, from those of stored ones."""
+    """The input shape of the model (height, width, channels), from that of the stored images."""
     height, width, channels = stored
     size = config.image_size
     return (size, size, channels) if size else (height, width, channels)
@@ -108,10 +109,7 @@ def _check_images(images: Array, config: DataConfig) -> None:
 
 
 def check_settings(config: DataConfig, channels: int) -> None:
-    """Raises a `ConfigError` unless the settings suit images of so many channels."""
-    for name in ("pad", "color_jitter", "lighting"):
-        if getattr(config, name) < 0:
-            raise ConfigError(f"data.{name} must not be negative, got {getattr(config, name)}")
+    """Raises a `ConfigError` unless the options fit each other and the number of channels."""
     if config.color_jitter > 0 and channels not in (1, 3):
         raise ConfigError(f"color_jitter needs 1 or 3 channels, got {channels}")
     if config.lighting > 0 and channels != 3:
@@ -127,23 +125,19 @@ def check_settings(config: DataConfig, channels: int) -> None:
     for name, numbers in (("mean", config.mean), ("std", config.std)):
         if len(numbers) not in (1, channels):
             raise ConfigError(
-                f"data.{name} needs one number or one for each of {channels} channels, "
+                f"data.{name} needs one number, or one for each of {channels} channels; "
                 f"got {numbers}"
             )
-    if min(config.std) <= 0:
-        raise ConfigError(f"data.std must be positive, got {config.std}")
 
 
 def _check_crop(config: DataConfig) -> None:
     for name, numbers in (("crop_scale", config.crop_scale), ("crop_ratio", config.crop_ratio)):
-        if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1]:
-            raise ConfigError(f"data.{name} needs two positive numbers in order, got {numbers}")
+        if len(numbers) != 2 or numbers[0] > numbers[1]:
+            raise ConfigError(f"data.{name} needs two numbers in ascending order, got {numbers}")
     if config.crop_scale[1] > 1:
         raise ConfigError(f"data.crop_scale must not be above 1, got {config.crop_scale}")
     if config.pad > 0:
-        raise ConfigError(
-            f"data.crop_scale takes the place of data.pad, which must be 0, got {config.pad}"
-        )
+        raise ConfigError(f"data.crop_scale replaces data.pad, which must be 0, got {config.pad}")
 
 
 def _standardize(pixels: Array, config: DataConfig) -> Array:
@@ -152,7 +146,7 @@ def _standardize(pixels: Array, config: DataConfig) -> Array:
 
 
 def _crop(image: Array, key: Array, pad: int) -> Array:
-    """Pad [h, w, c] with zeros on every side, and cut [h, w, c] out at a random place."""
+    """Pads [h, w, c] with zeros on every side, and crops [h, w, c] at a random position."""
     top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
     padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
     return lax.dynamic_slice(padded, (top, left, jnp.zeros_like(top)), image.shape)

@@ -1,4 +1,4 @@
-"""Random colours of one image on the device."""
+"""Random colour changes of one image, on the device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-# ITU-R BT.601, the weights of a grey image.
+# Luma coefficients of ITU-R BT.601.
 _LUMA = (0.299, 0.587, 0.114)
 # Principal components of ImageNet's pixels in [0, 1]: standard deviations, and directions as
-# columns (Krizhevsky et al., 2012; the numbers of fb.resnet.torch).
+# columns (Krizhevsky et al., 2012; values of fb.resnet.torch).
 _DEVIATIONS = (0.2175, 0.0188, 0.0045)
 _DIRECTIONS = (
     (-0.5675, 0.7192, 0.4009),
@@ -19,9 +19,17 @@ _DIRECTIONS = (
 
 
 def jitter(pixels: Array, key: Array, strength: float) -> Array:
-    """Brightness, contrast and, of colours, saturation of [h, w, c] in [0, 1].
+    """Changes brightness, contrast and, for colour images, saturation.
 
-    Each is multiplied by a factor uniform in [max(0, 1 − s), 1 + s], s = `strength`.
+    Each factor is uniform in [max(0, 1 − s), 1 + s] with s = `strength`.
+
+    Args:
+        pixels: float32 [h, w, c] in [0, 1].
+        key: Typed PRNG key.
+        strength: Strength s of the changes.
+
+    Returns:
+        float32 [h, w, c] in [0, 1].
     """
     low, high = max(0.0, 1 - strength), 1 + strength
     brightness, contrast, saturation = jax.random.uniform(key, (3,), minval=low, maxval=high)
@@ -34,18 +42,26 @@ def jitter(pixels: Array, key: Array, strength: float) -> Array:
     return jnp.clip(grey + saturation * (pixels - grey), 0, 1)
 
 
-def light(pixels: Array, key: Array, deviation: float) -> Array:
-    """One colour added to all of [h, w, 3] in [0, 1], along the principal components of ImageNet.
+def add_lighting(pixels: Array, key: Array, deviation: float) -> Array:
+    """Adds one random colour to all pixels, along the principal components of ImageNet.
 
-    The components' coordinates are normal with `deviation` times the spread of ImageNet's pixels.
-    The result is not clipped.
+    The coordinate of each component is normal, with `deviation` times the standard deviation of
+    ImageNet's pixels. The result is not clipped.
+
+    Args:
+        pixels: float32 [h, w, 3] in [0, 1].
+        key: Typed PRNG key.
+        deviation: Standard deviation relative to ImageNet's.
+
+    Returns:
+        float32 [h, w, 3].
     """
     amounts = deviation * jax.random.normal(key, (3,)) * jnp.asarray(_DEVIATIONS)
     return pixels + (jnp.asarray(_DIRECTIONS) * amounts).sum(1)
 
 
 def _grey(pixels: Array) -> Array:
-    """The grey image [h, w, 1] of [h, w, c]."""
+    """The greyscale image [h, w, 1] of [h, w, c]."""
     if pixels.shape[-1] == 1:
         return pixels
     return (pixels * jnp.asarray(_LUMA, pixels.dtype)).sum(-1, keepdims=True)

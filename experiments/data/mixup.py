@@ -10,7 +10,7 @@ from jax import Array, lax
 
 
 class Mixed(NamedTuple):
-    """Images of two samples each, and the label of the other one."""
+    """Mixed images, and the labels of the partners."""
 
     images: Array
     """`weights · images + (1 − weights) · partners`, float [n, ...]."""
@@ -19,15 +19,15 @@ class Mixed(NamedTuple):
 
 
 def mixup_weights(keys: Array, beta: float) -> Array:
-    """Weights λ ~ Beta(β, β) of the samples against their partners.
+    """Draws the weights λ ~ Beta(β, β) of the samples relative to their partners.
 
     Args:
-        keys: Typed PRNG keys [n], one for each sample; or one key [] for a weight that the whole
-            batch shares, as in the paper's code.
-        beta: β; 1 is the uniform distribution.
+        keys: Typed PRNG keys [n], one per sample, or one key [] for a weight that the whole batch
+            shares, as in the paper's code.
+        beta: β. 1 gives the uniform distribution.
 
     Returns:
-        float32, of the shape of `keys`.
+        float32, with the shape of `keys`.
     """
 
     def draw(key: Array) -> Array:
@@ -37,22 +37,22 @@ def mixup_weights(keys: Array, beta: float) -> Array:
 
 
 def mixup(images: Array, labels: Array, weights: Array, *, axis_name: str | None = None) -> Mixed:
-    """Mix every sample with the one that stands as far from the other end of the global batch.
+    """Mixes sample i of the global batch with sample n − 1 − i.
 
-    A batch in random order makes that a random partner. The loss of such a batch is
-    λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), with y' the label of the partner (Zhang et al., 2018):
+    The partner is random if the order of the batch is random. The loss of a mixed batch is
+    λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y' is the label of the partner (Zhang et al., 2018):
 
         mixed = mixup(images, labels, weights)
         loss = weights * loss_of(features, labels) + (1 - weights) * loss_of(features, mixed[1])
 
     Args:
-        images: Float [n, ...], after all other augmentation.
+        images: Float [n, ...], after all other augmentations.
         labels: Integers [n].
         weights: λ, [n] or [].
-        axis_name: Device axis over which the batch is spread, or None.
+        axis_name: Device axis over which the batch is sharded, or None.
 
     Returns:
-        Images and the labels of the partners. Partners are the same on any number of devices.
+        Mixed images and partner labels. The partners do not depend on the number of devices.
     """
     partners, partner_labels = (_opposite(x, axis_name) for x in (images, labels))
     share = weights.reshape(weights.shape + (1,) * (images.ndim - 1)) if weights.ndim else weights
@@ -60,7 +60,7 @@ def mixup(images: Array, labels: Array, weights: Array, *, axis_name: str | None
 
 
 def _opposite(x: Array, axis_name: str | None) -> Array:
-    """The global batch in reverse order."""
+    """The global batch in reversed order."""
     if axis_name is None:
         return x[::-1]
     last = lax.axis_size(axis_name) - 1

@@ -1,4 +1,4 @@
-"""From a data set's name to its images: prepared on first use, read once or batch by batch."""
+"""Loading data sets by name: prepared on first use, read at once or batch by batch."""
 
 from __future__ import annotations
 
@@ -7,66 +7,35 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from experiments.contracts import ImageSet
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
-from experiments.data.builders.frame import ImageBuilder
-from experiments.data.builders.kinds import FewShotBuilder
+from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.preparation import prepare
+from experiments.data.builders.tasks import FewShotBuilder
 from experiments.errors import ConfigError
 
 _T = TypeVar("_T")
 _MEMORY_LIMIT = 8 * 2**30
-"""Bytes of a split's pixels that are read into memory at once, at most."""
-
-
-class ImageTable(Protocol):
-    """Images by index: an array in memory, or records read when they are asked for."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, height, width, channels)."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype:
-        """uint8."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> np.ndarray: ...
-
-
-@dataclass(frozen=True, eq=False)
-class ImageSet:
-    """The images of one split, in an order that is the same on every machine."""
-
-    images: ImageTable
-    """uint8 [n, h, w, c]; `images[indices]` reads those of an int array [k]."""
-    labels: np.ndarray
-    """int32 [n], 0 to C−1 within the split, ascending; or, where an image has any number of
-    labels, int8 [n, C]: 1, 0, or −1 where that is unknown."""
-    class_names: tuple[str, ...]
-    """The name of every label."""
+"""Default upper limit of the pixels of a split in memory, in bytes."""
 
 
 class RecordImages:
-    """Images read from the record files when they are asked for.
+    """Images that are read from the record files when they are indexed.
 
     Args:
-        source: A TFDS data source, images encoded.
+        source: A TFDS data source with encoded images.
         image_shape: Height, width and channels.
-        folder: Where the record files are, for messages.
-        rows: int [n], which records, in which order; all by default.
+        folder: The folder of the record files, for messages.
+        rows: Integers [n], the selected records in order.
     """
 
     dtype = np.dtype(np.uint8)
@@ -76,11 +45,11 @@ class RecordImages:
         source: Any,
         image_shape: tuple[int, int, int],
         folder: Path,
-        rows: np.ndarray | None = None,
+        rows: np.ndarray,
     ):
         self._source = source
         self._folder = folder
-        self._rows = np.arange(len(source)) if rows is None else rows
+        self._rows = rows
         self.shape = (len(self._rows), *image_shape)
 
     def __len__(self) -> int:
@@ -89,24 +58,27 @@ class RecordImages:
     def __getitem__(self, index: Any) -> np.ndarray:
         rows = self._rows[index]
         images = np.empty((rows.size, *self.shape[1:]), self.dtype)
-        with _damage_named(self._folder):
+        with _naming_damage(self._folder):
             _read(self._source, rows.ravel().tolist(), images)
         return images.reshape(*rows.shape, *self.shape[1:])
 
 
 def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
-    """The batches of the steps from `first` up to `last`, in order.
+    """Iterates over the batches of the steps `first`, ..., `last - 1`.
 
     Args:
-        read: A batch, by the number of its step.
-        first: Where to begin.
-        last: Where to end; not a step any more.
-        ahead: Read two before they are asked for, in a thread of Grain's, so that a step need not
-            wait for its images. What `read` raises is raised when its batch is asked for.
+        read: Reads the batch of a step.
+        first: The first step.
+        last: The end of the range of steps, exclusive.
+        ahead: Read up to two batches in advance, in a Grain thread, so that steps need not wait for
+            their images. An exception of `read` is raised when its batch is requested.
+
+    Returns:
+        The batches in order.
     """
     if not ahead:
         return map(read, range(first, last))
-    import grain  # With it comes JAX, which nothing else about data takes.
+    import grain  # Imports JAX, which the rest of this module does not need.
 
     steps = grain.MapDataset.range(first, last).map(read)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
@@ -116,7 +88,7 @@ def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) ->
 def class_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """How many images every class has; prepares the data set before if that has not been done.
+    """Counts the images of every class. Prepares the data set if necessary.
 
     Args:
         name: The data set.
@@ -124,25 +96,24 @@ def class_counts(
         manual_dir: As in `load_split`.
 
     Returns:
-        For every split int64 [C], in the order of its labels; where an image has any number of
-        labels, how many images have each.
+        For every split int64 [C], the number of images of every class or with every label.
 
     Raises:
-        ConfigError: There is no such data set.
+        ConfigError: The data set does not exist.
         MissingArchiveError: As in `load_split`.
         DamagedArchiveError: As in `load_split`.
     """
     builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
     return {
-        split: np.array(list(metadata[split].values()), np.int64) for split in builder.FACTS.classes
+        split: np.array(list(metadata[split].values()), np.int64) for split in builder.SPEC.classes
     }
 
 
 def load_targets(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> np.ndarray:
-    """The labels of images that have any number of them, without reading an image.
+    """Loads the labels of a multi-label split, without reading images.
 
     Args:
         name: The data set.
@@ -151,10 +122,11 @@ def load_targets(
         manual_dir: As in `load_split`.
 
     Returns:
-        int8 [n, C]: 1, 0, or −1 where that is unknown; in the order of `load_split`.
+        int8 [n, C]: 1 if the image has the label, 0 if not, −1 if unknown. The order is that of
+        `load_split`.
 
     Raises:
-        ConfigError: There is no such data set or split.
+        ConfigError: The data set or split does not exist.
         MissingArchiveError: As in `load_split`.
         DamagedArchiveError: As in `load_split`.
     """
@@ -171,36 +143,35 @@ def load_split(
     manual_dir: Path | None = None,
     memory_limit: int | None = None,
 ) -> ImageSet:
-    """Reads a split, and prepares the data set before if that has not been done.
+    """Loads a split. Prepares the data set if necessary.
 
     Args:
         name: The data set.
-        split: `base`, `validation` or `novel` of a few-shot set; `train`, `validation` or `test`
-            of another, or several of these, as in `train+validation`. In several splits of a
-            few-shot set, which differ in classes, the classes follow each other.
-        rows: int [k], which images of the split, in which order; no other image is read. All by
-            default.
-        data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
-        manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
-        memory_limit: Bytes of pixels up to which the images are read into memory at once; of a
-            larger split, each is read when it is asked for. By default a quarter of the memory that
-            is available, but not more than 8 GiB.
+        split: `base`, `validation` or `novel` of a few-shot data set; `train`, `validation` or
+            `test` of any other; or several splits, as in `train+validation`. The classes of several
+            few-shot splits are concatenated.
+        rows: Integers [k], the images to load, in order. Default: all images.
+        data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
+        manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
+        memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
+            splits are read when they are indexed. Default: a quarter of the available memory, and
+            at most 8 GiB.
 
     Returns:
         Images, labels and class names.
 
     Raises:
-        ConfigError: There is no such data set, or it has no such split.
-        MissingArchiveError: It is not prepared and its archives are not there; the message says
-            which files go where.
-        DamagedArchiveError: An archive, or the prepared data, is damaged; the message names the
+        ConfigError: The data set or split does not exist.
+        MissingArchiveError: The data set is not prepared, and its archives do not exist. The
+            message lists the files and folders.
+        DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
             file.
     """
     builder = _prepared(name, split, data_dir, manual_dir)
     folder = Path(builder.data_dir)
     labels, class_names = _labels(builder, split)
     encoded = {"image": tfds.decode.SkipDecoding()}
-    with _damage_named(folder):
+    with _naming_damage(folder):
         source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
         if len(source) != len(labels):
             raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
@@ -210,7 +181,7 @@ def load_split(
     if rows is not None:
         order = order[rows]
     labels = labels[order]
-    images = RecordImages(source, builder.FACTS.image_shape, folder, order)
+    images = RecordImages(source, builder.SPEC.image_shape, folder, order)
     if memory_limit is None:
         memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
@@ -221,60 +192,63 @@ def load_split(
 def _prepared(
     name: str, split: str, data_dir: Path | None, manual_dir: Path | None
 ) -> ImageBuilder:
-    """The builder of a data set that has the split, prepared."""
+    """Prepares a data set, after checking that it has the split."""
     cls = builder_class(name)
     parts = split.split("+")
-    unknown = [part for part in parts if part not in cls.FACTS.classes]
+    unknown = [part for part in parts if part not in cls.SPEC.classes]
     if unknown:
         raise ConfigError(
-            f"{name} has no split {unknown[0]!r}; it has {', '.join(cls.FACTS.classes)}"
+            f"{name} has no split {unknown[0]!r}; it has {', '.join(cls.SPEC.classes)}"
         )
     if len(set(parts)) < len(parts):
-        raise ConfigError(f"{split!r}: a split comes twice")
+        raise ConfigError(f"{split!r} contains a split twice")
     return prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
 
 
 def _labels(builder: ImageBuilder, split: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of a split, in the order of its records, and their names."""
+    """The labels of a split in the order of its records, and the class names."""
     parts = split.split("+")
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
     return _join(
         [builder.read_labels(Path(builder.data_dir), part, metadata) for part in parts],
         [tuple(metadata[part]) for part in parts],
-        apart=isinstance(builder, FewShotBuilder),
+        disjoint=isinstance(builder, FewShotBuilder),
     )
 
 
 def _join(
-    labels: list[np.ndarray], names: list[tuple[str, ...]], *, apart: bool
+    labels: list[np.ndarray], names: list[tuple[str, ...]], *, disjoint: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of several splits as those of one, and their names.
+    """Concatenates the labels of several splits.
 
     Args:
-        labels: Those of every split.
-        names: Those of every split.
-        apart: Whether the splits differ in classes; then these follow each other.
+        labels: The labels of every split.
+        names: The class names of every split.
+        disjoint: Whether the splits have disjoint classes. If so, the classes are concatenated too.
+
+    Returns:
+        The labels and the class names.
     """
-    if not apart:
+    if not disjoint:
         return np.concatenate(labels), names[0]
     first = np.cumsum([0, *map(len, names)]).tolist()
-    shifted = [of + start for of, start in zip(labels, first, strict=False)]
-    return np.concatenate(shifted, dtype=np.int32), tuple(name for of in names for name in of)
+    shifted = [part + start for part, start in zip(labels, first, strict=False)]
+    return np.concatenate(shifted, dtype=np.int32), tuple(name for part in names for name in part)
 
 
 @contextlib.contextmanager
-def _damage_named(folder: Path) -> Iterator[None]:
+def _naming_damage(folder: Path) -> Iterator[None]:
     try:
         yield
-    # The reader of record files finds most damage; some comes as records without an image.
+    # The record reader detects most damage. The rest yields records without a readable image.
     except (RuntimeError, OSError, ValueError, KeyError, SyntaxError) as error:
         raise DamagedArchiveError(
-            f"{folder} is damaged ({error}); delete that folder, and it is prepared again"
+            f"{folder} is damaged ({error}); delete that folder to prepare the data again"
         ) from error
 
 
 def _read(source: Any, rows: list[int], out: np.ndarray, chunk: int = 1024) -> None:
-    """Decodes records into an array, in all threads."""
+    """Decodes records into an array, with one thread per CPU."""
 
     def decode(row: int, record: dict[str, Any]) -> None:
         with Image.open(io.BytesIO(record["image"])) as image:

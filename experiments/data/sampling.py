@@ -1,8 +1,8 @@
-"""Which samples make a batch or an episode: indices only, as pure functions of seed and step.
+"""Sampling of batches and episodes: indices only, as pure functions of seed and step.
 
-Every draw sorts raw words of a Philox generator, whose stream is fixed by NumPy's promise for bit
-generators. So a draw is the same on every platform and with every NumPy, a run can resume at any
-step, and every process can draw the same batch and take its own shard.
+Every draw sorts raw numbers of a Philox generator, whose stream NumPy guarantees not to change. A
+draw is therefore the same on every platform and with every version of NumPy. A run can resume at
+any step, and every process can draw the same batch and take its own shard.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 
 from experiments.errors import ConfigError
 
-# The purposes of a stream: one seed gives independent numbers for each.
+# Tags of random streams: one seed gives independent numbers for every tag.
 _EPOCH, _EPISODIC, _EVALUATION, _SUPPORT = range(4)
 
 
 class ClassIndex(NamedTuple):
-    """The samples of every class: class c has `order[offsets[c]:offsets[c + 1]]`."""
+    """The samples of every class c: `order[offsets[c]:offsets[c + 1]]`."""
 
     order: np.ndarray
-    """int64 [n], the sample indices, sorted by class."""
+    """int64 [n], sample indices sorted by class."""
     offsets: np.ndarray
-    """int64 [C + 1], where each class begins in `order`; every class has a sample."""
+    """int64 [C + 1], the first position of every class in `order`. No class is empty."""
 
 
 class Episodes(NamedTuple):
-    """Sample indices of E episodes with N classes, K support and Q query samples a class."""
+    """Sample indices of E episodes with N classes, K support and Q query samples per class."""
 
     support: np.ndarray
     """int32 [E, N, K]."""
@@ -39,16 +39,16 @@ class Episodes(NamedTuple):
 
 
 def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
-    """Sort the samples by class, once for all draws.
+    """Sorts the samples by class, once for all draws.
 
     Args:
-        labels: Integers [n], any values; or a ClassIndex, returned as it is.
+        labels: Integers [n] with any values, or a ClassIndex, which is returned unchanged.
 
     Returns:
-        The ClassIndex, with the classes in the order of their labels.
+        The ClassIndex, with classes in the order of their labels.
 
     Raises:
-        ValueError: If `labels` is empty, not one-dimensional, or not of integers.
+        ValueError: The labels are empty, not one-dimensional, or not integers.
     """
     if isinstance(labels, ClassIndex):
         return labels
@@ -63,7 +63,7 @@ def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
 
 
 def parse_strategy(strategy: str) -> tuple[int, int] | None:
-    """Read a sampling strategy.
+    """Parses a sampling strategy.
 
     Args:
         strategy: `random`, or `NxK` for N classes with K samples each.
@@ -72,7 +72,7 @@ def parse_strategy(strategy: str) -> tuple[int, int] | None:
         None for `random`, or (N, K).
 
     Raises:
-        ConfigError: If the string is neither.
+        ConfigError: The string is neither.
     """
     if strategy == "random":
         return None
@@ -85,34 +85,41 @@ def parse_strategy(strategy: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
+def describe_strategy(strategy: str) -> str:
+    """A sampling strategy in words, such as `32-way 4-shot`."""
+    parsed = parse_strategy(strategy)
+    return "random" if parsed is None else f"{parsed[0]}-way {parsed[1]}-shot"
+
+
 def batch_size_of(strategy: str, batch_size: int) -> int:
-    """Samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
+    """The number of samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
     ways_shots = parse_strategy(strategy)
     return batch_size if ways_shots is None else ways_shots[0] * ways_shots[1]
 
 
 def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> np.ndarray:
-    """A batch of a run through permutations of the samples.
+    """Draws a batch from a sequence of permutations, without replacement within an epoch.
 
-    An epoch is `num_samples // batch_size` full batches of one permutation, which depends on the
-    seed and the epoch; the samples left over are left out of that epoch.
+    An epoch consists of `num_samples // batch_size` full batches of one permutation, which depends
+    on the seed and the epoch. The remaining samples are skipped in that epoch.
 
     Args:
-        num_samples: Samples n of the data set.
-        batch_size: Samples of a batch.
+        num_samples: Number n of samples in the data set.
+        batch_size: Number of samples in a batch.
         seed: Seed of the run, not negative.
-        step: Step of the run, counted from 0.
+        step: Training step, counted from 0.
 
     Returns:
         int64 [batch_size], distinct sample indices.
 
     Raises:
-        ConfigError: If the batch size is not in 1 … n.
-        ValueError: If seed or step is negative.
+        ConfigError: The batch size is not in 1 … n.
+        ValueError: The seed or the step is negative.
     """
     if not 1 <= batch_size <= num_samples:
         raise ConfigError(
-            f"sampling.batch_size = {batch_size} must be in 1 … {num_samples}, the training samples"
+            f"sampling.batch_size = {batch_size} must be in 1 … {num_samples}, the number of "
+            "training samples"
         )
     _check_stream(seed, step)
     epoch, position = divmod(step, num_samples // batch_size)
@@ -123,23 +130,23 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
 def episodic_batch(
     labels: np.ndarray | ClassIndex, ways: int, shots: int, *, seed: int, step: int
 ) -> np.ndarray:
-    """An N-way K-shot batch: N classes, K samples of each, both without replacement.
+    """Draws an N-way K-shot batch: N classes with K samples each, without replacement.
 
     Classes with fewer than K samples are never drawn.
 
     Args:
-        labels: Integers [n], or their ClassIndex, which saves sorting them at every step.
-        ways: Classes N.
-        shots: Samples K of each class.
+        labels: Integers [n], or their ClassIndex, which avoids sorting them at every step.
+        ways: Number N of classes.
+        shots: Number K of samples per class.
         seed: Seed of the run, not negative.
-        step: Step of the run, counted from 0.
+        step: Training step, counted from 0.
 
     Returns:
-        int64 [ways·shots], the K samples of one class after those of another.
+        int64 [ways·shots], grouped by class.
 
     Raises:
-        ConfigError: If fewer than N classes have K samples.
-        ValueError: If an argument is out of its range.
+        ConfigError: Fewer than N classes have K samples.
+        ValueError: An argument is out of range.
     """
     index = index_classes(labels)
     eligible = _classes_with(index, ways, shots, f"sampling.strategy {ways}x{shots}")
@@ -149,20 +156,21 @@ def episodic_batch(
 def draw_batch(
     index: ClassIndex | int, strategy: str, batch_size: int, *, seed: int, step: int
 ) -> np.ndarray:
-    """The training batch of a step.
+    """Draws the training batch of a step.
 
     Args:
-        index: The samples of every class; or only how many samples there are, for random batches.
+        index: The samples of every class. The number of samples suffices for random batches.
         strategy: `random` or `NxK`.
-        batch_size: Samples of a random batch; an `NxK` batch has N·K.
+        batch_size: Number of samples in a random batch. An `NxK` batch has N·K.
         seed: Seed of the run, not negative.
-        step: Step of the run, counted from 0.
+        step: Training step, counted from 0.
 
     Returns:
         int64 [batch_size_of(strategy, batch_size)], sample indices.
 
     Raises:
-        ConfigError, ValueError: As `parse_strategy`, `random_batch` and `episodic_batch`.
+        ConfigError: The strategy is unknown, or does not fit the data.
+        ValueError: The seed or the step is negative.
     """
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:
@@ -170,24 +178,24 @@ def draw_batch(
         return random_batch(count, batch_size, seed=seed, step=step)
     if isinstance(index, int):
         raise ConfigError(
-            f"sampling.strategy = {strategy} needs one class an image; choose `random`"
+            f"sampling.strategy = {strategy} needs exactly one class per image; use `random`"
         )
     return episodic_batch(index, *ways_shots, seed=seed, step=step)
 
 
 def shard(indices: np.ndarray, index: int, count: int) -> np.ndarray:
-    """The contiguous part of a batch that one of several processes takes.
+    """Selects the contiguous part of a batch that belongs to one of several processes.
 
     Args:
         indices: Integers [n], the whole batch.
-        index: Which process, in 0 … count − 1.
-        count: Number of processes; divides n.
+        index: Index of the process, in 0 … count − 1.
+        count: Number of processes, a divisor of n.
 
     Returns:
         Integers [n / count].
 
     Raises:
-        ValueError: If `count` does not divide n, or `index` is out of its range.
+        ValueError: `count` does not divide n, or `index` is out of range.
     """
     if count < 1 or len(indices) % count:
         raise ValueError(f"a batch of {len(indices)} cannot be divided among {count} processes")
@@ -202,12 +210,12 @@ def check_episodes(labels: np.ndarray | ClassIndex, *, ways: int, shots: int, qu
 
     Args:
         labels: Integers [n], or their ClassIndex.
-        ways: Classes N of an episode.
-        shots: Support samples K of a class.
-        queries: Query samples Q of a class.
+        ways: Number N of classes in an episode.
+        shots: Number K of support samples per class.
+        queries: Number Q of query samples per class.
 
     Raises:
-        ConfigError: If fewer than N classes have K + Q samples.
+        ConfigError: Fewer than N classes have K + Q samples.
     """
     _episode_classes(index_classes(labels), ways, shots, queries)
 
@@ -221,26 +229,26 @@ def evaluation_episodes(
     queries: int,
     seed: int,
 ) -> Episodes:
-    """The fixed list of few-shot episodes that a seed names.
+    """Draws a fixed list of few-shot episodes.
 
-    Episode e depends on the seed and on e alone: a longer list begins with the shorter one. The
-    classes stand in random order, support and query are disjoint, and classes with fewer than
-    K + Q samples are never drawn.
+    Episode e depends only on the seed and on e: a longer list starts with the shorter one. Classes
+    are in random order, support and query samples are disjoint, and classes with fewer than K + Q
+    samples are never drawn.
 
     Args:
         labels: Integers [n], or their ClassIndex.
-        num_episodes: Episodes E.
-        ways: Classes N of an episode.
-        shots: Support samples K of a class.
-        queries: Query samples Q of a class.
+        num_episodes: Number E of episodes.
+        ways: Number N of classes in an episode.
+        shots: Number K of support samples per class.
+        queries: Number Q of query samples per class.
         seed: Seed of the list, not negative.
 
     Returns:
         Episodes with support int32 [E, N, K] and query int32 [E, N, Q].
 
     Raises:
-        ConfigError: If fewer than N classes have K + Q samples.
-        ValueError: If an argument is out of its range.
+        ConfigError: Fewer than N classes have K + Q samples.
+        ValueError: An argument is out of range.
     """
     if min(num_episodes, shots, queries) < 1:
         raise ValueError(
@@ -256,26 +264,26 @@ def evaluation_episodes(
 
 
 def support_orders(num_samples: int, passes: int, *, seed: int, episode: int) -> np.ndarray:
-    """The order of an episode's support samples in every pass of a training on them.
+    """Draws the order of the support samples of an episode for every epoch of fine-tuning.
 
     Args:
-        num_samples: Support samples S of the episode, all classes together.
-        passes: Passes through them.
+        num_samples: Number S of support samples in the episode, over all classes.
+        passes: Number of epochs.
         seed: Seed of the list of episodes, not negative.
-        episode: Number of the episode in the list.
+        episode: Index of the episode in the list.
 
     Returns:
-        int32 [passes, S], a permutation in each row.
+        int32 [passes, S], one permutation per row.
 
     Raises:
-        ValueError: If seed or episode is negative.
+        ValueError: The seed or the episode is negative.
     """
     keys = _stream(_SUPPORT, seed, episode).random_raw(passes * num_samples)
     return np.argsort(keys.reshape(passes, num_samples), axis=1, kind="stable").astype(np.int32)
 
 
 def episodes_hash(episodes: Episodes) -> str:
-    """16 hexadecimal digits that name a list of episodes, the same on every platform."""
+    """A hash of a list of episodes: 16 hexadecimal digits, the same on every platform."""
     digest = hashlib.sha256()
     for part in episodes:
         digest.update(np.asarray(part.shape, "<i4").tobytes())
@@ -289,14 +297,14 @@ def _check_stream(seed: int, step: int) -> None:
 
 
 def _stream(tag: int, seed: int, step: int) -> np.random.Philox:
-    """The generator of a purpose, seed and step; tags start 2¹⁹² blocks apart."""
+    """The generator for a tag, seed and step. The streams of two tags are 2¹⁹² blocks apart."""
     _check_stream(seed, step)
     key = np.array([seed, step], np.uint64)
     return np.random.Philox(key=key, counter=np.array([0, 0, 0, tag], np.uint64))
 
 
 def _choose(stream: np.random.Philox, size: int, count: int) -> np.ndarray:
-    """`count` of the numbers below `size`, distinct and in random order, as int64 [count]."""
+    """Draws `count` distinct numbers below `size` in random order, int64 [count]."""
     keys = stream.random_raw(size)
     if 4 * count < size:
         smallest = np.sort(np.argpartition(keys, count - 1)[:count])
@@ -305,16 +313,16 @@ def _choose(stream: np.random.Philox, size: int, count: int) -> np.ndarray:
 
 
 def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np.ndarray:
-    """The classes that have enough samples; an error if they are too few."""
+    """The classes with at least `needed` samples. Raises if there are fewer than `ways`."""
     if ways < 1 or needed < 1:
         raise ValueError(f"ways and shots must be positive, got {ways} and {needed}")
     counts = np.diff(index.offsets)
     eligible = np.flatnonzero(counts >= needed)
     if len(eligible) < ways:
         raise ConfigError(
-            f"{purpose} takes {ways} classes with at least {needed} samples each; of the "
+            f"{purpose} needs {ways} classes with at least {needed} samples each; of the "
             f"{len(counts)} classes, {len(eligible)} have that many "
-            f"(the largest {counts.max()}, the smallest {counts.min()})"
+            f"(largest: {counts.max()}, smallest: {counts.min()})"
         )
     return eligible
 
@@ -327,7 +335,7 @@ def _episode_classes(index: ClassIndex, ways: int, shots: int, queries: int) -> 
 def _draw_classes(
     index: ClassIndex, eligible: np.ndarray, ways: int, count: int, stream: np.random.Philox
 ) -> np.ndarray:
-    """int64 [ways, count]: `count` samples of each of `ways` eligible classes."""
+    """Draws `count` samples of each of `ways` eligible classes, int64 [ways, count]."""
     drawn = np.empty((ways, count), np.int64)
     for row, c in enumerate(eligible[_choose(stream, len(eligible), ways)]):
         start, stop = index.offsets[c], index.offsets[c + 1]
@@ -337,7 +345,7 @@ def _draw_classes(
 
 @functools.lru_cache(maxsize=4)
 def _epoch_permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation of an epoch, kept because every batch of the epoch reads it."""
+    """The permutation of an epoch, cached because every batch of the epoch needs it."""
     permutation = _choose(_stream(_EPOCH, seed, epoch), num_samples, num_samples)
     permutation.setflags(write=False)
     return permutation

@@ -1,7 +1,7 @@
-"""Which images of a data set are for training, validation and test: subsets, hold-outs, long tails.
+"""Selection of images for training, validation and test: subsets, hold-outs, long tails.
 
-All choices are the same in every run: they depend on labels and options, not on the run's seed. A
-subset of fewer classes or images is part of every larger one.
+All choices depend on labels and options only, not on the seed of a run. A subset with fewer classes
+or images is part of every larger one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from experiments.errors import ConfigError
 
 TEST_SHARE = 0.3
-"""Share of each class's images that is for test where a data set has no test split of its own."""
+"""Fraction of every class used for testing if a data set has no test split."""
 
 _CLASSES, _TEST, _VALIDATION, _TRAIN = range(4)
 
@@ -22,9 +22,9 @@ class Selection(NamedTuple):
     """The chosen classes and images."""
 
     classes: np.ndarray
-    """int64 [C], the labels that are kept, ascending; the new labels are their places."""
+    """int64 [C], the selected labels, ascending. Their positions are the new labels."""
     rows: dict[str, np.ndarray]
-    """For `train`, `validation` (where there is one) and `test`: int64, ascending, which images."""
+    """The selected images of `train`, `validation` (if any) and `test`: int64, ascending."""
 
 
 def select(
@@ -36,25 +36,24 @@ def select(
     imbalance: float = 1.0,
     holdout: float = 0.0,
 ) -> Selection:
-    """Chooses classes and images.
+    """Selects classes and images.
 
     Args:
-        labels: Integers [n], of the images for training; those for test as well if
-            `test_labels` is None, and then the test takes `TEST_SHARE` of each class.
-        test_labels: Integers [m], of the images for test.
+        labels: Integers [n], the labels of the training images. If `test_labels` is None, the
+            fraction `TEST_SHARE` of every class becomes the test split.
+        test_labels: Integers [m], the labels of the test images.
         classes: Number of classes to choose; 0 for all.
         samples_per_class: Largest number of training images per class; 0 for all.
         imbalance: Training images of the rarest class divided by those of the most frequent one.
         holdout: Fraction of each class's training images for validation.
 
     Returns:
-        Selection; the rows of `test` index the test labels where there are some, all others the
-        labels. Validation and test images stay as they are when `samples_per_class` and
-        `imbalance` thin out the training.
+        The selection. The rows of `test` index `test_labels` if they are given; all other rows
+        index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
 
     Raises:
-        ConfigError: More classes are asked for than there are, or a class is left without an image
-            for training, or for validation where some are to be held out.
+        ConfigError: Too many classes are requested, or a class has no image left for training, or
+            for validation if images are held out.
     """
     known = np.unique(labels)
     if classes > len(known) or classes == 1:
@@ -86,23 +85,24 @@ def select(
 
 
 def _split(rows: np.ndarray, share: float, tag: int, label: int) -> tuple[np.ndarray, np.ndarray]:
-    """All rows but the share, and the share, rounded."""
+    """Splits off a random fraction of the rows; returns the other rows and the fraction."""
     count = int(np.floor(share * rows.size + 0.5))
     shuffled = _generator(tag, label).permutation(rows)
     return shuffled[count:], shuffled[:count]
 
 
 def _training_counts(available: np.ndarray, samples_per_class: int, imbalance: float) -> np.ndarray:
-    """How many images every class keeps.
+    """The number of training images of every class.
 
-    Of a long tail, class number k by falling size, of C, keeps `n_max f^{k/(C−1)}`, rounded down.
+    In a long tail, the k-th of C classes by decreasing size keeps `n_max f^{k/(C−1)}` images,
+    rounded down.
     """
     counts = available
     if imbalance != 1:
         place = np.empty(len(counts))
         place[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
         tail = counts.max() * imbalance ** (place / max(len(counts) - 1, 1))
-        # A product that is a whole number but for its last digit is not rounded down.
+        # The offset keeps integers that floating-point error puts just below.
         counts = np.minimum(counts, np.floor(tail + 1e-9).astype(np.int64))
     if samples_per_class:
         counts = np.minimum(counts, samples_per_class)

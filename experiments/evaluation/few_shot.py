@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from experiments.config import Count, Seed
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, index_classes
-from experiments.precision import product
+from jaxloss._linear import exact_product as product
 
 # Episodes classified at once: bounds the gathered features to about 16 MB at 100 × 640.
 _EPISODES_AT_ONCE = 64

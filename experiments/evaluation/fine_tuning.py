@@ -20,7 +20,7 @@ from experiments.evaluation.few_shot import (
     evaluate_episodes,
     prepare_episodes,
 )
-from experiments.precision import product
+from jaxloss._linear import exact_product as product
 
 # Episodes tuned at once: bounds their features to about 16 MB at 105 × 640.
 _EPISODES_AT_ONCE = 64

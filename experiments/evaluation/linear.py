@@ -13,7 +13,7 @@ import optax
 from jax import Array, lax
 
 from experiments.evaluation.classification import Values, class_accuracies, finite_rows
-from experiments.precision import product
+from jaxloss._linear import exact_product as product
 
 PENALTIES = np.logspace(-6, 5, 45)
 """The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""

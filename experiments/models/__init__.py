@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,6 +12,7 @@ from flax import nnx
 from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models.conv4 import Conv4
+from experiments.models.layers import Backbone, LayerOptions
 from experiments.models.projected import Projected
 from experiments.models.resnet import ResNet, basic, bottleneck
 from experiments.models.resnet12 import ResNet12
@@ -19,47 +21,57 @@ from experiments.models.wide_resnet import WideResNet
 __all__ = ["Backbone", "Conv4", "Projected", "ResNet", "ResNet12", "WideResNet", "build_backbone"]
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-_NUMERALS = {3: "three", 4: "four"}
 
-
-Backbone = Conv4 | ResNet12 | ResNet | WideResNet | Projected
-"""A module with `num_features`, called as `model(images, train=..., keys=...)`."""
+Shape = tuple[int, int, int]
+"""Height, width and channels of an image."""
 
 
 class _Architecture(NamedTuple):
-    build: Callable[..., Backbone]
-    """From a configuration, the blocks of every stage, and what all backbones take."""
+    build: Callable[[ModelConfig, Shape, LayerOptions], Backbone]
     num_widths: int
     blocks: tuple[int, ...] = ()
-    """Blocks of every stage; empty where their number is fixed."""
+    """Default number of blocks in every stage. Empty if it is fixed."""
     options: tuple[str, ...] = ()
-    """Which of the fields in `_OPTIONAL` it takes."""
+    """The fields of `_OPTIONAL` that the architecture supports."""
 
 
-def _conv4(config: ModelConfig, blocks: tuple[int, ...], **common: Any) -> Conv4:
-    return Conv4(config.widths, **common)
+def _conv4(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    return Conv4(config.widths, shape, config.pooling, options)
 
 
-def _resnet12(config: ModelConfig, blocks: tuple[int, ...], **common: Any) -> ResNet12:
-    return ResNet12(config.widths, drop_rate=config.drop_block, **common)
+def _resnet12(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    rate = config.drop_block
+    return ResNet12(config.widths, shape, config.pooling, options, drop_rate=rate)
 
 
-def _resnet18(config: ModelConfig, blocks: tuple[int, ...], **common: Any) -> ResNet:
+def _resnet18(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    widths, blocks = config.widths, config.blocks
     small = config.stem == "small"
-    return ResNet(config.widths, blocks, block=basic, small_stem=small, **common)
+    return ResNet(widths, blocks, shape, config.pooling, options, block=basic, small_stem=small)
 
 
-def _resnet50(config: ModelConfig, blocks: tuple[int, ...], **common: Any) -> ResNet:
+def _resnet50(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    widths, blocks, pooling = config.widths, config.blocks, config.pooling
     small = config.stem == "small"
-    return ResNet(config.widths, blocks, block=bottleneck, small_stem=small, **common)
+    return ResNet(widths, blocks, shape, pooling, options, block=bottleneck, small_stem=small)
 
 
-def _resnet32(config: ModelConfig, blocks: tuple[int, ...], **common: Any) -> ResNet:
-    return ResNet(config.widths, blocks, block=basic, small_stem=True, project=False, **common)
+def _resnet32(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    return ResNet(
+        config.widths,
+        config.blocks,
+        shape,
+        config.pooling,
+        options,
+        block=basic,
+        small_stem=True,
+        project=False,
+    )
 
 
-def _wrn28(config: ModelConfig, blocks: tuple[int, ...], **common: Any) -> WideResNet:
-    return WideResNet(config.widths, blocks, dropout_rate=config.dropout, **common)
+def _wrn28(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    widths, blocks, rate = config.widths, config.blocks, config.dropout
+    return WideResNet(widths, blocks, shape, config.pooling, options, dropout_rate=rate)
 
 
 _ARCHITECTURES = {
@@ -73,84 +85,59 @@ _ARCHITECTURES = {
 _OPTIONAL = {
     "drop_block": ("DropBlock", 0),
     "dropout": ("dropout", 0),
-    "stem": ("stem", "imagenet"),
+    "stem": ("choice of stems", "imagenet"),
 }
-"""Fields that few backbones take: what they set, and their value for the others."""
+"""Fields that few architectures support: their names in messages, and their default values."""
 
 
 def build_backbone(
-    config: ModelConfig,
-    *,
-    image_shape: tuple[int, int, int],
-    axis_name: str | None,
-    rngs: nnx.Rngs,
+    config: ModelConfig, *, image_shape: Shape, axis_name: str | None, rngs: nnx.Rngs
 ) -> Backbone:
-    """The backbone that a configuration names.
+    """Builds the backbone that a configuration describes.
 
     Args:
-        config: Which backbone, its widths and blocks, pooling, what it drops, and compute type.
+        config: The architecture and its options.
         image_shape: Height, width and channels of an image.
         axis_name: Device axis (of `jax.pmap` or `jax.shard_map`) over which batch statistics are
-            synchronised; None on one device and under a jit over sharded global arrays.
+            synchronised. None on one device, and in a jit over sharded global arrays.
         rngs: Source of the initial parameters.
 
     Returns:
-        A module with `num_features`, called as `model(images, train=..., keys=...)`.
+        The backbone.
 
     Raises:
-        ConfigError: If the configuration names nothing that exists, its widths or blocks are not as
-            many as the backbone has, it sets what the backbone does not have, or the images are
-            too small to be halved four times.
+        ConfigError: The number of widths or blocks does not match the architecture, it does not
+            support an option, or the images are smaller than 16×16.
     """
-    architecture = _ARCHITECTURES.get(config.backbone)
-    if architecture is None:
-        raise ConfigError(
-            f"model.backbone must be one of {', '.join(_ARCHITECTURES)}, got {config.backbone!r}"
-        )
+    architecture = _ARCHITECTURES[config.backbone]
     _check(config, architecture, image_shape)
-    backbone = architecture.build(
-        config,
-        config.blocks or architecture.blocks,
-        image_shape=image_shape,
-        pooling=config.pooling,
-        dtype=_DTYPES[config.dtype],
-        axis_name=axis_name,
-        rngs=rngs,
-    )
+    if not config.blocks:
+        config = dataclasses.replace(config, blocks=architecture.blocks)
+    options = LayerOptions(_DTYPES[config.dtype], axis_name, rngs)
+    backbone = architecture.build(config, image_shape, options)
     if not config.dim:
         return backbone
     return Projected(backbone, config.dim, axis_name=axis_name, rngs=rngs)
 
 
-def _check(
-    config: ModelConfig, architecture: _Architecture, image_shape: tuple[int, int, int]
-) -> None:
+def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape) -> None:
     height, width, channels = image_shape
-    for name, number in (("widths", architecture.num_widths), ("blocks", len(architecture.blocks))):
+    numbers = {"widths": architecture.num_widths}
+    if config.blocks:
+        numbers["blocks"] = len(architecture.blocks)
+    for name, number in numbers.items():
         given = getattr(config, name)
-        if name == "blocks" and not given:
-            continue
         if number == 0:
-            raise ConfigError(f"{config.backbone} has no model.{name} to choose, got {given}")
-        if len(given) != number or min(given) < 1:
+            raise ConfigError(f"{config.backbone} does not support model.{name}, got {given}")
+        if len(given) != number:
             raise ConfigError(
-                f"model.{name} of {config.backbone} needs {_NUMERALS[number]} positive numbers, "
-                f"got {given}"
+                f"model.{name} of {config.backbone} needs {number} numbers, got {given}"
             )
     if min(height, width) < 16 or channels < 1:
         raise ConfigError(
             f"backbones need images of at least 16×16 pixels, got {height}×{width}×{channels}"
         )
-    if config.pooling not in ("flatten", "mean"):
-        raise ConfigError(f"model.pooling must be flatten or mean, got {config.pooling!r}")
-    if config.stem not in ("imagenet", "small"):
-        raise ConfigError(f"model.stem must be imagenet or small, got {config.stem!r}")
-    if config.dtype not in _DTYPES:
-        raise ConfigError(f"model.dtype must be one of {', '.join(_DTYPES)}, got {config.dtype!r}")
-    for name in ("drop_block", "dropout"):
-        if not 0 <= getattr(config, name) < 1:
-            raise ConfigError(f"model.{name} must be in [0, 1), got {getattr(config, name)}")
-    for name, (what, unset) in _OPTIONAL.items():
+    for name, (what, default) in _OPTIONAL.items():
         value = getattr(config, name)
-        if name not in architecture.options and value != unset:
+        if name not in architecture.options and value != default:
             raise ConfigError(f"{config.backbone} has no {what}, got model.{name}={value}")

@@ -1,6 +1,8 @@
-"""Layers that the backbones share: convolution, normalisation, pooling, dropout, DropBlock."""
+"""What the backbones share: their interface, convolution, normalisation, pooling, dropout."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -11,28 +13,55 @@ from jax.typing import DTypeLike
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
+class Backbone(nnx.Module):
+    """A module that maps images to features."""
+
+    num_features: int
+    """Features d."""
+
+    def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
+        """Computes the features of a batch.
+
+        Args:
+            images: float32 [n, h, w, c], normalised.
+            train: Normalise with the statistics of the batch, update the running statistics, and
+                apply dropout or DropBlock.
+            keys: Typed PRNG keys [n], one per image. Only dropout and DropBlock need them.
+
+        Returns:
+            float32 [n, d].
+
+        Raises:
+            ValueError: Dropout or DropBlock is active, and `keys` does not have one key per image.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """The options that all layers of a backbone share."""
+
+    dtype: DTypeLike
+    """Compute type of convolutions. Parameters, statistics and features are float32."""
+    axis_name: str | None
+    """Device axis over which batch statistics are synchronised, or None."""
+    rngs: nnx.Rngs
+    """Source of the initial parameters."""
+
+
 def conv(
     channels_in: int,
     channels_out: int,
     kernel_size: int,
+    options: LayerOptions,
     *,
     stride: int = 1,
-    dtype: DTypeLike,
-    rngs: nnx.Rngs,
 ) -> nnx.Conv:
-    """A convolution without bias; n pixels become ⌈n / stride⌉.
+    """A square convolution without bias, from n to ⌈n / stride⌉ pixels.
 
-    The border is padded by half a kernel on both sides. `SAME` would pad by one pixel less on the
-    left and above wherever a stride of 2 meets an even size, so that weights trained elsewhere
-    would see shifted images.
-
-    Args:
-        channels_in: Channels of the input.
-        channels_out: Channels of the output.
-        kernel_size: Side of the square kernel, odd.
-        stride: Distance of two output pixels in the input.
-        dtype: Compute type.
-        rngs: Source of the initial kernel, normal with variance 2 / fan-out.
+    The initial kernel is normal with variance 2 / fan-out. Padding is half the (odd) kernel size on
+    both sides. `SAME` would pad one pixel less at the left and top where a stride of 2 meets an
+    even size, which shifts the images relative to weights that were trained elsewhere.
     """
     return nnx.Conv(
         channels_in,
@@ -41,21 +70,17 @@ def conv(
         strides=stride,
         padding=kernel_size // 2,
         use_bias=False,
-        dtype=dtype,
+        dtype=options.dtype,
         kernel_init=_KERNEL_INIT,
-        rngs=rngs,
+        rngs=options.rngs,
     )
 
 
 def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> nnx.BatchNorm:
-    """Batch normalisation whose running statistics move by a tenth a step.
+    """Batch normalisation with momentum 0.9.
 
-    float32 whatever the compute type is: nnx would round the running statistics to bfloat16.
-
-    Args:
-        channels: Channels of the input.
-        axis_name: Device axis over which the batch statistics are synchronised, or None.
-        rngs: Source of the initial parameters, ones and zeros.
+    It always computes in float32, because nnx would round the running statistics to bfloat16.
+    Batch statistics are synchronised over the device axis `axis_name`, if there is one.
     """
     return nnx.BatchNorm(
         channels,
@@ -68,61 +93,39 @@ def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> nnx.B
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without bias and batch normalisation of its output.
-
-    The convolution computes in `dtype`; statistics and normalisation are float32, and the result
-    is `dtype` again.
-
-    Args:
-        channels_in: Channels of the input.
-        channels_out: Channels of the output.
-        kernel_size: Side of the square kernel.
-        stride: Distance of two output pixels in the input.
-        dtype: Compute type of the convolution.
-        axis_name: Device axis over which the batch statistics are synchronised, or None.
-        rngs: Source of the initial kernel.
-    """
+    """A convolution without bias, followed by batch normalisation; returns the compute type."""
 
     def __init__(
         self,
         channels_in: int,
         channels_out: int,
         kernel_size: int,
+        options: LayerOptions,
         *,
         stride: int = 1,
-        dtype: DTypeLike,
-        axis_name: str | None,
-        rngs: nnx.Rngs,
     ):
-        self.dtype = dtype
-        self.conv = conv(
-            channels_in, channels_out, kernel_size, stride=stride, dtype=dtype, rngs=rngs
-        )
-        self.norm = batch_norm(channels_out, axis_name=axis_name, rngs=rngs)
+        self.dtype = options.dtype
+        self.conv = conv(channels_in, channels_out, kernel_size, options, stride=stride)
+        self.norm = batch_norm(channels_out, axis_name=options.axis_name, rngs=options.rngs)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
-        """Convolve and normalise `x` [n, h, w, channels_in]; in training by its own statistics."""
+        """Convolves and normalises `x` [n, h, w, channels_in]."""
         return self.norm(self.conv(x), use_running_average=not train).astype(self.dtype)
 
 
 def halved(size: int, times: int) -> int:
-    """The pixels that layers of stride 2 leave of `size`; an odd number is rounded up."""
+    """The number of pixels after several layers with stride 2, which round up."""
     return -(-size // 2**times)
 
 
 def max_pool(x: Array) -> Array:
-    """The maximum over windows of 2×2 pixels; an odd last row or column is left out.
+    """Max-pooling of [n, h, w, c] over windows of 2×2 pixels; an odd last row is dropped.
 
-    Maxima of two arrays, because the gradient of `lax.reduce_window` is slow on the CPU: it makes a
-    training step of Conv4 about 1.7 times as long. That of a maximum over axes is as fast, but
-    divides by the number of values that equal the maximum, which is 0 where a compiler computes
-    them again with another rounding. Two equal values each take half of the gradient.
-
-    Args:
-        x: Float [n, h, w, c].
-
-    Returns:
-        Float [n, h // 2, w // 2, c].
+    This is a maximum of two arrays, because the gradient of `lax.reduce_window` is slow on CPUs: it
+    makes a training step of Conv4 about 1.7 times as long. The gradient of a maximum over axes is
+    equally fast, but divides by the number of values that equal the maximum, which is 0 if the
+    compiler recomputes them with another rounding. Here two equal values each receive half of the
+    gradient.
     """
     h, w = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     rows = jnp.maximum(x[:, 0:h:2], x[:, 1:h:2])
@@ -130,15 +133,9 @@ def max_pool(x: Array) -> Array:
 
 
 def overlapping_max_pool(x: Array) -> Array:
-    """The maximum over windows of 3×3 pixels at every second pixel; the border counts as −∞.
+    """Max-pooling of [n, h, w, c] over windows of 3×3 pixels with stride 2, padded with −∞.
 
-    Maxima of arrays, for the reason that `max_pool` gives.
-
-    Args:
-        x: Float [n, h, w, c].
-
-    Returns:
-        Float [n, ⌈h / 2⌉, ⌈w / 2⌉, c].
+    This is a maximum of arrays for the same reason as in `max_pool`.
     """
     h, w = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
@@ -149,69 +146,55 @@ def overlapping_max_pool(x: Array) -> Array:
 
 
 def pool_features(x: Array, pooling: str) -> Array:
-    """The features of a last block.
-
-    Args:
-        x: Float [n, h, w, c].
-        pooling: `flatten` for every position, or `mean` for the mean over the positions.
-
-    Returns:
-        float32 [n, h·w·c] or [n, c].
-    """
+    """Features float32 [n, h·w·c] (`flatten`) or [n, c] (`mean`) of the last block [n, h, w, c]."""
     x = x.astype(jnp.float32)
     return x.mean((1, 2)) if pooling == "mean" else x.reshape(x.shape[0], -1)
 
 
-def require_keys(keys: Array | None, images: Array, layer: str) -> Array:
-    """The keys, if there is one for each image.
+def feature_size(shape: tuple[int, int, int], pooling: str) -> int:
+    """The number of features of `pool_features`, from height, width and channels."""
+    height, width, channels = shape
+    return channels if pooling == "mean" else height * width * channels
 
-    Raises:
-        ValueError: There are none, or another number.
-    """
+
+def require_keys(keys: Array | None, images: Array, layer: str) -> Array:
+    """Returns `keys`, or raises a `ValueError` unless there is one per image."""
     if keys is None or keys.shape != images.shape[:1]:
-        held = "None" if keys is None else f"keys of shape {keys.shape}"
+        given = "None" if keys is None else f"keys of shape {keys.shape}"
         raise ValueError(
-            f"{layer} needs keys of shape {images.shape[:1]}, one per image; got {held}"
+            f"{layer} needs keys of shape {images.shape[:1]}, one per image; got {given}"
         )
     return keys
 
 
 def fold_in(keys: Array, number: int) -> Array:
-    """Keys [n] of the samples for a layer, from those for the whole network."""
+    """Derives the keys [n] of one layer from those of the network."""
     return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
 
 def dropout(x: Array, keys: Array, *, rate: float) -> Array:
-    """Set units to zero with probability `rate` and scale the others by 1 / (1 − rate).
+    """Sets units of `x` [n, ...] to zero with probability `rate`, scales others by 1 / (1 − rate).
 
-    Args:
-        x: Float [n, ...].
-        keys: Typed PRNG keys [n]; a sample's units depend on its own key alone.
-        rate: In [0, 1).
-
-    Returns:
-        Float, of the shape and type of `x`.
+    There is one typed PRNG key per sample.
     """
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
 def drop_block(x: Array, keys: Array, *, rate: float, block_size: int) -> Array:
-    """DropBlock: set square blocks of each channel to zero and scale up what remains.
+    """DropBlock: sets square blocks of every channel to zero, and scales the remaining units.
 
-    A block starts at each place where it fits with the probability γ that removes about `rate` of
-    the units, γ = rate / b² · h·w / ((h − b + 1)(w − b + 1)) (Ghiasi et al., 2018, eq. 1). The
-    remaining units of a sample are scaled by units / units kept. Blocks and scale depend on the
-    sample's own key alone, so that a batch split over devices gives the same values.
+    At every position where a block fits, it is dropped with probability
+    γ = rate / b² · h·w / ((h − b + 1)(w − b + 1)), so that about `rate` of the units are dropped
+    (Ghiasi et al., 2018, eq. 1). The remaining units of a sample are scaled by units / units kept.
+    Blocks and scale depend only on the key of the sample, so values do not change if the batch is
+    sharded over devices.
 
     Args:
         x: Float [n, h, w, c].
-        keys: Typed PRNG keys [n].
-        rate: Expected part of the units removed, before overlaps of blocks.
-        block_size: Side b of a block; clipped to the map.
-
-    Returns:
-        Float [n, h, w, c], of the type of `x`.
+        keys: Typed PRNG keys [n], one per sample.
+        rate: Expected fraction of dropped units, ignoring overlaps of blocks.
+        block_size: Side b of a block, at most the size of the feature map.
     """
     h, w, c = x.shape[1:]
     size_h, size_w = min(block_size, h), min(block_size, w)

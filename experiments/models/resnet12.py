@@ -1,15 +1,17 @@
-"""ResNet-12: four residual blocks of three convolutions, as few-shot learning uses it."""
+"""ResNet-12: four residual blocks of three convolutions, as in few-shot learning."""
 
 from __future__ import annotations
 
 import jax
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 
 from experiments.models.layers import (
+    Backbone,
     ConvNorm,
+    LayerOptions,
     drop_block,
+    feature_size,
     fold_in,
     max_pool,
     pool_features,
@@ -21,93 +23,62 @@ _DROP_BLOCK_SIZE = 5
 _BLOCKS_WITH_DROP_BLOCK = 2
 
 
-class ResidualBlock(nnx.Module):
-    """Three 3×3 convolutions beside a 1×1 shortcut, their sum, max-pooling and leaky ReLU.
+class PooledBlock(nnx.Module):
+    """Three 3×3 convolutions plus a 1×1 shortcut, max-pooling and leaky ReLU.
 
     Args:
-        channels_in: Channels of the input.
-        channels_out: Channels of the output.
-        dtype: Compute type.
-        axis_name: Device axis over which the batch statistics are synchronised, or None.
-        rngs: Source of the initial parameters.
+        channels_in: Input channels.
+        channels_out: Output channels.
+        options: Options of the layers.
     """
 
-    def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        *,
-        dtype: DTypeLike,
-        axis_name: str | None,
-        rngs: nnx.Rngs,
-    ):
-        def layer(channels: int, kernel_size: int) -> ConvNorm:
-            return ConvNorm(
-                channels, channels_out, kernel_size, dtype=dtype, axis_name=axis_name, rngs=rngs
-            )
-
-        self.first = layer(channels_in, 3)
-        self.second = layer(channels_out, 3)
-        self.third = layer(channels_out, 3)
-        self.shortcut = layer(channels_in, 1)
+    def __init__(self, channels_in: int, channels_out: int, options: LayerOptions):
+        self.first = ConvNorm(channels_in, channels_out, 3, options)
+        self.second = ConvNorm(channels_out, channels_out, 3, options)
+        self.third = ConvNorm(channels_out, channels_out, 3, options)
+        self.shortcut = ConvNorm(channels_in, channels_out, 1, options)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
-        """Map `x` [n, h, w, channels_in] to [n, h // 2, w // 2, channels_out]."""
+        """Maps `x` [n, h, w, channels_in] to [n, h // 2, w // 2, channels_out]."""
         y = jax.nn.leaky_relu(self.first(x, train=train), _SLOPE)
         y = jax.nn.leaky_relu(self.second(y, train=train), _SLOPE)
         y = self.third(y, train=train) + self.shortcut(x, train=train)
-        # Pool, then leaky ReLU: equal to the usual order, since leaky ReLU increases.
+        # Pooling before leaky ReLU gives the same values, because leaky ReLU is monotonic.
         return jax.nn.leaky_relu(max_pool(y), _SLOPE)
 
 
-class ResNet12(nnx.Module):
+class ResNet12(Backbone):
     """The residual backbone of few-shot learning (Lee et al., 2019), 12.4 million parameters.
 
     Args:
         widths: Channels of the four blocks.
         image_shape: Height, width and channels of an image.
         pooling: `flatten` or `mean` over the positions of the last block.
+        options: Options of the layers.
         drop_rate: Rate of DropBlock (blocks of 5×5) after each of the last two blocks.
-        dtype: Compute type; parameters, statistics and features are float32.
-        axis_name: Device axis over which the batch statistics are synchronised, or None.
-        rngs: Source of the initial parameters.
     """
 
     def __init__(
         self,
         widths: tuple[int, ...],
         image_shape: tuple[int, int, int],
-        *,
         pooling: str,
+        options: LayerOptions,
+        *,
         drop_rate: float,
-        dtype: DTypeLike,
-        axis_name: str | None,
-        rngs: nnx.Rngs,
     ):
         height, width, channels = image_shape
         self.pooling = pooling
         self.drop_rate = drop_rate
-        positions = (height >> len(widths)) * (width >> len(widths))
-        self.num_features = widths[-1] * (1 if pooling == "mean" else positions)
+        last = (height >> len(widths), width >> len(widths), widths[-1])
+        self.num_features = feature_size(last, pooling)
         self.blocks = nnx.List(
-            ResidualBlock(c_in, c_out, dtype=dtype, axis_name=axis_name, rngs=rngs)
+            PooledBlock(c_in, c_out, options)
             for c_in, c_out in zip((channels, *widths), widths, strict=False)
         )
 
     def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
-        """Features of a batch.
-
-        Args:
-            images: float32 [n, h, w, c], normalised.
-            train: Normalise by the batch's statistics, update the running ones, apply DropBlock.
-            keys: Typed PRNG keys [n], one for each image; DropBlock needs them in training.
-
-        Returns:
-            float32 [n, num_features].
-
-        Raises:
-            ValueError: If DropBlock is on in training and `keys` does not hold a key per image.
-        """
+        """As `Backbone.__call__`."""
         dropping = train and self.drop_rate > 0
         keys = require_keys(keys, images, "DropBlock") if dropping else None
         x = images

@@ -192,8 +192,8 @@ PRESETS = {
         ),
     ),
     # Section 7.2 names imbalance 0.005, 0.01 and 0.02. Another --data.imbalance changes the steps
-    # of an epoch; set --steps (200 epochs), --optimizer.warmup-steps (5) and --optimizer.decay-steps
-    # (160 and 180) accordingly:
+    # of an epoch; set --steps (200 epochs), --optimizer.warmup-steps (5) and
+    # --optimizer.decay-steps (160 and 180) accordingly:
     #
     #     steps of an epoch   0.005   0.01   0.02
     #     cifar10-lt             87     96    109

@@ -1,4 +1,4 @@
-"""Prototypes on the sphere, made once and kept on disk."""
+"""Prototypes on the sphere, computed once and cached on disk."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from experiments.processes import on_first
 
 
 def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
-    """Unit vectors as far apart as they can be: a simplex where there is one, else uniform ones.
+    """Unit vectors that are maximally separated: a simplex for M ≤ d + 1, else uniform prototypes.
 
-    The uniform ones take up to minutes to make. They are kept in `jaxloss/prototypes` in the user's
-    cache (XDG_CACHE_HOME, by default ~/.cache), and made again where the file is damaged. Of
-    several processes, which all have to call this, the first one makes or reads them for all: what
-    two hosts make may differ in the last bits.
+    Uniform prototypes take up to minutes to compute. They are cached in `jaxloss/prototypes` in the
+    user's cache (XDG_CACHE_HOME, by default ~/.cache). With several processes, all of them call
+    this, and the first one computes or reads the prototypes for all: those of two hosts may differ
+    in the last bits.
 
     Args:
-      num_prototypes: M.
-      dim: d.
-      seed: seed of the uniform ones; the simplex, for M ≤ d + 1, has none.
+        num_prototypes: M.
+        dim: d.
+        seed: Seed of uniform prototypes.
 
     Returns:
-      float32 [d, M].
+        float32 [d, M].
     """
     return on_first(lambda: _spread(num_prototypes, dim, seed))
 
@@ -44,7 +44,7 @@ def _spread(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
     made = np.asarray(jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim))
     content = io.BytesIO()
     np.savez(content, prototypes=made)
-    # Without a place to keep them they are made in every run.
+    # Without a writable cache, every run computes them.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.getvalue())
@@ -52,13 +52,13 @@ def _spread(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
 
 
 def prototypes_file(num_prototypes: int, dim: int, seed: int) -> Path:
-    """Where the uniform prototypes with these parameters are kept."""
+    """The cache file of uniform prototypes."""
     name = f"uniform-{num_prototypes}x{dim}-seed{seed}-jaxloss{jaxloss.__version__}.npz"
     return cache_folder("prototypes") / name
 
 
 def _read(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """The prototypes in a file, whose checksum is tested, or None if there are no such ones."""
+    """The prototypes in a file, which has a checksum; None if it is missing or damaged."""
     try:
         with np.load(path) as stored:
             prototypes = stored["prototypes"]

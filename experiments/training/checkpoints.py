@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat, TypeVar
@@ -42,22 +43,14 @@ class CheckpointError(ExperimentError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint whose content is not what was saved.
+    """A checkpoint whose content is not what was saved."""
 
-    Args:
-        path: The checkpoint's folder.
-        step: Its step.
-        reason: How the damage was detected.
-    """
-
-    def __init__(self, path: Path, step: int, reason: str):
-        super().__init__(path, step, reason)
-        self.path = path
+    def __init__(self, step: int, message: str):
+        super().__init__(step, message)
         self.step = step
-        self.reason = reason
 
     def __str__(self) -> str:
-        return f"checkpoint {self.path} is damaged ({self.reason}); choose another one"
+        return self.args[1]
 
 
 class Restored(NamedTuple):
@@ -76,18 +69,17 @@ def checkpoints_folder(path: Path) -> Path:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run: the newest two, and the one of the highest accuracy.
 
-    Keeps the newest two and the one of the highest accuracy. Of equal accuracies, the newer counts
-    as the best. Every question about the checkpoints first waits for a save in progress.
-
-    With several processes, the first one alone creates a `Checkpoints` for writing and calls its
-    methods; the caller broadcasts the results. All processes may open one for reading. No method
-    waits for another process.
+    With several processes, the first one alone opens them for writing, and the caller broadcasts
+    the results; any process may open them for reading. No method waits for another process, and
+    every question about what is stored waits for a save in progress. What reads a checkpoint raises
+    `DamagedCheckpointError` where it is damaged, and `CheckpointError` where it is missing or does
+    not fit.
 
     Args:
         directory: Folder of the checkpoints; made if it is missing, unless `read_only`.
-        read_only: Open for reading, also beside the process that writes. Changes no file.
+        read_only: Change no file, for reading beside the process that writes.
 
     Raises:
         CheckpointError: `read_only`, and the folder is missing or holds no checkpoint.
@@ -129,7 +121,7 @@ class Checkpoints:
         Args:
             step: Number of training steps done; above that of every checkpoint.
             state: Pytree of NumPy arrays, fully addressable JAX arrays and numbers.
-            meta: JSON types and NumPy scalars, which `restore` and `meta` return.
+            meta: JSON types, which `restore` and `meta` return.
             accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
 
         Raises:
@@ -143,12 +135,12 @@ class Checkpoints:
                 f"cannot save step {step}: {self._directory} already holds step {newest}"
             )
         values = {name: _copy(name, leaf) for name, leaf in sorted(_by_name(state).items())}
-        score = None if accuracy is None else float(accuracy)
+        score = math.nan if accuracy is None else float(accuracy)
         header = {
             "format": _FORMAT,
             "step": int(step),
-            "accuracy": score if score is not None and math.isfinite(score) else None,
-            "meta": json.loads(json.dumps(meta, default=_to_json)),
+            "accuracy": score if math.isfinite(score) else None,
+            "meta": json.loads(json.dumps(meta)),
             "leaves": {name: _describe(value) for name, value in values.items()},
             "state_sha256": _state_digest(values),
         }
@@ -210,29 +202,27 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The step of the highest accuracy; None where no checkpoint has one.
+        """The step of the highest accuracy, the newest of equal ones; None without accuracies.
 
-        A checkpoint whose header is damaged is treated as in `read_intact`.
+        Checkpoints with a damaged header are set aside as in `read_intact`.
         """
-        best = next(iter(self._ranking()), None)
-        return None if best is None or self.accuracy(best) is None else best
+        measured = []
+        for step in self.steps():
+            try:
+                accuracy = self.accuracy(step)
+            except DamagedCheckpointError as error:
+                self._set_aside(error)
+                continue
+            if accuracy is not None:
+                measured.append((accuracy, step))
+        return max(measured)[1] if measured else None
 
     def accuracy(self, step: int) -> float | None:
-        """The accuracy saved with a step; None where it was not measured.
-
-        Raises:
-            DamagedCheckpointError: The checkpoint's header is damaged.
-            CheckpointError: There is no such checkpoint.
-        """
+        """The accuracy saved with a step; None where it was not measured."""
         return self._header(step)["accuracy"]
 
     def meta(self, step: int) -> dict[str, Any]:
-        """The metadata saved with a step.
-
-        Raises:
-            DamagedCheckpointError: The checkpoint's header is damaged.
-            CheckpointError: There is no such checkpoint.
-        """
+        """The metadata saved with a step."""
         return self._header(step)["meta"]
 
     def restore(
@@ -249,13 +239,9 @@ class Checkpoints:
 
         Returns:
             The step, the state with NumPy arrays as leaves, and the metadata.
-
-        Raises:
-            DamagedCheckpointError: The checkpoint of the given step is damaged.
-            CheckpointError: There is no (intact) checkpoint, or it does not fit `target`.
         """
         if step is None:
-            return self.read_intact(lambda newest: self.restore(target, newest, parts=parts))
+            return self.read_intact(lambda newest: self.restore(target, newest, parts=parts))[0]
         header = self._header(step)
         wanted = _by_name(target)
         _check_fit(
@@ -270,15 +256,17 @@ class Checkpoints:
                 name: read[n] for i, name in enumerate(header["leaves"]) if (n := str(i)) in read
             }
             if _state_digest(stored) != header["state_sha256"]:
-                raise ValueError("the arrays do not match their checksum")
+                raise self._damaged(step, "the arrays do not match their checksum")
         state = [
             stored[name] if name in stored else np.empty(leaf.shape, leaf.dtype)
             for name, leaf in wanted.items()
         ]
         return Restored(step, jax.tree.unflatten(jax.tree.structure(target), state), header["meta"])
 
-    def read_intact(self, read: Callable[[int], T], *, best: bool = False) -> T:
-        """Returns `read(step)` for the newest or the best checkpoint that is intact.
+    def read_intact(
+        self, read: Callable[[int], T], *, best: bool = False
+    ) -> tuple[T, list[DamagedCheckpointError]]:
+        """Reads the newest or the best checkpoint that is intact.
 
         A damaged checkpoint is reported as a warning, which names the one that is used instead.
         Unless `read_only`, it is also renamed to `damaged-STEP`, so that training can save the step
@@ -288,43 +276,39 @@ class Checkpoints:
             read: Called with a step; raises `DamagedCheckpointError` where this one is damaged.
             best: Take checkpoints in the order of their accuracy, not of their step.
 
+        Returns:
+            `read(step)` of the intact checkpoint, and the damage of those that come before it.
+
         Raises:
             CheckpointError: No checkpoint is intact.
         """
-        tried: list[int] = []
+        damaged: list[DamagedCheckpointError] = []
         # Listed anew each time: the process that writes may have removed checkpoints since.
-        while True:
-            steps = self._ranking() if best else self.steps()[::-1]
-            step = next((step for step in steps if step not in tried), None)
-            if step is None:
-                break
+        while left := set(self.steps()) - {error.step for error in damaged}:
+            step = max(left, key=lambda step: (self._score(step) if best else 0, step))
             try:
                 result = read(step)
             except DamagedCheckpointError as error:
-                tried.append(step)
+                damaged.append(error)
                 self._set_aside(error)
                 continue
-            if tried:
-                logger.warning(
-                    "using the checkpoint of step %d in place of step %d", step, tried[0]
-                )
-            return result
-        damaged = f" that is intact (damaged: {', '.join(map(str, tried))})" if tried else ""
-        raise CheckpointError(f"{self._directory} holds no checkpoint{damaged}")
+            if damaged:
+                logger.warning("using step %d in place of step %d", step, damaged[0].step)
+            return result, damaged
+        if not damaged:
+            raise CheckpointError(f"{self._directory} holds no checkpoint")
+        steps = ", ".join(str(error.step) for error in damaged)
+        raise CheckpointError(f"{self._directory} holds no intact checkpoint (damaged: {steps})")
 
     def _path(self, step: int) -> Path:
         return self._directory / str(step)
 
-    def _ranking(self) -> list[int]:
-        """The steps of all checkpoints with a readable header, the best first."""
-        ranking = []
-        for step in self.steps():
-            try:
-                accuracy = self.accuracy(step)
-                ranking.append((-math.inf if accuracy is None else accuracy, step))
-            except DamagedCheckpointError as error:
-                self._set_aside(error)
-        return [step for _, step in sorted(ranking, reverse=True)]
+    def _score(self, step: int) -> float:
+        try:
+            accuracy = self.accuracy(step)
+        except DamagedCheckpointError:
+            return math.inf  # Perhaps the best: to be tried first, and reported.
+        return -math.inf if accuracy is None else accuracy
 
     def _header(self, step: int) -> dict[str, Any]:
         steps = self.steps()
@@ -336,7 +320,7 @@ class Checkpoints:
         with self._reading(step):
             header = json.loads((self._path(step) / "meta" / "metadata").read_bytes())
             if header.pop("sha256") != _json_digest(header) or header["step"] != step:
-                raise ValueError("the header does not match its checksum")
+                raise self._damaged(step, "the header does not match its checksum")
         if header["format"] != _FORMAT:
             raise CheckpointError(
                 f"{self._path(step)} has format {header['format']}, and this version reads format "
@@ -349,7 +333,7 @@ class Checkpoints:
         """Turns any failure into damage, except where the machine cannot read the files."""
         try:
             yield
-        except MemoryError:
+        except (DamagedCheckpointError, MemoryError):
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
             for path in self._path(step).rglob("*"):
@@ -360,22 +344,22 @@ class Checkpoints:
                     pass
                 except OSError as cause:
                     raise CheckpointError(f"cannot read {path}: {cause}") from error
-            text = " ".join(str(error).split())
-            reason = f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
-            raise DamagedCheckpointError(self._path(step), step, reason) from error
+            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
+            raise self._damaged(step, reason) from error
+
+    def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
+        return DamagedCheckpointError(step, f"checkpoint {self._path(step)} is damaged ({reason})")
 
     def _set_aside(self, error: DamagedCheckpointError) -> None:
         if self._read_only:
-            logger.warning("checkpoint %s is damaged (%s)", error.path, error.reason)
+            logger.warning("%s", error)
             return
         aside, count = self._directory / f"damaged-{error.step}", 1
         while aside.exists():
             count += 1
             aside = self._directory / f"damaged-{error.step}-{count}"
-        os.rename(error.path, aside)
-        logger.warning(
-            "checkpoint %s is damaged (%s); renamed to %s", error.path, error.reason, aside.name
-        )
+        os.rename(self._path(error.step), aside)
+        logger.warning("%s: renamed to %s", error, aside.name)
 
 
 def _orbax_of_this_process() -> ocp.AsyncCheckpointer:
@@ -416,12 +400,10 @@ def _describe(leaf: Any) -> str:
 
 
 def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path) -> None:
-    problems = [f"{name}: in the checkpoint only" for name in stored if name not in wanted]
-    problems += [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
-    problems += [
-        f"{name}: {stored[name]} in the checkpoint, expected {wanted[name]}"
-        for name in wanted
-        if name in stored and stored[name] != wanted[name]
+    problems = [
+        f"{name}: {stored.get(name, 'not')} in the checkpoint, {wanted.get(name, 'not')} expected"
+        for name in {**stored, **wanted}
+        if stored.get(name) != wanted.get(name)
     ]
     if problems:
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
@@ -432,12 +414,6 @@ def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path)
 
 def _is_within(name: str, parts: tuple[str, ...]) -> bool:
     return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray | jax.Array) and np.ndim(value) == 0:
-        return np.asarray(value).item()
-    raise TypeError(f"metadata takes JSON types and scalars, got {type(value).__name__}")
 
 
 def _state_digest(values: Mapping[str, np.ndarray]) -> str:

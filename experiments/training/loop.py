@@ -6,14 +6,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from experiments.errors import DivergedError
-from experiments.processes import on_first
 from experiments.training.interrupts import Interrupted, stop_requests
 from experiments.training.parallel import DataParallel
 from experiments.training.recorder import Recorder
@@ -126,20 +124,17 @@ def train(
                     recorder.show_progress(step, scalars["loss"], rate)
                 _check_finite(step, scalars)
             if saves:
-                state = parallel.single(running)
-                validation = None
-                if due.validate and parts.validate is not None:
-                    validation = on_first(partial(parts.validate, state))
-                    recorder.log(step, validation=validation)
-                recorder.save(step, state, validation)
+                validate = parts.validate if due.validate else None
+                recorder.save(step, parallel.single(running), validate)
                 speed.restart()
             if stop_signal is not None:
-                recorder.wait()
+                recorder.finish()
                 raise Interrupted(
                     f"stopped at step {step} of {intervals.steps}, which is saved in {directory}; "
                     "run the same command to continue",
                     stop_signal,
                 )
+        recorder.finish()
         return recorder.seconds
 
 

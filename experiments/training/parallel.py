@@ -12,7 +12,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from experiments.config import ParallelMode
 from experiments.errors import ConfigError
-from experiments.training.state import TrainState
 from experiments.training.step import Batch, Step
 
 AXIS = "batch"
@@ -21,22 +20,22 @@ AXIS = "batch"
 class DataParallel(NamedTuple):
     """How a step runs over devices."""
 
-    replicate: Callable[[TrainState], Any]
-    """A state as the step wants it."""
+    replicate: Callable[[Any], Any]
+    """Copies a tree to all devices."""
     split: Callable[[Batch], Any]
-    """This process's rows of a batch, spread over devices."""
+    """Spreads this process's rows of a batch over its devices."""
     step: Callable[[Any, Any], tuple[Any, Any]]
     single: Callable[[Any], Any]
     """One copy of a replicated tree, on one device."""
 
 
 def axis_name(mode: ParallelMode) -> str | None:
-    """The name of the mapped axis that the step and its losses must be given."""
+    """Name of the mapped axis, for the step and its losses; None without one."""
     return AXIS if mode == "pmap" else None
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raises unless a batch spreads evenly over all devices."""
+    """Checks that a batch spreads evenly over all devices."""
     if batch_size % jax.device_count():
         raise ConfigError(
             f"a batch of {batch_size} does not spread evenly over {jax.device_count()} devices; "
@@ -48,9 +47,9 @@ def data_parallel(mode: ParallelMode, step: Step) -> DataParallel:
     """Runs `step` over all devices.
 
     Args:
-      mode: `pmap` maps the step over devices, each with its share of the batch; the step was built
-        with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
-      step: the pure step.
+        mode: `pmap` maps the step over devices, each with its share of the batch; the step was
+            built with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
+        step: The pure step.
     """
     if mode == "pmap":
         return DataParallel(

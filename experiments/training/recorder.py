@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -93,13 +93,27 @@ class Recorder:
         if self._progress is not None:
             self._progress.update(step, loss, images_per_second)
 
-    def save(self, step: int, state: TrainState, accuracy: float | None) -> None:
-        """Begins to write a checkpoint in the background."""
-        if self._checkpoints is not None:
+    def save(
+        self, step: int, state: TrainState, validate: Callable[[TrainState], float] | None
+    ) -> None:
+        """Validates and begins to write a checkpoint. An error is raised in all processes.
+
+        Args:
+            step: Number of steps done.
+            state: Their result.
+            validate: Computes what the best checkpoint is chosen by; None without validation.
+        """
+
+        def save() -> None:
+            assert self._checkpoints is not None
+            accuracy = None if validate is None else validate(state)
+            if accuracy is not None:
+                self.log(step, validation=accuracy)
             meta = {**self._meta, "seconds": self.seconds}
             self._checkpoints.save(step, state, meta=meta, accuracy=accuracy)
 
-    def wait(self) -> None:
-        """Blocks until the checkpoint is on disk."""
-        if self._checkpoints is not None:
-            self._checkpoints.wait()
+        on_first(save)
+
+    def finish(self) -> None:
+        """Blocks all processes until the last checkpoint is on disk."""
+        on_first(lambda: self._checkpoints and self._checkpoints.wait())

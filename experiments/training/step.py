@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,28 +20,27 @@ from experiments.training.state import TrainState
 
 
 class Batch(NamedTuple):
-    """Images as they are stored, and their labels."""
+    """Stored images and their labels."""
 
     images: Any
     """uint8 [n, h, w, c]."""
     labels: Any
-    """Integers [n], or [n, C] where an image has any number of labels."""
+    """Integers [n], or [n, C] for a multi-label set."""
 
 
 _WHOLE_BATCH = 2**32 - 1
-"""Stands where a sample's place does, in the key of what a batch has in common."""
+"""In place of a sample's position, in the key of what a batch has in common."""
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
 
 
 def sample_keys(key: Array, step: Array, num_samples: int, axis_name: str | None) -> Array:
-    """A key for every sample, from the step and its place in the global batch."""
+    """A key for every sample, from the step and its position in the global batch."""
     positions = jnp.arange(num_samples)
     if axis_name is not None:
         positions = positions + lax.axis_index(axis_name) * num_samples
-    return jax.vmap(lambda place: jax.random.fold_in(jax.random.fold_in(key, step), place))(
-        positions
-    )
+    step_key = jax.random.fold_in(key, step)
+    return jax.vmap(partial(jax.random.fold_in, step_key))(positions)
 
 
 def build_step(
@@ -52,17 +52,17 @@ def build_step(
     key: Array,
     axis_name: str | None,
 ) -> Step:
-    """The step of one device's share of the batch; with `axis_name` over all devices.
+    """The step for one device's share of the batch, or with `axis_name` over all devices.
 
-    The random numbers of a sample depend on its place in the global batch, not on the device.
+    The random numbers of a sample depend on its position in the global batch, not on the device.
 
     Args:
-      graphdef: the backbone without its parameters and statistics.
-      objective: what is minimised.
-      optimizer: what makes an update of a gradient.
-      data: how images are augmented and normalised.
-      key: the seed of augmentation and of the backbone's random numbers.
-      axis_name: the mapped axis over which the batch is spread, or None.
+        graphdef: The backbone without its parameters and statistics.
+        objective: What the run minimises.
+        optimizer: The optimiser.
+        data: How images are augmented and normalised.
+        key: Seed of augmentation and of the backbone's random numbers.
+        axis_name: The mapped axis over which the batch is spread, or None.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
@@ -72,7 +72,7 @@ def build_step(
         if data.mixup:
             whole = jax.random.fold_in(jax.random.fold_in(key, state.step), _WHOLE_BATCH)
             share = mixup_weights(whole, data.mixup)
-            # The weights are symmetric: a sample's own label is that of the larger one.
+            # The distribution is symmetric; a sample's own label gets the larger share.
             share = jnp.maximum(share, 1 - share)
             mixed = mixup(images, batch.labels, share, axis_name=axis_name)
             images = mixed.images
@@ -102,7 +102,7 @@ def build_step(
 
 
 def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Any], Array]:
-    """The features [n, d] of uint8 images, as a compiled function of the state."""
+    """The features [n, d] of uint8 images as a compiled function of the state."""
 
     @jax.jit
     def embed(params, statistics, images):

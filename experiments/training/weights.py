@@ -1,11 +1,11 @@
-"""Weights to start from: those of ImageNet that people have as a file, or those of another run.
+"""Initial weights of a backbone: from a file of pretrained weights, or from another run.
 
-A file is in the safetensors format, with the names and shapes that torchvision gives to ResNet-18
-and ResNet-50: `conv1.weight` [64, 3, 7, 7], `bn1.weight`, `bn1.bias`, `bn1.running_mean`,
-`bn1.running_var`; of block b (from 0) in stage s (from 1) `layer{s}.{b}.conv{i}.weight`,
-`layer{s}.{b}.bn{i}.*`, and where the shape changes `layer{s}.{b}.downsample.0.weight` and
-`.downsample.1.*`. Any float type is read, and kept as float32. `fc.*`, the classifier, and
-`*.num_batches_tracked` are ignored. Who has torchvision makes it from published weights:
+A file is in the safetensors format, with torchvision's names and shapes of ResNet-18 and ResNet-50:
+`conv1.weight` [64, 3, 7, 7], `bn1.weight`, `bn1.bias`, `bn1.running_mean`, `bn1.running_var`; for
+block b (from 0) of stage s (from 1) `layer{s}.{b}.conv{i}.weight`, `layer{s}.{b}.bn{i}.*`, and
+where the shape changes `layer{s}.{b}.downsample.0.weight` and `.downsample.1.*`. Any float dtype is
+converted to float32. `fc.*`, the classifier, and `*.num_batches_tracked` are ignored. With
+torchvision installed, this makes such a file:
 
     from safetensors.torch import save_file
     from torchvision.models import resnet50
@@ -28,54 +28,56 @@ from experiments.errors import ExperimentError
 from experiments.training.checkpoints import CheckpointError, Checkpoints, checkpoints_folder
 
 _SUFFIX = ".safetensors"
+_SHOWN = 10
+"""Largest number of entries that a message names."""
 _NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
 
 class WeightsError(ExperimentError):
-    """Weights that are missing, damaged, or do not fit the backbone."""
+    """Weights are missing, damaged, or do not fit the backbone."""
 
 
-def load_weights(path: Path, params: Any, statistics: Any, *, shown: int = 10) -> tuple[Any, Any]:
+def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     """The parameters and statistics of a backbone, from a file or from another run.
 
     Args:
-      path: a file of weights (`*.safetensors`), a run directory that `train` made, or the
-        directory of its checkpoints. Of a run, the best checkpoint is taken (the latest where a
-        data set has no validation classes); its head may be any.
-      params: tree of the backbone's parameters, as `TrainState.params["backbone"]`; arrays or
-        `jax.ShapeDtypeStruct`, whose values are not used.
-      statistics: tree of the module's other state, as `TrainState.statistics`.
-      shown: how many entries of a file that do not fit are named.
+        path: A file of weights (`*.safetensors`), a run directory, or its folder of checkpoints.
+            Of a run, the best checkpoint is used (the latest where there was no validation), with
+            any head.
+        params: Tree of the backbone's parameters, as `TrainState.params["backbone"]`; arrays or
+            `jax.ShapeDtypeStruct`, whose values are not used.
+        statistics: Tree of the module's other state, as `TrainState.statistics`.
 
     Returns:
-      Both trees with the values that are stored.
+        Both trees with the stored values.
 
     Raises:
-      WeightsError: there is nothing at `path`, it is damaged, or it does not fit: the message
-        names the entries that are missing, unexpected, or of another shape.
+        WeightsError: Nothing exists at `path`, it is damaged, or it does not fit. The message
+            names entries that are missing, unexpected, or of another shape.
     """
     path = Path(path)
     if path.is_dir():
         return _from_run(path, params, statistics)
     if path.suffix != _SUFFIX or not path.is_file():
         raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
-    return _from_file(path, params, statistics, shown)
+    return _from_file(path, params, statistics)
 
 
 def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     target = {"params": {"backbone": params}, "statistics": statistics}
+    parts = ("params/backbone", "statistics")
     try:
         with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
-            state = checkpoints.restore(
-                target, checkpoints.best_step(), parts=("params/backbone", "statistics")
-            ).state
+            restored, _ = checkpoints.read_intact(
+                lambda step: checkpoints.restore(target, step, parts=parts), best=True
+            )
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
-    state = jax.tree.map(jnp.asarray, state)
+    state = jax.tree.map(jnp.asarray, restored.state)
     return state["params"]["backbone"], state["statistics"]
 
 
-def _from_file(path: Path, params: Any, statistics: Any, shown: int) -> tuple[Any, Any]:
+def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     stored = _read(path)
     trees = (params, statistics)
     shapes = {
@@ -98,10 +100,10 @@ def _from_file(path: Path, params: Any, statistics: Any, shown: int) -> tuple[An
         elif not jnp.issubdtype(array.dtype, jnp.floating):
             problems.append(f"{name}: {array.dtype} in the file, floats wanted")
     if problems:
-        more = len(problems) - shown
+        more = len(problems) - _SHOWN
         raise WeightsError(
             f"{path} does not fit the backbone:\n  "
-            + "\n  ".join(problems[:shown])
+            + "\n  ".join(problems[:_SHOWN])
             + (f"\n  and {more} more" if more > 0 else "")
         )
 
@@ -141,8 +143,8 @@ def _torchvision_name(place: Any) -> str:
             layer = f"layer{int(stage) + 1}.{block}.downsample.{number}"
         case other:
             raise WeightsError(
-                f"files of weights are for resnet18 and resnet50; the backbone has "
-                f"{'/'.join(other)}. A run directory can be given for every backbone"
+                f"a file of weights is for resnet18 or resnet50, and this backbone has "
+                f"{'/'.join(other)}; set model.weights to a run directory instead"
             )
     return f"{layer}.{'weight' if kind == 'conv' else _NORM[leaf]}"
 

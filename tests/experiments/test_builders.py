@@ -14,8 +14,8 @@ from PIL import Image
 
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
-from experiments.data.builders import frame
-from experiments.data.builders.pictures import Picture, encode
+from experiments.data.builders import base
+from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import load_split
 from tests.experiments import fake_archives
 
@@ -28,23 +28,23 @@ CASES = [
 
 
 @pytest.fixture
-def folders(tmp_path):
+def dirs(tmp_path):
     return {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
 
 
-def _nothing_prepared(folders):
+def _nothing_prepared(dirs):
     """No record file, and nothing half-done, is in the data directory."""
-    left = [p for p in folders["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
+    left = [p for p in dirs["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
     return not left
 
 
 @pytest.mark.parametrize(("name", "write"), CASES)
-def test_every_layout_is_read(folders, name, write):
-    expected = write(folders["manual_dir"])
+def test_every_layout_is_read(dirs, name, write):
+    expected = write(dirs["manual_dir"])
     assert tuple(expected.splits) == builders.split_names(name)
     height, width, _ = builders.image_shape(name)
     for split, classes in expected.splits.items():
-        images = load_split(name, split, **folders)
+        images = load_split(name, split, **dirs)
         assert images.class_names == tuple(classes)
         colours = [colour for of in classes.values() for colour in of]
         assert images.images.shape == (len(colours), height, width, 3)
@@ -54,43 +54,45 @@ def test_every_layout_is_read(folders, name, write):
         pixels = np.asarray(images.images[:])
         wanted = np.broadcast_to(np.array(colours)[:, None, None], pixels.shape)
         np.testing.assert_allclose(pixels.astype(int), wanted, atol=0 if expected.exact else 3)
-    assert list((folders["data_dir"] / name).glob("incomplete*")) == []
-    assert not list((folders["data_dir"] / name).rglob("extracted"))
+    assert list((dirs["data_dir"] / name).glob("incomplete*")) == []
+    assert not list((dirs["data_dir"] / name).rglob("extracted"))
 
 
 @pytest.mark.parametrize("name", fake_archives.LAYOUTS)
-def test_a_missing_archive_says_which_files_go_where(folders, name):
+def test_a_missing_archive_says_which_files_go_where(dirs, name):
     with pytest.raises(MissingArchiveError) as error:
-        load_split(name, "base", **folders)
+        load_split(name, "base", **dirs)
     message = str(error.value)
-    assert str(folders["manual_dir"]) in message
-    facts = builders.BUILDERS[name].FACTS
-    for layout in facts.layouts:
+    assert str(dirs["manual_dir"]) in message
+    spec = builders.BUILDERS[name].SPEC
+    for layout in spec.layouts:
         for file in (file for names in layout.needs for file in names):
             assert file in message
-    for folder in facts.folders[:-1]:
+    for folder in spec.folders[:-1]:
         assert f"{folder}/" in message
-    assert not folders["data_dir"].exists()
+    assert not dirs["data_dir"].exists()
 
 
-def test_a_missing_list_is_named(folders):
-    fake_archives.mini_imagenet_folder(folders["manual_dir"])
-    (folders["manual_dir"] / "mini-imagenet" / "val.csv").unlink()
-    with pytest.raises(MissingArchiveError, match=r"this is missing: val\.csv\."):
-        load_split("mini_imagenet", "base", **folders)
+def test_a_missing_list_is_named(dirs):
+    fake_archives.mini_imagenet_folder(dirs["manual_dir"])
+    (dirs["manual_dir"] / "mini-imagenet" / "val.csv").unlink()
+    with pytest.raises(
+        MissingArchiveError, match=r"Missing for images and the lists of .*: val\.csv\."
+    ):
+        load_split("mini_imagenet", "base", **dirs)
 
 
-def test_two_of_three_lists_do_not_fall_back_on_the_rule(folders):
-    fake_archives.cub_archive(folders["manual_dir"])
-    (folders["manual_dir"] / "val.json").unlink()
-    with pytest.raises(MissingArchiveError, match=r"base\.json is there, but not val\.json"):
-        load_split("cub_fewshot", "base", **folders)
-    assert _nothing_prepared(folders)
+def test_two_of_three_lists_do_not_fall_back_on_the_rule(dirs):
+    fake_archives.cub_archive(dirs["manual_dir"])
+    (dirs["manual_dir"] / "val.json").unlink()
+    with pytest.raises(MissingArchiveError, match=r"base\.json exists, but not val\.json"):
+        load_split("cub_fewshot", "base", **dirs)
+    assert _nothing_prepared(dirs)
 
 
-def test_no_validation_split(folders):
+def test_no_validation_split(dirs):
     with pytest.raises(ValueError, match=r"inat2017_fewshot has no split 'validation'; .*novel"):
-        load_split("inat2017_fewshot", "validation", **folders)
+        load_split("inat2017_fewshot", "validation", **dirs)
 
 
 def _cut(path):
@@ -206,19 +208,19 @@ DAMAGE = {
         "cub_fewshot",
         fake_archives.cub_folder,
         lambda d: [p.unlink() for p in (d / "CUB_200_2011/images/003.Bird_c").iterdir()],
-        "CUB_200_2011/images names the class '003.Bird_c'",
+        "CUB_200_2011/images lists the class '003.Bird_c'",
     ),
     "class missing": (
         "cub_fewshot",
         fake_archives.cub_folder,
         lambda d: (d / "CUB_200_2011/images/003.Bird_c").rename(d / "elsewhere"),
-        "004.Bird_d is in place 3",
+        "004.Bird_d is at position 3",
     ),
     "listed class without images": (
         "cifar_fs",
         fake_archives.cifar_fs_folder,
         lambda d: (d / "cifar100/splits/bertinetto/val.txt").write_text("otter\nwhale\n"),
-        "val.txt names the class 'whale', of which there are no images",
+        "val.txt lists the class 'whale', without images",
     ),
     "archive of something else": (
         "cifar_fs",
@@ -244,43 +246,43 @@ DAMAGE = {
         lambda d: (d / "inat2017_fewshot_split.json").write_text(
             json.dumps({"base": ["Danaus plexippus"], "novel": ["Lynx lynx"]})
         ),
-        "inat2017_fewshot_split.json names the class 'Lynx lynx'",
+        "inat2017_fewshot_split.json lists the class 'Lynx lynx'",
     ),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_named_and_nothing_is_prepared(folders, kind):
+def test_damage_is_named_and_nothing_is_prepared(dirs, kind):
     name, write, damage, named = DAMAGE[kind]
-    write(folders["manual_dir"])
-    damage(folders["manual_dir"])
+    write(dirs["manual_dir"])
+    damage(dirs["manual_dir"])
     with pytest.raises(DamagedArchiveError) as error:
-        load_split(name, "base", **folders)
+        load_split(name, "base", **dirs)
     assert named in str(error.value)
-    assert _nothing_prepared(folders)
-    assert not builders.describe(name, **folders).ready
+    assert _nothing_prepared(dirs)
+    assert not builders.describe(name, **dirs).ready
     # Once it is mended, the same call works.
-    write(folders["manual_dir"])
+    write(dirs["manual_dir"])
     if kind != "class missing":
-        assert len(load_split(name, "base", **folders).labels) > 0
+        assert len(load_split(name, "base", **dirs).labels) > 0
 
 
-def test_a_pickle_with_code_is_refused(folders):
-    fake_archives.mini_imagenet_caches(folders["manual_dir"])
-    path = folders["manual_dir"] / "mini-imagenet-cache-val.pkl"
+def test_a_pickle_with_code_is_refused(dirs):
+    fake_archives.mini_imagenet_caches(dirs["manual_dir"])
+    path = dirs["manual_dir"] / "mini-imagenet-cache-val.pkl"
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(UnsafeArchiveError, match=r"mini-imagenet-cache-val\.pkl asks for os\.sys"):
-        load_split("mini_imagenet", "base", **folders)
-    assert _nothing_prepared(folders)
+    with pytest.raises(UnsafeArchiveError, match=r"mini-imagenet-cache-val\.pkl requests os\.sys"):
+        load_split("mini_imagenet", "base", **dirs)
+    assert _nothing_prepared(dirs)
 
 
-def test_a_killed_preparation_is_not_taken_for_data(folders):
-    fake_archives.mini_imagenet_folder(folders["manual_dir"])
+def test_a_killed_preparation_is_not_taken_for_data(dirs):
+    fake_archives.mini_imagenet_folder(dirs["manual_dir"])
     # The second split waits until the process is killed.
     script = """
         import sys, time
         from pathlib import Path
-        from experiments.data.builders import frame, pictures
+        from experiments.data.builders import base, images
         from experiments.data.pipeline import load_split
 
         def encode(picture, *args, **kwargs):
@@ -289,14 +291,14 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
                 sys.stdout.write("now\\n")
                 sys.stdout.flush()
                 time.sleep(60)
-            return pictures.encode(picture, *args, **kwargs)
+            return images.encode(picture, *args, **kwargs)
 
-        frame.encode = encode
+        base.encode = encode
         data_dir, manual_dir = map(Path, sys.argv[1:])
         load_split("mini_imagenet", "base", data_dir=data_dir, manual_dir=manual_dir)
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, folders.values())],
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, dirs.values())],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -305,46 +307,46 @@ def test_a_killed_preparation_is_not_taken_for_data(folders):
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
-    folder = folders["data_dir"] / "mini_imagenet"
+    folder = dirs["data_dir"] / "mini_imagenet"
     assert list(folder.glob("incomplete.*"))
-    assert not builders.describe("mini_imagenet", **folders).ready
-    assert len(load_split("mini_imagenet", "novel", **folders).labels) == 3
+    assert not builders.describe("mini_imagenet", **dirs).ready
+    assert len(load_split("mini_imagenet", "novel", **dirs).labels) == 3
     assert not list(folder.glob("incomplete.*"))
 
 
-def test_several_record_files_keep_the_order(folders, monkeypatch):
-    monkeypatch.setattr(frame, "_SHARD", 2)
-    expected = fake_archives.cifar_fs_folder(folders["manual_dir"])
-    images = load_split("cifar_fs", "base", **folders)
-    files = list((folders["data_dir"] / "cifar_fs").rglob("cifar_fs-base*"))
+def test_several_record_files_keep_the_order(dirs, monkeypatch):
+    monkeypatch.setattr(base, "_IMAGES_PER_FILE", 2)
+    expected = fake_archives.cifar_fs_folder(dirs["manual_dir"])
+    images = load_split("cifar_fs", "base", **dirs)
+    files = list((dirs["data_dir"] / "cifar_fs").rglob("cifar_fs-base*"))
     assert len(files) == 3
     colours = [colour for of in expected.splits["base"].values() for colour in of]
     np.testing.assert_array_equal(images.images[:][:, 0, 0], colours)
 
 
-def test_records_are_the_same_wherever_they_are_written(folders, monkeypatch):
-    fake_archives.mini_imagenet_folder(folders["manual_dir"])
-    load_split("mini_imagenet", "base", **folders)
+def test_records_are_the_same_wherever_they_are_written(dirs, monkeypatch):
+    fake_archives.mini_imagenet_folder(dirs["manual_dir"])
+    load_split("mini_imagenet", "base", **dirs)
     # File systems list files in any order.
     listed = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listed(self), reverse=True)))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    again = {**folders, "data_dir": folders["data_dir"] / "again"}
+    again = {**dirs, "data_dir": dirs["data_dir"] / "again"}
     load_split("mini_imagenet", "base", **again)
     first, second = (
         {
             path.name: path.read_bytes()
             for path in (d["data_dir"] / "mini_imagenet").rglob("*.array_record*")
         }
-        for d in (folders, again)
+        for d in (dirs, again)
     )
     assert len(first) == 3
     assert first == second
 
 
-def test_the_builder_works_without_the_pipeline(folders):
-    fake_archives.cifar_fs_folder(folders["data_dir"] / "downloads" / "manual")
-    builder = builders.BUILDERS["cifar_fs"](data_dir=str(folders["data_dir"]))
+def test_the_builder_works_without_the_pipeline(dirs):
+    fake_archives.cifar_fs_folder(dirs["data_dir"] / "downloads" / "manual")
+    builder = builders.BUILDERS["cifar_fs"](data_dir=str(dirs["data_dir"]))
     builder.download_and_prepare(file_format="array_record")
     novel = builder.as_data_source("novel")  # pyright: ignore
     assert [record["label"] for record in novel] == [3, 3, 4]
@@ -352,7 +354,7 @@ def test_the_builder_works_without_the_pipeline(folders):
         *("apple", "maple_tree", "otter", "baby", "worm")
     ]
     np.testing.assert_array_equal(novel[2]["image"], fake_archives.pixels("worm", 0, 32))
-    missing = builders.BUILDERS["mini_imagenet"](data_dir=str(folders["data_dir"] / "other"))
+    missing = builders.BUILDERS["mini_imagenet"](data_dir=str(dirs["data_dir"] / "other"))
     with pytest.raises(MissingArchiveError, match=r"train\.csv"):
         missing.download_and_prepare(file_format="array_record")
 
@@ -368,7 +370,9 @@ def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (84, 84, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     for content in (pixels, tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
-        np.testing.assert_array_equal(_decode(encode(Picture(content, "a"), (84, 84, 3))), pixels)
+        np.testing.assert_array_equal(
+            _decode(encode(SourceImage(content, "a"), (84, 84, 3))), pixels
+        )
 
 
 @pytest.mark.parametrize(("height", "width"), [(168, 168), (240, 400), (500, 333), (40, 60)])
@@ -378,7 +382,7 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
     pixels = np.stack(
         [255 * (columns + 0.5) / width, 255 * (rows + 0.5) / height, np.zeros_like(rows)], -1
     ).astype(np.uint8)
-    result = _decode(encode(Picture(pixels, "a"), (84, 84, 3))).astype(float)
+    result = _decode(encode(SourceImage(pixels, "a"), (84, 84, 3))).astype(float)
     assert result.shape == (84, 84, 3)
     scale = 92.4 / min(height, width)  # the shorter side becomes 1.1 · 84
     for channel, side in ((0, width), (1, height)):
@@ -391,7 +395,7 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
 def test_any_mode_becomes_colour(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
     Image.new("L", (90, 100), 255).convert(mode).save(path)
-    result = _decode(encode(Picture(path, "a"), (84, 84, 3)))
+    result = _decode(encode(SourceImage(path, "a"), (84, 84, 3)))
     assert result.shape == (84, 84, 3)
     assert result.min() >= 254
 
@@ -401,12 +405,7 @@ def test_any_mode_becomes_colour(tmp_path, mode):
 ICONS = Path(builders.__file__).parent / "icons"
 
 
-@pytest.fixture(scope="module")
-def icon_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("icons")
-
-
-def test_the_icons_are_those_of_the_file(icon_folder):
+def test_the_icons_are_those_of_the_file(folders):
     facts = json.loads((ICONS / "icons.json").read_text(encoding="utf-8"))
     with np.load(ICONS / "icons.npz") as arrays:
         images, labels = arrays["images"], arrays["labels"]
@@ -416,7 +415,7 @@ def test_the_icons_are_those_of_the_file(icon_folder):
         ("validation", "val", 29),
         ("novel", "novel", 50),
     ):
-        loaded = load_split("icons", split, data_dir=icon_folder)
+        loaded = load_split("icons", split, data_dir=folders.data_dir)
         names = [n for n, t in zip(facts["classes"], facts["split"], strict=True) if t == tag]
         assert loaded.class_names == tuple(names)
         assert len(names) == count
@@ -447,8 +446,8 @@ def test_the_licences_are_those_of_the_file():
 # --- Status -------------------------------------------------------------------------------------
 
 
-def test_status_of_every_set(folders):
-    status = {s.name: s for s in builders.dataset_status(**folders)}
+def test_status_of_every_set(dirs):
+    status = {s.name: s for s in builders.dataset_status(**dirs)}
     assert list(status) == list(builders.BUILDERS)
     assert not any(s.ready for s in status.values())
     assert status["icons"].missing == "" == status["icons"].needs
@@ -457,35 +456,35 @@ def test_status_of_every_set(folders):
     assert "CUB_200_2011.tgz" in status["cub_fewshot"].needs
     assert "CUB_200_2011.tgz" in str(status["cub_fewshot"])
     assert status["cub_fewshot"].found == ()
-    assert not folders["data_dir"].exists()
+    assert not dirs["data_dir"].exists()
 
 
-def test_status_follows_the_data(folders):
-    fake_archives.cub_archive(folders["manual_dir"])
-    before = builders.describe("cub_fewshot", **folders)
+def test_status_follows_the_data(dirs):
+    fake_archives.cub_archive(dirs["manual_dir"])
+    before = builders.describe("cub_fewshot", **dirs)
     assert (before.ready, before.missing, before.images) == (False, "", {})
     assert {path.name for path in before.found} == {
         *("CUB_200_2011.tgz", "base.json", "val.json", "novel.json")
     }
-    assert str(folders["manual_dir"] / "val.json") in str(before)
-    load_split("cub_fewshot", "base", **folders)
-    after = builders.describe("cub_fewshot", **folders)
+    assert str(dirs["manual_dir"] / "val.json") in str(before)
+    load_split("cub_fewshot", "base", **dirs)
+    after = builders.describe("cub_fewshot", **dirs)
     assert after.ready
     assert after.classes == {"base": 4, "validation": 2, "novel": 2}
     assert after.images == {"base": 10, "validation": 5, "novel": 5}
     assert after.location.is_dir()
-    assert f"ready in {after.location}" in str(after)
+    assert f"prepared in {after.location}" in str(after)
 
 
-def test_unknown_names_are_answered_with_the_known_ones(folders):
+def test_unknown_names_are_answered_with_the_known_ones(dirs):
     for call in (
-        lambda: load_split("omniglot", "base", **folders),
+        lambda: load_split("omniglot", "base", **dirs),
         lambda: builders.describe("omniglot"),
         lambda: builders.split_names("omniglot"),
         lambda: builders.image_shape("omniglot"),
     ):
         with pytest.raises(
-            ValueError, match=r"no data set 'omniglot'; there are icons, kanji, mini_"
+            ValueError, match=r"no data set 'omniglot'; available: icons, kanji, mini_"
         ):
             call()
 

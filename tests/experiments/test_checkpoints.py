@@ -1,8 +1,9 @@
 """Checkpoints: nothing is lost, nothing is restored wrong, whatever happens to the files."""
 
-import json
+import errno
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,9 +23,7 @@ import pytest
 from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,
-    ConfigMismatchError,
-    claim_run_directory,
-    read_config,
+    DamagedCheckpointError,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -58,10 +57,16 @@ def files_below(directory: Path) -> dict[str, bytes]:
     }
 
 
-def fill(directory: Path, accuracies: Mapping[int, float | None], keep_latest: int = 9) -> None:
-    with Checkpoints(directory, keep_latest=keep_latest) as checkpoints:
+def large_state(step: int) -> dict:
+    """With an array that Orbax writes to a file of its own."""
+    kernel = np.random.default_rng(step).normal(size=(64, 50))
+    return small_state(step) | {"kernel": kernel}
+
+
+def fill(directory: Path, accuracies: Mapping[int, float | None], state=small_state) -> None:
+    with Checkpoints(directory) as checkpoints:
         for step, accuracy in accuracies.items():
-            checkpoints.save(step, small_state(step), meta={"step": step}, accuracy=accuracy)
+            checkpoints.save(step, state(step), meta={"step": step}, accuracy=accuracy)
 
 
 def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
@@ -91,21 +96,6 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         assert_same(checkpoints.restore(state).state, state)
 
 
-def test_prng_keys_and_shardings_of_the_target(tmp_path):
-    state = {"key": jax.random.split(jax.random.key(7), 3), "w": jnp.arange(6.0).reshape(2, 3)}
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state, meta={})
-        target = jax.eval_shape(lambda: state)
-        target["w"] = jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=sharding)
-        restored = checkpoints.restore(target).state
-    assert restored["w"].sharding == sharding
-    np.testing.assert_array_equal(restored["w"], state["w"])
-    assert restored["key"].dtype == state["key"].dtype
-    expected = jax.vmap(jax.random.normal)(state["key"])
-    np.testing.assert_array_equal(jax.vmap(jax.random.normal)(restored["key"]), expected)
-
-
 def test_the_state_is_copied_before_save_returns(tmp_path):
     state = {"w": np.ones((512, 512), np.float32)}
     donated = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -119,13 +109,15 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
     np.testing.assert_array_equal(restored["d"], 1)
 
 
-def test_metadata_takes_numpy_scalars_and_gives_back_json(tmp_path):
+def test_metadata_is_copied_and_comes_back_as_json(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
-        meta = {"accuracy": np.float32(0.5), "seen": np.int64(3), "shape": (1, 2), "on": np.True_}
+        meta = {"seen": 3, "shape": (1, 2), "on": True, "config": {"name": "π"}}
         checkpoints.save(1, small_state(1), meta=meta, accuracy=np.float32(0.25))
-        expected = {"accuracy": 0.5, "seen": 3, "shape": [1, 2], "on": True}
+        meta["config"]["name"] = "changed"
+        expected = {"seen": 3, "shape": [1, 2], "on": True, "config": {"name": "π"}}
         assert checkpoints.meta(1) == expected
         assert checkpoints.restore(small_state(1)).meta == expected
+        assert checkpoints.accuracy(1) == 0.25
         with pytest.raises(TypeError, match="ndarray"):
             checkpoints.save(2, small_state(2), meta={"x": np.ones(2)})
         assert checkpoints.steps() == [1]
@@ -134,21 +126,22 @@ def test_metadata_takes_numpy_scalars_and_gives_back_json(tmp_path):
 @pytest.mark.parametrize(
     ("accuracies", "kept", "best"),
     [
-        ({1: 0.3, 2: 0.9, 3: 0.5, 4: 0.4}, [2, 4], 2),
-        ({1: 0.3, 2: 0.4}, [2], 2),
-        ({1: 0.5, 2: 0.5, 3: 0.1}, [2, 3], 2),
-        ({1: 0.2, 2: float("nan"), 3: None, 4: float("inf")}, [1, 4], 1),
-        ({1: None, 2: None, 3: float("nan")}, [3], None),
-        ({1: -5.0, 2: None, 3: None}, [1, 3], 1),
+        ({1: 0.9, 2: 0.3, 3: 0.5, 4: 0.4}, [1, 3, 4], 1),
+        ({1: 0.1, 2: 0.3, 3: 0.4}, [2, 3], 3),
+        ({1: 0.3, 2: 0.5, 3: 0.5, 4: 0.1, 5: 0.1}, [3, 4, 5], 3),
+        ({1: 0.2, 2: float("nan"), 3: None, 4: float("inf")}, [1, 3, 4], 1),
+        ({1: None, 2: None, 3: float("nan")}, [2, 3], None),
+        ({1: -5.0, 2: None, 3: None, 4: None}, [1, 3, 4], 1),
+        ({7: 0.5}, [7], 7),
     ],
 )
 @pytest.mark.parametrize("reopen", [False, True])
 def test_newest_and_best_are_kept(tmp_path, accuracies, kept, best, reopen):
     if reopen:
         for step, accuracy in accuracies.items():
-            fill(tmp_path, {step: accuracy}, keep_latest=1)
+            fill(tmp_path, {step: accuracy})
     else:
-        fill(tmp_path, accuracies, keep_latest=1)
+        fill(tmp_path, accuracies)
     assert sorted(p.name for p in tmp_path.iterdir()) == [str(step) for step in kept]
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.steps() == kept
@@ -156,19 +149,16 @@ def test_newest_and_best_are_kept(tmp_path, accuracies, kept, best, reopen):
         assert checkpoints.best_step() == best
         for step in kept:
             assert_same(checkpoints.restore(small_state(0), step).state, small_state(step))
-
-
-def test_keep_latest_keeps_several(tmp_path):
-    fill(tmp_path, dict.fromkeys(range(1, 6), 0.5) | {2: 0.7}, keep_latest=2)
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert checkpoints.steps() == [2, 4, 5]
+            accuracy = accuracies[step]
+            ranked = accuracy is not None and np.isfinite(accuracy)
+            assert checkpoints.accuracy(step) == (accuracy if ranked else None)
 
 
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ({"w": np.zeros((7, 3), np.float32)}, "step: in the checkpoint only"),
-        ({**small_state(0), "b": np.zeros(2)}, "b: not in the checkpoint"),
+        ({"w": np.zeros((7, 3), np.float32)}, r"step: int32\[\] in the checkpoint, not expected"),
+        ({**small_state(0), "b": np.zeros(2)}, r"b: not in the checkpoint, float64\[2\] expected"),
         ({**small_state(0), "w": np.zeros((3, 7), np.float32)}, r"w: float32\[7, 3\] .*\[3, 7\]"),
         ({**small_state(0), "w": np.zeros((7, 3), np.float64)}, "w: float32.*float64"),
         ({**small_state(0), "w": jnp.zeros((7, 3), jnp.bfloat16)}, "w: float32.*bfloat16"),
@@ -188,15 +178,15 @@ def test_what_cannot_be_saved_says_so(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, small_state(5), meta={})
         for step in (5, 4):
-            with pytest.raises(CheckpointError, match="holds step 5 already"):
+            with pytest.raises(CheckpointError, match="already holds step 5"):
                 checkpoints.save(step, small_state(step), meta={})
-        with pytest.raises(CheckpointError, match="leaf name of the state"):
+        with pytest.raises(CheckpointError, match="leaf name of the state must hold numbers"):
             checkpoints.save(6, {"name": "conv4"}, meta={})
-        with pytest.raises(CheckpointError, match="named a/b"):
+        with pytest.raises(CheckpointError, match="two leaves of the state are named a/b"):
             checkpoints.save(6, {"a/b": np.ones(1), "a": {"b": np.ones(1)}}, meta={})
-        with pytest.raises(CheckpointError, match="no values"):
+        with pytest.raises(CheckpointError, match="saving step 6 failed"):
             checkpoints.save(6, {"a": np.ones((0, 2))}, meta={})
-        with pytest.raises(CheckpointError, match=r"no checkpoint of step 7 \(there are: 5\)"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint of step 7; it holds: 5"):
             checkpoints.restore(small_state(5), 7)
         assert checkpoints.steps() == [5]
 
@@ -210,46 +200,53 @@ def damage(path: Path, how: str) -> None:
     elif how == "zeroed":
         path.write_bytes(bytes(len(content)))
     else:
-        middle = len(content) // 2
-        path.write_bytes(content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :])
+        place = int(float(how) * (len(content) - 1))
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
 
 
-@pytest.mark.parametrize("how", ["missing", "torn", "zeroed", "flipped"])
-def test_any_damaged_file_is_noticed(tmp_path, how, caplog):
-    fill(tmp_path / "original", {1: 0.1, 2: 0.2})
+@pytest.mark.parametrize("how", ["missing", "torn", "zeroed", "0", "0.3", "0.5", "0.7", "0.9", "1"])
+def test_any_damaged_file_is_noticed_or_harmless(tmp_path, how, caplog):
+    """A number flips a bit of the byte there, from 0 for the first byte to 1 for the last."""
+    fill(tmp_path / "original", {1: 0.1, 2: 0.2}, large_state)
     original = tmp_path / "original"
     files = [p for p in sorted((original / "2").rglob("*")) if p.is_file() and p.stat().st_size]
-    assert any("ocdbt" in str(p) for p in files)
+    assert max(p.stat().st_size for p in files) > 20_000
     fell_back = 0
     for path in files:
         content = path.read_bytes()
         damage(path, how)
+        caplog.clear()
         with Checkpoints(original, read_only=True) as checkpoints:
-            caplog.clear()
-            restored = checkpoints.restore(small_state(0))
+            restored = checkpoints.restore(large_state(0))
             # A damaged file that holds nothing of ours may go unnoticed; wrong values may not.
-            assert_same(restored.state, small_state(restored.step))
+            assert_same(restored.state, large_state(restored.step))
             assert restored.meta == {"step": restored.step}
             if restored.step == 1:
                 fell_back += 1
-                assert "checkpoint 2 is damaged" in caplog.text
-                with pytest.raises(CheckpointError, match="is damaged"):
-                    checkpoints.restore(small_state(0), 2)
+                assert f"checkpoint {original / '2'} is damaged" in caplog.text
+                assert "using step 1 in place of step 2" in caplog.text
+                with pytest.raises(DamagedCheckpointError, match="is damaged") as caught:
+                    checkpoints.restore(large_state(0), 2)
+                assert caught.value.step == 2
+            else:
+                assert not caplog.text
+                assert checkpoints.meta(2) == {"step": 2}
         path.write_bytes(content)
-    assert fell_back >= 3
+    assert fell_back >= 4
 
 
-@pytest.mark.parametrize("part", ["state", "meta", "metrics"])
+@pytest.mark.parametrize("part", ["state", "meta"])
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, part, caplog):
     fill(tmp_path, {1: 0.1, 2: 0.9})
     for path in (tmp_path / "2" / part).rglob("*"):
         if path.is_file() and path.stat().st_size:
             damage(path, "torn")
     caplog.set_level(logging.WARNING)
-    with Checkpoints(tmp_path, keep_latest=9) as checkpoints:
+    with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.restore(small_state(0)).step == 1
-        assert "checkpoint 2 of" in caplog.text
-        assert "moved to damaged-2" in caplog.text
+        assert f"checkpoint {tmp_path / '2'} is damaged" in caplog.text
+        assert "renamed to damaged-2" in caplog.text
+        assert "using step 1 in place of step 2" in caplog.text
         assert checkpoints.steps() == [1]
         assert checkpoints.best_step() == 1
         checkpoints.save(2, small_state(2), meta={}, accuracy=0.2)
@@ -259,8 +256,105 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, par
     for path in (tmp_path / "2" / "meta").rglob("*"):
         if path.is_file() and path.stat().st_size:
             damage(path, "torn")
-    fill(tmp_path, {})
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.best_step() == 1
     assert (tmp_path / "damaged-2-2").is_dir()
+
+
+@pytest.mark.parametrize("part", ["state", "meta"])
+@pytest.mark.parametrize("read_only", [True, False])
+def test_another_checkpoint_is_named_in_place_of_a_damaged_best_one(
+    tmp_path, part, read_only, caplog
+):
+    fill(tmp_path, {1: 0.1, 2: 0.9, 3: 0.5, 4: 0.4})
+    for path in (tmp_path / "2" / part).rglob("*"):
+        if path.is_file() and path.stat().st_size:
+            damage(path, "0.5")
+    with Checkpoints(tmp_path, read_only=read_only) as checkpoints:
+        read, damaged = checkpoints.read_intact(
+            lambda step: checkpoints.restore(small_state(0), step), best=True
+        )
+        assert_same(read.state, small_state(3))
+        assert [error.step for error in damaged] == [2]
+        assert checkpoints.best_step() == (2 if part == "state" and read_only else 3)
+    assert "using step 3 in place of step 2" in caplog.text
+    assert (tmp_path / "damaged-2").exists() is not read_only
+
+
+def test_the_newest_but_one_is_read_where_the_newest_and_the_best_are_damaged(tmp_path):
+    fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.1})
+    for step in ("1", "3"):
+        damage(tmp_path / step / "state" / "manifest.ocdbt", "zeroed")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert_same(checkpoints.restore(small_state(0)).state, small_state(2))
+
+
+@pytest.mark.parametrize("part", ["state", "meta"])
+def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path, part, monkeypatch):
+    fill(tmp_path, {1: 0.1, 2: 0.2})
+
+    read_bytes = Path.read_bytes
+
+    def failing(path):
+        if part in path.parts:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read_bytes(path)
+
+    def restore(*args, **kwargs):
+        raise Exception("what Orbax makes of it")
+
+    with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", failing)
+        patch.setattr(checkpoints._orbax, "restore", restore)
+        with pytest.raises(CheckpointError, match=r"cannot read .*Input/output") as caught:
+            checkpoints.restore(small_state(0))
+        assert not isinstance(caught.value, DamagedCheckpointError)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        assert checkpoints.restore(small_state(0)).step == 2
+
+
+def test_a_save_that_fails_in_the_background_is_reported_once(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, small_state(1), meta={})
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._orbax, "_save_step_metadata", full)
+        checkpoints.save(2, small_state(2), meta={})
+        with pytest.raises(CheckpointError, match="No space left"):
+            checkpoints.wait()
+    assert checkpoints.steps() == [1]
+    checkpoints.close()
+    fill(tmp_path, {2: 0.5})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
+
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    fill(tmp_path, {1: 0.1})
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match="only the first process"):
+        Checkpoints(tmp_path)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.restore(small_state(0)).step == 1
+
+
+def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.training.checkpoints._FORMAT", 1)
+        fill(tmp_path, {1: 0.1})
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(CheckpointError, match="has format 1, and this version reads format 2"):
+            checkpoints.restore(small_state(0))
+        assert checkpoints.steps() == [1]
+
+
+def test_errors_travel_between_processes():
+    error = pickle.loads(pickle.dumps(DamagedCheckpointError(3, "checkpoint 3 is damaged (torn)")))
+    assert error.step == 3
+    assert str(error) == "checkpoint 3 is damaged (torn)"
 
 
 def test_nothing_intact(tmp_path):
@@ -274,7 +368,7 @@ def test_nothing_intact(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         damage(next((tmp_path / "1" / "state").rglob("ocdbt*/d/*")), "missing")
         damage(tmp_path / "1" / "state" / "manifest.ocdbt", "zeroed")
-        with pytest.raises(CheckpointError, match="no intact checkpoint; damaged: 1"):
+        with pytest.raises(CheckpointError, match=r"no intact checkpoint \(damaged: 1\)"):
             checkpoints.restore(small_state(0))
 
 
@@ -296,8 +390,10 @@ def test_reading_only_changes_nothing(tmp_path):
         assert checkpoints.best_step() == 1
         with pytest.raises(CheckpointError, match="reading only"):
             checkpoints.save(3, small_state(3), meta={})
-        with pytest.raises(CheckpointError, match="is damaged"):
-            checkpoints.meta(2)
+        for read in (checkpoints.meta, checkpoints.accuracy):
+            with pytest.raises(DamagedCheckpointError, match="is damaged") as caught:
+                read(2)
+            assert caught.value.step == 2
     assert files_below(run) == before
 
 
@@ -371,57 +467,3 @@ def test_killed_at_any_moment(tmp_path):
         checkpoints.save(began + 2, target, meta={})
     assert began >= 5
     assert not [p.name for p in (tmp_path / "run").iterdir() if not p.name.isdecimal()]
-
-
-CONFIG = {"data": {"name": "icons", "mean": (0.5,)}, "steps": 500, "seed": 0}
-
-
-def test_a_run_directory_is_claimed_once(tmp_path):
-    run = tmp_path / "deep" / "run"
-    assert claim_run_directory(run, CONFIG) is False
-    (run / "metrics.jsonl").write_text("x")
-    assert claim_run_directory(run, CONFIG) is True
-    assert read_config(run) == {**CONFIG, "data": {"name": "icons", "mean": [0.5]}}
-    assert sorted(p.name for p in run.iterdir()) == ["config.json", "metrics.jsonl"]
-
-
-def test_another_configuration_is_refused_with_its_differences(tmp_path):
-    claim_run_directory(tmp_path, CONFIG)
-    before = files_below(tmp_path)
-    other = {"data": {"name": "cub", "mean": [0.5, 0.4]}, "steps": 500, "loss": {"name": "sce"}}
-    with pytest.raises(ConfigMismatchError) as caught:
-        claim_run_directory(tmp_path, other)
-    lines = [line.strip() for line in str(caught.value).splitlines()]
-    assert "data.name: 'icons' -> 'cub'" in lines
-    assert "data.mean: [0.5] -> [0.5, 0.4]" in lines
-    assert "seed: 0 -> (absent)" in lines
-    assert "loss: (absent) -> {'name': 'sce'}" in lines
-    assert not [line for line in lines if line.startswith("steps")]
-    assert "Choose another directory, or remove this one" in lines[-1]
-    assert files_below(tmp_path) == before
-
-
-def test_somebody_elses_directory_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigMismatchError, match=r"it holds thesis\.tex but no config\.json"):
-        claim_run_directory(tmp_path, CONFIG)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
-    with pytest.raises(ConfigMismatchError, match="is a file"):
-        claim_run_directory(tmp_path / "thesis.tex", CONFIG)
-    with pytest.raises(ConfigMismatchError, match="not a run directory"):
-        read_config(tmp_path)
-
-
-def test_hidden_files_do_not_count(tmp_path):
-    (tmp_path / ".gitkeep").touch()
-    (tmp_path / ".config.json.123").write_text('{"da')
-    assert claim_run_directory(tmp_path, CONFIG) is False
-    assert json.loads((tmp_path / "config.json").read_text())["steps"] == 500
-
-
-@pytest.mark.parametrize("content", [b"", b'{"data": {"na', b"[1]", b"\xff\xfe"])
-def test_a_damaged_configuration_is_not_overwritten(tmp_path, content):
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ConfigMismatchError, match=r"config\.json is damaged"):
-        claim_run_directory(tmp_path, CONFIG)
-    assert (tmp_path / "config.json").read_bytes() == content

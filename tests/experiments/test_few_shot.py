@@ -147,7 +147,7 @@ def test_wrong_arguments_name_the_problem():
         episode_accuracies(features, episodes)
     with pytest.raises(ValueError, match="300 features but 299 labels"):
         evaluate_prototypes(features, LABELS[:-1], config=EpisodeConfig(), distance="cosine")
-    with pytest.raises(ConfigError, match="takes 13 classes"):
+    with pytest.raises(ConfigError, match="needs 13 classes"):
         evaluate_prototypes(
             features_of(), LABELS, config=EpisodeConfig(ways=13), distance="euclidean"
         )

@@ -1,6 +1,5 @@
 """Protocol B: its objective, the start of its classifier, its labels and checks."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
-from experiments.data.builders.pictures import Picture, encode
+from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import RecordImages, class_counts, load_split
 from tests.experiments import fake_archives, fake_image_sets
 from tests.experiments.fake_image_sets import MANY_LABELS, ONE_LABEL
@@ -28,7 +28,7 @@ def folders(tmp_path):
 
 def _small(name):
     """The same data set with small images, where it has sizes: that is quicker."""
-    return f"{name}@16" if builders.BUILDERS[name].FACTS.sizes else name
+    return f"{name}@16" if builders.BUILDERS[name].SPEC.resizable else name
 
 
 def _of_one_colour(images, colours, exact):
@@ -94,7 +94,7 @@ def test_every_layout_of_many_labels_is_read(folders, name, write):
         pytest.param(name, write, own, id=f"{write.__name__}-{own}")
         for name, layouts in (fake_archives.LAYOUTS | ONE_LABEL | MANY_LABELS).items()
         for write in layouts
-        for own in builders.BUILDERS[name].FACTS.own
+        for own in builders.BUILDERS[name].SPEC.own_folders
     ],
 )
 def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, name, write, own):
@@ -102,7 +102,9 @@ def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, nam
     target = folders["manual_dir"] / own
     target.mkdir(parents=True)
     for path in list((tmp_path / "written").iterdir()):
-        for moved in path.iterdir() if path.name in builders.BUILDERS[name].FACTS.own else [path]:
+        for moved in (
+            path.iterdir() if path.name in builders.BUILDERS[name].SPEC.own_folders else [path]
+        ):
             moved.rename(target / moved.name)
     _is_read(folders, _small(name), expected)
 
@@ -113,7 +115,7 @@ def test_every_layout_is_read_from_each_folder_of_the_set(folders, tmp_path, nam
         (name, own)
         for name in ONE_LABEL
         if "image folders" in (builders.BUILDERS[name].instructions() or "")
-        for own in builders.BUILDERS[name].FACTS.own
+        for own in builders.BUILDERS[name].SPEC.own_folders
     ],
 )
 def test_class_folders_are_read_from_each_folder_of_the_set(folders, name, own):
@@ -125,10 +127,12 @@ def test_class_folders_are_read_from_each_folder_of_the_set(folders, name, own):
     _is_read(folders, _small(name), expected)
 
 
-@pytest.mark.parametrize("name", [n for n in ONE_LABEL if len(builders.BUILDERS[n].FACTS.own) > 1])
+@pytest.mark.parametrize(
+    "name", [n for n in ONE_LABEL if len(builders.BUILDERS[n].SPEC.own_folders) > 1]
+)
 def test_the_folders_of_a_set_are_named_once(name):
     message = builders.BUILDERS[name].instructions() or ""
-    assert sum(f" {own}/train" in message for own in builders.BUILDERS[name].FACTS.own) <= 1
+    assert sum(f" {own}/train" in message for own in builders.BUILDERS[name].SPEC.own_folders) <= 1
 
 
 @pytest.mark.parametrize("name", [*ONE_LABEL, *MANY_LABELS])
@@ -137,10 +141,10 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
         load_split(name, "train", **folders)
     message = str(error.value)
     assert str(folders["manual_dir"]) in message
-    facts = builders.BUILDERS[name].FACTS
-    for file in (file for layout in facts.layouts for names in layout.needs for file in names):
+    spec = builders.BUILDERS[name].SPEC
+    for file in (file for layout in spec.layouts for names in layout.needs for file in names):
         assert file in message
-    for folder in facts.folders:
+    for folder in spec.folders:
         assert folder == "." or f"{folder}/" in message
     assert message in str(builders.describe(name, **folders)).replace("\n  ", "\n")
     assert not folders["data_dir"].exists()
@@ -185,13 +189,13 @@ DAMAGE = {
         "food101",
         fake_image_sets.food101_class_folders,
         lambda d: (d / "food101/val/ant").rename(d / "food101/val/wasp"),
-        "are in one only, such as 'ant'",
+        "in only one of them, for example 'ant'",
     ),
     "a class without images": (
         "imagenet",
         fake_image_sets.imagenet_class_folders,
         lambda d: [path.unlink() for path in (d / "imagenet/val/ant").iterdir()],
-        "names the class 'ant', of which there are no images",
+        "lists the class 'ant', without images",
     ),
     "no classes": (
         "imagenet",
@@ -211,13 +215,13 @@ DAMAGE = {
         lambda d: _rewrite(
             d / "aircraft/fgvc-aircraft-2013b/data/images_variant_val.txt", " 707-320", ""
         ),
-        "images_variant_val.txt, line 1: no image and class",
+        "images_variant_val.txt, line 1: expected an image and a class",
     ),
     "a list that leads out": (
         "food101",
         fake_image_sets.food101_folder,
         lambda d: _rewrite(d / "food-101/meta/test.txt", "bee/", "bee/../../"),
-        "test.txt, line 2: no image and class",
+        "test.txt, line 2: expected an image and a class",
     ),
     "listed image missing": (
         "food101",
@@ -235,7 +239,7 @@ DAMAGE = {
         "caltech101",
         fake_image_sets.caltech101_folder,
         lambda d: (d / "caltech101/101_ObjectCategories/accordion/image_0000.jpg").unlink(),
-        "accordion has 30 images; 30 are to learn from",
+        "accordion has 30 images; more than 30 are needed",
     ),
     "training tar cut off": (
         "imagenet",
@@ -247,7 +251,7 @@ DAMAGE = {
         "imagenet",
         fake_image_sets.imagenet_kaggle,
         lambda d: (d / "imagenet/ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000002.JPEG").unlink(),
-        "lacks 1 of 3 images, such as ILSVRC2012_val_00000002",
+        "lacks 1 of 3 images, for example ILSVRC2012_val_00000002",
     ),
     "annotation without image": (
         "cub",
@@ -259,7 +263,7 @@ DAMAGE = {
         "cars",
         fake_image_sets.cars_in_one,
         lambda d: _cut(d / "cars_annos.mat"),
-        "cars_annos.mat is no readable MATLAB file",
+        "cars_annos.mat is not a readable MATLAB file",
     ),
     "another MATLAB file": (
         "flowers102",
@@ -276,7 +280,7 @@ DAMAGE = {
             d / "svhn/test_32x32.mat",
             {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])},
         ),
-        "test_32x32.mat: a label is not among the 10 classes",
+        "test_32x32.mat: a label is not one of the 10 classes",
     ),
     "another number of labels": (
         "cifar100",
@@ -300,7 +304,7 @@ DAMAGE = {
         "coco",
         fake_image_sets.coco_2017,
         lambda d: _cut(d / "coco/annotations/instances_val2017.json", 20),
-        "instances_val2017.json is no JSON",
+        "instances_val2017.json is not a JSON file",
     ),
     "an object on no image": (
         "coco",
@@ -308,7 +312,7 @@ DAMAGE = {
         lambda d: _json(
             d / "coco/annotations/instances_val2017.json", lambda content: content["images"].pop()
         ),
-        "instances_val2017.json: an entry lacks a field, or names what is not there",
+        "instances_val2017.json: an entry lacks a field, or refers to a missing image",
     ),
     "other categories": (
         "coco",
@@ -340,7 +344,7 @@ DAMAGE = {
         "nus_wide",
         fake_image_sets.nus_wide_table,
         lambda d: _rewrite(d / "NUS-WIDE/nus_wid_data.csv", "['animal']", "print('animal')"),
-        "nus_wid_data.csv, line 4: no list of labels",
+        "nus_wid_data.csv, line 4: expected a list of labels",
     ),
     "no images at all": (
         "nus_wide",
@@ -368,7 +372,7 @@ def test_a_pickle_with_code_is_refused(folders):
     fake_image_sets.cifar100(folders["manual_dir"])
     path = folders["manual_dir"] / "cifar-100-python/train"
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(UnsafeArchiveError, match=r"train asks for os\.sys"):
+    with pytest.raises(UnsafeArchiveError, match=r"train requests os\.sys"):
         load_split("cifar100", "train", **folders)
 
 
@@ -404,9 +408,10 @@ def test_the_validation_images_of_imagenet_want_their_classes(folders, own):
         folders,
         "imagenet",
         f"its files are not all in {folders['manual_dir']}.",
-        "this is missing: ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or "
+        "Missing for the archives of the challenge, or the folders of Kaggle: "
+        "ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or "
         "LOC_val_solution.csv",
-        f"this is missing: a folder for every class in {folder / 'val'}, which has images only",
+        f": one folder per class in {folder / 'val'}, which contains only images",
     )
     (folder / "elsewhere").rename(devkit)
     _is_read(folders, "imagenet@16", expected)
@@ -423,7 +428,7 @@ def test_the_devkit_is_no_help_without_the_classes_to_learn(folders):
     fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
     train = folders["manual_dir"] / "ImageNet/train"
     _flatten(train)
-    _is_missing(folders, "imagenet", f"a folder for every class in {train}, which has images only")
+    _is_missing(folders, "imagenet", f"one folder per class in {train}, which contains only images")
 
 
 @pytest.mark.parametrize("parts", [("train",), ("val",), ("train", "val")])
@@ -433,7 +438,7 @@ def test_images_without_folders_of_classes(folders, parts):
     for folder in flat:
         _flatten(folder)
         (folder / ".hidden").mkdir()
-    named = [f"a folder for every class in {folder}, which has images only" for folder in flat]
+    named = [f"one folder per class in {folder}, which contains only images" for folder in flat]
     _is_missing(folders, "food101", *named)
 
 
@@ -462,10 +467,10 @@ def test_few_shot_photographs_may_be_had_larger(folders):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cifar10@64", r"cifar10 has one size, 32×32"),
-        ("imagenet@", "after the @ comes the size, 8 to 2048 pixels"),
-        ("imagenet@4", "after the @ comes the size"),
-        ("imagenet@1e2", "after the @ comes the size"),
+        ("cifar10@64", r"cifar10 is only available at 32×32"),
+        ("imagenet@", "the size after the @ must be 8 to 2048 pixels"),
+        ("imagenet@4", "the size after the @ must be"),
+        ("imagenet@1e2", "the size after the @ must be"),
         ("imagenot@64", "no data set 'imagenot'"),
     ],
 )
@@ -478,7 +483,7 @@ def test_sizes_that_cannot_be(name, message):
 def test_an_image_keeps_all_that_fits(encoding):
     rows, columns = np.mgrid[0:60, 0:80]
     pixels = np.stack([3 * columns, 4 * rows, 0 * rows], -1).astype(np.uint8)
-    content = encode(Picture(pixels, "a"), (30, 30, 3), margin=1.0, encoding=encoding)
+    content = encode(SourceImage(pixels, "a"), (30, 30, 3), resize_factor=1.0, encoding=encoding)
     result = np.asarray(Image.open(io.BytesIO(content))).astype(int)
     # All rows, and the middle 60 of 80 columns.
     line = 0.5 + 2 * np.arange(30)
@@ -529,8 +534,8 @@ def test_classes_of_joined_few_shot_splits_follow_each_other(folders):
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("icons", "base+novel+base", "a split comes twice"),
-        ("dtd", "train+train", "a split comes twice"),
+        ("icons", "base+novel+base", "contains a split twice"),
+        ("dtd", "train+train", "contains a split twice"),
         ("dtd", "train+novel", "dtd has no split 'novel'; it has train, validation, test"),
         ("food101", "validation", "food101 has no split 'validation'; it has train, test"),
     ],

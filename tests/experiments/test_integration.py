@@ -146,7 +146,7 @@ CONFIG = FewShotConfig(loss=IntegratedLoss("direct:sce+nca"), evaluation=EVALUAT
         # 1-shot validations take 5 images, 6-shot evaluations 10.
         (21, {"validation": np.full(3, 4)}, "the validation classes of icons do not give the eval"),
         (21, {"novel": np.array([9, 10, 10])}, "the novel classes of icons do not give the eval"),
-        (21, {"novel": np.full(2, 50)}, "takes 3 classes with at least 6 samples"),
+        (21, {"novel": np.full(2, 50)}, "needs 3 classes with at least 6 samples"),
     ],
 )
 def test_classes_must_give_the_episodes_and_features_a_subspace(num_features, changes, message):

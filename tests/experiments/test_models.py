@@ -1,5 +1,6 @@
 """Backbones: shapes, initial values, normalisation over devices, DropBlock, compute types."""
 
+import re
 from functools import partial
 
 import chex
@@ -8,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tyro
 from flax import nnx
 from jax import lax
 
-from experiments.config import ModelConfig
+from experiments.config import ModelConfig, check_config
+from experiments.errors import ConfigError
 from experiments.models import Conv4, ResNet12, build_backbone
 from experiments.models.layers import drop_block, max_pool
 
@@ -331,18 +334,43 @@ def test_a_few_steps_reduce_the_loss(backbone, dtype):
     [
         ({}, (15, 32, 3), "at least 16×16 pixels, got 15×32×3"),
         ({}, (32, 32, 0), "at least 16×16"),
-        ({"widths": (64, 64, 64)}, (32, 32, 3), "needs four positive numbers"),
-        ({"widths": (64, 64, 0, 64)}, (32, 32, 3), "four positive numbers"),
-        ({"backbone": "vgg"}, (32, 32, 3), "one of conv4, resnet12, .*, got 'vgg'"),
-        ({"pooling": "max"}, (32, 32, 3), "flatten or mean, got 'max'"),
-        ({"dtype": "float16"}, (32, 32, 3), "float32, bfloat16, got 'float16'"),
-        ({"drop_block": 1.0}, (32, 32, 3), r"drop_block must be in \[0, 1\)"),
+        ({"widths": (64, 64, 64)}, (32, 32, 3), "widths of conv4 needs 4 numbers"),
         ({"drop_block": 0.1}, (32, 32, 3), "conv4 has no DropBlock"),
     ],
 )
 def test_wrong_configurations_name_the_problem(changes, image_shape, message):
     with pytest.raises(ValueError, match=message):
         build(ModelConfig(**changes), image_shape)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"widths": (64, 64, 0, 64)}, "model.widths must be at least 1, got 0"),
+        ({"blocks": (1, 0, 1)}, "model.blocks must be at least 1, got 0"),
+        ({"drop_block": 1.0}, "model.drop_block must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.0}, "model.dropout must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_the_types_of_the_options_state_their_bounds(changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_config(ModelConfig(**changes), "model.")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "choices"),
+    [
+        ("backbone", "vgg", ("conv4", "resnet12", "wrn28")),
+        ("pooling", "max", ("flatten", "mean")),
+        ("dtype", "float16", ("float32", "bfloat16")),
+        ("stem", "big", ("imagenet", "small")),
+    ],
+)
+def test_the_types_of_the_options_state_their_choices(option, value, choices, capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(ModelConfig, args=[f"--{option}", value], console_outputs=True)
+    message = capsys.readouterr().err
+    assert all(word in message for word in (option, value, *choices))
 
 
 def test_images_of_another_shape_are_refused():

@@ -139,9 +139,8 @@ def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_use
     assert f"{best.step} is damaged" in note
     assert f"checkpoint of step {report['step']} is used instead" in note
     for step in (2, 4, 6):
-        if (run / "checkpoints" / str(step)).is_dir():
-            if step != best.step:
-                flip_a_bit_of_the_arrays(run, step)
+        if (run / "checkpoints" / str(step)).is_dir() and step != best.step:
+            flip_a_bit_of_the_arrays(run, step)
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         restore_run(run)
 
@@ -163,7 +162,7 @@ def test_evaluation_options_can_be_replaced(trained, folders):
     assert [metric["name"] for metric in report["metrics"]] == ["2-shot accuracy"]
     with pytest.raises(ConfigError, match="few-shot has no passes; it has distance, episodes"):
         evaluate_run(directory, folders, overrides={"passes": 3})
-    with pytest.raises(ConfigError, match="evaluation.episodes must be at least 2, got 1"):
+    with pytest.raises(ConfigError, match=r"evaluation\.episodes must be at least 2, got 1"):
         evaluate_run(directory, folders, overrides={"episodes": 1})
     with pytest.raises(ConfigError, match="no split 'test'; it has base, validation, novel"):
         evaluate_run(directory, folders, split="test")

@@ -107,9 +107,9 @@ def test_a_class_index_draws_as_the_labels_do():
 
 
 def test_too_few_classes_name_the_counts():
-    with pytest.raises(ValueError, match=r"takes 4 classes .* 4 samples each; of the 5 classes, 3"):
+    with pytest.raises(ValueError, match=r"needs 4 classes .* 4 samples each; of the 5 classes, 3"):
         episodic_batch(LABELS, 4, 4, seed=0, step=0)
-    with pytest.raises(ValueError, match="largest 12, the smallest 1"):
+    with pytest.raises(ValueError, match="largest: 12, smallest: 1"):
         episodic_batch(LABELS, 1, 13, seed=0, step=0)
     with pytest.raises(ValueError, match="must be positive"):
         episodic_batch(LABELS, 0, 2, seed=0, step=0)

@@ -1,4 +1,4 @@
-"""The data sets: TFDS builders, each for one set in the forms in which people have it."""
+"""The data sets: one TFDS builder each, for all layouts in which the data set is distributed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders import preparation
 from experiments.data.builders.arrays import Cifar10, Cifar100, Stl10, Svhn
+from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.caltech import Caltech101, Caltech256
 from experiments.data.builders.cars import Cars
 from experiments.data.builders.cifar_fs import CifarFs
@@ -17,15 +18,14 @@ from experiments.data.builders.coco import Coco
 from experiments.data.builders.cub import Cub
 from experiments.data.builders.cub_fewshot import CubFewshot
 from experiments.data.builders.flowers import Flowers102
-from experiments.data.builders.frame import ImageBuilder
 from experiments.data.builders.icons.builder import Icons
 from experiments.data.builders.imagenet import Imagenet, Imagenet200
 from experiments.data.builders.inat2017_fewshot import Inat2017Fewshot
 from experiments.data.builders.kanji import Kanji
-from experiments.data.builders.kinds import MultiLabelBuilder
 from experiments.data.builders.listed import Aircraft, Dtd, Food101, Pets, Sun397
 from experiments.data.builders.mini_imagenet import MiniImagenet
 from experiments.data.builders.nus_wide import NusWide
+from experiments.data.builders.tasks import MultiLabelBuilder
 from experiments.data.builders.tiered_imagenet import TieredImagenet
 from experiments.data.builders.voc import Voc2007
 from experiments.errors import ConfigError
@@ -45,13 +45,35 @@ __all__ = [
 BUILDERS: dict[str, type[ImageBuilder]] = {
     builder.name: builder
     for builder in (
-        *(Icons, Kanji, MiniImagenet, TieredImagenet, CubFewshot, CifarFs, Inat2017Fewshot),
-        *(Imagenet, Imagenet200, Food101, Caltech256, Sun397, Cifar10, Cifar100, Svhn, Stl10),
-        *(Aircraft, Caltech101, Cars, Cub, Dtd, Flowers102, Pets),
-        *(Coco, Voc2007, NusWide),
+        Icons,
+        Kanji,
+        MiniImagenet,
+        TieredImagenet,
+        CubFewshot,
+        CifarFs,
+        Inat2017Fewshot,
+        Imagenet,
+        Imagenet200,
+        Food101,
+        Caltech256,
+        Sun397,
+        Cifar10,
+        Cifar100,
+        Svhn,
+        Stl10,
+        Aircraft,
+        Caltech101,
+        Cars,
+        Cub,
+        Dtd,
+        Flowers102,
+        Pets,
+        Coco,
+        Voc2007,
+        NusWide,
     )
 }
-"""Every data set by its name."""
+"""Every data set by name."""
 
 _SHARE_IMAGES = (
     {"imagenet", "imagenet200", "mini_imagenet", "tiered_imagenet", "stl10"},
@@ -59,13 +81,13 @@ _SHARE_IMAGES = (
     {"cub", "cub_fewshot"},
     {"caltech101", "caltech256"},
 )
-"""Sets that were made from the same images, or some of them; each splits them in its own way."""
+"""Groups of data sets that contain some of the same images, each with its own splits."""
 _SIZES = range(8, 2049)
 
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """A data set, and what is there of it."""
+    """A data set, and which of its files exist."""
 
     name: str
     description: str
@@ -75,27 +97,27 @@ class DatasetStatus:
     classes: dict[str, int]
     """Number of classes in every split: of the prepared data, or as published."""
     images: dict[str, int]
-    """Number of images in every split of the prepared data; empty before."""
+    """Number of images in every split. Empty unless the data set is prepared."""
     ready: bool
-    """Whether it is prepared."""
+    """Whether the data set is prepared."""
     location: Path
-    """Where it is or will be prepared."""
+    """The folder of the prepared data set."""
     needs: str
-    """Which files go where, or what must be installed; empty if it ships with the project."""
+    """The files to download, or the package to install. Empty if it is part of the project."""
     found: tuple[Path, ...]
-    """Those of these files that are there."""
+    """Those of these files that exist."""
     missing: str
-    """Why it cannot be prepared now; empty if it is ready or can."""
+    """Why the data set cannot be prepared now. Empty if it is prepared, or can be."""
 
     def __str__(self) -> str:
-        counts = " / ".join(f"{count} {split}" for split, count in self.classes.items())
+        classes = " / ".join(f"{count} {split}" for split, count in self.classes.items())
         if len(set(self.classes.values())) == 1:
-            counts = f"{max(self.classes.values())} in {', '.join(self.classes)}"
-        lines = [f"{self.name}: {self.description}", f"  classes: {counts}"]
+            classes = f"{max(self.classes.values())} in {', '.join(self.classes)}"
+        lines = [f"{self.name}: {self.description}", f"  classes: {classes}"]
         if self.ready:
-            lines.append(f"  ready in {self.location}")
+            lines.append(f"  prepared in {self.location}")
         elif not self.missing:
-            lines.append("  prepared on first use" + (" from:" if self.found else ""))
+            lines.append("  prepared on first use" + (", from:" if self.found else ""))
             lines += [f"    {path}" for path in self.found]
         else:
             lines += [f"  {line}" for line in self.missing.splitlines()]
@@ -107,35 +129,35 @@ def builder_class(name: str) -> type[ImageBuilder]:
     """The builder of a data set.
 
     Args:
-        name: The data set; `NAME@SIZE` is one of photographs or drawings with its images stored at
-            another size, such as `imagenet@128`. It is prepared apart.
+        name: The data set. `NAME@SIZE`, such as `imagenet@128`, stores the images of a resizable
+            data set at another size. Every size is prepared separately.
 
     Returns:
         The class.
 
     Raises:
-        ConfigError: There is no such data set; the message lists those there are.
+        ConfigError: The data set does not exist. The message lists the available ones.
     """
     plain, at, size = name.partition("@")
     if plain not in BUILDERS:
-        raise ConfigError(f"no data set {plain!r}; there are {', '.join(BUILDERS)}")
+        raise ConfigError(f"no data set {plain!r}; available: {', '.join(BUILDERS)}")
     cls = BUILDERS[plain]
     if not at:
         return cls
-    facts = cls.FACTS
-    height, width, channels = facts.image_shape
-    if not facts.sizes:
-        raise ConfigError(f"{plain} has one size, {height}×{width}: {name!r} cannot be had")
+    spec = cls.SPEC
+    height, width, channels = spec.image_shape
+    if not spec.resizable:
+        raise ConfigError(f"{plain} is only available at {height}×{width}, not as {name!r}")
     if not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
         raise ConfigError(
-            f"{name!r}: after the @ comes the size, {_SIZES[0]} to {_SIZES[-1]} pixels"
+            f"{name!r}: the size after the @ must be {_SIZES[0]} to {_SIZES[-1]} pixels"
         )
     if int(size) == height == width:
         return cls
-    facts = dataclasses.replace(
-        facts,
+    spec = dataclasses.replace(
+        spec,
         image_shape=(int(size), int(size), channels),
-        description=facts.description.replace(f"{height}×{width}", f"{int(size)}×{int(size)}"),
+        description=spec.description.replace(f"{height}×{width}", f"{int(size)}×{int(size)}"),
     )
     return type(
         f"{cls.__name__}At{int(size)}",
@@ -144,93 +166,93 @@ def builder_class(name: str) -> type[ImageBuilder]:
             "__doc__": cls.__doc__,
             "__module__": cls.__module__,
             "name": f"{plain}_at_{int(size)}",
-            "FACTS": facts,
+            "SPEC": spec,
         },
     )
 
 
 def split_names(name: str) -> tuple[str, ...]:
-    """The splits of a data set, whether it is prepared or not.
+    """The splits of a data set. It need not be prepared.
 
     Args:
         name: The data set.
 
     Returns:
-        Of a few-shot set `base`, `validation` where it has one, and `novel`; of any other `train`,
-        `validation` where its archives have one, and `test`.
+        `base`, `validation` (optional) and `novel` of a few-shot data set; `train`, `validation`
+        (optional) and `test` of any other.
 
     Raises:
-        ConfigError: There is no such data set.
+        ConfigError: The data set does not exist.
     """
-    return tuple(builder_class(name).FACTS.classes)
+    return tuple(builder_class(name).SPEC.classes)
 
 
 def is_multi_label(name: str) -> bool:
-    """Whether the labels of a data set are rows int8 [C] instead of classes.
+    """Whether an image of a data set can have any number of labels.
 
     Args:
         name: The data set.
 
     Returns:
-        True if they are.
+        True if the labels are int8 [n, C], False if they are classes [n].
 
     Raises:
-        ConfigError: There is no such data set.
+        ConfigError: The data set does not exist.
     """
     return issubclass(builder_class(name), MultiLabelBuilder)
 
 
 def share_images(name: str, other: str) -> bool:
-    """Whether two data sets, at whatever sizes, are one or were made from the same images.
+    """Whether two data sets may contain the same images, at any sizes.
 
     Args:
         name: One of them.
         other: The other.
 
     Returns:
-        True if they are, or were.
+        True if they are the same data set, or were made from the same images.
     """
     both = {plain.partition("@")[0] for plain in (name, other)}
     return len(both) == 1 or any(both <= names for names in _SHARE_IMAGES)
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
-    """Height, width and channels of a data set's images, whether it is prepared or not.
+    """The shape of the images of a data set. It need not be prepared.
 
     Args:
         name: The data set.
 
     Returns:
-        The shape.
+        Height, width and channels.
 
     Raises:
-        ConfigError: There is no such data set.
+        ConfigError: The data set does not exist.
     """
-    return builder_class(name).FACTS.image_shape
+    return builder_class(name).SPEC.image_shape
 
 
 def describe(
     name: str, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> DatasetStatus:
-    """What a data set is, and what is there of it, without preparing or loading it.
+    """Describes a data set and its state, without preparing or loading it.
 
     Args:
         name: The data set.
-        data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
-        manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
+        data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
+        manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
 
     Returns:
-        Its status.
+        The status.
 
     Raises:
-        ConfigError: There is no such data set.
+        ConfigError: The data set does not exist.
     """
     cls = builder_class(name)
     manual_dir = preparation.manual_root(data_dir, manual_dir)
-    place = cls.place(manual_dir, manual_dir)
-    wanted = dict.fromkeys(
+    search_path = cls.search_path(manual_dir, manual_dir)
+    files = dict.fromkeys(
         alternative
-        for layout in cls.FACTS.layouts
+        for layout in cls.SPEC.layouts
         for names in layout.needs
         for alternative in names
     )
@@ -239,22 +261,22 @@ def describe(
         builder = preparation.make_builder(cls, data_dir)
         ready = preparation.is_prepared(builder)
         if ready:
-            contents = {split: builder.info.metadata[split] for split in cls.FACTS.classes}  # pyright: ignore
-            images = {split: builder.info.splits[split].num_examples for split in cls.FACTS.classes}
+            contents = {split: builder.info.metadata[split] for split in cls.SPEC.classes}  # pyright: ignore
+            images = {split: builder.info.splits[split].num_examples for split in cls.SPEC.classes}
         else:
-            cls.check_source(place)
+            cls.check_source(search_path)
     except (DamagedArchiveError, MissingArchiveError) as error:
         missing = str(error)
     return DatasetStatus(
         name=name,
-        description=cls.FACTS.description,
-        image_shape=cls.FACTS.image_shape,
-        classes={split: len(c) for split, c in contents.items()} or dict(cls.FACTS.classes),
+        description=cls.SPEC.description,
+        image_shape=cls.SPEC.image_shape,
+        classes={split: len(c) for split, c in contents.items()} or dict(cls.SPEC.classes),
         images=images,
         ready=ready,
         location=preparation.location(cls, data_dir),
-        needs=cls.instructions() or cls.FACTS.requires,
-        found=tuple(path for path in map(place.find, wanted) if path is not None),
+        needs=cls.instructions() or cls.SPEC.requires,
+        found=tuple(path for path in map(search_path.find, files) if path is not None),
         missing=missing,
     )
 
@@ -262,13 +284,13 @@ def describe(
 def dataset_status(
     data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> list[DatasetStatus]:
-    """Every data set, and what is there of it.
+    """Describes every data set and its state.
 
     Args:
-        data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
-        manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
+        data_dir: As in `describe`.
+        manual_dir: As in `describe`.
 
     Returns:
-        One status a data set.
+        One status per data set.
     """
     return [describe(name, data_dir, manual_dir) for name in BUILDERS]

@@ -1,4 +1,4 @@
-"""Sets of small images that come as arrays: CIFAR-10, CIFAR-100, SVHN, STL-10."""
+"""Data sets of small images stored as arrays: CIFAR-10, CIFAR-100, SVHN, STL-10."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, load_mat, load_pickle
-from experiments.data.builders.frame import Facts
-from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, inside
-from experiments.data.builders.pictures import (
-    Picture,
-    Pictures,
+from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.images import (
+    ClassSplit,
+    SourceImage,
     entries,
     read_lines,
     text,
 )
+from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
+from experiments.data.builders.tasks import ClassificationBuilder
 
 
-def _rows(images: np.ndarray, labels: Any, names: list[str], source: Path) -> Pictures:
-    """Images uint8 [n, h, w, 3] with a number from 0 each."""
+def _array_split(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
+    """A split from images uint8 [n, h, w, 3] and labels [n], counted from 0."""
     labels = np.asarray(labels).ravel()
     if labels.dtype.kind not in "iu" or len(labels) != len(images):
         raise DamagedArchiveError(f"{source}: {len(images)} images, but {labels.size} labels")
     if labels.size and not 0 <= labels.min() <= labels.max() < len(names):
-        raise DamagedArchiveError(f"{source}: a label is not among the {len(names)} classes")
-    return Pictures(
+        raise DamagedArchiveError(f"{source}: a label is not one of the {len(names)} classes")
+    return ClassSplit(
         {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)},
-        lambda: lambda row: Picture(images[row], f"{source}, image {row}"),
+        lambda: lambda row: SourceImage(images[row], f"{source}, image {row}"),
         source,
     )
 
@@ -38,21 +38,48 @@ def _rows(images: np.ndarray, labels: Any, names: list[str], source: Path) -> Pi
 # --- CIFAR --------------------------------------------------------------------------------------
 
 
-def _cifar(
-    part: Part, meta: tuple[str, str], files: dict[str, tuple[str, ...]], labels: str
-) -> Layout:
-    """The "python version": pickles with rows of red, green and blue planes."""
+def _cifar_spec(
+    classes: int,
+    folder: str,
+    names: tuple[str, str],
+    labels: str,
+    files: dict[str, tuple[str, ...]],
+) -> DatasetSpec:
+    """The specification of CIFAR-10 or CIFAR-100, read from the archive for Python.
 
-    def read(place: Place) -> dict[str, Pictures]:
-        folder = part.locate(place)
-        path = inside(folder, meta[0])
-        names = [text(name) for name in entries(load_pickle(path), path, meta[1])[meta[1]]]
-        return {split: _batches(folder, of, labels, names) for split, of in files.items()}
+    Args:
+        classes: Number of classes.
+        folder: The folder in the archive.
+        names: The file with the names of the classes, and its entry.
+        labels: The entry with the labels.
+        files: The files of every split: pickles with rows of red, green and blue planes.
 
-    return Layout("the archive for Python", (part.names,), read)
+    Returns:
+        The specification.
+    """
+    part = Part(folder, (f"cifar-{classes}-python.tar.gz",))
+
+    def read(search_path: SearchPath) -> dict[str, ClassSplit]:
+        folder = part.locate(search_path)
+        path = inside(folder, names[0])
+        class_names = [text(name) for name in entries(load_pickle(path), path, names[1])[names[1]]]
+        return {
+            split: _read_batches(folder, batches, labels, class_names)
+            for split, batches in files.items()
+        }
+
+    return DatasetSpec(
+        description=f"60,000 photographs of {classes} classes (CIFAR-{classes}), 32×32",
+        image_shape=(32, 32, 3),
+        classes={"train": classes, "test": classes},
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        citation="Krizhevsky: Learning multiple layers of features from tiny images. 2009.",
+        folders=(f"cifar{classes}", f"cifar-{classes}", "."),
+        layouts=(Layout("the archive for Python", (part.names,), read),),
+    )
 
 
-def _batches(folder: Path, files: tuple[str, ...], key: str, names: list[str]) -> Pictures:
+def _read_batches(folder: Path, files: tuple[str, ...], key: str, names: list[str]) -> ClassSplit:
     images, labels = [], []
     for file in files:
         content = entries(load_pickle(inside(folder, file)), folder / file, "data", key)
@@ -65,63 +92,45 @@ def _batches(folder: Path, files: tuple[str, ...], key: str, names: list[str]) -
         images.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels.append(np.asarray(content[key]).ravel())
     source = folder / files[0] if len(files) == 1 else folder
-    return _rows(np.concatenate(images), np.concatenate(labels), names, source)
+    return _array_split(np.concatenate(images), np.concatenate(labels), names, source)
 
 
 class Cifar10(ClassificationBuilder):
-    """10 kinds of animals and vehicles."""
+    """10 classes of animals and vehicles."""
 
     name = "cifar10"
-    FACTS = Facts(
-        description="60,000 photographs of 10 classes (CIFAR-10), 32×32",
-        image_shape=(32, 32, 3),
-        classes={"train": 10, "test": 10},
-        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-        citation="Krizhevsky: Learning multiple layers of features from tiny images. 2009.",
-        folders=("cifar10", "cifar-10", "."),
-        layouts=(
-            _cifar(
-                Part("cifar-10-batches-py", ("cifar-10-python.tar.gz",)),
-                ("batches.meta", "label_names"),
-                {
-                    "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
-                    "test": ("test_batch",),
-                },
-                "labels",
-            ),
-        ),
+    SPEC = _cifar_spec(
+        10,
+        folder="cifar-10-batches-py",
+        names=("batches.meta", "label_names"),
+        labels="labels",
+        files={
+            "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
+            "test": ("test_batch",),
+        },
     )
 
 
 class Cifar100(ClassificationBuilder):
-    """100 classes, by their fine labels."""
+    """100 classes, from the fine labels."""
 
     name = "cifar100"
-    FACTS = Facts(
-        description="60,000 photographs of 100 classes (CIFAR-100), 32×32",
-        image_shape=(32, 32, 3),
-        classes={"train": 100, "test": 100},
-        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-        citation="Krizhevsky: Learning multiple layers of features from tiny images. 2009.",
-        folders=("cifar100", "cifar-100", "."),
-        layouts=(
-            _cifar(
-                Part("cifar-100-python", ("cifar-100-python.tar.gz",)),
-                ("meta", "fine_label_names"),
-                {"train": ("train",), "test": ("test",)},
-                "fine_labels",
-            ),
-        ),
+    SPEC = _cifar_spec(
+        100,
+        folder="cifar-100-python",
+        names=("meta", "fine_label_names"),
+        labels="fine_labels",
+        files={"train": ("train",), "test": ("test",)},
     )
 
 
 # --- SVHN ---------------------------------------------------------------------------------------
 
 
-def _read_digits(place: Place) -> dict[str, Pictures]:
+def _read_digits(search_path: SearchPath) -> dict[str, ClassSplit]:
     splits = {}
     for split in ("train", "test"):
-        path = place.get(f"{split}_32x32.mat")
+        path = search_path.get(f"{split}_32x32.mat")
         content = load_mat(path, "X", "y")
         images, labels = content["X"], np.atleast_1d(content["y"])
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
@@ -129,11 +138,11 @@ def _read_digits(place: Place) -> dict[str, Pictures]:
                 f"{path}: X should be uint8 [32, 32, 3, n], not {images.dtype} {list(images.shape)}"
             )
         if labels.dtype.kind not in "iuf":
-            raise DamagedArchiveError(f"{path}: y holds no numbers")
-        # The digit 0 is class 10.
+            raise DamagedArchiveError(f"{path}: y contains no numbers")
+        # The digit 0 has the label 10.
         labels = np.where(labels == 10, 0, labels.astype(np.int64))
         images = np.ascontiguousarray(np.moveaxis(images, -1, 0))
-        splits[split] = _rows(images, labels, [str(digit) for digit in range(10)], path)
+        splits[split] = _array_split(images, labels, [str(digit) for digit in range(10)], path)
     return splits
 
 
@@ -141,7 +150,7 @@ class Svhn(ClassificationBuilder):
     """Digits of house numbers."""
 
     name = "svhn"
-    FACTS = Facts(
+    SPEC = DatasetSpec(
         description="99,289 digits of house numbers (SVHN, cropped, without extra), 32×32",
         image_shape=(32, 32, 3),
         classes={"train": 10, "test": 10},
@@ -165,21 +174,23 @@ _STL = Part("stl10_binary", ("stl10_binary.tar.gz",))
 _STL_BYTES = 3 * 96 * 96
 
 
-def _read_binary(place: Place) -> dict[str, Pictures]:
-    wanted = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt")
-    folder = _STL.locate(place, _ends_with(wanted))
-    for name in wanted:
+def _read_binary(search_path: SearchPath) -> dict[str, ClassSplit]:
+    files = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt")
+    folder = _STL.locate(search_path, _ends_with(files))
+    for name in files:
         inside(folder, name)
     names = [line.strip() for line in read_lines(folder / "class_names.txt") if line.strip()]
     splits = {}
     for split in ("train", "test"):
         path = folder / f"{split}_X.bin"
         if path.stat().st_size % _STL_BYTES:
-            raise DamagedArchiveError(f"{path} is cut off: not a multiple of {_STL_BYTES} bytes")
-        # Planes of red, green and blue, each column by column.
+            raise DamagedArchiveError(
+                f"{path} is truncated: its size is not a multiple of {_STL_BYTES} bytes"
+            )
+        # Red, green and blue planes in column-major order.
         images = np.fromfile(path, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
         labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(np.int64) - 1
-        splits[split] = _rows(images, labels, names, path)
+        splits[split] = _array_split(images, labels, names, path)
     return splits
 
 
@@ -188,10 +199,10 @@ def _ends_with(names: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 class Stl10(ClassificationBuilder):
-    """10 kinds of animals and vehicles; the images without labels are left out."""
+    """10 classes of animals and vehicles, without the unlabelled images."""
 
     name = "stl10"
-    FACTS = Facts(
+    SPEC = DatasetSpec(
         description="13,000 labelled photographs of 10 classes (STL-10), 96×96",
         image_shape=(96, 96, 3),
         classes={"train": 10, "test": 10},

@@ -1,4 +1,4 @@
-"""Caltech-101 and Caltech-256: folders of classes, from which so many images a class are drawn."""
+"""Caltech-101 and Caltech-256: class folders without published splits."""
 
 from __future__ import annotations
 
@@ -7,37 +7,43 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, extract
-from experiments.data.builders.frame import photograph_facts
-from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, class_folders
-from experiments.data.builders.pictures import Pictures, list_images, picture_files
+from experiments.data.builders.base import photograph_spec
+from experiments.data.builders.images import ClassSplit, list_images, split_of_files
+from experiments.data.builders.layouts import (
+    TRAIN_TEST_FOLDERS,
+    Layout,
+    Part,
+    SearchPath,
+    class_folders,
+)
+from experiments.data.builders.tasks import ClassificationBuilder
 
 
-def _split(folder: Path, count: int, omit: tuple[str, ...] = ()) -> dict[str, Pictures]:
-    """Draws `count` training images of every class; the others are for testing.
+def _split(folder: Path, count: int, omit: tuple[str, ...] = ()) -> dict[str, ClassSplit]:
+    """Selects `count` training images of every class; the remaining images are the test split.
 
-    The draw goes by a hash of class and file name, so it is the same everywhere, and an image
-    more or less moves at most one other.
+    The order is that of a hash of class and file name. It is the same on every machine, and adding
+    or removing one image moves at most one other image to the other split.
     """
     splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
     for path in folder.iterdir():
         if path.is_dir() and path.name not in omit and not path.name.startswith("."):
-            images = sorted(list_images(path), key=_place_in_draw)
+            images = sorted(list_images(path), key=_order)
             if len(images) <= count:
                 raise DamagedArchiveError(
-                    f"{path} has {len(images)} images; {count} are to learn from"
+                    f"{path} has {len(images)} images; more than {count} are needed"
                 )
             splits["train"][path.name] = images[:count]
             splits["test"][path.name] = images[count:]
-    return {split: picture_files(classes, folder) for split, classes in splits.items()}
+    return {split: split_of_files(classes, folder) for split, classes in splits.items()}
 
 
-def _place_in_draw(path: Path) -> bytes:
+def _order(path: Path) -> bytes:
     return hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).digest()
 
 
-def _drawn(part: Part, read: Callable[[Place], dict[str, Pictures]]) -> Layout:
-    return Layout("the images of Caltech, drawn by a fixed rule", (part.names,), read)
+def _layout(part: Part, read: Callable[[SearchPath], dict[str, ClassSplit]]) -> Layout:
+    return Layout("the images of Caltech, split by a fixed rule", (part.names,), read)
 
 
 _101 = Part(
@@ -48,50 +54,53 @@ _101 = Part(
 _256 = Part("256_ObjectCategories", ("256_ObjectCategories.tar",))
 
 
-def _locate_101(place: Place) -> Path:
-    archive = place.find("caltech-101.zip")
-    if archive is None or place.find(*_101.names[:-1]) is not None:
-        return _101.locate(place)
-    # The zip of 2022 holds the tar of 2003.
+def _locate_101(search_path: SearchPath) -> Path:
+    archive = search_path.find("caltech-101.zip")
+    if archive is None or search_path.find(*_101.names[:-1]) is not None:
+        return _101.locate(search_path)
+    # The zip file of 2022 contains the tar file of 2003.
     inner = "101_ObjectCategories.tar.gz"
     tars = sorted(
-        place.extract(archive, lambda name: name.endswith(f"/{inner}")).glob(f"*/{inner}")
+        search_path.extract(archive, lambda name: name.endswith(f"/{inner}")).glob(f"*/{inner}")
     )
     if not tars:
-        raise DamagedArchiveError(f"{archive} holds no {inner}")
-    return extract(tars[0], place.scratch / inner) / _101.path
+        raise DamagedArchiveError(f"{archive} contains no {inner}")
+    return extract(tars[0], search_path.scratch / inner) / _101.path
 
 
 class Caltech101(ClassificationBuilder):
-    """101 kinds of objects and a background class; 30 images a class to learn from."""
+    """101 categories of objects and a background class; 30 training images per class."""
 
     name = "caltech101"
-    FACTS = photograph_facts(
-        description="9,144 photographs of 101 kinds of objects and of background, 256×256",
+    SPEC = photograph_spec(
+        description="9,144 photographs of 101 categories of objects and of background, 256×256",
         classes={"train": 102, "test": 102},
         homepage="https://data.caltech.edu/records/mzrjq-6wc02",
         citation="Fei-Fei et al.: Learning generative visual models from few training examples. "
         "CVPR Workshop 2004.",
         folders=("caltech101", "."),
         layouts=(
-            _drawn(_101, lambda place: _split(_locate_101(place), 30)),
-            class_folders("caltech101", {"train": ("train",), "test": ("test", "val")}),
+            _layout(_101, lambda search_path: _split(_locate_101(search_path), 30)),
+            class_folders("caltech101", TRAIN_TEST_FOLDERS),
         ),
     )
 
 
 class Caltech256(ClassificationBuilder):
-    """256 kinds of objects, without the clutter class; 60 images a class to learn from."""
+    """256 categories of objects, without the clutter class; 60 training images per class."""
 
     name = "caltech256"
-    FACTS = photograph_facts(
-        description="29,780 photographs of 256 kinds of objects, 256×256",
+    SPEC = photograph_spec(
+        description="29,780 photographs of 256 categories of objects, 256×256",
         classes={"train": 256, "test": 256},
         homepage="https://data.caltech.edu/records/nyy15-4j048",
         citation="Griffin et al.: Caltech-256 object category dataset. Caltech report 7694, 2007.",
         folders=("caltech256", "."),
         layouts=(
-            _drawn(_256, lambda place: _split(_256.locate(place), 60, omit=("257.clutter",))),
-            class_folders("caltech256", {"train": ("train",), "test": ("test", "val")}),
+            _layout(
+                _256,
+                lambda search_path: _split(_256.locate(search_path), 60, omit=("257.clutter",)),
+            ),
+            class_folders("caltech256", TRAIN_TEST_FOLDERS),
         ),
     )

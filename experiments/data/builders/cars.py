@@ -9,17 +9,23 @@ from typing import Any
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, load_mat
-from experiments.data.builders.frame import photograph_facts
-from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, class_folders
-from experiments.data.builders.pictures import Pictures, open_files, text
+from experiments.data.builders.base import photograph_spec
+from experiments.data.builders.images import ClassSplit, open_files, text
+from experiments.data.builders.layouts import (
+    TRAIN_TEST_FOLDERS,
+    Layout,
+    Part,
+    SearchPath,
+    class_folders,
+)
+from experiments.data.builders.tasks import ClassificationBuilder
 
 _DEVKIT = ("car_devkit.tgz", "cars_devkit.tgz")
 _META = Part("devkit/cars_meta.mat", _DEVKIT, ("devkit/cars_meta.mat", "cars_meta.mat"))
 _TRAIN = Part(
     "devkit/cars_train_annos.mat", _DEVKIT, ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
 )
-# The devkit has the test images without their classes.
+# The devkit has no classes of the test images.
 _TEST = ("cars_test_annos_withlabels.mat", "devkit/cars_test_annos_withlabels.mat")
 _TRAIN_IMAGES = Part("cars_train", ("cars_train.tgz",), ("cars_train/cars_train", "cars_train"))
 _TEST_IMAGES = Part("cars_test", ("cars_test.tgz",), ("cars_test/cars_test", "cars_test"))
@@ -40,25 +46,25 @@ def _pictures(
     names: list[str],
     entries: list[dict[str, Any]],
     file: Callable[[dict[str, Any]], Path],
-) -> Pictures:
+) -> ClassSplit:
     classes: dict[str, list[Path]] = {name: [] for name in names}
     for entry in entries:
         if not 1 <= int(entry["class"]) <= len(names):
             raise DamagedArchiveError(f"{path}: the class {entry['class']} has no name")
         classes[names[int(entry["class"]) - 1]].append(file(entry))
-    return Pictures({name: sorted(of) for name, of in classes.items()}, open_files, path)
+    return ClassSplit({name: sorted(of) for name, of in classes.items()}, open_files, path)
 
 
 def _names(path: Path) -> list[str]:
     return [text(name) for name in np.atleast_1d(load_mat(path, "class_names")["class_names"])]
 
 
-def _read_two(place: Place) -> dict[str, Pictures]:
-    names = _names(_META.locate(place))
+def _read_two(search_path: SearchPath) -> dict[str, ClassSplit]:
+    names = _names(_META.locate(search_path))
     splits = {}
     for split, path, images in (
-        ("train", _TRAIN.locate(place), _TRAIN_IMAGES.locate(place)),
-        ("test", place.get(*_TEST), _TEST_IMAGES.locate(place)),
+        ("train", _TRAIN.locate(search_path), _TRAIN_IMAGES.locate(search_path)),
+        ("test", search_path.get(*_TEST), _TEST_IMAGES.locate(search_path)),
     ):
         entries = _annotations(path, "fname", "class")
         splits[split] = _pictures(
@@ -70,8 +76,8 @@ def _read_two(place: Place) -> dict[str, Pictures]:
     return splits
 
 
-def _read_one(place: Place) -> dict[str, Pictures]:
-    path, images = place.get(*_ALL), _ALL_IMAGES.locate(place)
+def _read_one(search_path: SearchPath) -> dict[str, ClassSplit]:
+    path, images = search_path.get(*_ALL), _ALL_IMAGES.locate(search_path)
     entries = _annotations(path, "relative_im_path", "class", "test")
     return {
         split: _pictures(
@@ -88,7 +94,7 @@ class Cars(ClassificationBuilder):
     """196 cars by make, model and year."""
 
     name = "cars"
-    FACTS = photograph_facts(
+    SPEC = photograph_spec(
         description="16,185 photographs of 196 cars (Stanford Cars), 256×256",
         classes={"train": 196, "test": 196},
         homepage="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
@@ -102,6 +108,6 @@ class Cars(ClassificationBuilder):
                 _read_two,
             ),
             Layout("the archive of all images", (_ALL_IMAGES.names, _ALL), _read_one),
-            class_folders("cars", {"train": ("train",), "test": ("test", "val")}),
+            class_folders("cars", TRAIN_TEST_FOLDERS),
         ),
     )

@@ -1,18 +1,17 @@
-"""MS-COCO: photographs with any of 80 kinds of objects, from its annotations of instances."""
+"""MS-COCO: photographs with labels for 80 categories, from the instance annotations."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import photograph_facts
-from experiments.data.builders.kinds import MultiLabelBuilder
-from experiments.data.builders.layouts import Layout, Part, Place
-from experiments.data.builders.pictures import LabelledPictures, entries, open_files
+from experiments.data.builders.base import photograph_spec
+from experiments.data.builders.images import MultiLabelSplit, open_files, read_json
+from experiments.data.builders.layouts import Layout, Part, SearchPath
+from experiments.data.builders.tasks import MultiLabelBuilder
 
 _ENTRIES = ("images", "annotations", "categories")
 _FIELDS = frozenset({*_ENTRIES, "id", "file_name", "name", "image_id", "category_id"})
@@ -35,23 +34,23 @@ def _layout(year: int) -> Layout:
         for split, part in parts.items()
     }
 
-    def read(place: Place) -> dict[str, LabelledPictures]:
+    def read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
         def keep(name: str) -> bool:
             return "instances_" in name
 
         return {
             split: _read_instances(
-                annotations[split].locate(place, keep), images[split].locate(place)
+                annotations[split].locate(search_path, keep), images[split].locate(search_path)
             )
             for split in parts
         }
 
     needs = [part.names for group in (images, annotations) for part in group.values()]
-    return Layout(f"images and instances of {year}", tuple(dict.fromkeys(needs)), read)
+    return Layout(f"images and instance annotations of {year}", tuple(dict.fromkeys(needs)), read)
 
 
-def _read_instances(path: Path, folder: Path) -> LabelledPictures:
-    content = entries(_load_json(path), path, *_ENTRIES)
+def _read_instances(path: Path, folder: Path) -> MultiLabelSplit:
+    content = read_json(path, *_ENTRIES, object_hook=_without_outlines)
     try:
         categories = sorted(
             (int(entry["id"]), str(entry["name"])) for entry in content["categories"]
@@ -67,9 +66,9 @@ def _read_instances(path: Path, folder: Path) -> LabelledPictures:
             targets[rows[entry["image_id"]], columns[entry["category_id"]]] = 1
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedArchiveError(
-            f"{path}: an entry lacks a field, or names what is not there: {error}"
+            f"{path}: an entry lacks a field, or refers to a missing image or category: {error}"
         ) from error
-    return LabelledPictures(
+    return MultiLabelSplit(
         names=tuple(name for _, name in categories),
         keys=[folder / name for name, _ in files],
         targets=targets,
@@ -78,29 +77,21 @@ def _read_instances(path: Path, folder: Path) -> LabelledPictures:
     )
 
 
-def _load_json(path: Path) -> Any:
-    """The file's object without the outlines of the instances, which are most of it."""
-
-    def needed(entry: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in entry.items() if name in _FIELDS}
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file, object_hook=needed)
-    except ValueError as error:
-        raise DamagedArchiveError(f"{path} is no JSON: {error}") from error
+def _without_outlines(entry: dict[str, Any]) -> dict[str, Any]:
+    """Drops the outlines of the instances, which are most of the file, while it is read."""
+    return {name: value for name, value in entry.items() if name in _FIELDS}
 
 
 class Coco(MultiLabelBuilder):
-    """80 kinds of objects; `test` are the validation images, as in the papers.
+    """80 categories of objects; `test` contains the validation images, as in the papers.
 
-    Every image is kept, also the few without an object.
+    Images without objects are included.
     """
 
     name = "coco"
-    FACTS = photograph_facts(
-        description="123,287 photographs with any of 80 kinds of objects (MS-COCO; its validation "
-        "images to test), 256×256",
+    SPEC = photograph_spec(
+        description="123,287 photographs with labels for 80 categories (MS-COCO; test: its "
+        "validation images), 256×256",
         classes={"train": 80, "test": 80},
         homepage="https://cocodataset.org/",
         citation="Lin et al.: Microsoft COCO: common objects in context. ECCV 2014.",

@@ -1,14 +1,21 @@
-"""CUB: the 200 birds of Caltech-UCSD Birds-200-2011 in their published split into images."""
+"""CUB: Caltech-UCSD Birds-200-2011 with its published split of every class."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import photograph_facts
-from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, class_folders, inside
-from experiments.data.builders.pictures import Pictures, picture_files, read_lines
+from experiments.data.builders.base import photograph_spec
+from experiments.data.builders.images import ClassSplit, read_lines, split_of_files
+from experiments.data.builders.layouts import (
+    TRAIN_TEST_FOLDERS,
+    Layout,
+    Part,
+    SearchPath,
+    class_folders,
+    inside,
+)
+from experiments.data.builders.tasks import ClassificationBuilder
 
 _CUB = Part("CUB_200_2011", ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz"))
 
@@ -18,31 +25,33 @@ def _read_pairs(path: Path) -> dict[str, str]:
     for line in filter(str.strip, read_lines(path)):
         number, _, value = line.strip().partition(" ")
         if not value or number in pairs:
-            raise DamagedArchiveError(f"{path}: no number and value, or twice: {line!r}")
+            raise DamagedArchiveError(
+                f"{path}: no number and value, or a repeated number: {line!r}"
+            )
         pairs[number] = value
     return pairs
 
 
-def _read(place: Place) -> dict[str, Pictures]:
-    folder = _CUB.locate(place)
+def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
+    folder = _CUB.locate(search_path)
     names, training = inside(folder, "images.txt"), inside(folder, "train_test_split.txt")
     chosen = _read_pairs(training)
     splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
     for number, name in _read_pairs(names).items():
         bird, _, file = name.partition("/")
         if chosen.get(number) not in ("0", "1") or PurePosixPath(file).name != file or bird == "..":
-            raise DamagedArchiveError(f"{training} does not say where image {number} belongs")
+            raise DamagedArchiveError(f"{training} has no valid split for image {number}")
         split = "train" if chosen[number] == "1" else "test"
         splits[split].setdefault(bird, []).append(folder / "images" / bird / file)
-    return {split: picture_files(classes, training) for split, classes in splits.items()}
+    return {split: split_of_files(classes, training) for split, classes in splits.items()}
 
 
 class Cub(ClassificationBuilder):
-    """200 birds."""
+    """200 species of birds."""
 
     name = "cub"
-    FACTS = photograph_facts(
-        description="11,788 photographs of 200 birds (CUB-200-2011), 256×256",
+    SPEC = photograph_spec(
+        description="11,788 photographs of 200 bird species (CUB-200-2011), 256×256",
         classes={"train": 200, "test": 200},
         homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
         citation="Wah et al.: The Caltech-UCSD Birds-200-2011 dataset. CNS-TR-2011-001.",
@@ -53,6 +62,6 @@ class Cub(ClassificationBuilder):
                 (_CUB.names,),
                 _read,
             ),
-            class_folders("cub", {"train": ("train",), "test": ("test", "val")}),
+            class_folders("cub", TRAIN_TEST_FOLDERS),
         ),
     )

@@ -1,4 +1,4 @@
-"""CUB few-shot: the 200 birds of Caltech-UCSD Birds-200-2011, 100 to learn from."""
+"""CUB few-shot: Caltech-UCSD Birds-200-2011, of which 100 of 200 classes are base classes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import re
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
-from experiments.data.builders.frame import Facts
-from experiments.data.builders.kinds import FewShotBuilder
-from experiments.data.builders.layouts import Layout, Place
-from experiments.data.builders.pictures import Pictures, list_images, picture_files, read_json
+from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.images import ClassSplit, list_images, read_json, split_of_files
+from experiments.data.builders.layouts import Layout, Part, SearchPath
+from experiments.data.builders.tasks import FewShotBuilder
 
 _SPLITS = {"base": "base", "validation": "val", "novel": "novel"}
 _LISTS = tuple(f"{name}.json" for name in _SPLITS.values())
-_IMAGES = "CUB_200_2011/images"
-_ARCHIVES = ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz")
+_IMAGES = Part("CUB_200_2011/images", ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz"))
 
 
-def _images(place: Place) -> Path:
-    return place.folder(_IMAGES, _ARCHIVES, lambda name: f"{_IMAGES}/" in name)
+def _images(search_path: SearchPath) -> Path:
+    return _IMAGES.locate(search_path, lambda name: f"{_IMAGES.path}/" in name)
 
 
-def _read_lists(place: Place) -> dict[str, Pictures]:
-    images = _images(place)
-    return {split: _read_list(place.get(f"{name}.json"), images) for split, name in _SPLITS.items()}
+def _read_lists(search_path: SearchPath) -> dict[str, ClassSplit]:
+    images = _images(search_path)
+    return {
+        split: _read_list(search_path.get(f"{name}.json"), images)
+        for split, name in _SPLITS.items()
+    }
 
 
-def _read_list(path: Path, images: Path) -> Pictures:
+def _read_list(path: Path, images: Path) -> ClassSplit:
     content = read_json(path, "label_names", "image_names", "image_labels")
     names, labels = content["label_names"], content["image_labels"]
     if len(labels) != len(content["image_names"]):
@@ -35,44 +37,44 @@ def _read_list(path: Path, images: Path) -> Pictures:
     for image, label in zip(content["image_names"], labels, strict=True):
         if not 0 <= label < len(names):
             raise DamagedArchiveError(f"{path}: the label {label} has no name")
-        # The paths are those of the machine on which the list was made.
+        # The paths are absolute paths of the machine on which the list was created.
         parts = PurePosixPath(image.replace("\\", "/")).parts
         classes.setdefault(names[label], []).append(images.joinpath(*parts[-2:]))
-    return picture_files(classes, path)
+    return split_of_files(classes, path)
 
 
-def _read_by_rule(place: Place) -> dict[str, Pictures]:
-    """The split of Chen et al. without their lists, which their script makes by this rule."""
-    found = [name for name in _LISTS if place.find(name) is not None]
+def _read_by_rule(search_path: SearchPath) -> dict[str, ClassSplit]:
+    """The split of Chen et al., by the rule with which their script creates the lists."""
+    found = [name for name in _LISTS if search_path.find(name) is not None]
     if found:
         absent = [name for name in _LISTS if name not in found]
         raise MissingArchiveError(
-            f"{place.get(found[0])} is there, but not {' and '.join(absent)}; put these beside it, "
-            "or remove it to have the classes split by their number"
+            f"{search_path.get(found[0])} exists, but not {' and '.join(absent)}; add the missing "
+            "lists, or remove the file to split the classes by number"
         )
-    images = _images(place)
+    images = _images(search_path)
     folders = sorted(path for path in images.iterdir() if path.is_dir())
     numbers = [re.match(r"(\d+)\.", path.name) for path in folders]
     splits: dict[str, dict[str, list[Path]]] = {split: {} for split in _SPLITS}
     for index, (folder, number) in enumerate(zip(folders, numbers, strict=True)):
         if number is None or int(number[1]) != index + 1:
             raise DamagedArchiveError(
-                f"{images}: the classes should be numbered from 001 on; {folder.name} is in place "
+                f"{images}: the classes should be numbered from 001; {folder.name} is at position "
                 f"{index + 1}"
             )
         split = "base" if index % 2 == 0 else "validation" if index % 4 == 1 else "novel"
         splits[split][folder.name] = list_images(folder)
-    return {split: picture_files(classes, images) for split, classes in splits.items()}
+    return {split: split_of_files(classes, images) for split, classes in splits.items()}
 
 
 class CubFewshot(FewShotBuilder):
     """Caltech-UCSD Birds-200-2011 in the split of Chen et al., 84×84."""
 
     name = "cub_fewshot"
-    FACTS = Facts(
-        description="11,788 photographs of 200 birds, 84×84",
+    SPEC = DatasetSpec(
+        description="11,788 photographs of 200 bird species, 84×84",
         image_shape=(84, 84, 3),
-        sizes=True,
+        resizable=True,
         classes={"base": 100, "validation": 50, "novel": 50},
         homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
         citation="Chen et al.: A closer look at few-shot classification. ICLR 2019.",
@@ -80,12 +82,12 @@ class CubFewshot(FewShotBuilder):
         layouts=(
             Layout(
                 "images and the lists of Chen et al.",
-                ((_IMAGES, *_ARCHIVES), *((name,) for name in _LISTS)),
+                (_IMAGES.names, *((name,) for name in _LISTS)),
                 _read_lists,
             ),
             Layout(
-                "images, split by class number as Chen et al. do",
-                ((_IMAGES, *_ARCHIVES),),
+                "images, split by class number as in Chen et al.",
+                (_IMAGES.names,),
                 _read_by_rule,
             ),
         ),

@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, TarMember, load_mat, tar_members
-from experiments.data.builders.frame import Facts, photograph_facts
-from experiments.data.builders.kinds import ClassificationBuilder
+from experiments.data.builders.base import DatasetSpec, photograph_spec
+from experiments.data.builders.images import (
+    ClassSplit,
+    SourceImage,
+    list_images,
+    read_lines,
+    split_of_files,
+)
 from experiments.data.builders.layouts import (
     Layout,
     Part,
-    Place,
+    SearchPath,
     class_folders,
-    has_classes,
+    has_class_folders,
     inside,
     read_folders,
 )
-from experiments.data.builders.pictures import (
-    Picture,
-    Pictures,
-    list_images,
-    picture_files,
-    read_lines,
-)
+from experiments.data.builders.tasks import ClassificationBuilder
 
 # --- ImageNet-1K --------------------------------------------------------------------------------
 
@@ -39,23 +39,23 @@ _DEVKIT = Part("ILSVRC2012_devkit_t12", ("ILSVRC2012_devkit_t12.tar.gz",))
 _SOLUTION = "LOC_val_solution.csv"
 
 
-def _read(place: Place) -> dict[str, Pictures]:
-    train = place.get(*_TRAIN)
+def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
+    train = search_path.get(*_TRAIN)
     splits = {"train": read_folders(train) if train.is_dir() else _read_train_tar(train)}
-    test = place.get(*_TEST)
-    if test.is_dir() and has_classes(test):
+    test = search_path.get(*_TEST)
+    if test.is_dir() and has_class_folders(test):
         splits["test"] = read_folders(test)
     else:
-        splits["test"] = _read_numbered(test, _answers(place))
+        splits["test"] = _read_numbered(test, _validation_classes(search_path))
     return splits
 
 
-def _open_members() -> Callable[[TarMember], Picture]:
-    return lambda member: Picture(member.read(), f"{member.archive}, {member.name}")
+def _open_members() -> Callable[[TarMember], SourceImage]:
+    return lambda member: SourceImage(member.read(), f"{member.archive}, {member.name}")
 
 
-def _read_train_tar(path: Path) -> Pictures:
-    """The tar of training images holds a tar for every class."""
+def _read_train_tar(path: Path) -> ClassSplit:
+    """Reads the tar file of training images, which contains one tar file per class."""
     classes: dict[str, list[TarMember]] = {}
     for member in tar_members(path):
         match = re.search(r"(n\d+)\.tar/[^/]+$", member.name)
@@ -64,31 +64,31 @@ def _read_train_tar(path: Path) -> Pictures:
     return _members(classes, path)
 
 
-def _members(classes: dict[str, list[TarMember]], path: Path) -> Pictures:
+def _members(classes: dict[str, list[TarMember]], path: Path) -> ClassSplit:
     ordered = {
         name: sorted(classes[name], key=lambda member: member.name) for name in sorted(classes)
     }
-    return Pictures(ordered, _open_members, path)
+    return ClassSplit(ordered, _open_members, path)
 
 
-def _read_numbered(path: Path, answers: dict[str, str]) -> Pictures:
-    """Images named ILSVRC2012_val_00000001.JPEG and so on, in a folder or a tar."""
+def _read_numbered(path: Path, class_of: dict[str, str]) -> ClassSplit:
+    """Reads images named ILSVRC2012_val_00000001.JPEG and so on, in a folder or a tar file."""
     found: list[Any] = list_images(path) if path.is_dir() else tar_members(path)
     files = {Path(file.name).stem: file for file in found}
-    absent = sorted(set(answers) - set(files))
+    absent = sorted(set(class_of) - set(files))
     if absent:
         raise DamagedArchiveError(
-            f"{path} lacks {len(absent)} of {len(answers)} images, such as {absent[0]}"
+            f"{path} lacks {len(absent)} of {len(class_of)} images, for example {absent[0]}"
         )
     classes: dict[str, list[Any]] = {}
-    for stem, name in answers.items():
+    for stem, name in class_of.items():
         classes.setdefault(name, []).append(files[stem])
-    return picture_files(classes, path) if path.is_dir() else _members(classes, path)
+    return split_of_files(classes, path) if path.is_dir() else _members(classes, path)
 
 
-def _answers(place: Place) -> dict[str, str]:
-    """The class of every validation image, by the stem of its file."""
-    path = place.find(_SOLUTION, f"ILSVRC/{_SOLUTION}")
+def _validation_classes(search_path: SearchPath) -> dict[str, str]:
+    """The class of every validation image, by file name without extension."""
+    path = search_path.find(_SOLUTION, f"ILSVRC/{_SOLUTION}")
     if path is not None:
         rows = list(csv.reader(read_lines(path)))[1:]
         if not all(len(row) == 2 and row[1].split() for row in rows):
@@ -96,7 +96,7 @@ def _answers(place: Place) -> dict[str, str]:
                 f"{path} should have lines like ILSVRC2012_val_1,n0144 1 1 9 9"
             )
         return {stem: prediction.split()[0] for stem, prediction in rows}
-    devkit = _DEVKIT.locate(place)
+    devkit = _DEVKIT.locate(search_path)
     path = inside(devkit, "data/meta.mat")
     truth = inside(devkit, "data/ILSVRC2012_validation_ground_truth.txt")
     try:
@@ -104,24 +104,24 @@ def _answers(place: Place) -> dict[str, str]:
         names = {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets}
     except (KeyError, TypeError, IndexError) as error:
         raise DamagedArchiveError(f"{path} has a synset without {error}") from error
-    answers = {}
+    class_of = {}
     for number, line in enumerate(filter(str.strip, read_lines(truth)), 1):
         if not line.strip().isdecimal() or int(line) not in names:
-            raise DamagedArchiveError(f"{truth}, line {number}: no class {line!r}")
-        answers[f"ILSVRC2012_val_{number:08}"] = names[int(line)]
-    return answers
+            raise DamagedArchiveError(f"{truth}, line {number}: unknown class {line!r}")
+        class_of[f"ILSVRC2012_val_{number:08}"] = names[int(line)]
+    return class_of
 
 
 class Imagenet(ClassificationBuilder):
-    """1,000 classes of ImageNet; `test` are the 50,000 validation images of 2012.
+    """1,000 classes of ImageNet; `test` contains the 50,000 validation images of 2012.
 
     Classes are named and ordered by their WordNet identifiers.
     """
 
     name = "imagenet"
-    FACTS = photograph_facts(
-        description="1,331,167 photographs of 1,000 classes (ILSVRC 2012; its validation images "
-        "to test), 256×256",
+    SPEC = photograph_spec(
+        description="1,331,167 photographs of 1,000 classes (ILSVRC 2012; test: its validation "
+        "images), 256×256",
         classes={"train": 1000, "test": 1000},
         homepage="https://www.image-net.org/challenges/LSVRC/2012/",
         citation="Russakovsky et al.: ImageNet large scale visual recognition challenge. "
@@ -144,33 +144,38 @@ class Imagenet(ClassificationBuilder):
 _TINY = Part("tiny-imagenet-200", ("tiny-imagenet-200.zip",))
 
 
-def _read_tiny(place: Place) -> dict[str, Pictures]:
-    folder = _TINY.locate(place, lambda member: "/test/" not in member)
-    path, images = inside(folder, "val/val_annotations.txt"), folder / "val/images"
+def _read_tiny(search_path: SearchPath) -> dict[str, ClassSplit]:
+    folder = _TINY.locate(search_path, lambda member: "/test/" not in member)
+    annotations, images = inside(folder, "val/val_annotations.txt"), folder / "val/images"
     classes = inside(folder, "train").iterdir()
-    train = {of.name: list_images(of / "images") for of in classes if of.is_dir()}
+    train = {path.name: list_images(path / "images") for path in classes if path.is_dir()}
     test: dict[str, list[Path]] = {}
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(annotations), 1):
         file, name, *_ = [*line.split("\t"), "", ""]
         if not name or Path(file).name != file:
-            raise DamagedArchiveError(f"{path}, line {number}: no image and class: {line!r}")
+            raise DamagedArchiveError(
+                f"{annotations}, line {number}: expected an image and a class, got {line!r}"
+            )
         test.setdefault(name, []).append(images / file)
-    return {"train": picture_files(train, folder / "train"), "test": picture_files(test, path)}
+    return {
+        "train": split_of_files(train, folder / "train"),
+        "test": split_of_files(test, annotations),
+    }
 
 
 class Imagenet200(ClassificationBuilder):
-    """200 classes of ImageNet at 64×64 (Tiny ImageNet); `test` are its validation images."""
+    """200 classes of ImageNet at 64×64 (Tiny ImageNet); `test` contains its validation images."""
 
     name = "imagenet200"
-    FACTS = Facts(
-        description="110,000 photographs of 200 classes of ImageNet (Tiny ImageNet; its validation "
-        "images to test), 64×64",
+    SPEC = DatasetSpec(
+        description="110,000 photographs of 200 classes of ImageNet (Tiny ImageNet; test: its "
+        "validation images), 64×64",
         image_shape=(64, 64, 3),
         classes={"train": 200, "test": 200},
         homepage="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         citation="Le and Yang: Tiny ImageNet visual recognition challenge. Stanford, 2015.",
-        sizes=True,
-        margin=1.0,
+        resizable=True,
+        resize_factor=1.0,
         folders=("imagenet200", "."),
         layouts=(
             Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),

@@ -1,17 +1,16 @@
-"""iNaturalist 2017 few-shot (meta-iNat): 1,135 species, 908 to learn from."""
+"""iNaturalist 2017 few-shot (meta-iNat): 1,135 species, of which 908 are base classes."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError, load_torch_list
-from experiments.data.builders.frame import Facts
-from experiments.data.builders.kinds import FewShotBuilder
-from experiments.data.builders.layouts import Layout, Place
-from experiments.data.builders.pictures import Pictures, list_images, picture_files, read_json
+from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.images import ClassSplit, list_images, read_json, split_of_files
+from experiments.data.builders.layouts import Layout, Part, SearchPath, read_folders
+from experiments.data.builders.tasks import FewShotBuilder
 
-_IMAGES = "train_val_images"
-_ARCHIVES = ("train_val_images.tar.gz", "train_val2017.tar.gz")
+_IMAGES = Part("train_val_images", ("train_val_images.tar.gz", "train_val2017.tar.gz"))
 _BOXES = ("train_2017_bboxes.json", "train_2017_bboxes.zip")
 _SPLIT = "inat2017_fewshot_split.json"
 _CATEGORIES = {
@@ -20,13 +19,13 @@ _CATEGORIES = {
 }
 
 
-def _read_boxes(place: Place) -> tuple[Path, dict[int, str], dict[int, list[str]]]:
-    """The file, species by category, and the image files with a bounding box by category."""
-    path = place.get(*_BOXES)
+def _read_boxes(search_path: SearchPath) -> tuple[Path, dict[int, str], dict[int, list[str]]]:
+    """The file, the species of every category, and its images that have a bounding box."""
+    path = search_path.get(*_BOXES)
     if path.suffix == ".zip":
-        [*found] = place.extract(path).rglob(_BOXES[0])
+        [*found] = search_path.extract(path).rglob(_BOXES[0])
         if not found:
-            raise DamagedArchiveError(f"{path} holds no {_BOXES[0]}")
+            raise DamagedArchiveError(f"{path} contains no {_BOXES[0]}")
         path = found[0]
     content = read_json(path, "annotations", "images", "categories")
     try:
@@ -41,52 +40,55 @@ def _read_boxes(place: Place) -> tuple[Path, dict[int, str], dict[int, list[str]
     return path, species, {category: list(names) for category, names in images.items()}
 
 
-def _read_categories(place: Place) -> dict[str, Pictures]:
-    path, species, boxed = _read_boxes(place)
+def _read_categories(search_path: SearchPath) -> dict[str, ClassSplit]:
+    path, species, boxed = _read_boxes(search_path)
     splits: dict[str, dict[str, list[str]]] = {}
     for split, names in _CATEGORIES.items():
         splits[split] = {}
-        for category in load_torch_list(place.get(*names)):
+        for category in load_torch_list(search_path.get(*names)):
             if category not in species:
-                raise DamagedArchiveError(f"{place.get(*names)}: {path} has no class {category}")
+                raise DamagedArchiveError(
+                    f"{search_path.get(*names)}: {path} has no class {category}"
+                )
             splits[split][species[category]] = boxed.get(category, [])
     return {
-        split: picture_files(classes, place.get(*_CATEGORIES[split]))
-        for split, classes in _locate(place, splits).items()
+        split: split_of_files(classes, search_path.get(*_CATEGORIES[split]))
+        for split, classes in _locate(search_path, splits).items()
     }
 
 
-def _read_species(place: Place) -> dict[str, Pictures]:
-    path = place.get(_SPLIT)
+def _read_species(search_path: SearchPath) -> dict[str, ClassSplit]:
+    path = search_path.get(_SPLIT)
     lists = read_json(path, "base", "novel")
-    wanted = {split: [str(name) for name in lists[split]] for split in ("base", "novel")}
-    if place.find(*_BOXES):
-        _, species, boxed = _read_boxes(place)
+    species_of = {split: [str(name) for name in lists[split]] for split in ("base", "novel")}
+    if search_path.find(*_BOXES):
+        _, species, boxed = _read_boxes(search_path)
         files = {name: boxed.get(category, []) for category, name in species.items()}
         splits = {
-            split: {name: files.get(name, []) for name in names} for split, names in wanted.items()
+            split: {name: files.get(name, []) for name in names}
+            for split, names in species_of.items()
         }
-        located = _locate(place, splits)
+        located = _locate(search_path, splits)
     else:
-        every = {name for names in wanted.values() for name in names}
-        images = place.folder(
-            _IMAGES, _ARCHIVES, lambda member: PurePosixPath(member).parent.name in every
+        every = {name for names in species_of.values() for name in names}
+        images = _IMAGES.locate(
+            search_path, lambda member: PurePosixPath(member).parent.name in every
         )
         folders = {folder.name: folder for folder in sorted(images.glob("*/*/"))}
         located = {
             split: {name: list_images(folders.get(name, images / name)) for name in names}
-            for split, names in wanted.items()
+            for split, names in species_of.items()
         }
-    return {split: picture_files(classes, path) for split, classes in located.items()}
+    return {split: split_of_files(classes, path) for split, classes in located.items()}
 
 
 def _locate(
-    place: Place, splits: dict[str, dict[str, list[str]]]
+    search_path: SearchPath, splits: dict[str, dict[str, list[str]]]
 ) -> dict[str, dict[str, list[Path]]]:
-    """Image files by their names in the annotations, which begin with the images' folder."""
+    """Finds image files by their names in the annotations, which include the image folder."""
     every = {name for classes in splits.values() for names in classes.values() for name in names}
-    top = place.folder(
-        _IMAGES, _ARCHIVES, lambda member: PurePosixPath(member).as_posix() in every
+    top = _IMAGES.locate(
+        search_path, lambda member: PurePosixPath(member).as_posix() in every
     ).parent
     return {
         split: {name: [top / file for file in files] for name, files in classes.items()}
@@ -94,23 +96,21 @@ def _locate(
     }
 
 
-def _read_prepared(place: Place) -> dict[str, Pictures]:
-    splits = {}
-    for split, part in (("base", "train"), ("novel", "test")):
-        folder = place.get(f"meta_iNat/{part}")
-        classes = {path.name: list_images(path) for path in folder.iterdir() if path.is_dir()}
-        splits[split] = picture_files(classes, folder)
-    return splits
+def _read_prepared(search_path: SearchPath) -> dict[str, ClassSplit]:
+    return {
+        "base": read_folders(search_path.get("meta_iNat/train")),
+        "novel": read_folders(search_path.get("meta_iNat/test")),
+    }
 
 
 class Inat2017Fewshot(FewShotBuilder):
     """iNaturalist 2017 in the split of Wertheimer and Hariharan (meta-iNat), 84×84."""
 
     name = "inat2017_fewshot"
-    FACTS = Facts(
+    SPEC = DatasetSpec(
         description="243,986 photographs of 1,135 species, 84×84",
         image_shape=(84, 84, 3),
-        sizes=True,
+        resizable=True,
         classes={"base": 908, "novel": 227},
         homepage="https://github.com/visipedia/inat_comp/tree/master/2017",
         citation=(
@@ -120,19 +120,19 @@ class Inat2017Fewshot(FewShotBuilder):
         folders=("inat2017", "inat2017_fewshot", "."),
         layouts=(
             Layout(
-                "the competition's images with boxes and the category lists of FRN",
-                ((_IMAGES, *_ARCHIVES), _BOXES, *_CATEGORIES.values()),
+                "the competition's images and bounding boxes with the category lists of FRN",
+                (_IMAGES.names, _BOXES, *_CATEGORIES.values()),
                 _read_categories,
             ),
             Layout(
-                "the images that FRN's script prepares",
+                "the images prepared by FRN's script",
                 (("meta_iNat/train",), ("meta_iNat/test",)),
                 _read_prepared,
             ),
             Layout(
                 'the competition\'s images and your own split {"base": [species, ...], "novel": '
-                "[...]} (only images with a box, if the boxes are there)",
-                ((_IMAGES, *_ARCHIVES), (_SPLIT,)),
+                "[...]} (only images with a bounding box if the boxes are available)",
+                (_IMAGES.names, (_SPLIT,)),
                 _read_species,
             ),
         ),

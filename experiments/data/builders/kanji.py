@@ -1,4 +1,4 @@
-"""Kanji: characters and the components they are made of, drawn from the strokes of KanjiVG."""
+"""Kanji: Chinese characters labelled with their components, drawn from KanjiVG strokes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
-from experiments.data.builders.frame import Facts
-from experiments.data.builders.kinds import MultiLabelBuilder
-from experiments.data.builders.layouts import Place
-from experiments.data.builders.pictures import LabelledPictures, Picture
+from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.images import MultiLabelSplit, SourceImage
+from experiments.data.builders.layouts import SearchPath
+from experiments.data.builders.tasks import MultiLabelBuilder
 
 _PACKAGE = "kanjivg"
 _INSTALL = 'pip install -e ".[kanji]"'
-# A component is a label if so many characters have it.
-_LEAST = 100
-# Of ten characters: 6 to train, 2 to validate, 2 to test.
+# A component is a label if at least this many characters contain it.
+_MIN_CHARACTERS = 100
+# 60 % of the characters for training, 20 % for validation, 20 % for testing.
 _SPLITS = {"train": range(0, 6), "validation": range(6, 8), "test": range(8, 10)}
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _ELEMENT = "{http://kanjivg.tagaini.net}element"
 _SIDE = 109
-_STROKE = 5.0  # thicker than KanjiVG's 3, which is thinner than a pixel at 32×32
+_STROKE = 5.0  # KanjiVG's 3 would be less than one pixel at 32×32.
 _OVERSAMPLING = 4
 _TOKEN = r"[A-Za-z]|[-+]?(?:\d+\.?\d*|\.\d+)"
 
@@ -44,19 +44,21 @@ def _folder() -> Path:
         folder = Path(str(distribution(_PACKAGE).locate_file("kanji")))
     except PackageNotFoundError:
         raise MissingArchiveError(
-            f"kanji is drawn from the package {_PACKAGE}, which is not installed: {_INSTALL}"
+            f"kanji needs the package {_PACKAGE}, which is not installed: {_INSTALL}"
         ) from None
     if not folder.is_dir():
-        raise MissingArchiveError(f"the package {_PACKAGE} has no folder {folder}: {_INSTALL}")
+        raise MissingArchiveError(
+            f"the package {_PACKAGE} has no folder {folder}; reinstall it: {_INSTALL}"
+        )
     return folder
 
 
 def _character(path: Path) -> str:
-    """The Chinese character that a file shows; empty for other scripts and for variants."""
+    """The Chinese character of a file; empty for other scripts and for variants."""
     if not re.fullmatch(r"[0-9a-f]{5,6}", path.stem):
         return ""
     number = int(path.stem, 16)
-    # The blocks of unified ideographs; `unicodedata` knows more of them in every Python.
+    # The blocks of unified ideographs. The range of `unicodedata` depends on Python's version.
     return chr(number) if 0x3400 <= number <= 0x9FFF or 0x20000 <= number <= 0x3FFFF else ""
 
 
@@ -64,26 +66,26 @@ def _parse(path: Path) -> ElementTree.Element:
     try:
         return ElementTree.parse(path).getroot()
     except ElementTree.ParseError as error:
-        raise DamagedArchiveError(f"{path} is no SVG: {error}") from error
+        raise DamagedArchiveError(f"{path} is not an SVG file: {error}") from error
 
 
 def _components(path: Path) -> frozenset[str]:
-    """The components of a character; one that is itself a component has itself."""
+    """The components of a character, including the character itself."""
     names = (group.get(_ELEMENT) for group in _parse(path).iter(f"{_SVG}g"))
     return frozenset(name for name in names if name)
 
 
-def _read(size: int) -> dict[str, LabelledPictures]:
+def _read(size: int) -> dict[str, MultiLabelSplit]:
     folder = _folder()
     characters = {path: _character(path) for path in sorted(folder.glob("*.svg"))}
-    components = {path: _components(path) for path, known in characters.items() if known}
-    times = Counter(name for of in components.values() for name in of)
-    names = tuple(sorted(name for name, count in times.items() if count >= _LEAST))
+    components = {path: _components(path) for path, character in characters.items() if character}
+    occurrences = Counter(name for names in components.values() for name in names)
+    names = tuple(sorted(name for name, count in occurrences.items() if count >= _MIN_CHARACTERS))
     splits = {}
     for split, tenths in _SPLITS.items():
         chosen = [path for path in components if _tenth(characters[path]) in tenths]
         rows = [[name in components[path] for name in names] for path in chosen]
-        splits[split] = LabelledPictures(
+        splits[split] = MultiLabelSplit(
             names=names,
             keys=chosen,
             targets=np.array(rows, np.int8).reshape(len(chosen), len(names)),
@@ -94,15 +96,15 @@ def _read(size: int) -> dict[str, LabelledPictures]:
 
 
 def _tenth(character: str) -> int:
-    """A number from 0 to 9 that is a character's own, whatever others there are."""
+    """A number from 0 to 9 that depends on the character alone."""
     return int.from_bytes(hashlib.sha256(character.encode()).digest()[:8]) % 10
 
 
 # --- Drawing ------------------------------------------------------------------------------------
 
 
-def _drawer(size: int) -> Callable[[Path], Picture]:
-    def draw(path: Path) -> Picture:
+def _drawer(size: int) -> Callable[[Path], SourceImage]:
+    def draw(path: Path) -> SourceImage:
         try:
             strokes = [
                 list(_points(stroke.get("d", ""))) for stroke in _parse(path).iter(f"{_SVG}path")
@@ -111,16 +113,16 @@ def _drawer(size: int) -> Callable[[Path], Picture]:
             raise DamagedArchiveError(
                 f"{path} has a stroke that cannot be read: {error}"
             ) from error
-        return Picture(draw_strokes(strokes, size), str(path))
+        return SourceImage(draw_strokes(strokes, size), str(path))
 
     return draw
 
 
 def draw_strokes(strokes: list[list[complex]], size: int) -> np.ndarray:
-    """Draws lines with round ends, bright on black.
+    """Draws white strokes with round ends on black.
 
     Args:
-        strokes: For every stroke its points x + iy, 0 to 109.
+        strokes: The points x + iy of every stroke, from 0 to 109.
         size: Height and width of the image.
 
     Returns:
@@ -147,8 +149,15 @@ def draw_strokes(strokes: list[list[complex]], size: int) -> np.ndarray:
 def _points(path: str) -> Iterator[complex]:
     """The points along an SVG path of moves and cubic curves.
 
+    Args:
+        path: The `d` attribute of the path.
+
+    Yields:
+        Points x + iy.
+
     Raises:
-        ValueError, IndexError: The path has something else, or ends early.
+        ValueError: The path has another command, or a coordinate that is not a number.
+        IndexError: The path is incomplete.
     """
     tokens = re.findall(_TOKEN, path)
     here, control, command, at = 0j, 0j, "", 0
@@ -168,17 +177,17 @@ def _points(path: str) -> Iterator[complex]:
             control = here
             yield here
         elif command in ("C", "c", "S", "s"):
-            # A smooth curve goes on in the direction in which the one before ended.
+            # A smooth curve continues in the direction in which the previous one ended.
             first = origin + take() if command in "Cc" else 2 * here - control
             control, end = origin + take(), origin + take()
             yield from _curve(here, first, control, end)
             here = end
         else:
-            raise ValueError(f"the command {command!r} in {path!r}")
+            raise ValueError(f"unexpected command {command!r} in {path!r}")
 
 
 def _curve(a: complex, b: complex, c: complex, d: complex) -> Iterator[complex]:
-    """Points on a cubic Bézier curve, without its first."""
+    """Points on a cubic Bézier curve, without the first."""
     steps = max(2, math.ceil((abs(b - a) + abs(c - b) + abs(d - c)) / 3))
     for step in range(1, steps + 1):
         t = step / steps
@@ -189,29 +198,28 @@ def _curve(a: complex, b: complex, c: complex, d: complex) -> Iterator[complex]:
 
 
 class Kanji(MultiLabelBuilder):
-    """Chinese characters with the components that are in at least 100 of them, grey.
+    """Chinese characters in greyscale, with the components that at least 100 of them contain.
 
-    The drawings are made from the package `kanjivg` (CC BY-SA 3.0), of which nothing is shipped.
-    The splits differ in characters; a character is in the split that its hash says. A few
-    characters have none of the labels.
+    The images are drawn from the package `kanjivg` (CC BY-SA 3.0), which is not part of the
+    project. A hash of the character determines its split. A few characters have no label.
     """
 
     name = "kanji"
-    FACTS = Facts(
-        description="6,422 Chinese characters with any of 70 components, drawn at 48×48, grey",
+    SPEC = DatasetSpec(
+        description="6,422 Chinese characters with labels for 70 components, drawn at 48×48, grey",
         image_shape=(48, 48, 1),
         classes=dict.fromkeys(_SPLITS, 70),
         homepage="https://kanjivg.tagaini.net/",
         citation="KanjiVG, copyright Ulrich Apel, CC BY-SA 3.0.",
-        sizes=True,
-        requires=f"It takes the package {_PACKAGE}: {_INSTALL}",
+        resizable=True,
+        requires=f"It needs the package {_PACKAGE}: {_INSTALL}",
     )
 
     @classmethod
-    def check_source(cls, place: Place) -> None:
+    def check_source(cls, search_path: SearchPath) -> None:
         """Raises MissingArchiveError unless the package is installed."""
         _folder()
 
-    def read_splits(self, place: Place) -> dict[str, LabelledPictures]:
-        """The characters of every split, from the package."""
-        return _read(self.FACTS.image_shape[0])
+    def read_splits(self, search_path: SearchPath) -> dict[str, MultiLabelSplit]:
+        """Lists the characters of every split, from the package."""
+        return _read(self.SPEC.image_shape[0])

@@ -1,4 +1,4 @@
-"""The forms in which people have a data set, and the places where its files are looked for."""
+"""Layouts: the forms in which a data set is distributed, and where its files are looked up."""
 
 from __future__ import annotations
 
@@ -10,26 +10,42 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, extract
-from experiments.data.builders.pictures import Pictures, list_images, picture_files
+from experiments.data.builders.images import (
+    ClassSplit,
+    list_images,
+    split_of_files,
+    split_of_pickle,
+)
+
+FEW_SHOT_PARTS = {"base": "train", "validation": "val", "novel": "test"}
+"""The names that most distributions of few-shot data sets give their splits."""
+TRAIN_TEST_FOLDERS = {"train": ("train",), "test": ("test", "val")}
+"""Possible folder names of two splits."""
+TRAIN_VALIDATION_TEST_FOLDERS = {
+    "train": ("train",),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
+"""Possible folder names of three splits."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a layout looks for its files."""
+class SearchPath:
+    """The folders in which a layout looks for its files."""
 
     folders: tuple[Path, ...]
-    """Searched in this order."""
+    """The folders, in the order of the search."""
     scratch: Path
-    """Archives are extracted here; removed when the data set is prepared."""
-    own: tuple[str, ...] = ()
-    """The names that the data set's own folder may have."""
+    """Archives are extracted here. The folder is removed once the data set is prepared."""
+    own_folders: tuple[str, ...] = ()
+    """Possible names of the data set's own folder."""
 
     def find(self, *names: str) -> Path | None:
-        """The first that exists of some alternative files or folders.
+        """Finds the first file or folder that exists.
 
         Args:
-            *names: Paths relative to the folders. One that begins with the data set's own folder
-                stands for all names of that folder.
+            *names: Alternative paths, relative to the folders. If the first part of a path is a
+                name of the data set's own folder, all of its names are tried.
 
         Returns:
             The path, or None.
@@ -42,19 +58,21 @@ class Place:
 
     def _spellings(self, name: str) -> list[str]:
         first, slash, rest = name.partition("/")
-        return [f"{own}/{rest}" for own in self.own] if slash and first in self.own else [name]
+        if slash and first in self.own_folders:
+            return [f"{own}/{rest}" for own in self.own_folders]
+        return [name]
 
     def get(self, *names: str) -> Path:
-        """The first that exists of some alternative files or folders.
+        """Finds the first file or folder that exists, or raises.
 
         Args:
-            *names: Paths relative to the folders.
+            *names: As in `find`.
 
         Returns:
             The path.
 
         Raises:
-            MissingArchiveError: None of them exists.
+            MissingArchiveError: None of the paths exists.
         """
         path = self.find(*names)
         if path is None:
@@ -62,152 +80,126 @@ class Place:
         return path
 
     def extract(self, archive: Path, keep: Callable[[str], bool] | None = None) -> Path:
-        """The content of an archive.
+        """Extracts an archive into the scratch folder, once.
 
         Args:
-            archive: A zip or tar.
-            keep: Which members are needed; all by default.
+            archive: A zip or tar file.
+            keep: Selects members by name. Default: all members.
 
         Returns:
-            A folder that is there while the data set is prepared.
+            The folder of the extracted files.
         """
         return extract(archive, self.scratch / archive.name, keep=keep)
-
-    def folder(
-        self, name: str, archives: Sequence[str], keep: Callable[[str], bool] | None = None
-    ) -> Path:
-        """A folder, taken from an archive if it has not been extracted.
-
-        Args:
-            name: The folder's path within this place and within the archive.
-            archives: Names of the archive that may hold it.
-            keep: Which members of the archive are needed; all by default.
-
-        Returns:
-            The folder.
-
-        Raises:
-            MissingArchiveError: Neither folder nor archive is there.
-            DamagedArchiveError: The archive does not hold the folder.
-        """
-        path = self.find(name)
-        if path is not None:
-            return path
-        archive = self.get(*archives)
-        path = self.extract(archive, keep) / name
-        if not path.is_dir():
-            raise DamagedArchiveError(f"{archive} holds nothing that is needed of {name}")
-        return path
 
 
 @dataclass(frozen=True)
 class Part:
-    """A file or folder of a data set, by itself or in the archive in which it comes."""
+    """A file or folder of a data set: already extracted, or inside an archive."""
 
     path: str
-    """Within the archive; there may be one folder above it."""
+    """Path within the archive, possibly below one more folder."""
     archives: tuple[str, ...]
-    """Names of the archive."""
+    """Alternative names of the archive."""
     extracted: tuple[str, ...] = ()
-    """Where it is once extracted; `path` by default."""
-    holds: str = ""
-    """A file or folder in it, if once extracted it must be told from another of its name."""
+    """Alternative paths after extraction. Default: `path`."""
+    contains: str = ""
+    """A file or folder inside, which distinguishes it from others of the same name."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Alternatives for `Layout.needs`."""
+        """The alternatives for `Layout.needs`."""
         return (*self._extracted, *self.archives)
 
     @property
     def _extracted(self) -> tuple[str, ...]:
         paths = self.extracted or (self.path,)
-        return tuple(PurePosixPath(path, self.holds).as_posix() for path in paths)
+        return tuple(PurePosixPath(path, self.contains).as_posix() for path in paths)
 
-    def locate(self, place: Place, keep: Callable[[str], bool] | None = None) -> Path:
-        """Finds it, and extracts the archive if it has to.
+    def locate(self, search_path: SearchPath, keep: Callable[[str], bool] | None = None) -> Path:
+        """Finds the file or folder, and extracts its archive if necessary.
 
         Args:
-            place: Where to look.
-            keep: Which members of the archive are needed, by name; all by default. The parts of
-                one archive must agree on it.
+            search_path: Where to look.
+            keep: Selects members of the archive by name. Default: all members. All parts of an
+                archive must use the same selection, because it is extracted once.
 
         Returns:
             The file or folder.
 
         Raises:
-            MissingArchiveError: Neither it nor its archive is there.
-            DamagedArchiveError: The archive does not hold it.
+            MissingArchiveError: Neither the extracted path nor the archive exists.
+            DamagedArchiveError: The archive does not contain it.
         """
-        found = place.find(*self._extracted)
+        found = search_path.find(*self._extracted)
         if found is not None:
-            return found.parent if self.holds else found
-        archive = place.get(*self.archives)
-        top = place.extract(archive, keep)
+            return found.parent if self.contains else found
+        archive = search_path.get(*self.archives)
+        top = search_path.extract(archive, keep)
         for path in (top / self.path, *sorted(top.glob(f"*/{self.path}"))):
             if path.exists():
                 return path
-        raise DamagedArchiveError(f"{archive} holds nothing that is needed of {self.path}")
+        raise DamagedArchiveError(f"{archive} contains no required file of {self.path}")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One form in which people have a data set."""
+    """One form in which a data set is distributed."""
 
     title: str
-    """What it is, for messages."""
+    """A short description for messages."""
     needs: tuple[tuple[str, ...], ...]
-    """The files or folders that must be there, each with its alternatives."""
-    read: Callable[[Place], Mapping[str, Any]]
-    """Finds the images of every split."""
+    """The required files or folders, each with its alternatives."""
+    read: Callable[[SearchPath], Mapping[str, Any]]
+    """Lists the images of every split."""
     by_class: tuple[tuple[str, ...], ...] = ()
-    """Those needs that, as folders of images, must have a folder for every class."""
+    """The entries of `needs` that must contain one folder per class if they are folders."""
 
-    def missing(self, place: Place) -> list[str]:
-        """What is not there.
+    def missing(self, search_path: SearchPath) -> list[str]:
+        """Lists what is missing.
 
         Args:
-            place: Where to look.
+            search_path: Where to look.
 
         Returns:
-            The missing files, each with its alternatives, and the missing folders of classes.
+            The missing files, each with its alternatives, and the missing class folders.
         """
         missing = []
         for names in self.needs:
-            path = place.find(*names)
+            path = search_path.find(*names)
             if path is None:
                 missing.append(" or ".join(names))
-            elif names in self.by_class and list_images(path) and not has_classes(path):
-                missing.append(f"a folder for every class in {path}, which has images only")
+            elif names in self.by_class and list_images(path) and not has_class_folders(path):
+                missing.append(f"one folder per class in {path}, which contains only images")
         return missing
 
-    def begun(self, place: Place) -> bool:
-        """Whether something of it is there.
+    def is_partial(self, search_path: SearchPath) -> bool:
+        """Whether at least one of the required files exists.
 
         Args:
-            place: Where to look.
+            search_path: Where to look.
 
         Returns:
-            True if so.
+            True if one exists.
         """
-        return any(place.find(*names) is not None for names in self.needs)
+        return any(search_path.find(*names) is not None for names in self.needs)
 
     def describe(self) -> str:
-        """The layout and its files, a line each."""
+        """The title and the required files, one per line."""
         return "\n".join([f"{self.title}:", *(f"    {' or '.join(n)}" for n in self.needs)])
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A file that a folder must have, directly or in a folder of its own.
+    """Finds a file directly in a folder or one level below.
 
     Args:
         folder: The folder.
-        name: The file's path within it.
+        name: The path of the file within the folder.
 
     Returns:
         The file.
 
     Raises:
-        DamagedArchiveError: It is not there.
+        DamagedArchiveError: The file does not exist.
     """
     for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
         if path.exists():
@@ -216,54 +208,75 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
-    """A folder for every split, in it a folder for every class.
+    """The layout with one folder per split, and in it one folder per class.
 
     Args:
-        name: The data set's own folder, by any of its names, or "." if its files are looked for in
-            no other.
-        splits: For every split the names that its folder may have.
+        name: Any name of the data set's own folder, or "." if there is no other folder.
+        splits: Possible folder names of every split.
 
     Returns:
         The layout.
     """
     needs = {
-        split: tuple(PurePosixPath(name, folder).as_posix() for folder in of)
-        for split, of in splits.items()
+        split: tuple(PurePosixPath(name, folder).as_posix() for folder in names)
+        for split, names in splits.items()
     }
     return Layout(
-        f"image folders, one a class, as in {next(iter(needs.values()))[0]}/CLASS/NAME.jpg",
+        f"image folders, one per class, as in {next(iter(needs.values()))[0]}/CLASS/NAME.jpg",
         tuple(needs.values()),
-        lambda place: {split: read_folders(place.get(*of)) for split, of in needs.items()},
+        lambda search_path: {
+            split: read_folders(search_path.get(*names)) for split, names in needs.items()
+        },
         by_class=tuple(needs.values()),
     )
 
 
-def has_classes(folder: Path) -> bool:
-    """Whether there are folders in a folder, as of classes.
+def labelled_pickles(title: str, files: Mapping[str, str]) -> Layout:
+    """The layout with one pickle per split, with entries `data` and `labels`.
+
+    Args:
+        title: A short description for messages.
+        files: The file of every split.
+
+    Returns:
+        The layout.
+    """
+    return Layout(
+        title,
+        tuple((name,) for name in files.values()),
+        lambda search_path: {
+            split: split_of_pickle(search_path.get(name), f"{split} class")
+            for split, name in files.items()
+        },
+    )
+
+
+def has_class_folders(folder: Path) -> bool:
+    """Whether a folder contains folders that are not hidden.
 
     Args:
         folder: The folder.
 
     Returns:
-        True if there is one that is not hidden.
+        True if it does.
     """
-    # Path.iterdir would ask for the status of every file, and there may be 50,000.
+    # Path.iterdir needs a system call per file to tell folders apart; there may be 50,000 files.
     with os.scandir(folder) as entries:
         return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
 
 
-def read_folders(folder: Path) -> Pictures:
-    """The images of a folder with one folder a class.
+def read_folders(folder: Path) -> ClassSplit:
+    """Lists the images of a folder that contains one folder per class.
 
     Args:
         folder: The folder.
 
     Returns:
-        Classes and files, sorted by name.
+        The classes and their files, sorted by name.
     """
     classes = {
         path.name: list_images(path)
         for path in folder.iterdir()
         if path.is_dir() and not path.name.startswith(".")
     }
-    return picture_files(classes, folder)
+    return split_of_files(classes, folder)

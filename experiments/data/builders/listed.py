@@ -1,4 +1,4 @@
-"""Photographs with a list of files for every split: Food-101, SUN397, DTD, Aircraft, Pets."""
+"""Data sets with one list of files per split: Food-101, SUN397, DTD, Aircraft, Pets."""
 
 from __future__ import annotations
 
@@ -7,43 +7,63 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import photograph_facts
-from experiments.data.builders.kinds import ClassificationBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, class_folders, inside
-from experiments.data.builders.pictures import Pictures, picture_files, read_lines
+from experiments.data.builders.base import photograph_spec
+from experiments.data.builders.images import ClassSplit, read_lines, split_of_files
+from experiments.data.builders.layouts import (
+    TRAIN_TEST_FOLDERS,
+    TRAIN_VALIDATION_TEST_FOLDERS,
+    Layout,
+    Part,
+    SearchPath,
+    class_folders,
+    inside,
+)
+from experiments.data.builders.tasks import ClassificationBuilder
 
 Parse = Callable[[str], tuple[str, str] | None]
-"""From a line to a class and a file within the folder of images; None if it has another form."""
+"""Parses a line into a class and a file relative to the image folder; None if it is malformed."""
 
 
 def _listed(
     title: str, images: Part, lists: Part, files: Mapping[str, str], parse: Parse, below: str = "."
 ) -> Layout:
-    """Image files in a folder, maybe `below` another, and a list of them for every split."""
+    """The layout with one image folder and one list of its files per split.
 
-    def read(place: Place) -> dict[str, Pictures]:
-        folder = lists.locate(place)
+    Args:
+        title: A short description for messages.
+        images: The image folder, or its parent (see `below`).
+        lists: The folder of the lists.
+        files: The list of every split.
+        parse: Parses a line of a list.
+        below: The image folder within `images`.
+
+    Returns:
+        The layout.
+    """
+
+    def read(search_path: SearchPath) -> dict[str, ClassSplit]:
+        folder = lists.locate(search_path)
         paths = {split: inside(folder, file) for split, file in files.items()}
-        wanted = {split: _read_list(path, parse) for split, path in paths.items()}
-        needed = {file for classes in wanted.values() for of in classes.values() for file in of}
+        listed = {split: _read_list(path, parse) for split, path in paths.items()}
+        needed = {file for classes in listed.values() for of in classes.values() for file in of}
 
         def keep(member: str) -> bool:
             return _within(images.path, member) in needed
 
-        # If the lists are in the same archive, it has been extracted as a whole.
-        top = images.locate(place, keep) / below
+        # If the lists are in the same archive, all of it is already extracted.
+        top = images.locate(search_path, keep) / below
         return {
-            split: picture_files(
+            split: split_of_files(
                 {name: [top / file for file in of] for name, of in classes.items()}, paths[split]
             )
-            for split, classes in wanted.items()
+            for split, classes in listed.items()
         }
 
     return Layout(title, tuple(dict.fromkeys((images.names, lists.names))), read)
 
 
 def _within(folder: str, member: str) -> str:
-    """A member's path within a folder of the archive."""
+    """The path of an archive member relative to a folder."""
     return f"/{PurePosixPath(member).as_posix()}".partition(f"/{folder}/")[2]
 
 
@@ -54,7 +74,9 @@ def _read_list(path: Path, parse: Parse) -> dict[str, list[str]]:
             continue
         entry = parse(line.strip())
         if entry is None or ".." in PurePosixPath(entry[1]).parts:
-            raise DamagedArchiveError(f"{path}, line {number}: no image and class: {line!r}")
+            raise DamagedArchiveError(
+                f"{path}, line {number}: expected an image and a class, got {line!r}"
+            )
         classes.setdefault(entry[0], []).append(entry[1])
     return classes
 
@@ -78,7 +100,7 @@ def _breed(line: str) -> tuple[str, str] | None:
 
 
 def _scene(line: str) -> tuple[str, str] | None:
-    # As in /a/apartment_building/outdoor/sun_aaa.jpg: letter, class, file.
+    # For example /a/apartment_building/outdoor/sun_aaa.jpg: letter, class, file.
     match = re.fullmatch(r"/?(\w/(.+)/[^/]+)", line)
     return (match[2], match[1]) if match else None
 
@@ -90,7 +112,7 @@ class Food101(ClassificationBuilder):
     """101 dishes."""
 
     name = "food101"
-    FACTS = photograph_facts(
+    SPEC = photograph_spec(
         description="101,000 photographs of 101 dishes, 256×256",
         classes={"train": 101, "test": 101},
         homepage="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
@@ -106,16 +128,16 @@ class Food101(ClassificationBuilder):
                 _by_folder(".jpg"),
                 below="images",
             ),
-            class_folders("food101", {"train": ("train",), "test": ("test", "val")}),
+            class_folders("food101", TRAIN_TEST_FOLDERS),
         ),
     )
 
 
 class Sun397(ClassificationBuilder):
-    """397 scenes, the first of its ten published partitions: 50 images a class in each split."""
+    """397 scenes, in the first of ten published partitions: 50 images per class and split."""
 
     name = "sun397"
-    FACTS = photograph_facts(
+    SPEC = photograph_spec(
         description="39,700 photographs of 397 scenes (the first partition of SUN397), 256×256",
         classes={"train": 397, "test": 397},
         homepage="https://vision.princeton.edu/projects/2010/SUN/",
@@ -125,29 +147,28 @@ class Sun397(ClassificationBuilder):
         layouts=(
             _listed(
                 "images and partitions of Xiao et al.",
-                # A set's own folder may have that name, too, and hold the archive.
-                Part("SUN397", ("SUN397.tar.gz",), holds="a"),
+                # The data set's own folder may have the same name and contain the archive.
+                Part("SUN397", ("SUN397.tar.gz",), contains="a"),
                 Part(".", ("Partitions.zip",), ("Partitions", "SUN397/Partitions")),
                 {"train": "Training_01.txt", "test": "Testing_01.txt"},
                 _scene,
             ),
-            class_folders("sun397", {"train": ("train",), "test": ("test", "val")}),
+            class_folders("sun397", TRAIN_TEST_FOLDERS),
         ),
     )
 
 
-_THREE = {"train": "train", "validation": "val", "test": "test"}
-_THREE_FOLDERS = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
+_PARTS = {"train": "train", "validation": "val", "test": "test"}
 _TEXTURES = ("dtd-r1.0.1.tar.gz", "dtd-r1.0.tar.gz")
 
 
 class Dtd(ClassificationBuilder):
-    """47 textures, the first of the ten published splits."""
+    """47 textures, in the first of ten published splits."""
 
     name = "dtd"
-    FACTS = photograph_facts(
+    SPEC = photograph_spec(
         description="5,640 photographs of 47 textures (the first split of DTD), 256×256",
-        classes=dict.fromkeys(_THREE, 47),
+        classes=dict.fromkeys(_PARTS, 47),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         citation="Cimpoi et al.: Describing textures in the wild. CVPR 2014.",
         folders=("dtd", "."),
@@ -156,10 +177,10 @@ class Dtd(ClassificationBuilder):
                 "the archive of Cimpoi et al.",
                 Part("dtd/images", _TEXTURES),
                 Part("dtd/labels", _TEXTURES),
-                {split: f"{part}1.txt" for split, part in _THREE.items()},
+                {split: f"{part}1.txt" for split, part in _PARTS.items()},
                 _by_folder(),
             ),
-            class_folders("dtd", _THREE_FOLDERS),
+            class_folders("dtd", TRAIN_VALIDATION_TEST_FOLDERS),
         ),
     )
 
@@ -171,9 +192,9 @@ class Aircraft(ClassificationBuilder):
     """100 variants of aircraft."""
 
     name = "aircraft"
-    FACTS = photograph_facts(
+    SPEC = photograph_spec(
         description="10,000 photographs of 100 variants of aircraft (FGVC-Aircraft), 256×256",
-        classes=dict.fromkeys(_THREE, 100),
+        classes=dict.fromkeys(_PARTS, 100),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         citation="Maji et al.: Fine-grained visual classification of aircraft. arXiv:1306.5151.",
         folders=("aircraft", "."),
@@ -182,11 +203,11 @@ class Aircraft(ClassificationBuilder):
                 "the archive of Maji et al.",
                 _AIRCRAFT,
                 _AIRCRAFT,
-                {split: f"data/images_variant_{part}.txt" for split, part in _THREE.items()},
+                {split: f"data/images_variant_{part}.txt" for split, part in _PARTS.items()},
                 _number_and_class,
                 below="data/images",
             ),
-            class_folders("aircraft", _THREE_FOLDERS),
+            class_folders("aircraft", TRAIN_VALIDATION_TEST_FOLDERS),
         ),
     )
 
@@ -195,12 +216,12 @@ class Pets(ClassificationBuilder):
     """37 breeds of cats and dogs."""
 
     name = "pets"
-    FACTS = photograph_facts(
+    SPEC = photograph_spec(
         description="7,349 photographs of 37 breeds of cats and dogs (Oxford-IIIT), 256×256",
         classes={"train": 37, "test": 37},
         homepage="https://www.robots.ox.ac.uk/~vgg/data/pets/",
         citation="Parkhi et al.: Cats and dogs. CVPR 2012.",
-        # The archives' names are anyone's, so they must be in a folder of the set's own.
+        # The archives have generic names, so they must be in the data set's own folder.
         folders=("oxford-iiit-pet", "pets"),
         layouts=(
             _listed(
@@ -210,6 +231,6 @@ class Pets(ClassificationBuilder):
                 {"train": "trainval.txt", "test": "test.txt"},
                 _breed,
             ),
-            class_folders(".", {"train": ("train",), "test": ("test", "val")}),
+            class_folders(".", TRAIN_TEST_FOLDERS),
         ),
     )

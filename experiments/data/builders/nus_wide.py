@@ -1,4 +1,4 @@
-"""NUS-WIDE: photographs from Flickr with any of 81 concepts."""
+"""NUS-WIDE: photographs from Flickr with labels for 81 concepts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import photograph_facts
-from experiments.data.builders.kinds import MultiLabelBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, inside
-from experiments.data.builders.pictures import LabelledPictures, open_files, read_lines
+from experiments.data.builders.base import photograph_spec
+from experiments.data.builders.images import MultiLabelSplit, open_files, read_lines
+from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
+from experiments.data.builders.tasks import MultiLabelBuilder
 
 _log = logging.getLogger(__name__)
 
@@ -31,18 +31,18 @@ _LABELS = Part(
 )
 
 
-def _present(
+def _available(
     names: tuple[str, ...],
     files: Sequence[str],
     targets: np.ndarray,
     folder: Path,
     source: Path,
-) -> LabelledPictures:
-    """Those images that have a label, and a file: many are no longer on Flickr."""
+) -> MultiLabelSplit:
+    """The images that have a label and a file. Many images are no longer on Flickr."""
     keys, rows, absent = [], [], 0
     for row in np.flatnonzero((targets == 1).any(axis=1)).tolist():
         parts = files[row].replace("\\", "/").strip("/").split("/")
-        # With the folder of a concept above it, or all in one.
+        # In one folder per concept, or all in one folder.
         paths = (folder / "/".join(parts[-2:]), folder / parts[-1])
         path = next((path for path in paths if path.exists()), None)
         if path is None or ".." in parts:
@@ -51,29 +51,31 @@ def _present(
             keys.append(path)
             rows.append(row)
     if not keys:
-        raise DamagedArchiveError(f"{folder} has none of the images that {source} names")
+        raise DamagedArchiveError(f"{folder} has none of the images listed in {source}")
     if absent:
         _log.warning(
-            "nus_wide: %d of %d images of %s are missing, and left out",
-            *(absent, absent + len(keys), source),
+            "nus_wide: %d of %d images of %s are missing and are left out",
+            absent,
+            absent + len(keys),
+            source,
         )
-    return LabelledPictures(names, keys, targets[rows], open_files, source)
+    return MultiLabelSplit(names, keys, targets[rows], open_files, source)
 
 
-def _read_published(place: Place) -> dict[str, LabelledPictures]:
-    folder = place.get(*_IMAGES)
-    concepts, labels = _CONCEPTS.locate(place), _LABELS.locate(place)
+def _read_published(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
+    folder = search_path.get(*_IMAGES)
+    concepts, labels = _CONCEPTS.locate(search_path), _LABELS.locate(search_path)
     names = tuple(line.strip() for line in read_lines(concepts) if line.strip())
     splits = {}
     for split, part in _SPLITS.items():
-        path = _LISTS[split].locate(place)
+        path = _LISTS[split].locate(search_path)
         files = [line.strip() for line in read_lines(path) if line.strip()]
         targets = np.empty((len(files), len(names)), np.int8)
         for column, name in enumerate(names):
             targets[:, column] = _read_column(
                 inside(labels, f"Labels_{name}_{part}.txt"), len(files)
             )
-        splits[split] = _present(names, files, targets, folder, path)
+        splits[split] = _available(names, files, targets, folder, path)
     return splits
 
 
@@ -84,11 +86,11 @@ def _read_column(path: Path, count: int) -> np.ndarray:
     return np.array(values).astype(np.int8)
 
 
-def _read_table(place: Place) -> dict[str, LabelledPictures]:
-    folder, path = place.get(*_IMAGES), place.get(*_TABLE)
+def _read_table(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
+    folder, path = search_path.get(*_IMAGES), search_path.get(*_TABLE)
     reader = csv.DictReader(read_lines(path))
     if not {"filepath", "label", "split_name"} <= set(reader.fieldnames or ()):
-        raise DamagedArchiveError(f"{path} should begin with the line filepath,label,split_name")
+        raise DamagedArchiveError(f"{path} should start with the line filepath,label,split_name")
     found: dict[str, list[tuple[str, list[str]]]] = {"train": [], "test": []}
     for row in reader:
         split = "train" if row["split_name"] == "train" else "test"
@@ -97,25 +99,27 @@ def _read_table(place: Place) -> dict[str, LabelledPictures]:
         except (ValueError, SyntaxError, TypeError):
             labels = None
         if not isinstance(labels, list) or not row["filepath"]:
-            raise DamagedArchiveError(f"{path}, line {reader.line_num}: no list of labels")
+            raise DamagedArchiveError(f"{path}, line {reader.line_num}: expected a list of labels")
         found[split].append((row["filepath"], [str(label) for label in labels]))
-    names = sorted({label for of in found.values() for _, labels in of for label in labels})
+    names = sorted({label for images in found.values() for _, labels in images for label in labels})
     columns = {name: column for column, name in enumerate(names)}
     splits = {}
-    for split, of in found.items():
-        targets = np.zeros((len(of), len(names)), np.int8)
-        for row, (_, labels) in enumerate(of):
+    for split, images in found.items():
+        targets = np.zeros((len(images), len(names)), np.int8)
+        for row, (_, labels) in enumerate(images):
             targets[row, [columns[label] for label in labels]] = 1
-        splits[split] = _present(tuple(names), [file for file, _ in of], targets, folder, path)
+        splits[split] = _available(
+            tuple(names), [file for file, _ in images], targets, folder, path
+        )
     return splits
 
 
 class NusWide(MultiLabelBuilder):
-    """81 concepts; images without a label, and those that are not on the disk, are left out."""
+    """81 concepts; images without a label or without a file are left out."""
 
     name = "nus_wide"
-    FACTS = photograph_facts(
-        description="209,347 photographs with any of 81 concepts (NUS-WIDE), 256×256",
+    SPEC = photograph_spec(
+        description="209,347 photographs with labels for 81 concepts (NUS-WIDE), 256×256",
         classes={"train": 81, "test": 81},
         homepage="https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/"
         "NUS-WIDE.html",

@@ -1,4 +1,4 @@
-"""Writing a data set's records once, whichever process comes first."""
+"""Preparing a data set once, even if several processes request it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import ImageBuilder
+from experiments.data.builders.base import ImageBuilder
 from experiments.files import exclusive
 
 _log = logging.getLogger(__name__)
@@ -22,23 +22,23 @@ _Builder = TypeVar("_Builder", bound=ImageBuilder)
 def prepare(
     cls: type[_Builder], *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> _Builder:
-    """Writes a data set's records if they are not there.
+    """Prepares a data set unless that has been done.
 
-    Several processes may call this at once: one prepares, the others wait. The records appear
-    under their name when they are complete, so an interrupted preparation leaves nothing that
-    could be taken for data.
+    Several processes may call this function at once: one prepares, the others wait. The records
+    are moved to their final folder once complete, so an interrupted preparation is never mistaken
+    for a prepared data set.
 
     Args:
-        cls: The data set's builder.
-        data_dir: Where prepared data sets are kept; by default TFDS's, ~/tensorflow_datasets.
-        manual_dir: Where downloaded archives lie; by default `downloads/manual` in `data_dir`.
+        cls: The builder of the data set.
+        data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
+        manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
 
     Returns:
         The builder of the prepared data set.
 
     Raises:
-        MissingArchiveError: The archives are not there; the message says which files go where.
-        DamagedArchiveError: An archive, or the prepared data, is damaged; the message names the
+        MissingArchiveError: The archives do not exist. The message lists the files and folders.
+        DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
             file.
     """
     builder = make_builder(cls, data_dir)
@@ -46,88 +46,88 @@ def prepare(
         return builder
     manual_dir = manual_root(data_dir, manual_dir)
     # Before anything is written, and before TFDS, whose message names no files.
-    cls.check_source(cls.place(manual_dir, manual_dir))
+    cls.check_source(cls.search_path(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / ".lock", wait=True) as alone:
+    with exclusive(folder / ".lock", wait=True) as locked:
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
-        if alone:
+        if locked:
             for leftover in folder.glob("incomplete.*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         _log.info("preparing %s in %s", cls.name, builder.data_dir)
         try:
             _generate(builder, manual_dir)
         except OSError:
-            # Without a lock another process may have been faster; its records are as good.
+            # Without a lock another process may have finished first. Its records are the same.
             if not is_prepared(make_builder(cls, data_dir)):
                 raise
     return make_builder(cls, data_dir)
 
 
 def make_builder(cls: type[_Builder], data_dir: Path | None = None) -> _Builder:
-    """A builder that knows what is prepared at this moment.
+    """Creates a builder that reflects what is prepared at this moment.
 
     Args:
-        cls: The data set's builder.
-        data_dir: Where prepared data sets are kept; by default TFDS's.
+        cls: The builder of the data set.
+        data_dir: Folder of prepared data sets. Default: that of TFDS.
 
     Returns:
         The builder.
 
     Raises:
-        DamagedArchiveError: The prepared data cannot be read.
+        DamagedArchiveError: The prepared data set cannot be read.
     """
     try:
         return cls(data_dir=str(data_root(data_dir)))
     except Exception as error:
-        # The readers of TFDS's files raise nearly anything when one is damaged.
+        # TFDS raises almost any exception when one of its files is damaged.
         raise DamagedArchiveError(
             f"{location(cls, data_dir)} cannot be read ({type(error).__name__}: {error}); delete "
-            "that folder, and it is prepared again"
+            "that folder to prepare the data again"
         ) from error
 
 
 def data_root(data_dir: Path | None = None) -> Path:
-    """Where prepared data sets are kept: what was given, or TFDS's default."""
+    """The folder of prepared data sets: the given one, or the default of TFDS."""
     return Path(data_dir or constants.DATA_DIR).expanduser()
 
 
 def location(cls: type[ImageBuilder], data_dir: Path | None = None) -> Path:
-    """The folder in which a data set is or will be prepared."""
+    """The folder of a data set once it is prepared."""
     return data_root(data_dir) / cls.name / str(cls.VERSION)
 
 
 def manual_root(data_dir: Path | None = None, manual_dir: Path | None = None) -> Path:
-    """Where downloaded archives lie: what was given, or TFDS's `downloads/manual`."""
+    """The folder of downloaded archives: the given one, or `downloads/manual` as in TFDS."""
     return Path(manual_dir or data_root(data_dir) / "downloads" / "manual").expanduser()
 
 
 def is_prepared(builder: ImageBuilder) -> bool:
-    """Whether a data set's records are there, all of them.
+    """Whether a data set is completely prepared.
 
     Args:
-        builder: Its builder, just made.
+        builder: A new builder of the data set.
 
     Returns:
-        True if they are, False if there are none.
+        True if it is, False if nothing is prepared.
 
     Raises:
-        DamagedArchiveError: Some are missing.
+        DamagedArchiveError: Some of its files are missing.
     """
     folder = Path(builder.data_dir)
     if not folder.exists():
         return False
     info = builder.info
-    missing = [split for split in builder.FACTS.classes if split not in info.splits]
+    missing = [split for split in builder.SPEC.classes if split not in info.splits]
     if not missing:
-        files = [path for split in builder.FACTS.classes for path in info.splits[split].filepaths]
+        files = [path for split in builder.SPEC.classes for path in info.splits[split].filepaths]
         missing = [Path(path).name for path in files if not Path(path).exists()]
-    if missing or not set(builder.FACTS.classes) <= set(info.metadata or ()):
+    if missing or not set(builder.SPEC.classes) <= set(info.metadata or ()):
         raise DamagedArchiveError(
             f"{folder} is not a complete data set ({', '.join(missing) or 'metadata'} missing); "
-            "delete that folder, and it is prepared again"
+            "delete that folder to prepare the data again"
         )
     return True
 

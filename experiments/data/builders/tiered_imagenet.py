@@ -9,30 +9,28 @@ from pathlib import Path
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
-from experiments.data.builders.frame import Facts
-from experiments.data.builders.kinds import FewShotBuilder
-from experiments.data.builders.layouts import Layout, Place
-from experiments.data.builders.pictures import Pictures, Table, entries, picture_rows, text
-
-_SPLITS = {"base": "train", "validation": "val", "novel": "test"}
+from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.images import ClassSplit, Table, entries, split_of_rows, text
+from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath
+from experiments.data.builders.tasks import FewShotBuilder
 
 
-def _read_pickles(place: Place) -> dict[str, Pictures]:
+def _read_pickles(search_path: SearchPath) -> dict[str, ClassSplit]:
     labels, names = {}, {}
-    for split, part in _SPLITS.items():
-        labels[split], names[split] = _read_labels(place.get(f"{part}_labels.pkl"), split)
-    # ImageNet has two cranes and two maillots.
-    times = Counter(name for given in names.values() for name in given)
+    for split, part in FEW_SHOT_PARTS.items():
+        labels[split], names[split] = _read_labels(search_path.get(f"{part}_labels.pkl"), split)
+    # ImageNet has two classes named crane and two named maillot.
+    times = Counter(name for of_split in names.values() for name in of_split)
     splits = {}
-    for split, part in _SPLITS.items():
+    for split, part in FEW_SHOT_PARTS.items():
         classes = {
             name if times[name] == 1 else f"{name} ({split} {label})": np.flatnonzero(
                 labels[split] == label
             ).tolist()
             for label, name in enumerate(names[split])
         }
-        path = place.get(f"{part}_images_png.pkl")
-        splits[split] = picture_rows(classes, _loader(path, len(labels[split])), path)
+        path = search_path.get(f"{part}_images_png.pkl")
+        splits[split] = split_of_rows(classes, _loader(path, len(labels[split])), path)
     return splits
 
 
@@ -41,12 +39,14 @@ def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
     try:
         labels = np.asarray(content["label_specific"]).astype(np.int64).ravel()
     except (TypeError, ValueError) as error:
-        raise DamagedArchiveError(f"{path}: label_specific holds no numbers") from error
+        raise DamagedArchiveError(f"{path}: label_specific contains no numbers") from error
     count = int(labels.max(initial=-1)) + 1
     names = [text(name) for name in content.get("label_specific_str", ())]
     names = names or [f"{split} class {label:03}" for label in range(count)]
     if labels.min(initial=0) < 0 or count > len(names):
-        raise DamagedArchiveError(f"{path} names {len(names)} classes, but has the label {count}")
+        raise DamagedArchiveError(
+            f"{path} names {len(names)} classes, but has a label that is not among them"
+        )
     return labels, names
 
 
@@ -55,7 +55,7 @@ def _loader(path: Path, count: int) -> Callable[[], Table]:
         images = load_pickle(path)
         if not isinstance(images, list | tuple | np.ndarray) or len(images) != count:
             raise DamagedArchiveError(
-                f"{path} should hold as many encoded images as there are labels, {count}"
+                f"{path} should contain one encoded image per label, {count} in total"
             )
         return images
 
@@ -66,7 +66,7 @@ class TieredImagenet(FewShotBuilder):
     """tiered-ImageNet in the split of Ren et al., 84×84."""
 
     name = "tiered_imagenet"
-    FACTS = Facts(
+    SPEC = DatasetSpec(
         description="779,165 photographs of 608 classes of ImageNet, 84×84",
         image_shape=(84, 84, 3),
         classes={"base": 351, "validation": 97, "novel": 160},
@@ -80,7 +80,7 @@ class TieredImagenet(FewShotBuilder):
                 "pickles of Ren et al.",
                 tuple(
                     (f"{part}_{name}.pkl",)
-                    for part in _SPLITS.values()
+                    for part in FEW_SHOT_PARTS.values()
                     for name in ("images_png", "labels")
                 ),
                 _read_pickles,

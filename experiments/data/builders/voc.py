@@ -1,4 +1,4 @@
-"""VOC 2007: photographs with any of 20 kinds of objects."""
+"""VOC 2007: photographs with labels for 20 classes of objects."""
 
 from __future__ import annotations
 
@@ -9,15 +9,32 @@ from xml.etree import ElementTree
 import numpy as np
 
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.frame import photograph_facts
-from experiments.data.builders.kinds import MultiLabelBuilder
-from experiments.data.builders.layouts import Layout, Part, Place, inside
-from experiments.data.builders.pictures import LabelledPictures, open_files, read_lines
+from experiments.data.builders.base import photograph_spec
+from experiments.data.builders.images import MultiLabelSplit, open_files, read_lines
+from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
+from experiments.data.builders.tasks import MultiLabelBuilder
 
 _NAMES = (
-    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
-    *("train", "tvmonitor"),
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
 )
 
 
@@ -26,7 +43,7 @@ def _list_of(part: str, archive: str) -> Part:
     return Part(f"VOCdevkit/{path}", (archive,), (f"VOCdevkit/{path}", path))
 
 
-# The list of images; beside it are the classes, and above it the images and annotations.
+# The list of images. The lists of classes are next to it; images and annotations are above.
 _TRAIN = _list_of("train", "VOCtrainval_06-Nov-2007.tar")
 _TEST = _list_of("test", "VOCtest_06-Nov-2007.tar")
 
@@ -35,20 +52,22 @@ def _keep(member: str) -> bool:
     return any(f"/{name}/" in member for name in ("Annotations", "ImageSets", "JPEGImages"))
 
 
-def _read(place: Place) -> dict[str, LabelledPictures]:
-    train = _TRAIN.locate(place, _keep)
+def _read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
+    train = _TRAIN.locate(search_path, _keep)
     return {
         "train": _read_split(train),
         "validation": _read_split(inside(train.parent, "val.txt")),
-        "test": _read_split(_TEST.locate(place, _keep)),
+        "test": _read_split(_TEST.locate(search_path, _keep)),
     }
 
 
-def _read_split(path: Path) -> LabelledPictures:
+def _read_split(path: Path) -> MultiLabelSplit:
     top = path.parents[2]
     images = [line.split()[0] for line in read_lines(path) if line.strip()]
     if not all(re.fullmatch(r"[\w-]+", image) for image in images):
-        raise DamagedArchiveError(f"{path} should have lines that begin with an image's number")
+        raise DamagedArchiveError(
+            f"{path} should have lines that start with the number of an image"
+        )
     files = [path.with_name(f"{name}_{path.name}") for name in _NAMES]
     if all(file.exists() for file in files):
         columns = [_read_column(file, images) for file in files]
@@ -56,7 +75,7 @@ def _read_split(path: Path) -> LabelledPictures:
     else:
         rows = [_read_objects(top / "Annotations" / f"{image}.xml") for image in images]
         targets = np.array(rows, np.int8).reshape(len(images), len(_NAMES))
-    return LabelledPictures(
+    return MultiLabelSplit(
         names=_NAMES,
         keys=[top / "JPEGImages" / f"{image}.jpg" for image in images],
         targets=targets,
@@ -66,7 +85,7 @@ def _read_split(path: Path) -> LabelledPictures:
 
 
 def _read_column(path: Path, images: list[str]) -> np.ndarray:
-    """The targets of one class: 1, −1 for none, and 0 where all objects are difficult."""
+    """Reads the targets of one class. In the file, 0 means that all objects are difficult."""
     meaning = {"1": 1, "-1": 0, "0": -1}
     lines = [line.split() for line in read_lines(path) if line.strip()]
     if not all(len(line) == 2 and line[1] in meaning for line in lines):
@@ -79,13 +98,13 @@ def _read_column(path: Path, images: list[str]) -> np.ndarray:
 
 
 def _read_objects(path: Path) -> list[int]:
-    """The targets of one image, by its objects; an object may be difficult."""
+    """Reads the targets of one image from its objects, some of which may be difficult."""
     if not path.exists():
         raise DamagedArchiveError(f"{path} is missing")
     try:
         objects = ElementTree.parse(path).getroot().findall("object")
     except ElementTree.ParseError as error:
-        raise DamagedArchiveError(f"{path} is no XML: {error}") from error
+        raise DamagedArchiveError(f"{path} is not an XML file: {error}") from error
     targets = [0] * len(_NAMES)
     for entry in objects:
         name = (entry.findtext("name") or "").strip()
@@ -100,14 +119,14 @@ def _read_objects(path: Path) -> list[int]:
 
 
 class Voc2007(MultiLabelBuilder):
-    """20 kinds of objects; where all of a kind are difficult to see, that label is unknown.
+    """20 classes of objects. A label is unknown if all objects of the class are difficult.
 
-    The papers learn from `train+validation`.
+    The papers train on `train+validation`.
     """
 
     name = "voc2007"
-    FACTS = photograph_facts(
-        description="9,963 photographs with any of 20 kinds of objects (Pascal VOC 2007), 256×256",
+    SPEC = photograph_spec(
+        description="9,963 photographs with labels for 20 classes (Pascal VOC 2007), 256×256",
         classes=dict.fromkeys(("train", "validation", "test"), len(_NAMES)),
         homepage="http://host.robots.ox.ac.uk/pascal/VOC/voc2007/",
         citation="Everingham et al.: The Pascal visual object classes (VOC) challenge. IJCV 2010.",

@@ -1,0 +1,186 @@
+"""Several processes that train one run: they agree, survive kills, and end as one process does."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from experiments.config import Folders
+from experiments.processes import broadcast_from_first
+from experiments.runs import plan_run, train_run
+from experiments.training.checkpoints import Checkpoints
+from tests.experiments.tiny_runs import config_of, final_state, metrics_without_clock
+
+ROOT = Path(__file__).parents[2]
+
+TRAIN = [
+    *("-m", "experiments", "train", "icons", "--distributed", "--loss.name", "nca"),
+    *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32", "--log-every", "1"),
+    *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
+]
+
+
+@contextmanager
+def two_processes(command: Sequence[str], cache: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes with two devices each; none of them outlives the context."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    variables = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": "2",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **variables, "JAX_PROCESS_ID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()  # JAX swallows SIGTERM.
+            process.communicate()
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], status: int) -> list[str]:
+    """What each process printed, once both have ended with this exit status."""
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [status, status], outputs
+    return outputs
+
+
+def wait_for_step(directory: Path, step: int, process: subprocess.Popen[str]) -> None:
+    log, deadline = directory / "metrics.jsonl", time.monotonic() + 300
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and log.read_text().count('"loss"') >= step:
+            return
+        time.sleep(0.01)
+    process.kill()
+    pytest.fail(f"step {step} was not reached: {process.communicate()[0]}")
+
+
+def saved_steps(directory: Path) -> list[int]:
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.steps()
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_processes_resume_and_end_as_if_undisturbed(
+    tmp_path, folders, compilation_cache
+):
+    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "60"]
+    command += ["--validate-every", "5"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with two_processes([*command, "--directory", str(whole)], compilation_cache) as processes:
+        finish(processes, 0)
+
+    # SIGTERM to one of them stops both, which save. They agree on a step, some steps later.
+    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+        wait_for_step(cut, 2, processes[0])
+        processes[1].send_signal(signal.SIGTERM)
+        outputs = finish(processes, 128 + signal.SIGTERM)
+    (stopped,) = re.findall(r"stopped at step (\d+) of 60, which is saved", outputs[0])
+    newest = [int(stopped)]
+    assert saved_steps(cut)[-1] == newest[0] < 45
+    for _ in range(2):
+        with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+            wait_for_step(cut, newest[-1] + 6, processes[0])
+            for process in processes:
+                process.send_signal(signal.SIGKILL)
+            finish(processes, -signal.SIGKILL)
+        newest.append(saved_steps(cut)[-1])
+    assert newest == sorted(newest)
+    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+        finish(processes, 0)
+
+    assert not list((cut / "checkpoints").glob("damaged-*"))
+    chex.assert_trees_all_equal(final_state(cut), final_state(whole))
+    assert metrics_without_clock(cut) == metrics_without_clock(whole)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path, folders: Folders, compilation_cache):
+    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "2"]
+    two, one = tmp_path / "two", tmp_path / "one"
+    with two_processes([*command, "--directory", str(two)], compilation_cache) as processes:
+        outputs = finish(processes, 0)
+    # Only the first one prints and writes.
+    assert re.search(r"\| 1 +\|", outputs[0])
+    assert not re.search(r"\| 1 +\|", outputs[1])
+    assert len(list(two.glob("events.out.tfevents.*"))) == 1
+
+    assert jax.device_count() == 4
+    train_run(plan_run(config_of(two)), one, folders)
+    chex.assert_trees_all_close(metrics_without_clock(two), metrics_without_clock(one), rtol=1e-4)
+    chex.assert_trees_all_close(final_state(two), final_state(one), atol=1e-4)
+
+
+def test_a_broadcast_keeps_every_bit_and_errors_reach_all(tmp_path, compilation_cache):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import ml_dtypes, numpy as np
+        from experiments import processes
+        from experiments.training.checkpoints import DamagedCheckpointError
+        processes.initialize()
+        processes._CHUNK = 1000
+        first = processes.is_first()
+        rng = np.random.default_rng(0)
+        tree = {
+            "uint32": rng.integers(0, 2**32, 7, np.uint32),
+            "int32": np.int32([[-(2**31), 2**31 - 1]]),
+            "int64": np.int64(2**40 + 1),
+            "bool": np.array([True, False]),
+            "float32": np.float32([np.nan, -0.0, 1e-45, np.inf]),
+            "bfloat16": rng.normal(size=(3, 5)).astype(ml_dtypes.bfloat16),
+            "float64": (rng.normal(size=1001), None, 0.1),
+            "empty": np.zeros((0, 3), np.float16),
+            "step": 7,
+        }
+        sent = processes.broadcast_from_first(tree if first else None)
+        assert sent.keys() == tree.keys()
+        for name in tree.keys() - {"float64", "step"}:
+            assert type(sent[name]) is type(tree[name])
+            assert sent[name].dtype == tree[name].dtype and sent[name].shape == tree[name].shape
+            assert sent[name].tobytes() == tree[name].tobytes(), name
+        assert (sent["float64"][0] == tree["float64"][0]).all()
+        assert sent["float64"][1:] == (None, 0.1) and sent["step"] == 7
+
+        def fail():
+            raise DamagedCheckpointError(3, "torn")
+
+        try:
+            processes.on_first(fail)
+        except DamagedCheckpointError as error:
+            print("raised", error.step)
+        """)
+    )
+    with two_processes([str(program)], compilation_cache) as processes:
+        for output in finish(processes, 0):
+            assert "raised 3" in output
+    tree = {"a": np.arange(3)}
+    assert broadcast_from_first(tree) is tree
