@@ -196,7 +196,7 @@ def check_config(config: Any, section: str = "") -> None:
             finite = not isinstance(number, float) or math.isfinite(number)
             if not (finite and all(within(number, limit) for within, _, limit in bounds)):
                 allowed = " and ".join(f"{words} {limit}" for _, words, limit in bounds)
-                raise ConfigError(f"{name} must be {allowed or 'finite'}, got {number}")
+                raise ConfigError(f"{name} must be {allowed if finite else 'finite'}, got {number}")
 
 
 def _bound(constraint: Any) -> tuple[Callable[[Any, Any], bool], str, Any] | None:

@@ -1,81 +1,105 @@
-"""Options that were added after runs had been made."""
+"""Options: the bounds of their numbers, their way through JSON, and access by name."""
 
 import dataclasses
 import json
+import math
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
+from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
 from experiments.config import (
+    Count,
     DataConfig,
-    FewShotConfig,
     ModelConfig,
+    OptimizerConfig,
+    Positive,
+    Ratio,
+    SamplingConfig,
+    Seed,
+    Share,
     check_config,
     from_dict,
+    get_option,
+    option_types,
+    replace_option,
     to_dict,
 )
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
-from experiments.training.checkpoints import ConfigMismatchError, claim_run_directory
+from experiments.protocols import PROTOCOLS, config_from_dict, config_to_dict
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.few_shot import FewShotConfig
+from experiments.protocols.group_softmax import GroupSoftmaxConfig
 
-# What runs of the first version hold of these two sections.
-FIRST_DATA = {
-    "name": "icons",
-    "mean": [0.5],
-    "std": [0.5],
-    "pad": 4,
-    "flip": True,
-    "color_jitter": 0.0,
-}
-FIRST_MODEL = {
-    "backbone": "conv4",
-    "widths": [64, 64, 64, 64],
-    "pooling": "flatten",
-    "drop_block": 0.0,
-    "dtype": "float32",
-}
-NEW = dataclasses.replace(
-    FewShotConfig(),
-    data=DataConfig(image_size=80, resize=92, crop_scale=(0.08, 1.0), lighting=0.1, pad=0),
-    model=ModelConfig("wrn28", (160, 320, 640), blocks=(2, 2, 2), dropout=0.5),
+
+@dataclass(frozen=True)
+class Inner:
+    share: Share = 0.0
+    ratios: tuple[Ratio, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    count: Count = 1
+    positive: Positive = 1.0
+    seed: Seed = 0
+    free: float = 0.0
+    optional: tuple[Positive, ...] = ()
+    free_numbers: tuple[float, ...] = (0.0,)
+    half_open: Annotated[float, Gt(-1), Le(1)] = 0.0
+    text: str = ""
+    inner: Inner = Inner()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Numbers(count=1, positive=1e-300, seed=0, free=-1e300),
+        Numbers(seed=2**32 - 1, half_open=1.0),
+        Numbers(half_open=-0.999),
+        Numbers(optional=(0.1, 5.0), free_numbers=(-3.0, 3.0), text="-1"),
+        Numbers(inner=Inner(share=0.0, ratios=(0.001, 1.0))),
+        Numbers(inner=Inner(share=0.999)),
+    ],
 )
+def test_numbers_within_their_bounds_pass(config):
+    check_config(config)
 
 
-def test_defaults_are_written_as_the_first_version_wrote_them():
-    assert to_dict(DataConfig()) == FIRST_DATA
-    assert to_dict(ModelConfig()) == FIRST_MODEL
-    for config in (preset.config for preset in PRESETS.values()):
-        if not isinstance(config, FewShotConfig):
-            continue
-        written = to_dict(config)
-        assert written["data"].keys() == FIRST_DATA.keys()
-        assert written["model"].keys() == FIRST_MODEL.keys()
-
-
-def test_what_is_younger_is_read_as_its_default():
-    assert from_dict(DataConfig, FIRST_DATA) == DataConfig()
-    assert from_dict(ModelConfig, FIRST_MODEL) == ModelConfig()
-    explicit = FIRST_MODEL | {"dropout": 0.0, "blocks": [], "stem": "imagenet"}
-    assert from_dict(ModelConfig, explicit) == ModelConfig()
-    with pytest.raises(ConfigError, match="missing keys \\['widths'\\]"):
-        from_dict(ModelConfig, {k: v for k, v in FIRST_MODEL.items() if k != "widths"})
-
-
-def test_new_options_survive_a_file():
-    check_config(NEW)
-    written = json.loads(json.dumps(to_dict(NEW)))
-    assert written["data"]["crop_scale"] == [0.08, 1.0]
-    assert "crop_ratio" not in written["data"]
-    assert "stem" not in written["model"]
-    assert from_dict(FewShotConfig, written) == NEW
-
-
-def test_a_run_from_before_goes_on(tmp_path):
-    first = to_dict(FewShotConfig()) | {"data": FIRST_DATA, "model": FIRST_MODEL}
-    assert not claim_run_directory(tmp_path, first)
-    assert claim_run_directory(tmp_path, to_dict(FewShotConfig()))
-    lit = dataclasses.replace(FewShotConfig(), data=DataConfig(lighting=0.1))
-    with pytest.raises(ConfigMismatchError, match=r"data\.lighting: \(absent\) -> 0\.1"):
-        claim_run_directory(tmp_path, to_dict(lit))
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Numbers(count=0), "count must be at least 1, got 0"),
+        (Numbers(positive=0.0), "positive must be above 0, got 0.0"),
+        (Numbers(seed=-1), "seed must be at least 0 and below 4294967296, got -1"),
+        (Numbers(seed=2**32), "seed must be at least 0 and below 4294967296, got 4294967296"),
+        (Numbers(half_open=-1.0), "half_open must be above -1 and at most 1, got -1.0"),
+        (Numbers(half_open=1.001), "half_open must be above -1 and at most 1, got 1.001"),
+        (Numbers(optional=(1.0, 0.0)), "optional must be above 0, got 0.0"),
+        (Numbers(free_numbers=()), "free_numbers needs at least one value"),
+        (Numbers(inner=Inner(share=1.0)), "inner.share must be at least 0 and below 1, got 1.0"),
+        (Numbers(inner=Inner(share=-0.1)), "inner.share must be at least 0 and below 1, got -0.1"),
+        (
+            Numbers(inner=Inner(ratios=(1.0, 1.5))),
+            "inner.ratios must be above 0 and at most 1, got 1.5",
+        ),
+        (Numbers(inner=Inner(ratios=())), "inner.ratios needs at least one value"),
+        # Bounded or not, numbers are finite.
+        (Numbers(free=math.nan), "free must be finite, got nan"),
+        (Numbers(free=-math.inf), "free must be finite, got -inf"),
+        (Numbers(positive=math.inf), "positive must be finite, got inf"),
+        (Numbers(positive=math.nan), "positive must be finite, got nan"),
+        (Numbers(free_numbers=(0.0, math.nan)), "free_numbers must be finite, got nan"),
+        (Numbers(inner=Inner(share=math.nan)), "inner.share must be finite, got nan"),
+    ],
+)
+def test_other_numbers_are_refused_with_option_and_value(config, message):
+    with pytest.raises(ConfigError) as error:
+        check_config(config)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(
@@ -85,9 +109,147 @@ def test_a_run_from_before_goes_on(tmp_path):
         (DataConfig(crop_ratio=()), "data.crop_ratio needs at least one"),
         (DataConfig(lighting=-0.1), "data.lighting must be at least 0"),
         (DataConfig(image_size=-1), "data.image_size must be at least 0"),
-        (DataConfig(imbalance=2.0), "data.imbalance must be above 0 and at most 1, got 2"),
+        (DataConfig(mean=(0.5, math.inf)), "data.mean must be finite, got inf"),
+        (ClassificationData(imbalance=2.0), "data.imbalance must be above 0 and at most 1, got 2"),
     ],
 )
-def test_numbers_are_checked(config, message):
+def test_the_section_is_part_of_the_name(config, message):
     with pytest.raises(ConfigError, match=message):
         check_config(config, "data.")
+
+
+def _just_outside(bound: BaseMetadata) -> Any:
+    match bound:
+        case Ge(ge=limit):
+            return limit - 1  # pyright: ignore[reportOperatorIssue]
+        case Gt(gt=limit) | Lt(lt=limit):
+            return limit
+        case Le(le=limit):
+            return limit + 1  # pyright: ignore[reportOperatorIssue]
+    raise AssertionError(f"{bound} is not checked")
+
+
+def _limits(config: Any, prefix: str = "") -> dict[tuple[str, str], Any]:
+    """For every bounded option: a value that its bound just excludes."""
+    found: dict[tuple[str, str], Any] = {}
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for option in dataclasses.fields(config):
+        name, value = prefix + option.name, vars(config)[option.name]
+        if dataclasses.is_dataclass(value):
+            found |= _limits(value, f"{name}.")
+            continue
+        hint = hints[option.name]
+        several = typing.get_origin(hint) is tuple
+        hint = typing.get_args(hint)[0] if several else hint
+        for bound in getattr(hint, "__metadata__", ()):
+            if isinstance(bound, BaseMetadata):
+                outside = _just_outside(bound)
+                found[name, repr(bound)] = (outside,) if several else outside
+    return found
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_bound_of_every_protocol_is_checked(protocol):
+    config = PROTOCOLS[protocol].config()
+    check_config(config)
+    limits = _limits(config)
+    assert {"sampling.batch_size", "optimizer.learning_rate", "seed"} < {name for name, _ in limits}
+    for (option, _), outside in limits.items():
+        with pytest.raises(ConfigError, match=rf"{option} must be (at least|above|at most|below)"):
+            check_config(replace_option(config, option, outside))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_valid_and_survives_a_file(name):
+    config = PRESETS[name].config
+    check_config(config)
+    written = json.loads(json.dumps(config_to_dict(config)))
+    assert written == config_to_dict(config)
+    assert (written["protocol"], written["preset"]) == (config.protocol, name)
+    assert config_from_dict(written) == config
+
+
+def test_options_of_every_kind_survive_a_file():
+    config = dataclasses.replace(
+        FewShotConfig(),
+        data=DataConfig(image_size=80, resize=92, crop_scale=(0.08, 1.0), lighting=0.1, pad=0),
+        model=ModelConfig("wrn28", (160, 320, 640), blocks=(2, 2, 2), dropout=0.5),
+    )
+    check_config(config)
+    written = json.loads(json.dumps(to_dict(config)))
+    assert written["data"]["crop_scale"] == [0.08, 1.0]
+    assert written["data"]["crop_ratio"] == [3 / 4, 4 / 3]
+    assert written["model"]["blocks"] == [2, 2, 2]
+    assert from_dict(FewShotConfig, written) == config
+
+
+def test_keys_that_do_not_fit_are_named():
+    written = to_dict(ModelConfig())
+    del written["widths"]
+    with pytest.raises(ConfigError, match=r"\(ModelConfig\): unknown keys \[\], missing keys \['w"):
+        from_dict(ModelConfig, written)
+    with pytest.raises(ConfigError, match=r"unknown keys \['depth'\], missing keys \['widths'\]"):
+        from_dict(ModelConfig, written | {"depth": 3})
+    # Also within a section of a run.
+    run = config_to_dict(GroupSoftmaxConfig())
+    run["data"] |= {"novel": ""}
+    with pytest.raises(ConfigError, match=r"\(ClassificationData\): unknown keys \['novel'\]"):
+        config_from_dict(run)
+
+
+def test_a_run_without_a_known_protocol_is_refused():
+    run = config_to_dict(FewShotConfig())
+    with pytest.raises(ConfigError, match="no protocol 'fewshot'; this version has few-shot, grou"):
+        config_from_dict(run | {"protocol": "fewshot"})
+    del run["protocol"]
+    with pytest.raises(ConfigError, match="no protocol None"):
+        config_from_dict(run)
+    # A run of one protocol is none of another.
+    with pytest.raises(ConfigError, match=r"GroupSoftmaxConfig\): unknown keys \['evaluation'\]"):
+        config_from_dict(config_to_dict(FewShotConfig()) | {"protocol": "group-softmax"})
+
+
+def test_reading_a_configuration_leaves_its_source_alone():
+    written = config_to_dict(FewShotConfig())
+    before = json.dumps(written)
+    config_from_dict(written)
+    assert json.dumps(written) == before
+
+
+def test_options_are_read_and_replaced_by_name():
+    config = FewShotConfig(sampling=SamplingConfig(batch_size=7), steps=9)
+    assert get_option(config, "steps") == 9
+    assert get_option(config, "sampling.batch_size") == 7
+    changed = replace_option(config, "sampling.batch_size", 5)
+    assert changed == FewShotConfig(sampling=SamplingConfig(batch_size=5), steps=9)
+    assert replace_option(config, "steps", 2).steps == 2
+    assert config.sampling.batch_size == 7
+
+
+def test_every_option_has_a_name_and_a_type():
+    types = option_types(GroupSoftmaxConfig())
+    assert types["steps"] is int
+    assert types["preset"] is str
+    assert types["optimizer.decay_steps"] == tuple[int, ...]
+    assert types["data.imbalance"] is float
+    assert typing.get_args(types["loss.name"]) == ("softmax", "tight", "loose")
+    assert not {"protocol", "data", "loss"} & types.keys()
+    sections = {name.partition(".")[0] for name in types if "." in name}
+    assert sections == {"data", "sampling", "model", "loss", "optimizer"}
+    assert {f"optimizer.{f.name}" for f in dataclasses.fields(OptimizerConfig)} <= types.keys()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "own"),
+    [
+        ("few-shot", set()),
+        ("group-softmax", {"classes", "samples_per_class", "imbalance", "holdout"}),
+        ("hyperspherical", {"classes", "samples_per_class", "imbalance", "holdout"}),
+        ("multi-label", {"train_on", "holdout"}),
+        ("negative-margin", {"holdout", "novel"}),
+    ],
+)
+def test_a_protocol_has_the_options_of_data_that_it_uses(protocol, own):
+    data = vars(PROTOCOLS[protocol].config())["data"]
+    common = {option.name for option in dataclasses.fields(DataConfig)}
+    assert {option.name for option in dataclasses.fields(data)} - common == own

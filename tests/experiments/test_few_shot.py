@@ -2,17 +2,16 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.config import EvaluationConfig
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes
+from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
+    EpisodeConfig,
+    EpisodeResult,
     episode_accuracies,
-    evaluate_features,
-    extract_features,
+    evaluate_prototypes,
     mean_and_interval,
 )
 
@@ -113,40 +112,11 @@ def test_interval_is_its_formula():
         mean_and_interval([0.5])
 
 
-def test_features_are_extracted_in_batches_of_one_shape():
-    images = np.random.default_rng(0).integers(0, 256, (23, 4, 5, 1)).astype(np.uint8)
-    shapes = []
-
-    @jax.jit
-    def embed(batch):
-        shapes.append(batch.shape)
-        assert batch.dtype == jnp.uint8
-        return batch.reshape(batch.shape[0], -1).astype(jnp.float32)[:, :7] / 2
-
-    for size in (8, 23, 50):
-        found = extract_features(embed, images, batch_size=size)
-        assert isinstance(found, np.ndarray)
-        np.testing.assert_array_equal(found, images.reshape(23, -1)[:, :7].astype(np.float32) / 2)
-    assert [shape[0] for shape in shapes] == [8, 23, 50]
-
-
-def test_extraction_names_its_problems():
-    images = np.zeros((5, 4, 4, 1), np.uint8)
-    with pytest.raises(ValueError, match="need images"):
-        extract_features(lambda x: x, images[:0])
-    with pytest.raises(ValueError, match="positive batch size"):
-        extract_features(lambda x: x, images, batch_size=0)
-    with pytest.raises(ValueError, match=r"must return \[2, d\], got \[2, 4, 4, 1\]"):
-        extract_features(jnp.asarray, images, batch_size=2)
-
-
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_results_follow_the_configuration(distance):
-    config = EvaluationConfig(
-        ways=4, shots=(1, 3), queries=5, episodes=80, seed=2, distance=distance
-    )
+    config = EpisodeConfig(ways=4, shots=(1, 3), queries=5, episodes=80, seed=2)
     features = features_of()
-    results = evaluate_features(features, LABELS, config=config)
+    results = evaluate_prototypes(features, LABELS, config=config, distance=distance)
     assert [result.shots for result in results] == [1, 3]
     for result in results:
         episodes = episodes_of(80, 4, result.shots, 5, 2)
@@ -154,15 +124,14 @@ def test_results_follow_the_configuration(distance):
         assert (result.accuracy, result.interval) == expected
         assert result.hash == episodes_hash(episodes)
         assert (result.ways, result.queries, result.episodes) == (4, 5, 80)
-        assert result.distance == distance
+        assert isinstance(result, EpisodeResult)
+        assert result.classifier == f"{distance} prototypes"
         assert json.loads(json.dumps(result._asdict())) == result._asdict()
     assert results[1].accuracy > results[0].accuracy
 
 
 def test_wrong_arguments_name_the_problem():
     features, episodes = features_of(), episodes_of(3)
-    with pytest.raises(ValueError, match="euclidean, cosine, got 'manhattan'"):
-        episode_accuracies(features, episodes, distance="manhattan")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="but there are 100 features"):
         episode_accuracies(features[:100], episodes)
     with pytest.raises(ValueError, match="indices from -1"):
@@ -177,6 +146,8 @@ def test_wrong_arguments_name_the_problem():
     with pytest.raises(ValueError, match="2 of 300 features are not finite"):
         episode_accuracies(features, episodes)
     with pytest.raises(ValueError, match="300 features but 299 labels"):
-        evaluate_features(features, LABELS[:-1], config=EvaluationConfig())
-    with pytest.raises(ValueError, match="needs 13 classes"):
-        evaluate_features(features_of(), LABELS, config=EvaluationConfig(ways=13))
+        evaluate_prototypes(features, LABELS[:-1], config=EpisodeConfig(), distance="cosine")
+    with pytest.raises(ConfigError, match="needs 13 classes"):
+        evaluate_prototypes(
+            features_of(), LABELS, config=EpisodeConfig(ways=13), distance="euclidean"
+        )

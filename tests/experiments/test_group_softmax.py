@@ -1,30 +1,26 @@
-"""Protocol B: what is minimised, where its classifier starts, what a run is called."""
-
-import dataclasses
+"""Protocol B: its objective, the start of its classifier, its labels and checks."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.presets.icons_groups import CONFIG as PRESET
-from experiments.training.objective import Objective, Problem
-from experiments.training.preflight import check_run
 
+from experiments.config import SamplingConfig
+from experiments.contracts import Objective, Problem
 from experiments.errors import ConfigError
+from experiments.presets import PRESETS
 from experiments.protocols import group_softmax
-from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
+from experiments.runs import check_data, plan_run
 from tests.jaxloss import references
 
 DIM = 10
 COUNTS = np.array([4, 4, 3, 5])
 
 
-def configured(**options) -> GroupSoftmaxConfig:
-    return dataclasses.replace(PRESET, loss=dataclasses.replace(PRESET.loss, **options))
-
-
 def build(**options) -> Objective:
-    return group_softmax.objective(configured(**options), Problem(DIM, COUNTS, None))
+    return group_softmax.objective(GroupLoss(**options), Problem(DIM, COUNTS))
 
 
 CONTIGUOUS = np.array([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]])
@@ -52,15 +48,15 @@ def test_the_objective_is_the_papers(options, reference):
     expected = references.group_softmax_loss(features, labels, kernel, bias, **reference)
     assert float(loss.value) == pytest.approx(expected, rel=1e-5)
     logits = features @ kernel + bias
-    np.testing.assert_allclose(objective.scores(jnp.float32(features), head, ()), logits, rtol=1e-4)
-    told = np.mean(logits.argmax(axis=1) == labels)
-    assert float(loss.means["train_accuracy"]) == pytest.approx(told)
+    np.testing.assert_allclose(objective.logits(jnp.float32(features), head, ()), logits, rtol=1e-4)
+    right = np.mean(logits.argmax(axis=1) == labels)
+    assert float(loss.means["train_accuracy"]) == pytest.approx(right)
 
 
 def test_the_classifier_starts_small():
     """At the deviation 1 / √d of the other protocols, type I hardly learns."""
-    objective = group_softmax.objective(PRESET, Problem(256, np.ones(100), None))
-    head = objective.head(jax.random.key(0))
+    objective = group_softmax.objective(GroupLoss(), Problem(256, np.ones(100, int)))
+    head = objective.init_head(jax.random.key(0))
     assert head["kernel"].shape == (256, 100)
     assert float(head["kernel"].std()) == pytest.approx(0.1 / 256**0.5, rel=0.02)
     assert len(set(head["bias"].tolist())) == 1
@@ -77,18 +73,32 @@ def test_the_classifier_starts_small():
     ],
 )
 def test_labels_tell_what_is_minimised(options, label):
-    assert group_softmax.describe(configured(**options))["label"] == label
+    config = GroupSoftmaxConfig(loss=GroupLoss(**{"num_groups": 2} | options))
+    assert group_softmax.build(config).description == {"label": label}
 
 
-def test_more_groups_than_features_are_told():
-    with pytest.raises(ConfigError, match=r"loss.num_groups = 5 must be at most the 4 features"):
-        group_softmax.check_options(configured(num_groups=5), 4)
+def test_the_description_has_the_options_of_the_data_that_differ_from_all_images():
+    data = ClassificationData(classes=9, samples_per_class=4, imbalance=0.5, holdout=0.1, mixup=1)
+    description = group_softmax.build(GroupSoftmaxConfig(data=data)).description
+    assert description == {
+        "label": "Type II, G = 4",
+        **{"classes": 9, "samples_per_class": 4, "imbalance": 0.5, "holdout": 0.1, "mixup": 1},
+    }
+
+
+def test_more_groups_than_features_are_refused():
+    protocol = group_softmax.build(GroupSoftmaxConfig(loss=GroupLoss(num_groups=5)))
+    protocol.check_options(5)
+    with pytest.raises(ConfigError, match=r"loss.num_groups = 5 must be at most 4, the number of"):
+        protocol.check_options(4)
 
 
 def test_a_long_tail_of_two_classes_is_refused_before_the_training(folders):
-    """It has no head, medium and tail to be told at the end."""
-    data = dataclasses.replace(PRESET.data, classes=2, imbalance=0.5)
-    sampling = dataclasses.replace(PRESET.sampling, batch_size=16)
-    config = dataclasses.replace(PRESET, data=data, sampling=sampling)
+    """It has no head, medium and tail to report at the end."""
+    config = GroupSoftmaxConfig(
+        data=ClassificationData(classes=2, imbalance=0.5),
+        sampling=SamplingConfig(batch_size=16),
+        model=PRESETS["icons-groups"].config.model,
+    )
     with pytest.raises(ConfigError, match="head, medium and tail need at least 3 classes"):
-        check_run(config, folders)
+        check_data(plan_run(config), folders)

@@ -1,4 +1,4 @@
-"""Protocol C: its losses and scores, reassignment, what a run remembers, its prototypes on disk."""
+"""Protocol C: losses and logits, reassignment, its objective state, its prototypes on disk."""
 
 from __future__ import annotations
 
@@ -11,35 +11,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.evaluation.run import evaluate_run
-from experiments.reporting.report import run_report
-from experiments.training.objective import Objective, Problem
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
 import jaxloss
-from experiments.__main__ import main
-from experiments.config import DataConfig, Folders, ModelConfig, SamplingConfig
+from experiments.cli.main import main
+from experiments.config import ModelConfig, ParallelMode, SamplingConfig
+from experiments.contracts import Objective, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical, prototypes
-from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLossConfig
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
 from experiments.protocols.prototypes import prototypes_file, spread_prototypes
+from experiments.reporting.run import run_report
+from experiments.runs import (
+    build_network,
+    evaluate_run,
+    plan_run,
+    report_lines,
+    train_run,
+)
 from experiments.training import parallel
-from experiments.training.checkpoints import Checkpoints
-from experiments.training.loop import ParallelMode, train
-from experiments.training.state import initial_setup
 from experiments.training.step import Batch, build_step
+from tests.experiments.tiny_runs import final_state, metrics
 
 COUNTS = np.array([23, 43, 3, 12, 2, 7])
 """The training images of 6 classes of the icons in a long tail of factor 0.05."""
 DIM = 3
 _LONG_TAIL = PRESETS["icons-longtail"].config
+assert isinstance(_LONG_TAIL, HypersphericalConfig)
 TINY = HypersphericalConfig(
     data=dataclasses.replace(_LONG_TAIL.data, classes=6),
     sampling=SamplingConfig(batch_size=16),
     model=dataclasses.replace(_LONG_TAIL.model, widths=(4, 4, 4, 4), dim=DIM),
-    loss=HypersphericalLossConfig(criterion="dot-regression", reduction="sum"),
+    loss=HypersphericalLoss(criterion="dot-regression", reduction="sum"),
     # The preset's rate is for the mean of a batch.
     optimizer=dataclasses.replace(_LONG_TAIL.optimizer, learning_rate=0.1),
     # 90 images: an epoch is 5 steps.
@@ -64,18 +70,11 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> Folders:
-    return Folders(data_dir=tmp_path_factory.mktemp("data"))
-
-
-def with_loss(config: HypersphericalConfig, **options) -> HypersphericalConfig:
-    return dataclasses.replace(config, loss=dataclasses.replace(config.loss, **options))
-
-
-def build(**options) -> Objective:
-    options = {"criterion": "prototype", "reduction": "mean"} | options
-    return hyperspherical.objective(with_loss(TINY, **options), Problem(DIM, COUNTS, None))
+def build(seed: int = 0, num_epochs: int = 2, **options) -> Objective:
+    """The objective of a run of the class counts above."""
+    problem = Problem(DIM, COUNTS, num_epochs=num_epochs, seed=seed)
+    config = HypersphericalConfig(loss=HypersphericalLoss(**options))
+    return hyperspherical.build(config).objective(problem)
 
 
 def samples(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -92,6 +91,12 @@ def cross_entropy(logits: np.ndarray, label: int) -> float:
     return logsumexp(logits) - logits[label]
 
 
+def cells(text: str, heading: str) -> list[str]:
+    """The cells of the row of a Markdown table that begins with a heading."""
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {heading} ")]
+    return [cell.strip() for cell in row.strip("|").split("|")[1:]]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -104,9 +109,9 @@ def cross_entropy(logits: np.ndarray, label: int) -> float:
 )
 def test_losses_and_their_gradients_are_those_of_the_paper(options):
     objective = build(**options)
-    memory = objective.memory()
+    state = objective.init_state()
     features, labels = samples()
-    targets = np.asarray(memory["prototypes"], np.float64).T[np.asarray(memory["assignment"])]
+    targets = np.asarray(state["prototypes"], np.float64).T[np.asarray(state["assignment"])]
     balanced = np.sqrt(COUNTS.mean() / COUNTS)
 
     def value_of(x: np.ndarray) -> float:
@@ -124,7 +129,7 @@ def test_losses_and_their_gradients_are_those_of_the_paper(options):
         return total if options.get("reduction") == "sum" else total / len(x)
 
     def loss_of(x):
-        return objective.loss(x, jnp.asarray(labels), {}, memory).value
+        return objective.loss(x, jnp.asarray(labels), {}, state).value
 
     wide = features.astype(np.float64)
     value, gradient = jax.value_and_grad(loss_of)(jnp.asarray(features))
@@ -147,30 +152,30 @@ def test_losses_and_their_gradients_are_those_of_the_paper(options):
         {"name": "fixed-ce"},
     ],
 )
-def test_the_class_with_the_nearest_prototype_is_told(options):
+def test_the_class_with_the_nearest_prototype_has_the_largest_logit(options):
     objective = build(**options)
-    memory = objective.memory()
+    state = objective.init_state()
     features, labels = samples()
     expected = np.zeros((len(features), len(COUNTS)))
-    for label, place in enumerate(np.asarray(memory["assignment"])):
+    for label, place in enumerate(np.asarray(state["assignment"])):
         rows = 5 * unit(features) if "scale" in options else features
-        expected[:, label] = rows @ np.asarray(memory["prototypes"])[:, place]
+        expected[:, label] = rows @ np.asarray(state["prototypes"])[:, place]
     np.testing.assert_allclose(
-        objective.scores(jnp.asarray(features), {}, memory), expected, atol=1e-5
+        objective.logits(jnp.asarray(features), {}, state), expected, atol=1e-5
     )
-    told = objective.loss(jnp.asarray(features), jnp.asarray(labels), {}, memory).means
+    means = objective.loss(jnp.asarray(features), jnp.asarray(labels), {}, state).means
     right = np.mean(expected.argmax(1) == labels)
-    assert float(told["train_accuracy"]) == pytest.approx(right)
+    assert float(means["train_accuracy"]) == pytest.approx(right)
 
 
-def test_softmax_learns_a_linear_classifier_and_remembers_nothing():
+def test_softmax_learns_a_linear_classifier_and_has_no_objective_state():
     objective = build(name="softmax")
-    head = objective.head(jax.random.key(0))
+    head = objective.init_head(jax.random.key(0))
     features, labels = samples()
-    assert objective.memory() == ()
+    assert objective.init_state() == ()
     assert objective.after_epoch is None
     logits = features @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
-    np.testing.assert_allclose(objective.scores(jnp.asarray(features), head, ()), logits, atol=1e-5)
+    np.testing.assert_allclose(objective.logits(jnp.asarray(features), head, ()), logits, atol=1e-5)
     expected = np.mean([cross_entropy(row, y) for row, y in zip(logits, labels, strict=True)])
     value = objective.loss(jnp.asarray(features), jnp.asarray(labels), head, ()).value
     assert float(value) == pytest.approx(expected, rel=1e-5)
@@ -179,34 +184,34 @@ def test_softmax_learns_a_linear_classifier_and_remembers_nothing():
 def test_class_means_move_with_every_batch_and_the_assignment_after_an_epoch():
     objective = build(name="dynamic", decay=0.7)
     assert objective.after_epoch is not None
-    memory = start = objective.memory()
+    state = start = objective.init_state()
     means = np.zeros((len(COUNTS), DIM))
     for seed in range(3):
         features, labels = samples(seed)
-        memory = objective.loss(jnp.asarray(features), jnp.asarray(labels), {}, memory).memory
+        loss = objective.loss(jnp.asarray(features), jnp.asarray(labels), {}, state)
+        state = loss.objective_state
         for label in np.unique(labels):
             mean = features[labels == label].astype(np.float64).mean(0)
             means[label] = unit(0.7 * means[label] + 0.3 * unit(mean))
-    np.testing.assert_allclose(memory["class_means"].T, means, atol=1e-5)
-    np.testing.assert_array_equal(memory["assignment"], start["assignment"])
+    np.testing.assert_allclose(state["class_means"].T, means, atol=1e-5)
+    np.testing.assert_array_equal(state["assignment"], start["assignment"])
 
-    after, told = objective.after_epoch(memory)
-    cosines = means @ np.asarray(memory["prototypes"])
+    after, numbers = objective.after_epoch(state)
+    cosines = means @ np.asarray(state["prototypes"])
     rows, columns = linear_sum_assignment(-cosines)
     np.testing.assert_array_equal(after["assignment"], columns)
     moved = np.sum(columns != np.asarray(start["assignment"]))
     assert moved > 0
-    assert told["reassigned"] == moved
-    assert float(told["alignment"]) == pytest.approx(cosines[rows, columns].mean(), rel=1e-4)
+    assert numbers["reassigned"] == moved
+    assert float(numbers["alignment"]) == pytest.approx(cosines[rows, columns].mean(), rel=1e-4)
     again, _ = objective.after_epoch(after)
     assert again["reassigned"].tolist() == [moved, 0]
-    assert again["alignment"][1] == again["alignment"][0] == told["alignment"]
+    assert again["alignment"][1] == again["alignment"][0] == numbers["alignment"]
 
 
 def test_the_first_assignment_depends_on_the_seed_alone_and_static_keeps_it():
     def first(seed: int, name) -> np.ndarray:
-        config = with_loss(dataclasses.replace(TINY, seed=seed), name=name)
-        return hyperspherical.objective(config, Problem(DIM, COUNTS, None)).memory()["assignment"]
+        return build(seed, name=name).init_state()["assignment"]
 
     np.testing.assert_array_equal(np.sort(first(0, "dynamic")), np.arange(len(COUNTS)))
     np.testing.assert_array_equal(first(0, "dynamic"), first(0, "static"))
@@ -214,9 +219,17 @@ def test_the_first_assignment_depends_on_the_seed_alone_and_static_keeps_it():
     assert (first(0, "static") != first(1, "static")).any()
     static = build(name="static")
     features, labels = samples()
-    memory = static.memory()
+    state = static.init_state()
     assert static.after_epoch is None
-    assert static.loss(jnp.asarray(features), jnp.asarray(labels), {}, memory).memory is memory
+    loss = static.loss(jnp.asarray(features), jnp.asarray(labels), {}, state)
+    assert loss.objective_state is state
+
+
+@pytest.mark.parametrize(("num_epochs", "places"), [(0, 1), (1, 1), (5, 5)])
+def test_the_state_has_a_place_for_every_epoch(num_epochs, places):
+    state = build(num_epochs=num_epochs, name="dynamic").init_state()
+    assert state["reassigned"].tolist() == [-1] * places
+    assert state["alignment"].shape == (places,)
 
 
 @pytest.fixture(scope="module")
@@ -230,20 +243,15 @@ def whole(tmp_path_factory, folders) -> Path:
 
 def run_steps(mode: ParallelMode):
     axis_name = parallel.axis_name(mode)
-    setup = initial_setup(
-        *(TINY, hyperspherical.objective),
-        image_shape=(32, 32, 1),
-        counts=COUNTS,
-        axis_name=axis_name,
-    )
+    network = build_network(plan_run(TINY), COUNTS, steps_per_epoch=5, axis_name=axis_name)
     step = build_step(
-        *(setup.graphdef, setup.objective, setup.optimizer, TINY.data),
+        *(network.graphdef, network.objective, network.optimizer, TINY.data),
         key=jax.random.fold_in(jax.random.key(TINY.seed), 2),
         axis_name=axis_name,
     )
     run = parallel.data_parallel(mode, step)
     rng = np.random.default_rng(0)
-    state, metrics = run.replicate(setup.state), None
+    state, metrics = run.replicate(network.state), None
     for _ in range(2):
         images = rng.integers(0, 256, (16, 32, 32, 1), np.uint8)
         batch = Batch(images, rng.integers(0, len(COUNTS), 16).astype(np.int32))
@@ -261,36 +269,32 @@ def test_pmap_and_sharded_jit_give_the_same_numbers(whole):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * size)
 
     jax.tree.map(equal, by_pmap, by_jit)
-    assert np.abs(by_pmap[0].memory["class_means"]).sum() > 0
-
-
-def final_state(directory: Path):
-    setup = initial_setup(TINY, hyperspherical.objective, image_shape=(32, 32, 1), counts=COUNTS)
-    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        return jax.device_get(checkpoints.restore(setup.state, TINY.steps).state)
+    assert np.abs(by_pmap[0].objective_state["class_means"]).sum() > 0
 
 
 def test_a_resumed_run_remembers_all_of_it(whole, tmp_path, folders, killed_after):
-    # It goes on from step 8, and the second epoch ends once more.
-    killed_after(11, lambda: train(TINY, tmp_path, folders))
-    train(TINY, tmp_path, folders)
+    # It continues from step 8, and the second epoch ends once more.
+    plan = plan_run(dataclasses.replace(TINY, preset="icons-longtail"))
+    killed_after(11, lambda: train_run(plan, tmp_path, folders))
+    train_run(plan, tmp_path, folders)
     resumed = final_state(tmp_path)
     chex.assert_trees_all_equal(resumed, final_state(whole))
-    assert (resumed.memory["reassigned"] >= 0).tolist() == [True, True]
+    assert (resumed.objective_state["reassigned"] >= 0).tolist() == [True, True]
 
 
-def test_the_report_tells_how_the_assignment_moved(whole, folders):
-    lines = (whole / "metrics.jsonl").read_text().splitlines()
-    told = [row for row in map(json.loads, lines) if "reassigned" in row]
-    assert [row["step"] for row in told] == [5, 10]
-    report = evaluate_run(whole, folders, which="latest")
-    assert report["assignment"]["reassigned"] == [row["reassigned"] for row in told]
+def test_the_report_states_how_the_assignment_changed(whole, folders):
+    logged = [row for row in metrics(whole) if "reassigned" in row]
+    assert [row["step"] for row in logged] == [5, 10]
+    protocol, report = evaluate_run(whole, folders, which="latest")
+    assert report["assignment"]["reassigned"] == [row["reassigned"] for row in logged]
     np.testing.assert_allclose(
-        report["assignment"]["alignment"], [row["alignment"] for row in told], rtol=1e-6
+        report["assignment"]["alignment"], [row["alignment"] for row in logged], rtol=1e-6
     )
     first, second = report["assignment"]["reassigned"]
-    moved = f"| epochs | 1 | 2 |\n|---|---|---|\n| reassigned | {first:.1f} | {second:.1f} |"
-    assert moved in run_report(report)
+    text = run_report(report, report_lines(protocol, report))
+    assert cells(text, "epochs") == ["1", "2"]
+    assert cells(text, "reassigned") == [f"{first:.1f}", f"{second:.1f}"]
+    assert cells(text, "cosine") == [f"{row['alignment']:.3f}" for row in logged]
 
 
 def test_the_report_of_a_long_tail_has_head_medium_and_tail(whole):
@@ -298,23 +302,25 @@ def test_the_report_of_a_long_tail_has_head_medium_and_tail(whole):
     assert report["label"] == "Dynamic assignment, dot regression"
     assert report["imbalance"] == 0.05
     assert report["train_samples"] == COUNTS.sum()
-    shown = ("accuracy", "head accuracy", "medium accuracy", "tail accuracy", "calibration error")
-    assert all(0 <= report["metrics"][name] <= 1 for name in shown)
+    names = ["error", "accuracy", "calibration error"]
+    names += ["class mean accuracy", "head accuracy", "medium accuracy", "tail accuracy"]
+    assert [metric["name"] for metric in report["metrics"]] == names
+    assert all(0 <= metric["value"] <= 1 for metric in report["metrics"])
+    better = [metric["name"] for metric in report["metrics"] if metric["higher_is_better"]]
+    assert better == [name for name in names if "error" not in name]
+    assert [metric.name for metric in hyperspherical.build(TINY).metrics] == names
 
 
-def test_a_long_history_is_told_in_columns_that_grow():
-    report = {
-        **{"classes": 3, "train_samples": 9, "split": "test", "metrics": {"accuracy": 0.5}},
-        **{"result": {"samples": 4}},
-        "assignment": {"reassigned": list(range(25)), "alignment": [0.5] * 25},
-    }
-    lines = hyperspherical.report(report)
-    header, moved = lines[-4], lines[-2]
-    assert header == "| epochs | 1 | 2 | 3 | 4 | 5–6 | 7–9 | 10–13 | 14–18 | 19–25 |"
-    assert moved.startswith("| reassigned | 0.0 | 1.0 | 2.0 | 3.0 | 4.5 | 7.0 ")
-    assert moved.endswith("| 15.0 | 21.0 |")
-    none = hyperspherical.report(report | {"assignment": {"reassigned": [], "alignment": []}})
-    assert "No epoch had ended" in none[-1]
+def test_a_long_history_has_columns_that_grow():
+    report = {"assignment": {"reassigned": list(range(25)), "alignment": [0.5] * 25}}
+    text = "\n".join(hyperspherical.report_assignment(report))
+    columns = ["1", "2", "3", "4", "5–6", "7–9", "10–13", "14–18", "19–25"]
+    assert cells(text, "epochs") == columns
+    means = ["0.0", "1.0", "2.0", "3.0", "4.5", "7.0", "10.5", "15.0", "21.0"]
+    assert cells(text, "reassigned") == means
+    assert cells(text, "cosine") == ["0.500"] * 9
+    none = hyperspherical.report_assignment({"assignment": {"reassigned": [], "alignment": []}})
+    assert none[-1].startswith("No epoch has ended")
 
 
 @pytest.mark.parametrize(
@@ -328,17 +334,17 @@ def test_a_long_history_is_told_in_columns_that_grow():
     ],
 )
 def test_labels_tell_what_is_minimised(options, label):
-    config = HypersphericalConfig(loss=HypersphericalLossConfig(**options))
-    assert hyperspherical.describe(config) == {"label": label}
+    config = HypersphericalConfig(loss=HypersphericalLoss(**options))
+    assert hyperspherical.build(config).description == {"label": label}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model": ModelConfig(widths=(4, 4, 4, 4), dim=1)}, "model.dim = 1 must be at least 2"),
-        ({"data": DataConfig(classes=2, imbalance=0.5)}, "need at least 3 classes"),
-        ({"loss": HypersphericalLossConfig(scale=0.0)}, "loss.scale must be above 0"),
-        ({"loss": HypersphericalLossConfig(decay=1.0)}, "loss.decay must be .*below 1"),
+        ({"data": ClassificationData(classes=2, imbalance=0.5)}, "need at least 3 classes"),
+        ({"loss": HypersphericalLoss(scale=0.0)}, "loss.scale must be above 0"),
+        ({"loss": HypersphericalLoss(decay=1.0)}, "loss.decay must be .*below 1"),
         (
             {"sampling": SamplingConfig(batch_size=128)},
             "sampling.batch_size = 128 must be in 1 … 90",
@@ -347,7 +353,7 @@ def test_labels_tell_what_is_minimised(options, label):
 )
 def test_what_cannot_end_well_leaves_no_directory(tmp_path, folders, changes, message):
     with pytest.raises(ConfigError, match=message):
-        train(dataclasses.replace(TINY, **changes), tmp_path / "run", folders)
+        train_run(plan_run(dataclasses.replace(TINY, **changes)), tmp_path / "run", folders)
     assert not (tmp_path / "run").exists()
 
 

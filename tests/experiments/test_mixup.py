@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from experiments.training.objective import Loss, Objective
 from flax import nnx
 
 from experiments.config import DataConfig
+from experiments.contracts import Loss, Objective
 from experiments.data.mixup import mixup, mixup_weights
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, build_step
@@ -70,15 +70,16 @@ class _MeanPixel(nnx.Module):
 def test_a_step_mixes_the_losses_of_both_labels():
     """The loss of mixed images is shared by their two labels as their pixels are."""
 
-    def loss(features, labels, head, memory):
-        return Loss(jnp.mean(features[:, 0] * labels), memory, {"of the first": features[0, 0]})
+    def loss(features, labels, head, objective_state):
+        value = jnp.mean(features[:, 0] * labels)
+        return Loss(value, objective_state, {"of the first": features[0, 0]})
 
     graphdef, params, statistics = nnx.split(_MeanPixel(), nnx.Param, ...)
     optimizer = optax.sgd(1.0)
     state = TrainState(
         jnp.int32(0), {"backbone": params, "classifier": {}}, statistics, optimizer.init({}), ()
     )
-    objective = Objective(lambda key: {}, loss, lambda features, head, memory: features)
+    objective = Objective(lambda key: {}, loss, lambda features, head, objective_state: features)
     data = DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False, mixup=1.0)
     step = build_step(graphdef, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
 

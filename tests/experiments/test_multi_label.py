@@ -1,38 +1,49 @@
-"""Protocol D: the losses it names, the images of every split, a run, and what it refuses."""
+"""Protocol D: its losses, the images of every split, a run, and what it refuses."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.evaluation.outputs import build_outputs
-from experiments.evaluation.run import evaluate_run, restore_run
-from experiments.protocols.protocol import Outputs
-from experiments.reporting.metrics import read_metrics
-from experiments.reporting.report import run_report
-from experiments.training.objective import Problem
-from experiments.training.preflight import check_run
 from sklearn.metrics import average_precision_score
 
-from experiments.__main__ import main
-from experiments.config import DataConfig, Folders, ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.cli.main import main
+from experiments.config import (
+    Folders,
+    ModelConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    replace_option,
+)
+from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.pipeline import load_split, load_targets
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
 from experiments.presets import PRESETS
-from experiments.protocols import multi_label, run_from_dict, run_to_dict
-from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelLossConfig
-from experiments.training.loop import train
+from experiments.protocols import config_from_dict, config_to_dict, multi_label
+from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
+from experiments.reporting.run import run_report
+from experiments.runs import (
+    check_data,
+    evaluate_run,
+    plan_run,
+    report_lines,
+    restore_run,
+    train_run,
+)
+from experiments.training.outputs import build_outputs
 from tests.experiments import fake_image_sets
+from tests.experiments.tiny_runs import final_state, metrics
 from tests.jaxloss import references
 
 KINDS = fake_image_sets._VOC[:6]
 TINY = MultiLabelConfig(
-    data=DataConfig(name="voc2007@16"),
+    data=MultiLabelData(name="voc2007@16"),
     sampling=SamplingConfig(batch_size=8),
     model=ModelConfig(widths=(4, 4, 4, 4)),
     steps=4,
@@ -67,7 +78,7 @@ def where_stored(folders: Folders) -> dict:
 @pytest.fixture(scope="module")
 def trained(folders, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "run"
-    train(TINY, directory, folders)
+    train_run(plan_run(TINY), directory, folders)
     return directory
 
 
@@ -91,16 +102,17 @@ def test_every_loss_is_that_of_the_reference(name, reference, options):
     rng = np.random.default_rng(1)
     features, targets = rng.normal(size=(9, 5)), rng.integers(-1, 2, (9, 6)).astype(np.int8)
     head = {"kernel": rng.normal(size=(5, 6)), "bias": rng.normal(size=6)}
-    # Options that a loss has no use for change nothing.
-    loss = MultiLabelLossConfig(name=name, **TEMPERATURES | FOCUS)
-    objective = multi_label.objective(
-        dataclasses.replace(TINY, loss=loss), Problem(5, np.ones(6, int), None)
-    )
-    value, memory, _ = objective.loss(jnp.asarray(features), jnp.asarray(targets), head, ())
+    # Options that a loss does not use change nothing.
+    loss = MultiLabelLoss(name=name, **TEMPERATURES | FOCUS)
+    objective = multi_label.objective(loss, Problem(5, np.ones(6, int)))
+    value, state, _ = objective.loss(jnp.asarray(features), jnp.asarray(targets), head, ())
     logits = features @ head["kernel"] + head["bias"]
     defaults = {} if name in ("bce", "softmax", "warp") else options
     assert float(value) == pytest.approx(reference(logits, targets, **defaults), rel=2e-5)
-    assert memory == ()
+    assert state == ()
+    np.testing.assert_allclose(
+        objective.logits(jnp.asarray(features), head, ()), logits, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["bce", "asl"])
@@ -108,24 +120,23 @@ def test_the_head_starts_near_the_loss_of_few_labels(name):
     """With zeros for a bias, the negatives alone would make the first loss C log 2 = 48.5."""
     rng = np.random.default_rng(0)
     targets = (rng.random((64, 70)) < 3.2 / 70).astype(np.int8)
-    config = dataclasses.replace(TINY, loss=MultiLabelLossConfig(name=name))
-    objective = multi_label.objective(config, Problem(32, np.ones(70, int), None))
-    features = jnp.zeros((64, 32))
-    value = objective.loss(features, jnp.asarray(targets), objective.head(jax.random.key(0)), ())[0]
+    objective = multi_label.objective(MultiLabelLoss(name=name), Problem(32, np.ones(70, int)))
+    features, head = jnp.zeros((64, 32)), objective.init_head(jax.random.key(0))
+    value = objective.loss(features, jnp.asarray(targets), head, ()).value
     assert float(value) < 0.32 * 70 * np.log(2)
 
 
-def test_splits_hold_their_own_images(folders):
-    counts = check_run(TINY, folders)
+def test_splits_have_their_own_images(folders):
+    counts = check_data(plan_run(TINY), folders)
     for split, size in (("train", 20), ("validation", 8), ("test", 8)):
-        images = multi_label.load(TINY, folders, split)
+        images = multi_label.load(TINY.data, folders, split)
         assert images.images.shape == (size, 16, 16, 3)
         assert images.labels.dtype == np.int8
         np.testing.assert_array_equal(counts[split], (images.labels == 1).sum(0))
-    both = dataclasses.replace(TINY, train_on="train+validation")
-    assert multi_label.counts(both, folders).keys() == {"train", "test"}
+    both = dataclasses.replace(TINY.data, train_on="train+validation")
+    assert multi_label.class_counts(both, 8, folders).keys() == {"train", "test"}
     joined = multi_label.load(both, folders, "train")
-    parts = [multi_label.load(TINY, folders, split) for split in ("train", "validation")]
+    parts = [multi_label.load(TINY.data, folders, split) for split in ("train", "validation")]
     np.testing.assert_array_equal(joined.labels, np.concatenate([part.labels for part in parts]))
     np.testing.assert_array_equal(joined.images, np.concatenate([part.images[:] for part in parts]))
     with pytest.raises(ConfigError, match=r"no images are held out for validation; set data\.hold"):
@@ -133,28 +144,28 @@ def test_splits_hold_their_own_images(folders):
 
 
 def test_held_out_images_are_no_training_images(folders):
-    config = dataclasses.replace(
-        TINY, train_on="train+validation", data=dataclasses.replace(TINY.data, holdout=0.25)
-    )
+    data = dataclasses.replace(TINY.data, train_on="train+validation", holdout=0.25)
     whole = load_split("voc2007@16", "train+validation", **where_stored(folders))
     train_set, held_out = (
-        multi_label.load(config, folders, split) for split in ("train", "validation")
+        multi_label.load(data, folders, split) for split in ("train", "validation")
     )
     assert (len(train_set.labels), len(held_out.labels)) == (21, 7)
-    # Every image has a colour of its own: they are all there, with their labels.
+    # Every image has a colour of its own: all of them are present, with their labels.
     found = np.concatenate([train_set.images[:], held_out.images[:]])[:, 8, 8]
     order = np.lexsort(found.T), np.lexsort(whole.images[:, 8, 8].T)
     assert len(np.unique(found, axis=0)) == 28
     np.testing.assert_array_equal(found[order[0]], whole.images[:, 8, 8][order[1]])
     labels = np.concatenate([train_set.labels, held_out.labels])
     np.testing.assert_array_equal(labels[order[0]], whole.labels[order[1]])
-    told = multi_label.counts(config, folders)
-    np.testing.assert_array_equal(told["validation"], (held_out.labels == 1).sum(0))
-    again = multi_label.load(dataclasses.replace(config, seed=1), folders, "train")
+    counts = multi_label.class_counts(data, 8, folders)
+    np.testing.assert_array_equal(counts["validation"], (held_out.labels == 1).sum(0))
+    # Neither the seed of the run nor the call changes which images are held out.
+    run = MultiLabelConfig(data=data, sampling=TINY.sampling, seed=1)
+    again = multi_label.build(run).load(folders, "train")
     np.testing.assert_array_equal(again.images, train_set.images)
 
 
-def test_targets_can_be_had_without_reading_images(folders):
+def test_targets_are_read_without_the_images(folders):
     for split in ("validation", "train+validation"):
         images = load_split("voc2007@16", split, **where_stored(folders))
         targets = load_targets("voc2007@16", split, **where_stored(folders))
@@ -166,81 +177,91 @@ def test_validation_is_the_mean_of_the_two():
     scores, targets = rng.normal(size=(30, 5)), (rng.random((30, 5)) < 0.3).astype(np.int8)
     result = evaluate_scores(scores, targets)
     assert abs(result.map_class - result.map_sample) > 0.05
-    value = multi_label.validate(
-        TINY, Outputs(np.zeros((30, 1)), targets, lambda: scores, np.ones(5))
-    )
+    protocol = multi_label.build(TINY)
+    value = protocol.validate(Outputs(np.zeros((30, 1)), targets, lambda: scores, np.ones(5)))
+    assert protocol.validation == Metric("mean of mAP@class and mAP@sample")
     assert value == pytest.approx((result.map_class + result.map_sample) / 2)
 
 
 def test_a_report_has_the_precision_of_scikit_learn(trained, folders):
-    report = evaluate_run(trained, folders)
+    protocol, report = evaluate_run(trained, folders)
     run = restore_run(trained)
-    images = multi_label.load(TINY, folders, "test")
-    scores = build_outputs(run.setup, run.config.data, run.counts)(run.state, images).scores()
+    images = multi_label.load(TINY.data, folders, "test")
+    outputs_of = build_outputs(
+        run.network.graphdef, run.network.objective, TINY.data, run.class_counts
+    )
+    scores = outputs_of(run.state, images).logits()
 
     def by_sklearn(scores, targets):
         pairs = [(s[t >= 0], t[t >= 0] > 0) for s, t in zip(scores, targets, strict=True)]
         return np.mean([average_precision_score(t, s) for s, t in pairs if t.any()])
 
-    assert report["metrics"] == pytest.approx(
+    assert {metric["name"]: metric["value"] for metric in report["metrics"]} == pytest.approx(
         {
             "mAP@class": by_sklearn(scores.T, images.labels.T),
             "mAP@sample": by_sklearn(scores, images.labels),
         }
     )
+    assert [metric["name"] for metric in report["metrics"]] == [m.name for m in protocol.metrics]
     assert json.loads(json.dumps(report)) == report
-    assert run_report(report).startswith("Two-way on voc2007@16, random batches, seed 0: ")
-    assert "5 labels (15 more have no image)" in run_report(report)
-    lines = read_metrics(trained / "metrics.jsonl")
-    assert sum("validation_accuracy" in line for line in lines) == 2
+    text = run_report(report, report_lines(protocol, report))
+    assert text.startswith("Two-way on voc2007@16, random batches, seed 0: ")
+    assert "5 labels (15 more have no image)" in text
+    assert sum("validation" in line for line in metrics(trained)) == 2
 
 
 def test_a_killed_run_ends_as_the_whole_one(trained, folders, tmp_path, killed_after):
-    killed_after(3, lambda: train(TINY, tmp_path / "cut", folders))
-    train(TINY, tmp_path / "cut", folders)
-    cut, whole = (restore_run(path, "latest").state for path in (tmp_path / "cut", trained))
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(cut), jax.device_get(whole))
+    plan = plan_run(TINY)
+    killed_after(3, lambda: train_run(plan, tmp_path / "cut", folders))
+    train_run(plan, tmp_path / "cut", folders)
+    cut, whole = final_state(tmp_path / "cut"), final_state(trained)
+    jax.tree.map(np.testing.assert_array_equal, cut, whole)
 
 
-def changed(section: str, **values) -> MultiLabelConfig:
-    part = dataclasses.replace(getattr(TINY, section), **values)
-    return dataclasses.replace(TINY, **{section: part})  # pyright: ignore[reportArgumentType]
+def changed(**options) -> MultiLabelConfig:
+    """The run with other options, such as `data__holdout`."""
+    config = TINY
+    for option, value in options.items():
+        config = replace_option(config, option.replace("__", "."), value)
+    return config
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (changed("data", name="icons"), "data.name = icons has one class an image"),
-        (changed("sampling", batch_size=24), "batch_size = 24 must be at most the 20 training im"),
-        (changed("sampling", strategy="2x4"), "sampling.strategy = 2x4 needs one class an image"),
-        (changed("data", holdout=0.1), "holdout = 0.1, but voc2007@16 has validation images of"),
-        (changed("data", classes=3), "multi-label classification has no data.classes"),
-        (changed("data", samples_per_class=3), "has no data.samples_per_class"),
-        (changed("data", imbalance=0.1), "has no data.imbalance"),
-        (changed("data", mixup=1.0), "two-way compares samples with each other"),
-        (changed("optimizer", backbone_rate=0.1), "give its model.weights, or set optimizer.back"),
+        (changed(data__name="icons"), "data.name = icons has one class per image"),
+        (changed(sampling__batch_size=24), "batch_size = 24 must be at most 20, the number of tr"),
+        (changed(sampling__strategy="2x4"), "sampling.strategy = 2x4 needs one class per image"),
+        (changed(data__holdout=0.1), "holdout = 0.1, but voc2007@16 has validation images of its"),
+        (changed(data__mixup=1.0), "data.mixup = 1.0 needs .* two-way compares samples with each"),
         (
-            dataclasses.replace(changed("data", name="coco"), train_on="train+validation"),
+            changed(optimizer__backbone_rate=0.1),
+            "set model.weights, or set optimizer.backbone_rate",
+        ),
+        (
+            changed(data__name="coco", data__train_on="train+validation"),
             "train_on = train.validation, but coco has no validation images; choose train",
         ),
         (
-            dataclasses.replace(changed("data", holdout=0.01), train_on="train+validation"),
+            changed(data__holdout=0.01, data__train_on="train+validation"),
             "data.holdout = 0.01 of 28 images of voc2007@16 is none",
         ),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_written(config, message, folders, tmp_path):
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    config, message, folders, tmp_path
+):
     with pytest.raises(ConfigError, match=message):
-        train(config, tmp_path / "run", folders)
+        train_run(plan_run(config), tmp_path / "run", folders)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("preset", "data", "message"),
     [
-        ("icons", "voc2007@16", "holds no classes out"),
-        ("icons-groups", "voc2007@16", "has any number of labels an image, not one class"),
-        ("kanji", "icons", "icons has one class an image"),
+        ("icons", "voc2007@16", "few-shot evaluation needs base and novel classes"),
+        ("icons-groups", "voc2007@16", "has any number of labels per image, and classification"),
+        ("kanji", "icons", "icons has one class per image"),
     ],
 )
 def test_data_of_another_kind_is_refused_in_a_sentence(preset, data, message, tmp_path, capsys):
@@ -253,28 +274,38 @@ def test_data_of_another_kind_is_refused_in_a_sentence(preset, data, message, tm
 def test_images_without_any_label_are_refused():
     counts = {"train": np.array([3, 1]), "test": np.zeros(2, int)}
     with pytest.raises(ConfigError, match="no test image of voc2007@16 has a label"):
-        multi_label.check(TINY, 4, counts)
+        multi_label.build(TINY).check_data(4, counts)
 
 
 @pytest.mark.parametrize("name", ["coco", "voc2007", "nus-wide"])
-def test_presets_of_photographs_want_weights(name):
-    config = PRESETS[name].config
+def test_presets_of_photographs_need_weights(name):
+    config: Any = PRESETS[name].config
     with pytest.raises(ConfigError, match=r"model\.weights"):
-        multi_label.check_options(config, 2048)  # pyright: ignore[reportArgumentType]
+        multi_label.build(config).check_options(2048)
     scratch = dataclasses.replace(config, optimizer=OptimizerConfig(backbone_rate=1.0))
-    given = dataclasses.replace(config, model=dataclasses.replace(config.model, weights="w"))
+    given = replace_option(config, "model.weights", "w")
     for right in (scratch, given):
-        multi_label.check_options(right, 2048)  # pyright: ignore[reportArgumentType]
+        multi_label.build(right).check_options(2048)
 
 
 def test_a_configuration_survives_json():
     config = dataclasses.replace(
         TINY,
-        loss=MultiLabelLossConfig(name="asl", positive_temperature=2.0, clip=0.1),
-        train_on="train+validation",
+        loss=MultiLabelLoss(name="asl", positive_temperature=2.0, clip=0.1),
+        data=dataclasses.replace(TINY.data, train_on="train+validation"),
     )
-    assert run_from_dict(json.loads(json.dumps(run_to_dict(config)))) == config
-    assert multi_label.describe(config) == {
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    assert multi_label.build(config).description == {
         "label": "ASL, m = 0.1",
         "train_on": "train+validation",
+    }
+
+
+def test_the_description_has_the_options_that_differ_from_the_papers():
+    loss = MultiLabelLoss(name="two-way", positive_temperature=2.0, clip=0.1)
+    data = MultiLabelData(holdout=0.2)
+    assert multi_label.build(MultiLabelConfig(data=data, loss=loss)).description == {
+        "label": "Two-way, T_P = 2",
+        "train_on": "train",
+        "holdout": 0.2,
     }

@@ -9,46 +9,39 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from experiments.evaluation.outputs import build_outputs
-from experiments.evaluation.run import evaluate_run, restore_run
-from experiments.reporting.report import run_report
-from experiments.training.objective import Problem
-from experiments.training.preflight import check_run
 
-from experiments.__main__ import main
-from experiments.config import (
-    DataConfig,
-    EvaluationConfig,
-    ModelConfig,
-    OptimizerConfig,
-    SamplingConfig,
-)
+from experiments.cli.main import main
+from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.contracts import Outputs, Problem
 from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import episodes_hash, evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.protocols import negative_margin
-from experiments.protocols.negative_margin import MarginLossConfig, NegativeMarginConfig
+from experiments.protocols import few_shot, negative_margin
+from experiments.protocols.negative_margin import (
+    MarginData,
+    MarginEvaluation,
+    MarginLoss,
+    NegativeMarginConfig,
+)
+from experiments.reporting.run import run_report
+from experiments.runs import check_data, evaluate_run, plan_run, report_lines, restore_run
+from experiments.training.outputs import build_outputs
 from tests.experiments import fake_archives
 
-EVALUATION = EvaluationConfig(ways=3, shots=(2,), queries=4, episodes=8, distance="cosine")
+EVALUATION = MarginEvaluation(ways=3, shots=(2,), queries=4, episodes=8, validation_episodes=20)
 TINY = NegativeMarginConfig(
-    data=DataConfig(holdout=0.35),
+    data=MarginData(holdout=0.35),
     sampling=SamplingConfig(batch_size=16),
     model=ModelConfig(widths=(4, 4, 4, 4)),
-    loss=MarginLossConfig(name="cosine", margin=-0.1),
+    loss=MarginLoss(name="cosine", margin=-0.1),
     optimizer=OptimizerConfig(kind="adam", learning_rate=3e-3, warmup_steps=1, warmup_from=1 / 16),
     evaluation=EVALUATION,
     fine_tuning=FineTuning(passes=3),
     steps=4,
     validate_every=2,
-    validation_episodes=20,
     log_every=1,
 )
-
-
-def with_loss(**changes) -> NegativeMarginConfig:
-    return dataclasses.replace(TINY, loss=dataclasses.replace(TINY.loss, **changes))
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray, smoothing: float = 0.0) -> float:
@@ -62,13 +55,13 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray, smoothing: float = 0.0
 
 
 def test_scales_are_the_papers():
-    products, resnet12 = MarginLossConfig(name="softmax"), ModelConfig(backbone="resnet12")
+    products, resnet12 = MarginLoss(name="softmax"), ModelConfig(backbone="resnet12")
     for config, scale in (
         (NegativeMarginConfig(model=resnet12), 30),
         (NegativeMarginConfig(loss=products, model=resnet12), 10),
         (NegativeMarginConfig(loss=products), 5),
     ):
-        assert negative_margin.describe(config)["scale"] == scale
+        assert negative_margin.build(config).description["scale"] == scale
 
 
 @pytest.mark.parametrize(
@@ -83,9 +76,9 @@ def test_scales_are_the_papers():
 def test_the_objective_is_the_papers(changes, scale):
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(7, 6)).astype(np.float32), np.array([0, 3, 1, 1, 2, 0, 3])
-    config = with_loss(**changes)
-    objective = negative_margin.objective(config, Problem(6, np.full(4, 10), None))
-    head = objective.head(jax.random.key(0))
+    config = NegativeMarginConfig(loss=MarginLoss(**changes))
+    objective = negative_margin.build(config).objective(Problem(6, np.full(4, 10)))
+    head = objective.init_head(jax.random.key(0))
     assert head["kernel"].shape == (6, 4)
     found = objective.loss(jax.numpy.asarray(features), jax.numpy.asarray(labels), head, ())
 
@@ -101,8 +94,8 @@ def test_the_objective_is_the_papers(changes, scale):
     assert float(found.means["train_accuracy"]) == pytest.approx(
         np.mean(logits.argmax(1) == labels)
     )
-    scores = objective.scores(jax.numpy.asarray(features), head, ())
-    np.testing.assert_allclose(scores, scale * logits, rtol=1e-4, atol=1e-5)
+    found = objective.logits(jax.numpy.asarray(features), head, ())
+    np.testing.assert_allclose(found, scale * logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -114,28 +107,36 @@ def trained(tmp_path_factory, folders) -> Path:
         *("--model.widths", "4", "4", "4", "4", "--optimizer.warmup-steps", "1"),
         *("--evaluation.ways", "3", "--evaluation.shots", "2", "--evaluation.queries", "4"),
         *("--evaluation.episodes", "8", "--fine-tuning.passes", "3", "--validate-every", "2"),
-        *("--validation-episodes", "20", "--log-every", "1", "--loss.margin", "-0.1"),
+        *("--evaluation.validation-episodes", "20", "--log-every", "1", "--loss.margin", "-0.1"),
         *("--directory", str(directory), "--data-dir", str(folders.data_dir)),
     ]
     assert main(["train", "icons-margin", *options]) == 0
     return directory
 
 
-def test_a_run_is_judged_on_all_classes(trained, folders):
+def test_a_run_is_evaluated_on_all_classes(trained, folders):
     report = json.loads((trained / "report.json").read_text())
     kinds, splits = ("2-shot", "discriminability"), ("novel", "validation", "base")
-    assert list(report["metrics"]) == [f"{split} {kind}" for kind in kinds for split in splits]
+    names = [f"{split} {kind}" for kind in kinds for split in splits]
+    assert [metric["name"] for metric in report["metrics"]] == names
+    assert [metric["unit"] for metric in report["metrics"]] == ["%"] * 3 + [""] * 3
     assert [r["split"] for r in report["results"]] == ["novel", "validation", "base"]
     run = restore_run(trained)
-    assert isinstance(run.config, NegativeMarginConfig)
-    outputs = build_outputs(run.setup, run.config.data, run.counts)
-    images = negative_margin.load(run.config, folders, "held-out")
+    config = run.plan.config
+    assert isinstance(config, NegativeMarginConfig)
+    assert (config.evaluation, config.data) == (EVALUATION, TINY.data)
+    outputs = build_outputs(
+        run.network.graphdef, run.network.objective, config.data, run.class_counts
+    )
+    images = negative_margin.load(config.data, folders, "held-out")
     features = outputs(run.state, images).features
     expected = evaluate_fine_tuning(
         features, images.labels, config=EVALUATION, settings=FineTuning(passes=3)
     )
     assert [{"split": "base"} | result._asdict() for result in expected] == report["results"][2:]
-    assert report["metrics"]["base 2-shot"] == expected[0].accuracy
+    values = {metric["name"]: metric["value"] for metric in report["metrics"]}
+    assert values["base 2-shot"] == expected[0].accuracy
+    assert report["metrics"][2]["interval"] == expected[0].interval
 
     length = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
     unit = features / np.where(length > 0, length, 1)
@@ -148,7 +149,9 @@ def test_a_run_is_judged_on_all_classes(trained, folders):
     assert report["discriminability"]["base"] == pytest.approx(
         {"intra": intra, "inter": inter, "ratio": inter / intra}, rel=1e-3
     )
-    assert report["metrics"]["base discriminability"] == report["discriminability"]["base"]["ratio"]
+    assert values["base discriminability"] == report["discriminability"]["base"]["ratio"]
+    assert report["validation"]["name"] == "1-shot accuracy"
+    assert report["validation"]["value"] == run.validation
 
 
 def test_the_report_names_its_episodes(trained, folders):
@@ -157,15 +160,25 @@ def test_the_report_names_its_episodes(trained, folders):
     episodes = evaluation_episodes(novel, num_episodes=8, ways=3, shots=2, queries=4, seed=0)
     assert report["results"][0]["hash"] == episodes_hash(episodes)
     text = (trained / "report.md").read_text()
-    assert text.startswith(run_report(report))
+    lines = report_lines(negative_margin.build(TINY), report)
+    assert text.startswith(run_report(report, lines))
     result = report["results"][0]
-    row = f"| novel | 2 | {100 * result['accuracy']:.2f} | ± {100 * result['interval']:.2f} | 8 |"
-    assert f"{row} {episodes_hash(episodes)} |" in text
+    accuracy, interval = f"{100 * result['accuracy']:.2f}", f"± {100 * result['interval']:.2f}"
+    hashed = episodes_hash(episodes)
+    assert ["novel", "2", accuracy, interval, "8", hashed] in rows(text)
     assert "3 passes of fine-tuning a cosine classifier" in text
-    assert f"| base | {report['discriminability']['base']['intra']:.4f} |" in text
-    assert text.rstrip().endswith("those held out of the training.")
-    told = run_report(report | {"weights": "resnet18.safetensors"})
-    assert told.endswith("\n\nThe backbone started from resnet18.safetensors.")
+    scatter = report["discriminability"]["base"]
+    numbers = [f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio")]
+    assert ["base", *numbers] in rows(text)
+    assert "Images of the base classes (icons): held out from training." in lines
+    told = run_report(report | {"weights": "resnet18.safetensors"}, lines)
+    assert "The backbone started from resnet18.safetensors." in told
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all rows of Markdown tables."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -173,23 +186,44 @@ def test_the_report_names_its_episodes(trained, folders):
     [("cosine", "same", "cosine"), ("softmax", "same", "linear"), ("softmax", "cosine", "cosine")],
 )
 def test_episodes_take_the_classifier_of_the_training(loss, given, used):
-    assert NegativeMarginConfig().fine_tuning.classifier == "same"
-    config = dataclasses.replace(
-        NegativeMarginConfig(),
-        loss=MarginLossConfig(name=loss),
-        fine_tuning=FineTuning(classifier=given),
+    assert NegativeMarginConfig().evaluation.classifier == "same"
+    config = NegativeMarginConfig(
+        loss=MarginLoss(name=loss), evaluation=MarginEvaluation(classifier=given)
     )
-    assert negative_margin.describe(config)["fine_tuning"]["classifier"] == used
+    assert negative_margin.build(config).description["evaluation"]["classifier"] == used
+
+
+def test_validations_take_the_nearest_prototype_by_their_own_distance(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        few_shot,
+        "episode_accuracies",
+        lambda x, e, *, distance: (
+            calls.append((len(e.support), e.support.shape[2], distance)) or [0.5]
+        ),
+    )
+    evaluation = dataclasses.replace(EVALUATION, validation_distance="euclidean")
+    for config in (TINY, dataclasses.replace(TINY, evaluation=evaluation)):
+        protocol = negative_margin.build(config)
+        labels = np.arange(60) % 4
+        outputs = Outputs(
+            np.ones((60, 2), np.float32), labels, lambda: np.ones((60, 4)), np.ones(4, int)
+        )
+        assert protocol.validate(outputs) == 0.5
+    assert calls == [(20, 1, "cosine"), (20, 1, "euclidean")]
 
 
 def test_evaluate_takes_other_episodes(trained, folders):
-    report = evaluate_run(trained, folders, split="validation", overrides={"shots": (3, 2)})
-    assert list(report["metrics"]) == [
+    protocol, report = evaluate_run(
+        trained, folders, split="validation", overrides={"shots": (3, 2)}
+    )
+    assert [metric["name"] for metric in report["metrics"]] == [
         "validation 3-shot",
         "validation 2-shot",
         "validation discriminability",
     ]
     assert list(report["discriminability"]) == ["validation"]
+    assert [metric.name for metric in protocol.metrics][:2] == ["novel 3-shot", "novel 2-shot"]
 
 
 def test_evaluate_refuses_a_distance_that_would_change_nothing(trained, folders, capsys):
@@ -202,8 +236,8 @@ def test_evaluate_refuses_a_distance_that_would_change_nothing(trained, folders,
 
 def test_held_out_images_are_no_training_images(folders):
     whole = load_split("icons", "base", data_dir=folders.data_dir)
-    base, held_out = (negative_margin.load(TINY, folders, s) for s in ("base", "held-out"))
-    counts = negative_margin.counts(TINY, folders)
+    base, held_out = (negative_margin.load(TINY.data, folders, s) for s in ("base", "held-out"))
+    counts = negative_margin.class_counts(TINY.data, folders)
     for images, split in ((base, "base"), (held_out, "held-out")):
         np.testing.assert_array_equal(np.bincount(images.labels), counts[split])
     np.testing.assert_array_equal(counts["base"] + counts["held-out"], np.bincount(whole.labels))
@@ -213,61 +247,65 @@ def test_held_out_images_are_no_training_images(folders):
     assert labels[order].tolist() == whole.labels.tolist()
     by_content = [sorted(map(bytes, part)) for part in (both, whole.images[:])]
     assert by_content[0] == by_content[1]
-    plain = dataclasses.replace(TINY, data=DataConfig())
-    assert negative_margin.counts(plain, folders).keys() == {"base", "validation", "novel"}
+    plain = MarginData()
+    assert negative_margin.class_counts(plain, folders).keys() == {"base", "validation", "novel"}
     np.testing.assert_array_equal(negative_margin.load(plain, folders, "base").labels, whole.labels)
 
 
 def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):
     fake_archives.cifar_fs_folder(tmp_path)
     folders = dataclasses.replace(folders, manual_dir=tmp_path)
-    config = dataclasses.replace(TINY, novel_data="cifar_fs", data=DataConfig())
+    data = MarginData(novel="cifar_fs")
     stored = class_counts("icons", data_dir=folders.data_dir)
-    counts = negative_margin.counts(config, folders)
+    counts = negative_margin.class_counts(data, folders)
     every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
     np.testing.assert_array_equal(counts["base"], every)
     assert counts["novel"].tolist() == [2, 1]
-    images = negative_margin.load(config, folders, "base")
+    images = negative_margin.load(data, folders, "base")
     np.testing.assert_array_equal(np.bincount(images.labels), every)
-    assert negative_margin.load(config, folders, "novel").labels.tolist() == [0, 0, 1]
+    assert negative_margin.load(data, folders, "novel").labels.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": MarginLossConfig(margin=-0.1, label_smoothing=0.05)}, "set one of them to 0"),
-        ({"loss": MarginLossConfig(scale=-1.0)}, "loss.scale must be at least 0, got -1"),
-        ({"data": DataConfig(samples_per_class=5)}, "no data.samples_per_class"),
+        ({"loss": MarginLoss(margin=-0.1, label_smoothing=0.05)}, "set one of them to 0"),
+        ({"loss": MarginLoss(scale=-1.0)}, "loss.scale must be at least 0, got -1"),
         (
-            {"evaluation": EvaluationConfig(shots=(5,), queries=90)},
-            "classes of icons cannot give the evaluation",
+            {"evaluation": MarginEvaluation(shots=(5,), queries=90)},
+            "classes of icons do not give the evaluation",
         ),
         (
-            {"evaluation": EvaluationConfig(shots=(5,), queries=25)},
-            "held-out classes of icons cannot give the evaluation",
+            {"evaluation": MarginEvaluation(shots=(5,), queries=25)},
+            "held-out classes of icons do not give the evaluation",
         ),
-        ({"evaluation": EvaluationConfig(shots=())}, "evaluation.shots needs"),
+        ({"evaluation": MarginEvaluation(shots=())}, "evaluation.shots needs"),
         ({"fine_tuning": FineTuning(batch_size=0)}, "fine_tuning.batch_size must be at least 1"),
-        ({"novel_data": "cifar10"}, "cifar10 holds no classes out"),
-        ({"novel_data": "icons"}, "novel_data = icons has images of data.name = icons"),
+        ({"data": MarginData(novel="cifar10")}, "cifar10 has the splits train, test, and few-shot"),
         (
-            {"data": DataConfig(name="mini_imagenet"), "novel_data": "tiered_imagenet@84"},
-            "novel_data = tiered_imagenet@84 has images of data.name = mini_imagenet",
+            {"data": MarginData(novel="icons")},
+            "data.novel = icons shares images with data.name = i",
+        ),
+        (
+            {"data": MarginData(name="mini_imagenet@64", novel="tiered_imagenet")},
+            "data.novel = tiered_imagenet shares images with data.name = mini_imagenet@64",
         ),
     ],
 )
-def test_what_cannot_end_well_is_told(folders, changes, message):
+def test_what_cannot_end_well_is_refused(folders, changes, message):
     with pytest.raises(ConfigError, match=message):
-        check_run(dataclasses.replace(TINY, **changes), folders)
+        check_data(plan_run(dataclasses.replace(TINY, **changes)), folders)
 
 
 def test_sets_of_two_sizes_need_one(monkeypatch):
     shapes = {"icons": (32, 32, 1), "cub_fewshot": (84, 84, 3)}
     monkeypatch.setattr(negative_margin, "image_shape", shapes.__getitem__)
     counts = {split: np.full(30, 90) for split in ("base", "held-out", "validation", "novel")}
-    config = dataclasses.replace(TINY, novel_data="cub_fewshot")
-    with pytest.raises(ConfigError, match="are 32×32×1, those of novel_data = cub_fewshot 84×84×3"):
-        negative_margin.check(config, 16, counts)
+    data = dataclasses.replace(TINY.data, novel="cub_fewshot")
+    check = negative_margin.build(dataclasses.replace(TINY, data=data)).check_data
+    message = r"images of icons are 32×32×1, those of data\.novel = cub_fewshot are 84×84×3; set"
+    with pytest.raises(ConfigError, match=message):
+        check(16, counts)
     shapes["cub_fewshot"] = (84, 84, 1)
-    resized = dataclasses.replace(TINY.data, image_size=32)
-    negative_margin.check(dataclasses.replace(config, data=resized), 16, counts)
+    resized = dataclasses.replace(TINY, data=dataclasses.replace(data, image_size=32))
+    negative_margin.build(resized).check_data(16, counts)

@@ -13,8 +13,8 @@ import torch
 from experiments.config import OptimizerConfig
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
-from experiments.training.loop import _in_epochs
-from experiments.training.state import build_optimizer, learning_rate
+from experiments.runs import _schedule_in_epochs
+from experiments.training.optimizer import build_optimizer, learning_rate
 
 START = {
     "backbone": {"kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)},
@@ -99,22 +99,37 @@ def test_schedules():
     warming = learning_rate(from_a_part, 12)
     rates = np.array([float(warming(step)) for step in (0, 2, 4, 8)])  # pyright: ignore[reportArgumentType]
     np.testing.assert_allclose(rates, [0.2, 0.5, 0.8, 0.4], rtol=1e-5)
-    with pytest.raises(ValueError, match="warmup_steps"):
-        learning_rate(OptimizerConfig(warmup_steps=9), 9)
 
 
-@pytest.mark.parametrize(("schedule", "decay_steps"), [("cosine", (3,)), ("step", ())])
-def test_a_schedule_that_would_ignore_an_option_is_refused(schedule, decay_steps):
-    config = OptimizerConfig(schedule=schedule, decay_steps=decay_steps)
-    with pytest.raises(ConfigError, match="decay_steps"):
-        learning_rate(config, 9)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warmup_steps": 9}, "optimizer.warmup_steps = 9 must be below steps = 9"),
+        (
+            {"schedule": "step", "decay_steps": (3, 9)},
+            r"optimizer.decay_steps = \(3, 9\) must lie between optimizer.warmup_steps = 0 and st",
+        ),
+        (
+            {"schedule": "step", "decay_steps": (3,), "warmup_steps": 3},
+            r"decay_steps = \(3,\) must lie between optimizer.warmup_steps = 3 and steps = 9",
+        ),
+        (
+            {"schedule": "cosine", "decay_steps": (3,)},
+            r"optimizer.schedule = cosine does not fit optimizer.decay_steps = \(3,\)",
+        ),
+        ({"schedule": "step"}, r"optimizer.schedule = step does not fit .*decay_steps = \(\)"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        learning_rate(OptimizerConfig(**options), 9)
 
 
-def test_a_schedule_is_told_in_epochs_of_the_images_there_are():
+def test_a_schedule_is_printed_in_epochs_of_the_available_images():
     config = PRESETS["imagenet-groups"].config
-    assert _in_epochs(config, 5004) == (
+    assert _schedule_in_epochs(config, 5004) == (
         "An epoch is 5,004 steps: the run has 120 epochs, and its learning rate is divided by ten "
-        "after 30, 60, 90."
+        "after epochs 30, 60, 90."
     )
     # Of 100 classes alone, as many steps are not the paper's 180 epochs.
-    assert "the run has 1211 epochs" in _in_epochs(config, 496)
+    assert "the run has 1211 epochs" in _schedule_in_epochs(config, 496)

@@ -1,16 +1,25 @@
-"""Presets on photographs have the schedules that the papers' supplements tell."""
+"""Presets on photographs have the schedules of the papers' supplements."""
 
 from typing import Any, NamedTuple
 
 import pytest
 
-from experiments.presets import PRESETS
+from experiments.config import get_option
+from experiments.presets import (
+    PRESETS,
+    few_shot,
+    group_softmax,
+    hyperspherical,
+    multi_label,
+    negative_margin,
+)
+from experiments.protocols import PROTOCOLS
 
 MULTI_STEP, COSINE = "step", "cosine"
 
 
 class Row(NamedTuple):
-    """A schedule as the papers tell it, in epochs."""
+    """A schedule as the papers state it, in epochs."""
 
     images: int
     batch: int
@@ -20,7 +29,7 @@ class Row(NamedTuple):
     drops: tuple[int, ...] = ()
     warmup: int = 0
     options: dict[str, Any] = {}  # noqa: RUF012
-    """Beside it, of `optimizer`, `data`, `loss` and `model`."""
+    """Further options, of `optimizer`, `data`, `loss` and `model`."""
 
 
 def long_tail(images: int) -> Row:
@@ -84,8 +93,7 @@ def test_a_preset_has_its_papers_schedule(name):
     assert (optimizer.learning_rate, optimizer.weight_decay) == (row.rate, row.decay)
     assert optimizer.momentum == 0.9
     for option, value in row.options.items():
-        section, _, field = option.partition(".")
-        assert getattr(getattr(config, section), field) == value, option
+        assert get_option(config, option) == value, option
 
 
 def test_the_evaluation_of_negative_margins_is_the_papers():
@@ -96,10 +104,86 @@ def test_the_evaluation_of_negative_margins_is_the_papers():
         assert episodes.episodes == 600
         assert (tuning.passes, tuning.batch_size, tuning.learning_rate) == (100, 4, 0.01)
         assert (tuning.momentum, tuning.dampening, tuning.weight_decay) == (0.9, 0.9, 1e-3)
-        assert (tuning.classifier, tuning.scale) == ("same", 5.0)
+        assert (episodes.classifier, tuning.scale) == ("same", 5.0)
+        # Validations take the nearest prototype by the cosine.
+        assert (episodes.validation_episodes, episodes.validation_distance) == (500, "cosine")
 
 
 def test_two_way_temperatures_are_the_papers():
     for name in ("kanji", "coco", "voc2007", "nus-wide"):
         loss: Any = PRESETS[name].config.loss
         assert (loss.positive_temperature, loss.negative_temperature) == (4.0, 1.0)
+
+
+class Frozen(NamedTuple):
+    """What the recorded results of a preset depend on most; a change here is a new experiment."""
+
+    data: str
+    steps: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    decay_steps: tuple[int, ...]
+    warmup_steps: int
+
+
+FROZEN = {
+    "icons": Frozen("icons", 800, 128, 0.1, 0.0005, (), 0),
+    "mini-imagenet": Frozen("mini_imagenet", 7500, 512, 0.1, 0.0005, (), 0),
+    "tiered-imagenet": Frozen("tiered_imagenet", 52600, 512, 0.1, 0.0005, (), 0),
+    "cub": Frozen("cub_fewshot", 6900, 128, 0.1, 0.0005, (), 0),
+    "cifar-fs": Frozen("cifar_fs", 7500, 512, 0.1, 0.0005, (), 0),
+    "inat2017": Frozen("inat2017_fewshot", 38500, 512, 0.1, 0.0005, (), 0),
+    "icons-groups": Frozen("icons", 800, 128, 0.1, 0.0001, (), 0),
+    "imagenet-groups": Frozen("imagenet", 600480, 256, 0.1, 0.0001, (150120, 300240, 450360), 0),
+    "food101-groups": Frozen("food101", 53100, 256, 0.1, 0.0001, (17700, 35400, 44250), 0),
+    "caltech256-groups": Frozen("caltech256", 18000, 256, 0.1, 0.0001, (7200, 14400, 16200), 0),
+    "sun397-groups": Frozen("sun397", 23100, 256, 0.1, 0.0001, (9240, 18480, 20790), 0),
+    "icons-sphere": Frozen("icons", 3200, 128, 1.0, 0.0001, (), 0),
+    "cifar100-sphere": Frozen("cifar100", 97500, 128, 0.01, 0.0001, (39000, 78000), 0),
+    "imagenet200-sphere": Frozen("imagenet200", 195250, 128, 0.01, 0.0001, (78100, 156200), 0),
+    "imagenet-sphere": Frozen("imagenet", 125100, 1024, 0.5, 2e-05, (), 6255),
+    "icons-longtail": Frozen("icons", 3200, 128, 1.0, 0.0002, (), 0),
+    "cifar10-lt": Frozen("cifar10", 19200, 128, 0.1, 0.0002, (15360, 17280), 480),
+    "cifar100-lt": Frozen("cifar100", 16800, 128, 0.1, 0.0002, (13440, 15120), 420),
+    "svhn-lt": Frozen("svhn", 53600, 128, 0.1, 0.0002, (42880, 48240), 1340),
+    "stl10-lt": Frozen("stl10", 1800, 128, 0.1, 0.0002, (1440, 1620), 45),
+    "kanji": Frozen("kanji", 1200, 64, 0.03, 0.0001, (), 0),
+    "coco": Frozen("coco", 6440, 512, 0.01, 0.0001, (), 0),
+    "voc2007": Frozen("voc2007", 360, 512, 0.01, 0.0001, (), 0),
+    "nus-wide": Frozen("nus_wide", 9800, 512, 0.01, 0.0001, (), 0),
+    "icons-margin": Frozen("icons", 800, 128, 0.003, 1e-05, (), 200),
+    "mini-imagenet-margin": Frozen("mini_imagenet", 35500, 256, 0.003, 1e-05, (), 7100),
+    "cub-margin": Frozen("cub_fewshot", 11000, 256, 0.003, 1e-05, (), 2200),
+    "mini-imagenet-cub": Frozen("mini_imagenet", 55500, 256, 0.003, 1e-05, (), 11100),
+}
+
+
+def test_presets_keep_the_values_of_their_recorded_results():
+    assert list(PRESETS) == list(FROZEN)
+    for name, (_, config) in PRESETS.items():
+        optimizer = config.optimizer
+        found = Frozen(
+            config.data.name,
+            config.steps,
+            config.sampling.batch_size,
+            optimizer.learning_rate,
+            optimizer.weight_decay,
+            optimizer.decay_steps,
+            optimizer.warmup_steps,
+        )
+        assert found == FROZEN[name], name
+
+
+def test_presets_are_grouped_by_protocol_and_described_in_one_line():
+    modules = (few_shot, group_softmax, hyperspherical, multi_label, negative_margin)
+    protocols = []
+    for module in modules:
+        found = {PRESETS[name].config.protocol for name in module.PRESETS}
+        assert len(found) == 1
+        protocols.extend(found)
+    assert sorted(protocols) == sorted(PROTOCOLS)
+    for name, (description, config) in PRESETS.items():
+        assert config.preset == name
+        assert description.endswith(".")
+        assert "\n" not in description

@@ -17,7 +17,7 @@ from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
 from experiments.models.layers import ConvNorm, LayerOptions, dropout, overlapping_max_pool
-from experiments.presets import backbones
+from experiments.presets import photographs
 from experiments.training.weights import load_weights
 from tests.experiments import torch_backbones
 
@@ -57,8 +57,8 @@ def abstract(config, image_shape=(32, 32, 3)):
     [
         # The published counts, less those of a classifier of 1000 or 10 classes.
         (RESNET18, 224, 11_689_512 - 513_000, 512),
-        (backbones.RESNET50, 224, 25_557_032 - 2_049_000, 2048),
-        (backbones.RESNET32, 32, 464_154 - 650, 64),
+        (photographs.RESNET50, 224, 25_557_032 - 2_049_000, 2048),
+        (photographs.RESNET32, 32, 464_154 - 650, 64),
         (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
         (
@@ -308,15 +308,15 @@ def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
     ("config", "message"),
     [
         (
-            replace(backbones.RESNET32, widths=(16, 32, 64, 64)),
+            replace(photographs.RESNET32, widths=(16, 32, 64, 64)),
             "widths of resnet32 needs 3 numbers",
         ),
         (replace(RESNET18, widths=(64, 128, 256)), "widths of resnet18 needs 4 numbers"),
         (replace(RESNET18, blocks=(2, 2)), "blocks of resnet18 needs 4 numbers"),
         (replace(ModelConfig(), blocks=(1, 1, 1, 1)), r"conv4 does not support model\.blocks"),
         (replace(RESNET18, drop_block=0.1), "resnet18 has no DropBlock"),
-        (replace(backbones.RESNET50, dropout=0.1), "resnet50 has no dropout"),
-        (replace(backbones.RESNET32, stem="small"), "resnet32 has no choice of stems"),
+        (replace(photographs.RESNET50, dropout=0.1), "resnet50 has no dropout"),
+        (replace(photographs.RESNET32, stem="small"), "resnet32 has no choice of stems"),
     ],
 )
 def test_wrong_configurations_name_the_problem(config, message):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from experiments.config import DataConfig
 from experiments.data.selection import TEST_SHARE, select
 from experiments.errors import ConfigError
 
@@ -17,7 +16,7 @@ def per_class(selection, split, labels=LABELS):
 
 
 def test_every_image_is_in_one_split():
-    chosen = select(LABELS, DataConfig(holdout=0.2))
+    chosen = select(LABELS, holdout=0.2)
     rows = np.concatenate(list(chosen.rows.values()))
     np.testing.assert_array_equal(np.sort(rows), np.arange(len(LABELS)))
     np.testing.assert_array_equal(
@@ -33,17 +32,17 @@ def test_every_image_is_in_one_split():
 
 def test_a_test_split_of_its_own_is_kept_whole():
     test = np.repeat(np.arange(6), 3)
-    chosen = select(LABELS, DataConfig(), test_labels=test)
+    chosen = select(LABELS, test_labels=test)
     np.testing.assert_array_equal(chosen.rows["test"], np.arange(18))
     np.testing.assert_array_equal(chosen.rows["train"], np.arange(len(LABELS)))
     assert "validation" not in chosen.rows
 
 
 def test_smaller_subsets_are_part_of_larger_ones():
-    few, more = (select(LABELS, DataConfig(classes=count)) for count in (3, 5))
+    few, more = (select(LABELS, classes=count) for count in (3, 5))
     assert set(few.classes) < set(more.classes)
     assert len(few.classes) == 3
-    few, more = (select(LABELS, DataConfig(samples_per_class=count)) for count in (4, 9))
+    few, more = (select(LABELS, samples_per_class=count) for count in (4, 9))
     assert set(few.rows["train"]) < set(more.rows["train"])
     np.testing.assert_array_equal(few.rows["test"], more.rows["test"])
     available = COUNTS - per_class(more, "test")
@@ -52,7 +51,7 @@ def test_smaller_subsets_are_part_of_larger_ones():
 
 def test_classes_are_chosen_with_their_test_images():
     test = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 6])
-    chosen = select(LABELS, DataConfig(classes=2), test_labels=test)
+    chosen = select(LABELS, classes=2, test_labels=test)
     assert set(test[chosen.rows["test"]]) == set(chosen.classes)
     assert len(chosen.rows["test"]) == sum(chosen.classes + 1)
 
@@ -63,14 +62,14 @@ def test_classes_are_chosen_with_their_test_images():
 def test_long_tails_as_published(size, classes, factor):
     """CIFAR-LT: class c of C keeps n_max f^{c/(C-1)} images, rounded down."""
     labels = np.repeat(np.arange(classes), size)
-    chosen = select(labels, DataConfig(imbalance=factor), test_labels=np.arange(classes))
+    chosen = select(labels, imbalance=factor, test_labels=np.arange(classes))
     expected = [int(size * factor ** (c / (classes - 1)) + 1e-9) for c in range(classes)]
     np.testing.assert_array_equal(per_class(chosen, "train", labels), expected)
     assert expected[-1] == int(size * factor + 1e-9)
 
 
 def test_the_tail_of_uneven_classes_falls_in_their_order():
-    chosen = select(LABELS, DataConfig(imbalance=0.1), test_labels=LABELS)
+    chosen = select(LABELS, imbalance=0.1, test_labels=LABELS)
     counts = per_class(chosen, "train")
     order = np.argsort(-COUNTS, kind="stable")
     assert (np.diff(counts[order]) <= 0).all()
@@ -92,4 +91,4 @@ def test_the_tail_of_uneven_classes_falls_in_their_order():
 )
 def test_impossible_choices_name_the_option(options, message):
     with pytest.raises(ConfigError, match=message):
-        select(LABELS, DataConfig(**options))
+        select(LABELS, **options)

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from experiments.config import ModelConfig
 from experiments.models import build_backbone
-from experiments.presets import backbones
+from experiments.presets import photographs
+from experiments.training import weights
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.weights import WeightsError, load_weights
 from tests.experiments import torch_backbones
@@ -65,12 +66,13 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
-def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path):
-    config = replace(backbones.RESNET50, backbone=backbone)
-    # An empty file misses every entry; its list is all that is wanted.
+def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path, monkeypatch):
+    config = replace(photographs.RESNET50, backbone=backbone)
+    # An empty file lacks every entry: the message lists all that is needed.
+    monkeypatch.setattr(weights, "_SHOWN", 1000)
     save_file({}, path := tmp_path / "empty.safetensors")
     with pytest.raises(WeightsError) as error:
-        load_weights(path, *trees(config), shown=1000)
+        load_weights(path, *trees(config))
     wanted = dict(re.findall(r"(\S+) \[([\d, ]+)\]: missing", str(error.value)))
     wanted = {name: tuple(map(int, shape.split(", "))) for name, shape in wanted.items()}
     module = torch_backbones.ResNet(

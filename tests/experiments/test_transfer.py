@@ -9,39 +9,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.evaluation.linear_run import evaluate_run_linear
-from experiments.evaluation.run import restore_run
 
-from experiments.__main__ import main
+from experiments import transfer
+from experiments.cli.main import main
 from experiments.config import (
-    DataConfig,
-    EvaluationConfig,
-    FewShotConfig,
     Folders,
-    LossConfig,
     ModelConfig,
     SamplingConfig,
+    TrainConfig,
+    replace_option,
 )
 from experiments.contracts import ImageSet
 from experiments.data import builders
 from experiments.data.builders import BUILDERS
 from experiments.data.selection import select
 from experiments.errors import ConfigError
-from experiments.evaluation import linear_run
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.presets import PRESETS
+from experiments.protocols import build_protocol
+from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
+from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report
-from experiments.training.loop import train
+from experiments.runs import plan_run, restore_run, train_run
 from experiments.training.step import build_embed
+from experiments.transfer import evaluate_run_linear
 
 CONFIG = FewShotConfig(
     sampling=SamplingConfig(batch_size=16),
     model=ModelConfig(widths=(4, 4, 4, 4)),
-    loss=LossConfig(name="sce"),
-    evaluation=EvaluationConfig(episodes=20),
+    loss=IntegratedLoss(name="sce"),
+    evaluation=FewShotEvaluation(episodes=20, validation_episodes=20),
     steps=1,
-    validation_episodes=20,
 )
 PENALTIES = (1e-2, 1.0, 100.0)
 SHAPE = (40, 44, 1)
@@ -60,23 +59,23 @@ def drawings(split: str) -> ImageSet:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, folders) -> tuple[Path, Folders]:
     directory = tmp_path_factory.mktemp("run")
-    train(CONFIG, directory, folders)
+    train_run(plan_run(CONFIG), directory, folders)
     return directory, folders
 
 
 @pytest.fixture
 def other(monkeypatch):
     """A data set `drawings` of other images, with splits for training and test."""
-    shape_of = linear_run.image_shape
+    shape_of = transfer.image_shape
     monkeypatch.setattr(
-        linear_run, "image_shape", lambda name: SHAPE if name == "drawings" else shape_of(name)
+        transfer, "image_shape", lambda name: SHAPE if name == "drawings" else shape_of(name)
     )
-    monkeypatch.setattr(linear_run, "stored_splits", lambda name: ("train", "test"))
+    monkeypatch.setattr(transfer, "stored_splits", lambda name: ("train", "test"))
     monkeypatch.setattr(
-        linear_run, "load_split", lambda name, split, data_dir, manual_dir: drawings(split)
+        transfer, "load_split", lambda name, split, data_dir, manual_dir: drawings(split)
     )
     few = partial(evaluate_linear, penalties=PENALTIES)
-    monkeypatch.setattr(linear_run, "evaluate_linear", few)
+    monkeypatch.setattr(transfer, "evaluate_linear", few)
 
 
 def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tmp_path, capsys):
@@ -90,7 +89,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
 
     restored = restore_run(directory)
     seen = dataclasses.replace(CONFIG.data, image_size=32)
-    embed = build_embed(restored.setup.graphdef, seen)
+    embed = build_embed(restored.network.graphdef, seen)
 
     def features(split: str) -> Labelled:
         images = drawings(split)
@@ -99,7 +98,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     own, test = features("train"), features("test")
     rows = select(
         np.asarray(own.labels),
-        DataConfig(holdout=0.25),
+        holdout=0.25,
         test_labels=np.asarray(test.labels),
     ).rows
     assert len(rows["validation"]) == 15
@@ -116,10 +115,16 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     assert (report["classes"], report["seen_in_training"]) == (3, "")
     assert report["command"].endswith("--data-dir " + str(folders.data_dir))
 
-    told = capsys.readouterr().out
-    assert "Images were resized from 40×44 to 32×32 pixels." in told
-    assert f" {100 * report['result']['accuracy']:.2f} " in told
-    assert told.splitlines()[0] in (directory / f"{stem}.md").read_text()
+    assert report["run"]["label"] == "SCE"
+    assert (report["version"], report["commit"], report["notes"]) == (
+        *(report["run"]["version"], report["run"]["commit"]),
+        [],
+    )
+
+    printed = capsys.readouterr().out
+    assert "Images were resized from 40×44 to 32×32 pixels." in printed
+    assert f" {100 * report['result']['accuracy']:.2f} " in printed
+    assert printed.splitlines()[0] in (directory / f"{stem}.md").read_text()
     assert f"]({stem}.png)" in (directory / f"{stem}.md").read_text()
     figure = (directory / f"{stem}.png").read_bytes()
     assert figure.startswith(b"\x89PNG")
@@ -136,7 +141,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     ],
 )
 def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, given, name):
-    monkeypatch.setattr(linear_run, "evaluate_run_linear", lambda *_, **__: {"step": 7})
+    monkeypatch.setattr(transfer, "evaluate_run_linear", lambda *_, **__: {"step": 7})
     monkeypatch.setattr(linear_reporting, "linear_report", lambda _: "")
     monkeypatch.setattr(linear_reporting, "linear_figure", lambda *_, **__: None)
     monkeypatch.setattr(linear_reporting, "write_picture", lambda path, figure: path)
@@ -144,7 +149,7 @@ def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, giv
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.json", f"{name}.md"]
 
 
-def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
+def test_images_that_the_model_was_trained_on_are_reported(run, monkeypatch):
     directory, folders = run
     parts = []
 
@@ -152,7 +157,7 @@ def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
         parts.extend(given)
         return given[0]
 
-    monkeypatch.setattr(linear_run, "evaluate_linear", recorded)
+    monkeypatch.setattr(transfer, "evaluate_linear", recorded)
     report = evaluate_run_linear(directory, folders, data="icons")
     assert report["seen_in_training"]
     assert report["classes"] == 179
@@ -171,7 +176,7 @@ def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
         ("cub", "cub_fewshot", "cub", True),
         ("cub-margin", "cub_fewshot", "cub@64", True),
         ("cifar-fs", "cifar_fs", "cifar100", True),
-        # Images of one set that others hold are told for every protocol.
+        # Images of one set that others contain are reported for every protocol.
         ("imagenet-groups", "imagenet", "tiered_imagenet", True),
         ("imagenet-groups", "imagenet", "stl10", True),
         ("caltech256-groups", "caltech256", "caltech101", True),
@@ -183,42 +188,43 @@ def test_images_that_the_model_was_trained_on_are_told(run, monkeypatch):
     ],
 )
 def test_sets_that_share_images_are_known(preset, trained_on, data, seen):
-    config = PRESETS[preset].config
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=trained_on))
-    assert bool(linear_run._seen_in_training(config, data)) == seen
+    config = replace_option(PRESETS[preset].config, "data.name", trained_on)
+    assert bool(seen_in_training(config, data)) == seen
 
 
-def test_base_classes_at_another_size_are_told():
-    config = PRESETS["icons"].config
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, name="icons@48"))
-    told = linear_run._seen_in_training(config, "icons")
-    assert told.startswith("base classes of icons@48, so that test images are among")
+def seen_in_training(config: TrainConfig, data: str) -> str:
+    holds_classes_out = "base" in build_protocol(config).splits
+    return transfer._seen_in_training(config, data, holds_classes_out=holds_classes_out)
 
 
-def test_what_the_weights_to_start_from_have_seen_counts(run, tmp_path):
-    """Images of the icons, seen by a few-shot run, are among those for test of a classification."""
-    config = PRESETS["icons-groups"].config
+def test_base_classes_at_another_size_count_as_seen():
+    config = replace_option(PRESETS["icons"].config, "data.name", "icons@48")
+    seen = "base classes of icons@48, which include test images"
+    assert seen_in_training(config, "icons") == seen
+
+
+def test_what_the_initial_weights_have_seen_counts(run, tmp_path):
+    """A few-shot run has seen images of the icons that are test images of a classification."""
 
     def started_from(weights):
-        model = dataclasses.replace(config.model, weights=str(weights))
-        return dataclasses.replace(config, model=model)
+        return replace_option(PRESETS["icons-groups"].config, "model.weights", str(weights))
 
     directory, _ = run
-    told = "base classes of icons, so that test images are among those that it has seen"
-    assert linear_run._seen_in_training(started_from(directory), "icons") == told
-    assert linear_run._seen_in_training(started_from(directory / "checkpoints"), "icons") == told
+    seen = "base classes of icons, which include test images"
+    assert seen_in_training(started_from(directory), "icons") == seen
+    assert seen_in_training(started_from(directory / "checkpoints"), "icons") == seen
     for weights in (tmp_path, tmp_path / "resnet.safetensors"):
-        assert not linear_run._seen_in_training(started_from(weights), "icons")
-    assert not linear_run._seen_in_training(started_from(directory), "cifar10")
+        assert not seen_in_training(started_from(weights), "icons")
+    assert not seen_in_training(started_from(directory), "cifar10")
 
 
-def test_the_sets_that_share_images_are_there():
+def test_the_sets_that_share_images_exist():
     names = [name for group in builders._SHARE_IMAGES for name in group]
     assert set(names) <= set(BUILDERS)
     assert len(set(names)) == len(names)
 
 
-def test_a_report_tells_which_images_were_seen(run, other):
+def test_a_report_states_which_images_were_seen(run, other):
     report = evaluate_run_linear(*run, data="drawings")
     seen = "icons, which shares images with drawings"
     text = linear_report(report | {"seen_in_training": seen})
@@ -235,21 +241,20 @@ def test_a_report_tells_which_images_were_seen(run, other):
         ({"data": "faces"}, "no data set 'faces'"),
     ],
 )
-def test_what_cannot_be_evaluated_is_told(run, options, message):
+def test_what_cannot_be_evaluated_is_refused(run, options, message):
     with pytest.raises(ConfigError, match=message):
         evaluate_run_linear(run[0], run[1], **options)
 
 
 def test_a_model_of_oblong_images_takes_no_others(run, other, monkeypatch):
     restored = restore_run(run[0])
-    monkeypatch.setattr(linear_run, "restore_run", lambda *_: restored)
-    shapes = {"icons": (32, 30, 1), "drawings": SHAPE}
-    monkeypatch.setattr(linear_run, "image_shape", shapes.__getitem__)
-    with pytest.raises(ConfigError, match="32×30, which is no square to resize to"):
+    oblong = restored._replace(plan=restored.plan._replace(image_shape=(32, 30, 1)))
+    monkeypatch.setattr(transfer, "restore_run", lambda *_: oblong)
+    with pytest.raises(ConfigError, match="32×30, which is not square; train it"):
         evaluate_run_linear(run[0], run[1], data="drawings")
 
 
 def test_a_model_that_resizes_keeps_its_way(run, other):
-    restored = restore_run(run[0])
-    data = dataclasses.replace(restored.config.data, image_size=32, resize=36)
-    assert linear_run._fitting(data, "drawings", (32, 32, 1)) == data
+    trained_with = restore_run(run[0]).plan.config.data
+    data = dataclasses.replace(trained_with, image_size=32, resize=36)
+    assert transfer._preparation(data, "drawings", (32, 32, 1)) == data

@@ -1,0 +1,203 @@
+"""Protocol A: its losses by name, their labels, and how its runs are checked and evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.config import DataConfig
+from experiments.contracts import Metric, Outputs, Problem
+from experiments.data.sampling import evaluation_episodes
+from experiments.errors import ConfigError
+from experiments.evaluation.few_shot import episode_accuracies, evaluate_prototypes
+from experiments.protocols import few_shot, integration
+from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
+from experiments.protocols.integration import NAMES, IntegratedLoss, Terms, build_loss
+from tests.jaxloss import references
+
+DIM, CLASSES = 7, 4
+CLASSIFICATION = {"sce": references.softmax_loss, "bce": references.sigmoid_loss}
+OPTIONS = {"metric_weight": 0.7, "temperature": 0.3, "epsilon": 1e-2, "power": 0.6}
+PROBLEM = Problem(DIM, np.full(CLASSES, 9))
+
+
+def by_reference(name: str, features, labels, kernel, bias) -> float:
+    """The loss in float64, with the temperature in units of d."""
+    metrics = {
+        "nca": partial(references.nca_loss, temperature=0.3 * DIM),
+        "proto": partial(references.prototypical_loss, temperature=0.3 * DIM, num_classes=CLASSES),
+    }
+    if name in metrics:
+        return metrics[name](features, labels)
+    if name in CLASSIFICATION:
+        return CLASSIFICATION[name](references.linear_logits(features, kernel, bias), labels)
+    integrate, _, parts = name.rpartition(":")
+    classification, metric = parts.split("+")
+    reference = {
+        "": references.sum_loss,
+        "direct": partial(references.direct_sum_loss, epsilon=1e-2),
+        "spectral": partial(references.spectral_sum_loss, power=0.6),
+    }[integrate]
+    return reference(
+        *(features, labels, kernel, bias),
+        classification=CLASSIFICATION[classification],
+        metric=metrics[metric],
+        metric_weight=0.7,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_the_loss_that_it_says(name):
+    rng = np.random.default_rng(3)
+    features = rng.normal(size=(11, DIM))
+    labels = np.array([0, 1, 1, 2, 0, 3, 3, 3, 2, 1, 0])
+    kernel, bias = rng.normal(size=(DIM, CLASSES)), rng.normal(size=CLASSES)
+    loss = jax.jit(build_loss(IntegratedLoss(name, **OPTIONS), PROBLEM))
+    found = loss(jnp.float32(features), jnp.asarray(labels), kernel, bias)
+    assert float(found) == pytest.approx(
+        by_reference(name, features, labels, kernel, bias), rel=2e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "label"),
+    [
+        ("sce", Terms(None, "sce", None), "SCE"),
+        ("bce", Terms(None, "bce", None), "BCE"),
+        ("nca", Terms(None, None, "nca"), "NCA"),
+        ("proto", Terms(None, None, "proto"), "Proto"),
+        ("sce+nca", Terms("sum", "sce", "nca"), "SCE+NCA"),
+        ("bce+proto", Terms("sum", "bce", "proto"), "BCE+Proto"),
+        ("direct:sce+nca", Terms("direct", "sce", "nca"), "SCE⊕NCA"),
+        ("spectral:bce+nca", Terms("spectral", "bce", "nca"), "BCE⊕̃NCA"),
+    ],
+)
+def test_a_name_has_terms_and_a_label(name, terms, label):
+    assert name in NAMES
+    assert integration.terms(name) == terms
+    assert integration.label(name) == label
+
+
+def test_labels_tell_the_losses_apart():
+    assert len(NAMES) == 16
+    assert len({integration.label(name) for name in NAMES}) == 16
+    assert len({integration.terms(name) for name in NAMES}) == 16
+
+
+def test_the_notation_explains_the_labels_that_are_used():
+    options = IntegratedLoss(power=0.25)
+    assert integration.notation(["sce"], options) == ["SCE: softmax cross-entropy."]
+    assert integration.notation(["bce+proto", "proto"], options) == [
+        "BCE: sigmoid cross-entropy.",
+        "Proto: prototypical loss.",
+        "A+B: sum of two losses on the same features.",
+    ]
+    every = integration.notation(NAMES, options)
+    assert len(every) == len(set(every)) == 7
+    assert every[5].startswith("A⊕B: ")
+    assert every[6].startswith("A⊕̃B: ")
+    assert every[6].endswith("p = 0.25.")
+
+
+@pytest.mark.parametrize(
+    ("name", "has_accuracy"), [("sce", True), ("nca", False), ("spectral:bce+proto", True)]
+)
+def test_the_objective_has_a_linear_classifier(name, has_accuracy):
+    objective = few_shot.objective(IntegratedLoss(name), PROBLEM)
+    head = objective.init_head(jax.random.key(0))
+    rng = np.random.default_rng(1)
+    features, labels = rng.normal(size=(8, DIM)), np.array([0, 1, 1, 2, 0, 3, 3, 2])
+    logits = features @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
+    x = jnp.float32(features)
+    np.testing.assert_allclose(objective.logits(x, head, ()), logits, rtol=1e-4, atol=1e-5)
+    loss = objective.loss(x, jnp.asarray(labels), head, ())
+    assert loss.objective_state == objective.init_state() == ()
+    assert objective.after_epoch is None
+    # Without a classification loss the classifier does not learn, and its accuracy means nothing.
+    assert loss.means.keys() == ({"train_accuracy"} if has_accuracy else set())
+    if has_accuracy:
+        right = np.mean(logits.argmax(1) == labels)
+        assert float(loss.means["train_accuracy"]) == pytest.approx(right)
+
+
+@pytest.mark.parametrize("name", ["nca", "sce+proto", "spectral:bce+nca"])
+def test_mixup_needs_a_loss_of_single_samples(name):
+    config = FewShotConfig(data=DataConfig(mixup=0.5), loss=IntegratedLoss(name))
+    with pytest.raises(ConfigError, match=r"data.mixup = 0\.5 needs a loss of single samples"):
+        few_shot.build(config).check_options(64)
+    single = dataclasses.replace(config, loss=IntegratedLoss("sce"))
+    few_shot.build(single).check_options(64)
+    few_shot.build(dataclasses.replace(config, data=DataConfig())).check_options(64)
+
+
+EVALUATION = FewShotEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, seed=2)
+CONFIG = FewShotConfig(loss=IntegratedLoss("direct:sce+nca"), evaluation=EVALUATION)
+
+
+@pytest.mark.parametrize(
+    ("num_features", "changes", "message"),
+    [
+        (20, {}, "direct:sce.nca leaves the metric loss no subspace: the classifier of 20 classes"),
+        # 1-shot validations take 5 images, 6-shot evaluations 10.
+        (21, {"validation": np.full(3, 4)}, "the validation classes of icons do not give the eval"),
+        (21, {"novel": np.array([9, 10, 10])}, "the novel classes of icons do not give the eval"),
+        (21, {"novel": np.full(2, 50)}, "needs 3 classes with at least 6 samples"),
+    ],
+)
+def test_classes_must_give_the_episodes_and_features_a_subspace(num_features, changes, message):
+    counts = {"base": np.full(20, 1), "validation": np.full(3, 5), "novel": np.full(3, 10)}
+    check_data = few_shot.build(CONFIG).check_data
+    check_data(21, counts)
+    check_data(21, {split: counts[split] for split in ("base", "novel")})
+    with pytest.raises(ConfigError, match=message):
+        check_data(num_features, counts | changes)
+    if num_features == 20:
+        spectral = dataclasses.replace(CONFIG, loss=IntegratedLoss("spectral:sce+nca"))
+        few_shot.build(spectral).check_data(num_features, counts)
+
+
+def outputs() -> Outputs:
+    rng = np.random.default_rng(0)
+    labels = np.arange(90) * 7 % 6
+    features = rng.normal(size=(6, 5))[labels] + rng.normal(size=(90, 5))
+    return Outputs(features.astype(np.float32), labels, lambda: np.zeros((90, 6)), np.ones(6, int))
+
+
+def test_validation_is_the_accuracy_of_1_shot_episodes():
+    evaluation = dataclasses.replace(EVALUATION, validation_episodes=7, distance="cosine")
+    protocol = few_shot.build(dataclasses.replace(CONFIG, evaluation=evaluation))
+    found = protocol.validate(outputs())
+    episodes = evaluation_episodes(
+        outputs().labels, num_episodes=7, ways=3, shots=1, queries=4, seed=2
+    )
+    accuracies = episode_accuracies(outputs().features, episodes, distance="cosine")
+    assert found == pytest.approx(accuracies.mean(), rel=1e-6)
+    assert found != pytest.approx(
+        np.mean(episode_accuracies(outputs().features, episodes)), rel=1e-3
+    )
+    assert protocol.validation == Metric("1-shot accuracy")
+
+
+def test_the_evaluation_has_a_metric_and_a_row_for_each_number_of_shots():
+    protocol = few_shot.build(CONFIG)
+    results = protocol.evaluate("novel", lambda split: {"novel": outputs()}[split])
+    features, labels = outputs()[:2]
+    expected = evaluate_prototypes(features, labels, config=EVALUATION, distance="euclidean")
+    assert results["results"] == [result._asdict() for result in expected]
+    assert results["metrics"] == [
+        Metric(f"{result.shots}-shot accuracy").measured(result.accuracy, result.interval)
+        for result in expected
+    ]
+    assert [metric.name for metric in protocol.metrics] == ["2-shot accuracy", "6-shot accuracy"]
+    first, *lines = protocol.report(results)
+    assert first == "3-way, 4 queries per class, nearest prototype (euclidean)"
+    text = "\n".join(lines)
+    for result in expected:
+        assert f"{100 * result.accuracy:.2f}" in text
+        assert f"± {100 * result.interval:.2f}" in text
+        assert result.hash in text
