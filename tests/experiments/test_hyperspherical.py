@@ -1,4 +1,4 @@
-"""Protocol C: losses and logits, reassignment, its objective state, its prototypes on disk."""
+"""Protocol C: losses and logits, reassignment, its objective state, its prototypes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from experiments.config import ModelConfig, ParallelMode, SamplingConfig
 from experiments.contracts import Objective, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
-from experiments.protocols import hyperspherical, prototypes
+from experiments.protocols import hyperspherical
 from experiments.protocols.classification import ClassificationData
-from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
-from experiments.protocols.prototypes import prototypes_file, spread_prototypes
+from experiments.protocols.hyperspherical import (
+    HypersphericalConfig,
+    HypersphericalLoss,
+    spread_prototypes,
+)
 from experiments.reporting.run import run_report
 from experiments.runs import (
     build_network,
@@ -60,14 +63,6 @@ GIVEN = [
     *("--log-every", "1"),
 ]
 """The same on the command line."""
-
-
-@pytest.fixture
-def cache(tmp_path_factory, monkeypatch) -> Path:
-    """Prototypes are kept in a folder of the test's own."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder
 
 
 def build(seed: int = 0, num_epochs: int = 2, **options) -> Objective:
@@ -357,52 +352,38 @@ def test_what_cannot_end_well_leaves_no_directory(tmp_path, folders, changes, me
     assert not (tmp_path / "run").exists()
 
 
-def test_prototypes_are_a_simplex_where_there_is_one(cache):
+def test_prototypes_are_a_simplex_where_there_is_one():
     np.testing.assert_array_equal(spread_prototypes(4, 3, 0), jaxloss.simplex_prototypes(4, 3))
-    assert not list(cache.rglob("*.npz"))
 
 
-def test_prototypes_are_made_once_and_again_where_the_file_is_damaged(cache, monkeypatch):
-    made = []
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Uniform prototypes of a few steps; counts how often they are computed."""
+    computed = []
+    real = jaxloss.uniform_prototypes
 
-    def few_steps(key, num_prototypes, dim):
-        made.append((num_prototypes, dim))
+    def uniform_prototypes(key, num_prototypes, dim):
+        computed.append((num_prototypes, dim))
         return real(key, num_prototypes, dim, num_steps=20)
 
-    real = jaxloss.uniform_prototypes
-    monkeypatch.setattr(prototypes.jaxloss, "uniform_prototypes", few_steps)
+    monkeypatch.setattr(hyperspherical.jaxloss, "uniform_prototypes", uniform_prototypes)
+    spread_prototypes.cache_clear()
+    yield computed
+    spread_prototypes.cache_clear()
+
+
+def test_uniform_prototypes_are_computed_once_for_a_seed(few_steps):
     first = spread_prototypes(7, 3, 0)
+    assert (first.shape, first.dtype) == ((3, 7), np.float32)
     np.testing.assert_array_equal(spread_prototypes(7, 3, 0), first)
-    assert made == [(7, 3)]
+    assert few_steps == [(7, 3)]
     assert (spread_prototypes(7, 3, 1) != first).any()
-    assert len(made) == 2
-
-    path = prototypes_file(7, 3, 0)
-    assert path.parent == cache / "jaxloss" / "prototypes"
-    content = path.read_bytes()
-    middle = len(content) // 2
-    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-    for number, damaged in enumerate((flipped, content[:middle], b"", b"text"), start=3):
-        path.write_bytes(damaged)
-        np.testing.assert_array_equal(spread_prototypes(7, 3, 0), first)
-        assert len(made) == number
-        assert path.read_bytes() == content
-    # Those of other parameters under this name are not taken for these.
-    path.write_bytes(prototypes_file(7, 3, 1).read_bytes())
-    np.savez(path, prototypes=np.ones((3, 8), np.float32))
-    np.testing.assert_array_equal(spread_prototypes(7, 3, 0), first)
+    assert len(few_steps) == 2
 
 
-def test_every_process_has_the_prototypes_of_the_first(monkeypatch):
-    """What another host kept, made on other hardware, may differ in its last bits."""
+def test_every_process_has_the_prototypes_of_the_first(few_steps, monkeypatch):
+    """What another host computes may differ in the last bits."""
     of_the_first = np.full((3, 7), 0.5, np.float32)
-    monkeypatch.setattr(prototypes, "on_first", lambda action: of_the_first)
+    monkeypatch.setattr(hyperspherical, "on_first", lambda action: of_the_first)
     np.testing.assert_array_equal(spread_prototypes(7, 3, 0), of_the_first)
-
-
-def test_without_a_place_for_the_cache_prototypes_are_made_every_time(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    made = spread_prototypes(5, 2, 0)
-    assert made.shape == (2, 5)
-    np.testing.assert_array_equal(spread_prototypes(5, 2, 0), made)
+    assert few_steps == []
