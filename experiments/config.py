@@ -173,12 +173,12 @@ def check_config(config: Any, section: str = "") -> None:
     """Checks every number against the bounds in its field's type.
 
     Args:
-        config: A dataclass of numbers, tuples of numbers and further sections.
-        section: Prefix of its field names in messages, such as `evaluation.`.
+      config: A dataclass of numbers, tuples of numbers and further sections.
+      section: Prefix of its field names in messages, such as `evaluation.`.
 
     Raises:
-        ConfigError: A number is out of bounds or not finite, or a tuple is empty. The message
-            names the option and its value.
+      ConfigError: A number is out of bounds or not finite, or a tuple is empty. The message
+        names the option and its value.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for option in dataclasses.fields(config):
@@ -224,7 +224,7 @@ def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """The configuration that `to_dict` made `values` from.
 
     Raises:
-        ConfigError: A key is missing, or unknown to this version.
+      ConfigError: A key is missing, or unknown to this version.
     """
     hints = typing.get_type_hints(kind)
     known = {option.name for option in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]

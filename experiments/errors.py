@@ -15,8 +15,8 @@ class DivergedError(ExperimentError):
     """The numbers of a run are no longer finite.
 
     Args:
-        step: Training step at which this was noticed.
-        what: What is not finite.
+      step: Training step at which this was noticed.
+      what: What is not finite.
     """
 
     def __init__(self, step: int, what: str):

@@ -31,11 +31,11 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     """Writes a file so that readers, and a kill at any moment, leave the old content or the new.
 
     Args:
-        path: The file; replaced if it exists.
-        content: Bytes, or text to be written as UTF-8.
+      path: The file; replaced if it exists.
+      content: Bytes, or text to be written as UTF-8.
 
     Returns:
-        `path`.
+      `path`.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -64,14 +64,14 @@ def exclusive(path: Path, *, wait: bool) -> Iterator[bool]:
     """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
 
     Args:
-        path: The lock file; created if it does not exist.
-        wait: Wait for another process that holds it, or raise.
+      path: The lock file; created if it does not exist.
+      wait: Wait for another process that holds it, or raise.
 
     Yields:
-        Whether it is held: False where the system has no such locks.
+      Whether it is held: False where the system has no such locks.
 
     Raises:
-        BlockingIOError: Another process holds it, and `wait` is False.
+      BlockingIOError: Another process holds it, and `wait` is False.
     """
     with contextlib.ExitStack() as stack:
         held = False

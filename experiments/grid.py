@@ -53,11 +53,7 @@ def make_axis(
 ) -> Axis:
     """An axis, named by default after its first option if that distinguishes the positions.
 
-    Args:
-        options: Options that change together.
-        values: A value for each option, for each position.
-        name: Name of the axis.
-        labels: Name of every position.
+    The fields are those of `Axis`.
     """
     distinct = {position[0] for position in values}
     named = 1 if len(distinct) == len(values) else len(options)
@@ -75,14 +71,10 @@ def make_axis(
 def parse_axis(text: str, config: TrainConfig) -> Axis:
     """Parses `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
 
-    The numbers of an option that takes several are joined by `+`.
-
-    Args:
-        text: The text.
-        config: The configuration whose options these are.
+    Options are those of `config`. The numbers of an option that takes several are joined by `+`.
 
     Raises:
-        ConfigError: An option is unknown, or a value is of another type or repeated.
+      ConfigError: An option is unknown, or a value is of another type or repeated.
     """
     names, equals, values = text.partition("=")
     options = tuple(name.replace("-", "_") for name in names.split("/"))
@@ -155,7 +147,7 @@ def make_cells(
     """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
 
     Raises:
-        ConfigError: An option is on two axes.
+      ConfigError: An option is on two axes.
     """
     options = [option for axis in axes for option in axis.options]
     if len(set(options)) < len(options):
@@ -203,22 +195,19 @@ def run_grid(
     The table has the labels of the axes, at every seed that has been run.
 
     Args:
-        config: What all runs have in common.
-        axes: What they differ in.
-        seeds: Every combination is trained once for each seed.
-        root: Folder of the grid.
-        folders: Where data is stored.
-        title: Title of the table and figure.
-        command: The command that the user typed, for the reports.
-        metrics: Names of the metrics to show, in this order; by default all.
-        notes: Sentences for the caption of the table.
-        mode: As in `train_run`.
+      config: What all runs have in common.
+      axes: What they differ in.
+      seeds: Every combination is trained once for each seed.
+      root: Folder of the grid.
+      folders: Where data is stored.
+      title, command, metrics, notes: As in `experiments.reporting.grid.write_grid`.
+      mode: As in `train_run`.
 
     Raises:
-        ConfigError: Before any training: a run cannot be trained and evaluated, or no run has one
-            of the metrics.
-        ConfigMismatchError: Before any training: a directory belongs to a run of another
-            configuration.
+      ConfigError: Before any training: a run cannot be trained and evaluated, or no run has one
+        of the metrics.
+      ConfigMismatchError: Before any training: a directory belongs to a run of another
+        configuration.
     """
     cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
@@ -276,12 +265,12 @@ def check_not_set(config: TrainConfig, preset: TrainConfig, options: dict[str, s
     """Checks that the options of the axes keep the preset's value in what all runs share.
 
     Args:
-        config: What all runs have in common.
-        preset: The preset.
-        options: For every option that the grid sets, how to set it there.
+      config: What all runs have in common.
+      preset: The preset.
+      options: For every option that the grid sets, how to set it there.
 
     Raises:
-        ConfigError: An option has another value.
+      ConfigError: An option has another value.
     """
     for option, instead in options.items():
         if get_option(config, option) != get_option(preset, option):

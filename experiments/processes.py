@@ -29,7 +29,7 @@ def initialize() -> None:
     cloud TPUs.
 
     Raises:
-        ConfigError: The environment does not have them, or the other processes cannot be reached.
+      ConfigError: The environment does not have them, or the other processes cannot be reached.
     """
     address, count, rank = (os.environ.get(name) for name in _SETTINGS)
     try:
@@ -54,7 +54,7 @@ def on_first(action: Callable[[], T]) -> T:
     Every process must call this. `action` must not communicate with the others.
 
     Args:
-        action: Its result is pickled.
+      action: Its result is pickled.
     """
     if jax.process_count() == 1:
         return action()
@@ -70,17 +70,6 @@ def on_first(action: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return result
-
-
-def broadcast_from_first(tree: T) -> T:
-    """Returns the first process's `tree` in all processes, bit by bit.
-
-    Every process must call this.
-
-    Args:
-        tree: Pytree of NumPy arrays and numbers; ignored in the other processes.
-    """
-    return on_first(lambda: tree)
 
 
 def _broadcast(message: bytes) -> bytes:

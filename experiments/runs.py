@@ -61,7 +61,7 @@ def plan_run(config: TrainConfig) -> Plan:
     """Plans a run whose options fit each other and the devices; touches no data.
 
     Raises:
-        ConfigError: A value is out of bounds, or does not fit the others or the devices.
+      ConfigError: A value is out of bounds, or does not fit the others or the devices.
     """
     check_config(config)
     sampling, model = config.sampling, config.model
@@ -95,11 +95,11 @@ def check_data(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     """Checks that the data fits a run; prepares the data set if needed and reads no image.
 
     Returns:
-        For every available split, the number of images of every class.
+      For every available split, the number of images of every class.
 
     Raises:
-        ConfigError: The configuration does not fit the data.
-        MissingArchiveError: The data set's archives are missing.
+      ConfigError: The configuration does not fit the data.
+      MissingArchiveError: The data set's archives are missing.
     """
     config, protocol = plan.config, plan.protocol
     class_counts = protocol.class_counts(folders)
@@ -134,14 +134,14 @@ def build_network(
     """Builds what a run trains.
 
     Args:
-        plan: The run.
-        class_counts: int64 [C], training images of every class.
-        steps_per_epoch: Steps of an epoch.
-        axis_name: The mapped axis over which the batch is spread.
-        pretrained: Read the initial weights that the configuration names.
+      plan: The run.
+      class_counts: int64 [C], training images of every class.
+      steps_per_epoch: Determines the number of epochs.
+      axis_name: The mapped axis over which the batch is spread.
+      pretrained: Read the initial weights that the configuration names.
 
     Raises:
-        WeightsError: The weights cannot be read, or do not fit.
+      WeightsError: The weights cannot be read, or do not fit.
     """
     config = plan.config
     model = build_backbone(
@@ -171,24 +171,16 @@ def train_run(
 ) -> float:
     """Trains a run to its end, from its newest checkpoint if there is one.
 
-    With several processes, all of them call this with the same arguments. Each reads its shard of
-    every batch.
-
-    Args:
-        plan: The run; together with the machine it determines every bit of the result.
-        directory: The run directory.
-        folders: Where data is stored.
-        mode: Data parallelism by `jax.pmap`, or by a jit over sharded global arrays; the numbers
-            are the same.
+    The plan and the machine determine every bit of the result. With several processes, all of them
+    call this with the same arguments, and each reads its shard of every batch.
 
     Returns:
-        Seconds spent on the run, over all calls that trained it.
+      Seconds spent on the run, over all calls that trained it.
 
     Raises:
-        ConfigError: The configuration does not fit the data; nothing is written.
-        ConfigMismatchError: The directory belongs to a run of another configuration.
-        DivergedError: The loss, its gradient or the features are not finite.
-        Interrupted: SIGTERM or Ctrl-C; the state is saved.
+      ConfigError: The configuration does not fit the data; nothing is written.
+      ConfigMismatchError: The directory belongs to a run of another configuration.
+      DivergedError, Interrupted: See `experiments.training.loop.train`.
     """
     config, protocol = plan.config, plan.protocol
     class_counts = check_data(plan, folders)
@@ -290,14 +282,14 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
     """A checkpoint of a run, with the configuration that the checkpoint stores.
 
     Args:
-        path: A run directory, or its folder of checkpoints.
-        which: `best` by validation (the latest where there was none), `latest`, or the number of a
-            step. Where the best or the latest is damaged, the next one is taken, and a note says
-            so.
+      path: A run directory, or its folder of checkpoints.
+      which: `best` by validation (the latest where there was none), `latest`, or the number of a
+        step. Where the best or the latest is damaged, the next one is taken, and a note says
+        so.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or none is intact.
-        ConfigError: `which` is none of these.
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: `which` is none of these.
     """
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
         if which.isdecimal():
@@ -335,20 +327,19 @@ def evaluate_run(
     """Evaluates a checkpoint as its protocol does.
 
     Args:
-        path: A run directory, or its folder of checkpoints.
-        folders: Where data is stored.
-        split: One of the protocol's splits; by default the one for evaluation.
-        which: As in `restore_run`.
-        overrides: Values that replace those of the configuration's section `evaluation`.
+      path, which: The run and its checkpoint, as in `restore_run`.
+      folders: Where data is stored.
+      split: One of the protocol's splits; by default the one for evaluation.
+      overrides: Values that replace those of the configuration's section `evaluation`.
 
     Returns:
-        The protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
-        `split`, `step`, `validation`, `notes` and the results of the protocol.
+      The protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
+      `split`, `step`, `validation`, `notes` and the results of the protocol.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or none is intact.
-        ConfigError: There is no such split, or it cannot be evaluated so.
-        DivergedError: The features are not finite.
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: There is no such split, or it cannot be evaluated so.
+      DivergedError: The features are not finite.
     """
     run = restore_run(path, which)
     config = _with_evaluation(run.plan.config, overrides or {})
@@ -443,15 +434,8 @@ def complete_run(
     The report of a finished run is read instead. A run that diverges is finished, too: its report
     has no metrics, and states under `diverged` what happened.
 
-    Args:
-        plan: The run.
-        directory: Its directory.
-        folders: Where data is stored.
-        command: The command that the user typed, for the report.
-        mode: As in `train_run`.
-
     Raises:
-        ConfigMismatchError: The directory belongs to a run of another configuration.
+      ConfigMismatchError: The directory belongs to a run of another configuration.
     """
     config = plan.config
 

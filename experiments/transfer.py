@@ -38,23 +38,22 @@ def evaluate_run_linear(
     size differs from that of training.
 
     Args:
-        path: A run directory, or its folder of checkpoints.
-        folders: Where data is stored.
-        data: The data set; one without a test split is split within its classes, one that holds
-            classes out is joined before.
-        holdout: Fraction of each class's training images on which the penalty is chosen.
-        which: The checkpoint, as in `restore_run`.
+      path, which: The run and its checkpoint, as in `restore_run`.
+      folders: Where data is stored.
+      data: The data set; one without a test split is split within its classes, one that holds
+        classes out is joined before.
+      holdout: Fraction of each class's training images on which the penalty is chosen.
 
     Returns:
-        A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
-        `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (a
-        phrase, empty unless the backbone was trained on images of this data set), `notes`, and the
-        fields of a `LinearResult` under `result`.
+      A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
+      `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (a
+      phrase, empty unless the backbone was trained on images of this data set), `notes`, and the
+      fields of a `LinearResult` under `result`.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or none is intact.
-        ConfigError: The data set cannot be split so, or its images do not fit the model.
-        DivergedError: The features are not finite.
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: The data set cannot be split so, or its images do not fit the model.
+      DivergedError: The features are not finite.
     """
     if not 0 < holdout < 1:
         raise ConfigError(
@@ -141,8 +140,8 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
     """How images of a data set are brought to the size and normalisation of training.
 
     Raises:
-        ConfigError: They have other channels, or another size and the model was not trained on
-            square images.
+      ConfigError: They have other channels, or another size and the model was not trained on
+        square images.
     """
     height, width, channels = image_shape(data)
     if channels != seen[2]:

@@ -65,9 +65,9 @@ def reduce(
     """Reduces the losses of the samples in `mask`, in the same way for all losses.
 
     Args:
-      values: losses `[n]`.
+      values: Losses `[n]`.
       mask: bool `[n]`, the samples that count.
-      sample_weights, reduction, axis_name: the common keywords of `jaxloss`, not checked yet.
+      sample_weights, reduction, axis_name: The common keywords of `jaxloss`, not checked yet.
 
     Returns:
       A scalar, or the weighted losses `[n]` for `"none"`.

@@ -39,7 +39,7 @@ def discriminability(
     Args:
       features: `[n, d]`.
       labels: `[n]`, class indices without an upper limit.
-      where, axis_name: the common keywords of `jaxloss`.
+      where, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       `intra`, `inter` and `ratio`, scalars. A mean over no pairs is 0. The ratio divides by at

@@ -60,13 +60,13 @@ def group_softmax_loss(
         very many samples and classes.
       groups: int `[n, d]`, the group of every feature, from 0 to G−1. Other numbers give NaN. By
         default, the `discriminative_groups` of the other arguments.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `num_groups` is not in 1 to d, or `bound` has another value.
+      ValueError: If `num_groups` is not in 1 to d, or `bound` has another value.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -161,7 +161,7 @@ def discriminative_groups(
       The group of every feature, int32 `[n, d]`, from 0 (least discriminative) to G−1.
 
     Raises:
-      ValueError: if `num_groups` is not in 1 to d.
+      ValueError: If `num_groups` is not in 1 to d.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -208,8 +208,8 @@ def contiguous_groups(num_samples: int, dim: int, num_groups: int) -> Int32[Arra
       The group of every feature, int32 `[n, d]`, from 0 to G−1.
 
     Raises:
-      TypeError: if an argument is not an integer.
-      ValueError: if an argument is below 1, or `num_groups` is larger than `dim`.
+      TypeError: If an argument is not an integer.
+      ValueError: If an argument is below 1, or `num_groups` is larger than `dim`.
 
     Example:
       >>> import jaxloss
@@ -246,8 +246,8 @@ def random_groups(
       The group of every feature, int32 `[n, d]`, from 0 to G−1.
 
     Raises:
-      TypeError: if `key` is not a random key, or another argument is not an integer.
-      ValueError: if an integer is below 1, or `num_groups` is larger than `dim`.
+      TypeError: If `key` is not a random key, or another argument is not an integer.
+      ValueError: If an integer is below 1, or `num_groups` is larger than `dim`.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxloss

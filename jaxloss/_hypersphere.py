@@ -48,14 +48,14 @@ def update_class_means(
       labels: `[n]`, class indices. Labels of C or more are ignored, because a NaN would stay in
         the state. The losses return NaN for them.
       decay: λ in [0, 1).
-      where, axis_name: the common keywords of `jaxloss`.
+      where, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       Means `[d, C]` in the dtype of `class_means`: unit columns, or 0 for a class without a sample
       so far.
 
     Raises:
-      ValueError: if `decay` is out of range.
+      ValueError: If `decay` is out of range.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -113,13 +113,13 @@ def class_balanced_lengths(
     Args:
       labels: `[n]`, class indices. Labels of C or more are ignored.
       num_classes: C.
-      where, axis_name: the common keywords of `jaxloss`.
+      where, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       Lengths `[C]`, float32, with 1 for a class without a sample.
 
     Raises:
-      ValueError: if `num_classes` is below 1.
+      ValueError: If `num_classes` is below 1.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -166,7 +166,7 @@ def prototype_loss(
       prototypes: `[d, M]`, one column per prototype, of any length. See `uniform_prototypes`.
       assignment: A, int `[C]`, the prototype of each class. See `assign_prototypes`. An index
         outside 0 to M − 1 gives NaN. None means prototype c for class c, with C = M.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
@@ -215,9 +215,9 @@ def dot_regression_loss(
     Args:
       features: `[n, d]`.
       labels: `[n]`, class indices.
-      prototypes, assignment: as in `prototype_loss`. The length of a prototype matters here.
+      prototypes, assignment: As in `prototype_loss`. The length of a prototype matters here.
       lengths: b > 0, `[C]`. See `class_balanced_lengths`. None means 1 for all classes.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.

@@ -48,7 +48,7 @@ def sum_loss(
       metric_loss: a loss of features and labels. Set its options with `functools.partial`, as in
         `partial(nca_loss, temperature=64.0)`.
       metric_weight: w.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. Each of the two
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. Each of the two
         losses is reduced on its own, over the samples that count for it.
 
     Returns:
@@ -94,16 +94,16 @@ def direct_sum_loss(
 
     Args:
       features: `[n, d]` with d > C.
-      labels, weights, bias, classification_loss, metric_loss, metric_weight: as in `sum_loss`.
-      epsilon, stop_gradient: as in `project_complement`. By default the metric loss has no gradient
+      labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`.
+      epsilon, stop_gradient: As in `project_complement`. By default the metric loss has no gradient
         for the weights.
-      where, sample_weights, reduction, axis_name: as in `sum_loss`.
+      where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if d ≤ C (use `spectral_sum_loss`), or `epsilon` is negative.
+      ValueError: If d ≤ C (use `spectral_sum_loss`), or `epsilon` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -146,16 +146,16 @@ def spectral_sum_loss(
 
     Args:
       features: `[n, d]`. d may be smaller than C.
-      labels, weights, bias, classification_loss, metric_loss, metric_weight: as in `sum_loss`.
-      power, stop_gradient: as in `project_spectral_complement`. By default the metric loss has no
+      labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`.
+      power, stop_gradient: As in `project_spectral_complement`. By default the metric loss has no
         gradient for the weights.
-      where, sample_weights, reduction, axis_name: as in `sum_loss`.
+      where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `power` is negative.
+      ValueError: If `power` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -184,10 +184,10 @@ def _combined_loss(
     """Returns `classification_loss(Wᵀx + b) + metric_weight · metric_loss(transform(x, W))`.
 
     Args:
-      transform: maps features and weights to the features of the metric loss.
-      arrays: features, labels, weights and bias, not checked yet.
-      losses: the classification loss, the metric loss and its weight.
-      common: the common keywords of `jaxloss`, in their order.
+      transform: Maps features and weights to the features of the metric loss.
+      arrays: Features, labels, weights and bias, not checked yet.
+      losses: The classification loss, the metric loss and its weight.
+      common: The common keywords of `jaxloss`, in their order.
     """
     features, labels, weights, bias = arrays
     classification_loss, metric_loss, metric_weight = losses

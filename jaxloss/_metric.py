@@ -48,17 +48,17 @@ def nca_loss(
         divided by √d, keeps the exponentials in a useful range.
       labels: `[n]`, class indices without an upper limit.
       temperature: T > 0.
-      block_size: the number of samples to compare with at a time. It limits the memory to
+      block_size: The number of samples to compare with at a time. It limits the memory to
         n·block_size instead of n², and computes the distances twice. Value and gradient are the
         same. By default all samples are one block.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         without another sample of its class, on any device, does not count.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `temperature` or `block_size` is not positive.
+      ValueError: If `temperature` or `block_size` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -224,7 +224,7 @@ def prototypical_loss(
       num_classes: C. If given, the loss computes C class means, and devices exchange only these.
         If None, it computes a mean per sample by an n×n membership product.
       temperature: T > 0.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         without another sample of its class, on any device, does not count. A class without a sample
         in the batch is not a candidate.
 
@@ -232,7 +232,7 @@ def prototypical_loss(
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `temperature` or `num_classes` is not positive.
+      ValueError: If `temperature` or `num_classes` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss

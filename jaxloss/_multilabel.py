@@ -56,14 +56,14 @@ def sample_wise_loss(
       positive_temperature: T_P > 0. Values above 1 spread the gradient over all positives.
       negative_temperature: T_N > 0.
       margin: ε = ε_N − ε_P, any number.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         without a positive does not count. A sample with positives but no negative has loss 0.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `positive_temperature` or `negative_temperature` is not positive.
+      ValueError: If `positive_temperature` or `negative_temperature` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -110,12 +110,12 @@ def class_wise_loss(
     Args:
       logits: `[n, C]`.
       targets: `[n, C]`, multi-label targets.
-      positive_temperature, negative_temperature, margin: as in `sample_wise_loss`.
+      positive_temperature, negative_temperature, margin: As in `sample_wise_loss`.
       where: a common keyword of `jaxloss`.
       sample_weights: floats `[n]`, s ≥ 0. They weight the samples inside the logarithms: weight 2
         equals the same sample twice, and weight 0 removes it. Negative weights give NaN. Doubling
         all weights changes the loss.
-      reduction: over the classes. `"mean"` and `"sum"` include the classes with a positive.
+      reduction: Over the classes. `"mean"` and `"sum"` include the classes with a positive.
         `"none"` gives `[C]`, with 0 for the other classes. A class with positives but no negative
         has loss 0.
       axis_name: a common keyword of `jaxloss`. Every device computes the losses of all classes over
@@ -125,7 +125,7 @@ def class_wise_loss(
       A scalar, or `[C]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `positive_temperature` or `negative_temperature` is not positive.
+      ValueError: If `positive_temperature` or `negative_temperature` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -177,8 +177,8 @@ def two_way_loss(
     Args:
       logits: `[n, C]`.
       targets: `[n, C]`, multi-label targets.
-      positive_temperature, negative_temperature, margin: as in `sample_wise_loss`.
-      where, sample_weights, axis_name: as in the two losses.
+      positive_temperature, negative_temperature, margin: As in `sample_wise_loss`.
+      where, sample_weights, axis_name: As in the two losses.
       reduction: `"mean"`, or `"sum"` for the sum over classes plus the sum over samples. For
         unreduced values, call the two losses with `reduction="none"`.
 
@@ -186,7 +186,7 @@ def two_way_loss(
       A scalar.
 
     Raises:
-      ValueError: if `positive_temperature` or `negative_temperature` is not positive, or
+      ValueError: If `positive_temperature` or `negative_temperature` is not positive, or
         `reduction` is `"none"`.
 
     Example:
@@ -283,7 +283,7 @@ def multilabel_softmax_loss(
       logits: `[n, C]`.
       targets: `[n, C]`, multi-label targets. Positive targets are proportions. The softmax leaves
         out unknown classes.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         without a positive does not count.
 
     Returns:
@@ -334,14 +334,14 @@ def asymmetric_loss(
       positive_focus: γ₊ ≥ 0.
       negative_focus: γ₋ ≥ 0.
       clip: m in [0, 1). A negative with a lower probability adds nothing.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         whose targets are all unknown does not count.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `positive_focus`, `negative_focus` or `clip` is out of range.
+      ValueError: If `positive_focus`, `negative_focus` or `clip` is out of range.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -418,7 +418,7 @@ def warp_loss(
     Args:
       logits: `[n, C]`.
       targets: `[n, C]`, multi-label targets.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         whose targets are all unknown does not count. A sample without a violated pair has loss 0.
 
     Returns:

@@ -33,8 +33,8 @@ def simplex_prototypes(num_prototypes: int, dim: int) -> Float[Array, "d M"]:
       single prototype is the first basis vector.
 
     Raises:
-      TypeError: if an argument is not an integer.
-      ValueError: if an argument is below 1, or M > d + 1, where no regular simplex exists.
+      TypeError: If an argument is not an integer.
+      ValueError: If an argument is below 1, or M > d + 1, where no regular simplex exists.
 
     Example:
       >>> import numpy as np, jaxloss
@@ -90,7 +90,7 @@ def uniform_prototypes(
       key: a random key, from `jax.random.key` or `jax.random.PRNGKey`.
       num_prototypes: M of the result `[d, M]`.
       dim: d. For d = 1, the prototypes alternate between the two points of the sphere.
-      num_steps: the number of optimiser steps.
+      num_steps: The number of optimiser steps.
       temperature: t > 0 at the first step.
       final_temperature: t > 0 at the last step.
 
@@ -100,8 +100,8 @@ def uniform_prototypes(
       For d + 1 < M ≤ 2d, the largest cosine is within 0.005 of the optimum, 0.
 
     Raises:
-      TypeError: if `num_prototypes`, `dim` or `num_steps` is not an integer.
-      ValueError: if `num_prototypes`, `dim` or `num_steps` is below 1, or `temperature` or
+      TypeError: If `num_prototypes`, `dim` or `num_steps` is not an integer.
+      ValueError: If `num_prototypes`, `dim` or `num_steps` is below 1, or `temperature` or
         `final_temperature` is not positive.
 
     Example:
@@ -198,7 +198,7 @@ def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation
       `largest_cosine` and `mean_largest_cosine`, scalars.
 
     Raises:
-      ValueError: if there are fewer than two prototypes.
+      ValueError: If there are fewer than two prototypes.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -244,7 +244,7 @@ def assign_prototypes(
       The prototype of each class, int32 `[C]`, all different.
 
     Raises:
-      ValueError: if there are fewer prototypes than classes.
+      ValueError: If there are fewer prototypes than classes.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss

@@ -34,13 +34,13 @@ def softmax_loss(
       logits: `[n, C]`.
       labels: `[n]`, class indices.
       label_smoothing: ε in [0, 1).
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `label_smoothing` is out of range.
+      ValueError: If `label_smoothing` is out of range.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -85,13 +85,13 @@ def margin_softmax_loss(
       labels: `[n]`, class indices.
       margin: m, any number.
       scale: β > 0.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: if `scale` is not positive.
+      ValueError: If `scale` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -135,9 +135,9 @@ def sigmoid_loss(
 
     Args:
       logits: `[n, C]`.
-      labels: class indices `[n]`, or multi-label targets `[n, C]`. Targets between 0 and 1 are soft
+      labels: Class indices `[n]`, or multi-label targets `[n, C]`. Targets between 0 and 1 are soft
         labels; targets above 1, such as object counts, are taken as 1.
-      where, sample_weights, reduction, axis_name: the common keywords of `jaxloss`. A sample whose
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample whose
         targets are all unknown does not count.
 
     Returns:

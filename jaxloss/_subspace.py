@@ -35,13 +35,13 @@ def project_classifier(
       features: `[n, d]`.
       weights: `[d, C]`, one column per class.
       epsilon: ε ≥ 0. Singular values below about √ε are treated as zero.
-      stop_gradient: treat the projection as a constant, so that only features get a gradient.
+      stop_gradient: Treat the projection as a constant, so that only features get a gradient.
 
     Returns:
       Projected features `[n, d]`.
 
     Raises:
-      ValueError: if `epsilon` is negative.
+      ValueError: If `epsilon` is negative.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -73,14 +73,14 @@ def project_complement(
       weights: `[d, C]`, one column per class. With C ≥ d, the complement is usually empty; use
         `project_spectral_complement` instead.
       epsilon: ε ≥ 0, as in `project_classifier`.
-      stop_gradient: treat the projection as a constant, so that only features get a gradient, and
+      stop_gradient: Treat the projection as a constant, so that only features get a gradient, and
         this gradient lies in the complement.
 
     Returns:
       Projected features `[n, d]`.
 
     Raises:
-      ValueError: if `epsilon` is negative.
+      ValueError: If `epsilon` is negative.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jaxloss
@@ -188,7 +188,7 @@ def project_spectral_complement(
       features: `[n, d]`.
       weights: `[d, C]`, one column per class.
       power: p ≥ 0.
-      stop_gradient: treat the projection as a constant, so that only features get a gradient. If
+      stop_gradient: Treat the projection as a constant, so that only features get a gradient. If
         False, the first derivative is exact for repeated singular values too. The second needs
         distinct ones.
 
@@ -196,7 +196,7 @@ def project_spectral_complement(
       Projected features `[n, d]`.
 
     Raises:
-      ValueError: if `power` is negative.
+      ValueError: If `power` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -230,7 +230,7 @@ def spectral_overlap(weights: Float[Array, "d C"], power: Number) -> Float[Array
       A scalar.
 
     Raises:
-      ValueError: if `power` is negative.
+      ValueError: If `power` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -338,8 +338,8 @@ def _divided_differences(
     """Returns `(h(a_i) − h(a_j)) / (a_i − a_j)` for `a = σ²`, and `h'(a_i)` where both are equal.
 
     Args:
-      values: the singular values σ, 1 where not `kept`.
-      kept: which of them are not null. A null one has h = 0 and a = 0, as the complement has.
+      values: The singular values σ, 1 where not `kept`.
+      kept: Which of them are not null. A null one has h = 0 and a = 0, as the complement has.
       spectral_weights: h(a).
       power: p, with `h(a) ∝ a^{p/2}`.
     """

@@ -18,6 +18,8 @@ def _add_xla_flag(name: str, value: str) -> None:
 
 _add_xla_flag("xla_force_host_platform_device_count", "4")
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Tiny tensors: PyTorch's threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Most of the time of the tests goes into compiling tiny programs. The first line keeps XLA's own
 # passes and turns off the expensive ones of LLVM. The flags generate code without MLIR, in one

@@ -52,8 +52,8 @@ def benchmark_figure(rows: Sequence[dict[str, Any]], *, title: str) -> Figure:
     """Draw for every loss a panel of time and beneath it one of memory, both log-log.
 
     Args:
-        rows: The losses of a benchmark, one row for each size; at least one.
-        title: Where it was measured.
+      rows: The losses of a benchmark, one row for each size; at least one.
+      title: Where it was measured.
     """
     losses = list(dict.fromkeys(row["loss"] for row in rows))
     columns = min(_COLUMNS, len(losses))

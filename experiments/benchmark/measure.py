@@ -135,16 +135,16 @@ def interleave(
     """Times the forms in turns, A B C A B C ..., each turn as many calls as take about 5 ms.
 
     Args:
-        runs: Forms, ready to run; `jaxloss` is one of them.
-        repeats: Number of turns.
-        seconds: No further turn begins after this time, but there are at least three.
+      runs: Forms, ready to run; `jaxloss` is one of them.
+      repeats: Number of turns.
+      seconds: No further turn begins after this time, but there are at least three.
 
     Returns:
-        For each form the median, the interquartile range and the fastest of its calls in
-        milliseconds, their number, and `ratio`: the time of jaxloss over that of the form. Ratios
-        take the fastest calls. Threads that wait for one another, as OpenMP's do in PyTorch, lose
-        far more than XLA's when another process takes a core for a while; the medians of a busy
-        machine would flatter JAX.
+      For each form the median, the interquartile range and the fastest of its calls in
+      milliseconds, their number, and `ratio`: the time of jaxloss over that of the form. Ratios
+      take the fastest calls. Threads that wait for one another, as OpenMP's do in PyTorch, lose
+      far more than XLA's when another process takes a core for a while; the medians of a busy
+      machine would flatter JAX.
     """
     samples = {name: [_timed(run)] for name, run in runs.items()}
     started = time.perf_counter()

@@ -53,11 +53,11 @@ def write_benchmark(directory: Path, report: dict[str, Any]) -> list[Path]:
     """Writes benchmark.md and benchmark.json and, if losses were measured, benchmark.png.
 
     Args:
-        directory: Created if it does not exist.
-        report: Of `run_benchmark`.
+      directory: Created if it does not exist.
+      report: Of `run_benchmark`.
 
     Returns:
-        The paths written.
+      The paths written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     text = markdown(report)

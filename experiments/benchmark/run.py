@@ -45,7 +45,7 @@ def select(names: Sequence[str]) -> tuple[list[Case], list[str]]:
     """The cases and the names of the solvers with these names; all of them if there is no name.
 
     Raises:
-        ConfigError: A name is unknown.
+      ConfigError: A name is unknown.
     """
     known = [case.name for case in CASES] + list(SOLVERS)
     for name in names:
@@ -68,18 +68,18 @@ def run_benchmark(
     """Measures the losses at the sizes, one after the other.
 
     Args:
-        names: Losses and solvers, as in `select`.
-        sizes: Names of sizes.
-        repeats: Turns of every form.
-        compiled: Also measure PyTorch's forms under `torch.compile`.
-        command: The command line, for the report.
-        say: Receives a line after each measurement.
+      names: Losses and solvers, as in `select`.
+      sizes: Names of sizes.
+      repeats: Turns of every form.
+      compiled: Also measure PyTorch's forms under `torch.compile`.
+      command: The command line, for the report.
+      say: Receives a line after each measurement.
 
     Returns:
-        What `experiments.benchmark.report` writes.
+      What `experiments.benchmark.report` writes.
 
     Raises:
-        ConfigError: A name is unknown.
+      ConfigError: A name is unknown.
     """
     cases, solvers = select(names)
     notes: list[str] = []

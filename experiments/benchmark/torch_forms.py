@@ -224,7 +224,7 @@ def metric_learning_forms() -> Mapping[str, TorchLoss]:
     """The losses of pytorch-metric-learning that are the same formula.
 
     Raises:
-        ImportError: The package is not installed.
+      ImportError: The package is not installed.
     """
     from pytorch_metric_learning import distances, losses  # pyright: ignore[reportMissingImports]
 

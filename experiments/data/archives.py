@@ -181,14 +181,14 @@ def load_pickle(path: Path) -> Any:
     with one character per byte (latin-1).
 
     Args:
-        path: The file.
+      path: The file.
 
     Returns:
-        The object.
+      The object.
 
     Raises:
-        UnsafeArchiveError: The pickle requests anything else. The message names it.
-        DamagedArchiveError: The file is truncated or not a pickle.
+      UnsafeArchiveError: The pickle requests anything else. The message names it.
+      DamagedArchiveError: The file is truncated or not a pickle.
     """
     with open(path, "rb") as file:
         return _unpickle(file, str(path))
@@ -198,14 +198,14 @@ def load_torch_list(path: Path) -> list:
     """Reads a list of numbers or strings written by `torch.save`, without PyTorch.
 
     Args:
-        path: The file, in the zip format of PyTorch 1.6 or in the older format.
+      path: The file, in the zip format of PyTorch 1.6 or in the older format.
 
     Returns:
-        The list.
+      The list.
 
     Raises:
-        UnsafeArchiveError: The file contains more than plain values.
-        DamagedArchiveError: The file is truncated, or does not contain a list.
+      UnsafeArchiveError: The file contains more than plain values.
+      DamagedArchiveError: The file is truncated, or does not contain a list.
     """
     value = None
     if zipfile.is_zipfile(path):
@@ -235,15 +235,15 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
     """Reads variables from a MATLAB file (versions 4 to 7.2).
 
     Args:
-        path: The file.
-        *names: The variables.
+      path: The file.
+      *names: The variables.
 
     Returns:
-        The variables by name: arrays, numbers, strings, a dictionary for a structure, a list or
-        object array for several structures. Axes of length one are removed.
+      The variables by name: arrays, numbers, strings, a dictionary for a structure, a list or
+      object array for several structures. Axes of length one are removed.
 
     Raises:
-        DamagedArchiveError: The file has another format or is truncated, or a variable is missing.
+      DamagedArchiveError: The file has another format or is truncated, or a variable is missing.
     """
     # A slow import that most data sets do not need.
     from scipy.io import loadmat
@@ -273,17 +273,17 @@ def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None =
     target. Any member that would leave the folder aborts the extraction.
 
     Args:
-        archive: A zip file, or a tar file with any compression.
-        target: The folder to create. If it already exists, nothing is done.
-        keep: Selects members by name. Default: all members.
+      archive: A zip file, or a tar file with any compression.
+      target: The folder to create. If it already exists, nothing is done.
+      keep: Selects members by name. Default: all members.
 
     Returns:
-        The folder.
+      The folder.
 
     Raises:
-        UnsafeArchiveError: A member has an absolute path, a path with `..`, or a link to the
-            outside, or it is a device. The message names it.
-        DamagedArchiveError: The archive is truncated or has another format.
+      UnsafeArchiveError: A member has an absolute path, a path with `..`, or a link to the
+        outside, or it is a device. The message names it.
+      DamagedArchiveError: The archive is truncated or has another format.
     """
     if target.exists():
         return target
@@ -396,10 +396,10 @@ class TarMember:
         """Reads the content.
 
         Returns:
-            The bytes.
+          The bytes.
 
         Raises:
-            DamagedArchiveError: The tar file is truncated.
+          DamagedArchiveError: The tar file is truncated.
         """
         with open(self.archive, "rb") as file:
             file.seek(self.offset)
@@ -413,13 +413,13 @@ def tar_members(archive: Path) -> list[TarMember]:
     """Lists the files in a tar file and in the tar files it contains, without extraction.
 
     Args:
-        archive: An uncompressed tar file.
+      archive: An uncompressed tar file.
 
     Returns:
-        The files in order.
+      The files in order.
 
     Raises:
-        DamagedArchiveError: The file is truncated or has another format.
+      DamagedArchiveError: The file is truncated or has another format.
     """
     found = []
     try:

@@ -25,15 +25,15 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
     would add strokes, and it is also common for photographs.
 
     Args:
-        images: uint8 [n, h, w, c].
-        keys: Typed PRNG keys [n], one per image.
-        config: The options for sizes, crops, flips, colours and normalisation.
+      images: uint8 [n, h, w, c].
+      keys: Typed PRNG keys [n], one per image.
+      config: The options for sizes, crops, flips, colours and normalisation.
 
     Returns:
-        float32 [n, *seen_shape((h, w, c), config)].
+      float32 [n, *seen_shape((h, w, c), config)].
 
     Raises:
-        ValueError: Shapes, types or options are inconsistent.
+      ValueError: Shapes, types or options are inconsistent.
     """
     _check_images(images, config)
     if keys.shape != images.shape[:1]:
@@ -72,14 +72,14 @@ def normalize(images: Array, config: DataConfig) -> Array:
     Pixels are scaled to [0, 1] and standardised with `config.mean` and `config.std`.
 
     Args:
-        images: uint8 [n, h, w, c].
-        config: The options for sizes and normalisation.
+      images: uint8 [n, h, w, c].
+      config: The options for sizes and normalisation.
 
     Returns:
-        float32 [n, *seen_shape((h, w, c), config)].
+      float32 [n, *seen_shape((h, w, c), config)].
 
     Raises:
-        ValueError: Shapes, types or options are inconsistent.
+      ValueError: Shapes, types or options are inconsistent.
     """
     _check_images(images, config)
     if config.image_size:

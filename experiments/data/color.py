@@ -24,12 +24,12 @@ def jitter(pixels: Array, key: Array, strength: float) -> Array:
     Each factor is uniform in [max(0, 1 − s), 1 + s] with s = `strength`.
 
     Args:
-        pixels: float32 [h, w, c] in [0, 1].
-        key: Typed PRNG key.
-        strength: Strength s of the changes.
+      pixels: float32 [h, w, c] in [0, 1].
+      key: Typed PRNG key.
+      strength: Strength s of the changes.
 
     Returns:
-        float32 [h, w, c] in [0, 1].
+      float32 [h, w, c] in [0, 1].
     """
     low, high = max(0.0, 1 - strength), 1 + strength
     brightness, contrast, saturation = jax.random.uniform(key, (3,), minval=low, maxval=high)
@@ -49,12 +49,12 @@ def add_lighting(pixels: Array, key: Array, deviation: float) -> Array:
     ImageNet's pixels. The result is not clipped.
 
     Args:
-        pixels: float32 [h, w, 3] in [0, 1].
-        key: Typed PRNG key.
-        deviation: Standard deviation relative to ImageNet's.
+      pixels: float32 [h, w, 3] in [0, 1].
+      key: Typed PRNG key.
+      deviation: Standard deviation relative to ImageNet's.
 
     Returns:
-        float32 [h, w, 3].
+      float32 [h, w, 3].
     """
     amounts = deviation * jax.random.normal(key, (3,)) * jnp.asarray(_DEVIATIONS)
     return pixels + (jnp.asarray(_DIRECTIONS) * amounts).sum(1)

@@ -22,12 +22,12 @@ def mixup_weights(keys: Array, beta: float) -> Array:
     """Draws the weights λ ~ Beta(β, β) of the samples relative to their partners.
 
     Args:
-        keys: Typed PRNG keys [n], one per sample, or one key [] for a weight that the whole batch
-            shares, as in the paper's code.
-        beta: β. 1 gives the uniform distribution.
+      keys: Typed PRNG keys [n], one per sample, or one key [] for a weight that the whole batch
+        shares, as in the paper's code.
+      beta: β. 1 gives the uniform distribution.
 
     Returns:
-        float32, with the shape of `keys`.
+      float32, with the shape of `keys`.
     """
 
     def draw(key: Array) -> Array:
@@ -46,13 +46,13 @@ def mixup(images: Array, labels: Array, weights: Array, *, axis_name: str | None
         loss = weights * loss_of(features, labels) + (1 - weights) * loss_of(features, mixed[1])
 
     Args:
-        images: Float [n, ...], after all other augmentations.
-        labels: Integers [n].
-        weights: λ, [n] or [].
-        axis_name: Device axis over which the batch is sharded, or None.
+      images: Float [n, ...], after all other augmentations.
+      labels: Integers [n].
+      weights: λ, [n] or [].
+      axis_name: Device axis over which the batch is sharded, or None.
 
     Returns:
-        Mixed images and partner labels. The partners do not depend on the number of devices.
+      Mixed images and partner labels. The partners do not depend on the number of devices.
     """
     partners, partner_labels = (_opposite(x, axis_name) for x in (images, labels))
     share = weights.reshape(weights.shape + (1,) * (images.ndim - 1)) if weights.ndim else weights

@@ -32,10 +32,10 @@ class RecordImages:
     """Images that are read from the record files when they are indexed.
 
     Args:
-        source: A TFDS data source with encoded images.
-        image_shape: Height, width and channels.
-        folder: The folder of the record files, for messages.
-        rows: Integers [n], the selected records in order.
+      source: A TFDS data source with encoded images.
+      image_shape: Height, width and channels.
+      folder: The folder of the record files, for messages.
+      rows: Integers [n], the selected records in order.
     """
 
     dtype = np.dtype(np.uint8)
@@ -67,14 +67,14 @@ def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) ->
     """Iterates over the batches of the steps `first`, ..., `last - 1`.
 
     Args:
-        read: Reads the batch of a step.
-        first: The first step.
-        last: The end of the range of steps, exclusive.
-        ahead: Read up to two batches in advance, in a Grain thread, so that steps need not wait for
-            their images. An exception of `read` is raised when its batch is requested.
+      read: Reads the batch of a step.
+      first: The first step.
+      last: The end of the range of steps, exclusive.
+      ahead: Read up to two batches in advance, in a Grain thread, so that steps need not wait for
+        their images. An exception of `read` is raised when its batch is requested.
 
     Returns:
-        The batches in order.
+      The batches in order.
     """
     if not ahead:
         return map(read, range(first, last))
@@ -88,20 +88,9 @@ def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) ->
 def class_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """Counts the images of every class. Prepares the data set if necessary.
+    """The number of images of every class or with every label: int64 [C] for every split.
 
-    Args:
-        name: The data set.
-        data_dir: As in `load_split`.
-        manual_dir: As in `load_split`.
-
-    Returns:
-        For every split int64 [C], the number of images of every class or with every label.
-
-    Raises:
-        ConfigError: The data set does not exist.
-        MissingArchiveError: As in `load_split`.
-        DamagedArchiveError: As in `load_split`.
+    Prepares the data set if necessary. Folders and errors are those of `load_split`.
     """
     builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
@@ -113,22 +102,12 @@ def class_counts(
 def load_targets(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> np.ndarray:
-    """Loads the labels of a multi-label split, without reading images.
+    """The labels of a multi-label split, without reading images.
 
-    Args:
-        name: The data set.
-        split: As in `load_split`.
-        data_dir: As in `load_split`.
-        manual_dir: As in `load_split`.
+    Arguments, order and errors are those of `load_split`.
 
     Returns:
-        int8 [n, C]: 1 if the image has the label, 0 if not, −1 if unknown. The order is that of
-        `load_split`.
-
-    Raises:
-        ConfigError: The data set or split does not exist.
-        MissingArchiveError: As in `load_split`.
-        DamagedArchiveError: As in `load_split`.
+      int8 [n, C]: 1 if the image has the label, 0 if not, −1 if unknown.
     """
     builder = _prepared(name, split, data_dir, manual_dir)
     return _labels(builder, split)[0]
@@ -146,26 +125,26 @@ def load_split(
     """Loads a split. Prepares the data set if necessary.
 
     Args:
-        name: The data set.
-        split: `base`, `validation` or `novel` of a few-shot data set; `train`, `validation` or
-            `test` of any other; or several splits, as in `train+validation`. The classes of several
-            few-shot splits are concatenated.
-        rows: Integers [k], the images to load, in order. Default: all images.
-        data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
-        manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
-        memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
-            splits are read when they are indexed. Default: a quarter of the available memory, and
-            at most 8 GiB.
+      name: The data set.
+      split: `base`, `validation` or `novel` of a few-shot data set; `train`, `validation` or
+        `test` of any other; or several splits, as in `train+validation`. The classes of several
+        few-shot splits are concatenated.
+      rows: Integers [k], the images to load, in order. Default: all images.
+      data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
+      manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
+      memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
+        splits are read when they are indexed. Default: a quarter of the available memory, and
+        at most 8 GiB.
 
     Returns:
-        Images, labels and class names.
+      Images, labels and class names.
 
     Raises:
-        ConfigError: The data set or split does not exist.
-        MissingArchiveError: The data set is not prepared, and its archives do not exist. The
-            message lists the files and folders.
-        DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
-            file.
+      ConfigError: The data set or split does not exist.
+      MissingArchiveError: The data set is not prepared, and its archives do not exist. The
+        message lists the files and folders.
+      DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
+        file.
     """
     builder = _prepared(name, split, data_dir, manual_dir)
     folder = Path(builder.data_dir)
@@ -219,16 +198,7 @@ def _labels(builder: ImageBuilder, split: str) -> tuple[np.ndarray, tuple[str, .
 def _join(
     labels: list[np.ndarray], names: list[tuple[str, ...]], *, disjoint: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Concatenates the labels of several splits.
-
-    Args:
-        labels: The labels of every split.
-        names: The class names of every split.
-        disjoint: Whether the splits have disjoint classes. If so, the classes are concatenated too.
-
-    Returns:
-        The labels and the class names.
-    """
+    """Concatenates the labels of several splits, and their classes if these are disjoint."""
     if not disjoint:
         return np.concatenate(labels), names[0]
     first = np.cumsum([0, *map(len, names)]).tolist()

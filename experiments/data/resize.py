@@ -28,15 +28,15 @@ def resize_and_center_crop(image: Array, shorter: int, size: int) -> Array:
     with ties to even.
 
     Args:
-        image: [h, w, c], integers or floats.
-        shorter: Length of the shorter side after resizing, at least `size`.
-        size: Side of the square.
+      image: [h, w, c], integers or floats.
+      shorter: Length of the shorter side after resizing, at least `size`.
+      size: Side of the square.
 
     Returns:
-        float32 [size, size, c], in the range of the input.
+      float32 [size, size, c], in the range of the input.
 
     Raises:
-        ValueError: The square is larger than the resized image.
+      ValueError: The square is larger than the resized image.
     """
     if not 0 < size <= shorter:
         raise ValueError(f"cannot crop {size}×{size} pixels from a shorter side of {shorter}")
@@ -60,14 +60,14 @@ def random_resized_crop(
     """Crops a random box, and resizes it. Pixels outside the box have no influence.
 
     Args:
-        image: [h, w, c], integers or floats.
-        key: Typed PRNG key.
-        size: Output height and width.
-        scale: Range of the area of the box, relative to the image.
-        ratio: Range of the aspect ratio (width / height) of the box.
+      image: [h, w, c], integers or floats.
+      key: Typed PRNG key.
+      size: Output height and width.
+      scale: Range of the area of the box, relative to the image.
+      ratio: Range of the aspect ratio (width / height) of the box.
 
     Returns:
-        float32 [*size, c], in the range of the input.
+      float32 [*size, c], in the range of the input.
     """
     height, width = image.shape[:2]
     top, left, box_height, box_width = random_box(key, height, width, scale=scale, ratio=ratio)
@@ -93,14 +93,14 @@ def random_box(
     the box is at the centre of the image, as large as the range of aspect ratios permits.
 
     Args:
-        key: Typed PRNG key.
-        height: Height of the image.
-        width: Width of the image.
-        scale: Range of the area of the box, relative to the image.
-        ratio: Range of the aspect ratio (width / height) of the box.
+      key: Typed PRNG key.
+      height: Height of the image.
+      width: Width of the image.
+      scale: Range of the area of the box, relative to the image.
+      ratio: Range of the aspect ratio (width / height) of the box.
 
     Returns:
-        int32 [4]: top, left, height, width.
+      int32 [4]: top, left, height, width.
     """
     area_key, ratio_key, position_key = jax.random.split(key, 3)
     areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
@@ -131,13 +131,13 @@ def _interpolation_weights(side: int, start: ArrayLike, length: ArrayLike, size:
     """The weights [size, side] of the input pixels in each output pixel, along one axis.
 
     Args:
-        side: Number of input pixels.
-        start: First input pixel of the box.
-        length: Number of input pixels in the box.
-        size: Number of output pixels.
+      side: Number of input pixels.
+      start: First input pixel of the box.
+      length: Number of input pixels in the box.
+      size: Number of output pixels.
 
     Returns:
-        float32 [size, side]. Rows sum to one, and columns outside the box are zero.
+      float32 [size, side]. Rows sum to one, and columns outside the box are zero.
     """
     length = jnp.asarray(length, jnp.float32)
     start = jnp.asarray(start, jnp.float32)

@@ -42,13 +42,13 @@ def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
     """Sorts the samples by class, once for all draws.
 
     Args:
-        labels: Integers [n] with any values, or a ClassIndex, which is returned unchanged.
+      labels: Integers [n] with any values, or a ClassIndex, which is returned unchanged.
 
     Returns:
-        The ClassIndex, with classes in the order of their labels.
+      The ClassIndex, with classes in the order of their labels.
 
     Raises:
-        ValueError: The labels are empty, not one-dimensional, or not integers.
+      ValueError: The labels are empty, not one-dimensional, or not integers.
     """
     if isinstance(labels, ClassIndex):
         return labels
@@ -66,13 +66,13 @@ def parse_strategy(strategy: str) -> tuple[int, int] | None:
     """Parses a sampling strategy.
 
     Args:
-        strategy: `random`, or `NxK` for N classes with K samples each.
+      strategy: `random`, or `NxK` for N classes with K samples each.
 
     Returns:
-        None for `random`, or (N, K).
+      None for `random`, or (N, K).
 
     Raises:
-        ConfigError: The string is neither.
+      ConfigError: The string is neither.
     """
     if strategy == "random":
         return None
@@ -103,18 +103,11 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
     An epoch consists of `num_samples // batch_size` full batches of one permutation, which depends
     on the seed and the epoch. The remaining samples are skipped in that epoch.
 
-    Args:
-        num_samples: Number n of samples in the data set.
-        batch_size: Number of samples in a batch.
-        seed: Seed of the run, not negative.
-        step: Training step, counted from 0.
-
     Returns:
-        int64 [batch_size], distinct sample indices.
+      int64 [batch_size], distinct sample indices.
 
     Raises:
-        ConfigError: The batch size is not in 1 … n.
-        ValueError: The seed or the step is negative.
+      ConfigError: The batch size is not in 1 … n.
     """
     if not 1 <= batch_size <= num_samples:
         raise ConfigError(
@@ -135,18 +128,17 @@ def episodic_batch(
     Classes with fewer than K samples are never drawn.
 
     Args:
-        labels: Integers [n], or their ClassIndex, which avoids sorting them at every step.
-        ways: Number N of classes.
-        shots: Number K of samples per class.
-        seed: Seed of the run, not negative.
-        step: Training step, counted from 0.
+      labels: Integers [n], or their ClassIndex, which avoids sorting them at every step.
+      ways: Number N of classes.
+      shots: Number K of samples per class.
+      seed: Seed of the run.
+      step: Training step, counted from 0.
 
     Returns:
-        int64 [ways·shots], grouped by class.
+      int64 [ways·shots], grouped by class.
 
     Raises:
-        ConfigError: Fewer than N classes have K samples.
-        ValueError: An argument is out of range.
+      ConfigError: Fewer than N classes have K samples.
     """
     index = index_classes(labels)
     eligible = _classes_with(index, ways, shots, f"sampling.strategy {ways}x{shots}")
@@ -159,18 +151,17 @@ def draw_batch(
     """Draws the training batch of a step.
 
     Args:
-        index: The samples of every class. The number of samples suffices for random batches.
-        strategy: `random` or `NxK`.
-        batch_size: Number of samples in a random batch. An `NxK` batch has N·K.
-        seed: Seed of the run, not negative.
-        step: Training step, counted from 0.
+      index: The samples of every class. The number of samples suffices for random batches.
+      strategy: `random` or `NxK`.
+      batch_size: Number of samples in a random batch. An `NxK` batch has N·K.
+      seed: Seed of the run.
+      step: Training step, counted from 0.
 
     Returns:
-        int64 [batch_size_of(strategy, batch_size)], sample indices.
+      int64 [batch_size_of(strategy, batch_size)], sample indices.
 
     Raises:
-        ConfigError: The strategy is unknown, or does not fit the data.
-        ValueError: The seed or the step is negative.
+      ConfigError: The strategy is unknown, or does not fit the data.
     """
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:
@@ -184,38 +175,22 @@ def draw_batch(
 
 
 def shard(indices: np.ndarray, index: int, count: int) -> np.ndarray:
-    """Selects the contiguous part of a batch that belongs to one of several processes.
-
-    Args:
-        indices: Integers [n], the whole batch.
-        index: Index of the process, in 0 … count − 1.
-        count: Number of processes, a divisor of n.
-
-    Returns:
-        Integers [n / count].
+    """The contiguous part of a batch [n] that belongs to process `index` of `count`.
 
     Raises:
-        ValueError: `count` does not divide n, or `index` is out of range.
+      ValueError: `count` does not divide n.
     """
-    if count < 1 or len(indices) % count:
+    if len(indices) % count:
         raise ValueError(f"a batch of {len(indices)} cannot be divided among {count} processes")
-    if not 0 <= index < count:
-        raise ValueError(f"process index must be in 0 … {count - 1}, got {index}")
     size = len(indices) // count
     return indices[index * size : (index + 1) * size]
 
 
 def check_episodes(labels: np.ndarray | ClassIndex, *, ways: int, shots: int, queries: int) -> None:
-    """Raises unless `evaluation_episodes` can draw such episodes.
-
-    Args:
-        labels: Integers [n], or their ClassIndex.
-        ways: Number N of classes in an episode.
-        shots: Number K of support samples per class.
-        queries: Number Q of query samples per class.
+    """Checks that `evaluation_episodes` can draw such episodes.
 
     Raises:
-        ConfigError: Fewer than N classes have K + Q samples.
+      ConfigError: Fewer than N classes have K + Q samples.
     """
     _episode_classes(index_classes(labels), ways, shots, queries)
 
@@ -236,24 +211,16 @@ def evaluation_episodes(
     samples are never drawn.
 
     Args:
-        labels: Integers [n], or their ClassIndex.
-        num_episodes: Number E of episodes.
-        ways: Number N of classes in an episode.
-        shots: Number K of support samples per class.
-        queries: Number Q of query samples per class.
-        seed: Seed of the list, not negative.
-
-    Returns:
-        Episodes with support int32 [E, N, K] and query int32 [E, N, Q].
+      labels: Integers [n], or their ClassIndex.
+      num_episodes: Number E of episodes.
+      ways: Number N of classes in an episode.
+      shots: Number K of support samples per class.
+      queries: Number Q of query samples per class.
+      seed: Seed of the list.
 
     Raises:
-        ConfigError: Fewer than N classes have K + Q samples.
-        ValueError: An argument is out of range.
+      ConfigError: Fewer than N classes have K + Q samples.
     """
-    if min(num_episodes, shots, queries) < 1:
-        raise ValueError(
-            f"episodes, shots and queries must be positive, got {num_episodes}, {shots}, {queries}"
-        )
     index = index_classes(labels)
     eligible = _episode_classes(index, ways, shots, queries)
     samples = np.empty((num_episodes, ways, shots + queries), np.int32)
@@ -264,19 +231,16 @@ def evaluation_episodes(
 
 
 def support_orders(num_samples: int, passes: int, *, seed: int, episode: int) -> np.ndarray:
-    """Draws the order of the support samples of an episode for every epoch of fine-tuning.
+    """The order of the S support samples of an episode in every pass of fine-tuning.
 
     Args:
-        num_samples: Number S of support samples in the episode, over all classes.
-        passes: Number of epochs.
-        seed: Seed of the list of episodes, not negative.
-        episode: Index of the episode in the list.
+      num_samples: Number S of support samples in the episode, over all classes.
+      passes: Number of passes.
+      seed: Seed of the list of episodes.
+      episode: Index of the episode in the list.
 
     Returns:
-        int32 [passes, S], one permutation per row.
-
-    Raises:
-        ValueError: The seed or the episode is negative.
+      int32 [passes, S], one permutation per row.
     """
     keys = _stream(_SUPPORT, seed, episode).random_raw(passes * num_samples)
     return np.argsort(keys.reshape(passes, num_samples), axis=1, kind="stable").astype(np.int32)

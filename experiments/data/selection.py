@@ -39,21 +39,21 @@ def select(
     """Selects classes and images.
 
     Args:
-        labels: Integers [n], the labels of the training images. If `test_labels` is None, the
-            fraction `TEST_SHARE` of every class becomes the test split.
-        test_labels: Integers [m], the labels of the test images.
-        classes: Number of classes to choose; 0 for all.
-        samples_per_class: Largest number of training images per class; 0 for all.
-        imbalance: Training images of the rarest class divided by those of the most frequent one.
-        holdout: Fraction of each class's training images for validation.
+      labels: Integers [n], the labels of the training images. If `test_labels` is None, the
+        fraction `TEST_SHARE` of every class becomes the test split.
+      test_labels: Integers [m], the labels of the test images.
+      classes: Number of classes to choose; 0 for all.
+      samples_per_class: Largest number of training images per class; 0 for all.
+      imbalance: Training images of the rarest class divided by those of the most frequent one.
+      holdout: Fraction of each class's training images for validation.
 
     Returns:
-        The selection. The rows of `test` index `test_labels` if they are given; all other rows
-        index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
+      The selection. The rows of `test` index `test_labels` if they are given; all other rows
+      index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
 
     Raises:
-        ConfigError: Too many classes are requested, or a class has no image left for training, or
-            for validation if images are held out.
+      ConfigError: Too many classes are requested, or a class has no image left for training, or
+        for validation if images are held out.
     """
     known = np.unique(labels)
     if classes > len(known) or classes == 1:

@@ -67,12 +67,12 @@ def episode_accuracies(
     their length before the mean is taken.
 
     Args:
-        features: Float [n, d], finite.
-        episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
-        distance: Of a query from a prototype.
+      features: Float [n, d], finite.
+      episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
+      distance: Of a query from a prototype.
 
     Raises:
-        ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
+      ValueError: An index is out of range, or a feature is not finite.
     """
     features, (support, query) = prepare_episodes(features, episodes)
     return np.asarray(_accuracies(features, support, query, distance=distance))
@@ -81,18 +81,14 @@ def episode_accuracies(
 def prepare_episodes(
     features: np.ndarray | Array, episodes: Episodes
 ) -> tuple[np.ndarray, Episodes]:
-    """The features as float32 and the episodes as int32; errors as in `episode_accuracies`."""
+    """The features as float32 and the episodes as int32.
+
+    Raises:
+      ValueError: An index is out of range, or a feature is not finite.
+    """
     features = np.asarray(features, np.float32)
     support, query = (np.asarray(part, np.int32) for part in episodes)
-    if features.ndim != 2 or support.ndim != 3 or support.shape[:2] != query.shape[:2]:
-        raise ValueError(
-            "need features [n, d], support [E, N, K] and query [E, N, Q], got "
-            f"{list(features.shape)}, {list(support.shape)} and {list(query.shape)}"
-        )
-    if not support.size or not query.size:
-        raise ValueError(f"empty episodes: {list(support.shape)} and {list(query.shape)}")
-    low = min(support.min(), query.min())
-    high = max(support.max(), query.max())
+    low, high = min(support.min(), query.min()), max(support.max(), query.max())
     if low < 0 or high >= len(features):
         raise ValueError(
             f"episodes hold indices from {low} to {high}, but there are {len(features)} features"
@@ -107,10 +103,10 @@ def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, 
     """The mean, and half the width of its 95 % confidence interval, 1.96·σ/√E.
 
     Args:
-        accuracies: Floats [E], E > 1; σ has E − 1 degrees of freedom.
+      accuracies: Floats [E], E > 1; σ has E − 1 degrees of freedom.
 
     Raises:
-        ValueError: There are fewer than two accuracies.
+      ValueError: There are fewer than two accuracies.
     """
     values = np.asarray(accuracies, np.float64)
     if values.ndim != 1 or values.size < 2:
@@ -139,15 +135,15 @@ def evaluate_episodes(
     """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
     Args:
-        accuracies_of: Maps episodes to the accuracy in each.
-        features: Float [n, d].
-        labels: Integers [n].
-        config: The episodes.
-        classifier: Name of the classifier, for reports.
+      accuracies_of: Maps episodes to the accuracy in each.
+      features: Float [n, d].
+      labels: Integers [n].
+      config: The episodes.
+      classifier: Name of the classifier, for reports.
 
     Raises:
-        ValueError: The labels do not fit the features.
-        ConfigError: The labels do not give such episodes.
+      ValueError: The labels do not fit the features.
+      ConfigError: The labels do not give such episodes.
     """
     if len(features) != len(labels):
         raise ValueError(f"got {len(features)} features but {len(labels)} labels")

@@ -69,15 +69,15 @@ def fine_tune(
     space, S + N of them instead of d, and its result is exact.
 
     Args:
-        features: Floats [S, d].
-        labels: Integers [S] below N.
-        weights: Floats [d, N], where the training starts.
-        orders: Integers [passes, S], the order of the samples in each pass.
-        classifier: Form of the logits.
-        settings: The optimiser; `passes` is that of `orders`.
+      features: Floats [S, d].
+      labels: Integers [S] below N.
+      weights: Floats [d, N], where the training starts.
+      orders: Integers [passes, S], the order of the samples in each pass.
+      classifier: Form of the logits.
+      settings: The optimiser; `passes` is that of `orders`.
 
     Returns:
-        The trained weights, float32 [d, N].
+      The trained weights, float32 [d, N].
     """
     features, weights = jnp.asarray(features, jnp.float32), jnp.asarray(weights, jnp.float32)
     labels, orders = jnp.asarray(labels), jnp.asarray(orders)
@@ -130,18 +130,18 @@ def fine_tuned_accuracies(
     number of the episode.
 
     Args:
-        features: Float [n, d], finite.
-        episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
-        classifier: Form of the logits.
-        settings: The optimiser.
-        seed: Seed of first weights and orders.
+      features: Float [n, d], finite.
+      episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
+      classifier: Form of the logits.
+      settings: The optimiser.
+      seed: Seed of first weights and orders.
 
     Raises:
-        ConfigError: A setting is out of bounds.
-        ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
+      ConfigError: A setting is out of bounds.
+      ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
 
     References:
-        Liu et al., Negative Margin Matters, ECCV 2020, Sec. 3.5 and 4.1.
+      Liu et al., Negative Margin Matters, ECCV 2020, Sec. 3.5 and 4.1.
     """
     check_config(settings)
     features, (support, query) = prepare_episodes(features, episodes)
@@ -165,8 +165,8 @@ def evaluate_fine_tuning(
     """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`.
 
     Raises:
-        ValueError: The labels do not fit the features.
-        ConfigError: A setting is out of bounds, or the labels do not give such episodes.
+      ValueError: The labels do not fit the features.
+      ConfigError: A setting is out of bounds, or the labels do not give such episodes.
     """
     accuracies_of = partial(
         fine_tuned_accuracies, features, classifier=classifier, settings=settings, seed=config.seed

@@ -98,27 +98,22 @@ def fit_path(
     finds it in a fraction of the steps.
 
     Args:
-        data: The training set.
-        num_classes: Classes C > 1; some may have no sample.
-        penalties: λ > 0, [L].
-        tolerance: How far the objective may be above its minimum, as a part of it, to stop. The
-            excess is estimated from the gradient g and the inverse H of the curvature that L-BFGS
-            has seen: ½ gᵀHg.
-        max_iterations: Steps of a penalty.
+      data: The training set.
+      num_classes: Classes C > 1; some may have no sample.
+      penalties: λ > 0, [L].
+      tolerance: How far the objective may be above its minimum, as a part of it, to stop. The
+        excess is estimated from the gradient g and the inverse H of the curvature that L-BFGS
+        has seen: ½ gᵀHg.
+      max_iterations: Steps of a penalty.
 
     Raises:
-        ValueError: If shapes or labels do not fit, a feature is not finite, or a penalty is not
-            positive.
+      ValueError: If labels do not fit, or a feature is not finite.
 
     References:
-        Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
-    if num_classes < 2:
-        raise ValueError(f"a classifier needs at least two classes, got {num_classes}")
     features, labels = _prepare(data, num_classes)
     penalties = np.asarray(penalties, np.float32)
-    if penalties.ndim != 1 or not len(penalties) or not (penalties > 0).all():
-        raise ValueError(f"penalties must be positive numbers [L], got {penalties}")
     order = np.argsort(-penalties, kind="stable")
     solved = _solve(
         features, labels, penalties[order], tolerance, max_iterations, num_classes=num_classes
@@ -148,12 +143,6 @@ def evaluate_linear(
     training and validation set together. The other arguments and the errors are those of
     `fit_path`.
     """
-    for name, data in (("validation", validation), ("test", test)):
-        if data.features.shape[1:] != train.features.shape[1:]:
-            raise ValueError(
-                f"the {name} set has {data.features.shape[1]} features, "
-                f"the training set {train.features.shape[1]}"
-            )
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
     fit = partial(
         fit_path, num_classes=num_classes, tolerance=tolerance, max_iterations=max_iterations
@@ -190,8 +179,6 @@ def _prepare(data: Labelled, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"got {len(features)} features but {len(labels)} labels of type {labels.dtype}"
         )
-    if not len(labels):
-        raise ValueError("there is no sample")
     wrong = labels[(labels < 0) | (labels >= num_classes)]
     if len(wrong):
         raise ValueError(f"labels must be from 0 to {num_classes - 1}, got {wrong[0]}")

@@ -41,26 +41,18 @@ def average_precisions(
     distinct scores it is the mean, over the positives, of the precision down to each.
 
     Args:
-        scores: Floats [rows, items], finite.
-        targets: Bools or numbers [rows, items]: above 0 positive, 0 negative, below 0 unknown,
-            which the ranking leaves out.
-        elements_at_once: Scores ranked at once, which bounds the memory.
+      scores: Floats [rows, items], finite.
+      targets: Bools or numbers [rows, items]: above 0 positive, 0 negative, below 0 unknown,
+        which the ranking leaves out.
+      elements_at_once: Scores ranked at once, which bounds the memory.
 
     Returns:
-        float64 [rows]; NaN for a row without a positive.
+      float64 [rows]; NaN for a row without a positive.
 
     Raises:
-        ValueError: If shapes do not fit, a score is not finite, or a target is not a number.
+      ValueError: A score is not finite.
     """
-    scores, targets = np.asarray(scores), np.asarray(targets)
-    if scores.ndim != 2 or scores.shape != targets.shape:
-        raise ValueError(
-            "need scores and targets of one shape [n, C], "
-            f"got {list(scores.shape)} and {list(targets.shape)}"
-        )
-    scores = finite_rows("scores", scores)
-    if np.isnan(targets).any():
-        raise ValueError("a target is not a number")
+    scores, targets = finite_rows("scores", scores), np.asarray(targets)
     rows, items = scores.shape
     step = max(1, elements_at_once // max(items, 1))
     parts = [slice(start, start + step) for start in range(0, rows, step)]
@@ -71,15 +63,14 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
     """mAP@class and mAP@sample, over the classes and the samples with a positive.
 
     Args:
-        scores: Floats [n, C], finite; logits or anything that orders like them.
-        targets: Bools or numbers [n, C]: above 0 positive, 0 negative, below 0 unknown.
+      scores: Floats [n, C], finite; logits or anything that orders like them.
+      targets: Bools or numbers [n, C]: above 0 positive, 0 negative, below 0 unknown.
 
     Raises:
-        ValueError: If shapes do not fit, a score is not finite, a target is not a number, or none
-            is positive.
+      ValueError: A score is not finite, or no target is positive.
 
     References:
-        Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, Sec. 4.
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, Sec. 4.
     """
     of_samples = average_precisions(scores, targets)
     samples = int((~np.isnan(of_samples)).sum())

@@ -96,18 +96,18 @@ def build_backbone(
     """Builds the backbone that a configuration describes.
 
     Args:
-        config: The architecture and its options.
-        image_shape: Height, width and channels of an image.
-        axis_name: Device axis (of `jax.pmap` or `jax.shard_map`) over which batch statistics are
-            synchronised. None on one device, and in a jit over sharded global arrays.
-        rngs: Source of the initial parameters.
+      config: The architecture and its options.
+      image_shape: Height, width and channels of an image.
+      axis_name: Device axis (of `jax.pmap` or `jax.shard_map`) over which batch statistics are
+        synchronised. None on one device, and in a jit over sharded global arrays.
+      rngs: Source of the initial parameters.
 
     Returns:
-        The backbone.
+      The backbone.
 
     Raises:
-        ConfigError: The number of widths or blocks does not match the architecture, it does not
-            support an option, or the images are smaller than 16×16.
+      ConfigError: The number of widths or blocks does not match the architecture, it does not
+        support an option, or the images are smaller than 16×16.
     """
     architecture = _ARCHITECTURES[config.backbone]
     _check(config, architecture, image_shape)

@@ -20,10 +20,10 @@ class Conv4(Backbone):
     """The four-block convolutional backbone of few-shot learning (Vinyals et al., 2016).
 
     Args:
-        widths: Channels of the blocks.
-        image_shape: Height, width and channels of an image.
-        pooling: `flatten` or `mean` over the positions of the last block.
-        options: Options of the layers.
+      widths: Channels of the blocks.
+      image_shape: Height, width and channels of an image.
+      pooling: `flatten` or `mean` over the positions of the last block.
+      options: Options of the layers.
     """
 
     def __init__(

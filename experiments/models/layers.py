@@ -23,16 +23,16 @@ class Backbone(nnx.Module):
         """Computes the features of a batch.
 
         Args:
-            images: float32 [n, h, w, c], normalised.
-            train: Normalise with the statistics of the batch, update the running statistics, and
-                apply dropout or DropBlock.
-            keys: Typed PRNG keys [n], one per image. Only dropout and DropBlock need them.
+          images: float32 [n, h, w, c], normalised.
+          train: Normalise with the statistics of the batch, update the running statistics, and
+            apply dropout or DropBlock.
+          keys: Typed PRNG keys [n], one per image. Only dropout and DropBlock need them.
 
         Returns:
-            float32 [n, d].
+          float32 [n, d].
 
         Raises:
-            ValueError: Dropout or DropBlock is active, and `keys` does not have one key per image.
+          ValueError: Dropout or DropBlock is active, and `keys` does not have one key per image.
         """
         raise NotImplementedError
 
@@ -191,10 +191,10 @@ def drop_block(x: Array, keys: Array, *, rate: float, block_size: int) -> Array:
     sharded over devices.
 
     Args:
-        x: Float [n, h, w, c].
-        keys: Typed PRNG keys [n], one per sample.
-        rate: Expected fraction of dropped units, ignoring overlaps of blocks.
-        block_size: Side b of a block, at most the size of the feature map.
+      x: Float [n, h, w, c].
+      keys: Typed PRNG keys [n], one per sample.
+      rate: Expected fraction of dropped units, ignoring overlaps of blocks.
+      block_size: Side b of a block, at most the size of the feature map.
     """
     h, w, c = x.shape[1:]
     size_h, size_w = min(block_size, h), min(block_size, w)

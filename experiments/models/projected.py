@@ -13,10 +13,10 @@ class Projected(Backbone):
     """Features with another dimension, normalised over the batch.
 
     Args:
-        backbone: The backbone.
-        dim: Features d of the linear layer. It has no bias, because the normalisation has one.
-        axis_name: Device axis over which batch statistics are synchronised, or None.
-        rngs: Source of the initial parameters.
+      backbone: The backbone.
+      dim: Features d of the linear layer. It has no bias, because the normalisation has one.
+      axis_name: Device axis over which batch statistics are synchronised, or None.
+      rngs: Source of the initial parameters.
     """
 
     def __init__(self, backbone: Backbone, dim: int, *, axis_name: str | None, rngs: nnx.Rngs):

@@ -30,16 +30,16 @@ class ResNet(Backbone):
     The first block of every stage except the first halves height and width.
 
     Args:
-        widths: Channels of the stages.
-        blocks: Number of blocks in every stage.
-        image_shape: Height, width and channels of an image.
-        pooling: `flatten` or `mean` over the positions of the last block.
-        options: Options of the layers.
-        block: The convolutions of a block, as a function of the width of its stage and its stride:
-            `basic`, or `bottleneck`, whose output has four times as many channels.
-        small_stem: Start with one 3×3 convolution, instead of 7×7 with stride 2 and max-pooling.
-        project: Shortcuts of blocks that change the shape are 1×1 convolutions with normalisation
-            (option B of the paper). Otherwise they subsample and add zero channels (option A).
+      widths: Channels of the stages.
+      blocks: Number of blocks in every stage.
+      image_shape: Height, width and channels of an image.
+      pooling: `flatten` or `mean` over the positions of the last block.
+      options: Options of the layers.
+      block: The convolutions of a block, as a function of the width of its stage and its stride:
+        `basic`, or `bottleneck`, whose output has four times as many channels.
+      small_stem: Start with one 3×3 convolution, instead of 7×7 with stride 2 and max-pooling.
+      project: Shortcuts of blocks that change the shape are 1×1 convolutions with normalisation
+        (option B of the paper). Otherwise they subsample and add zero channels (option A).
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class ResidualBlock(nnx.Module):
     """Consecutive convolutions plus a shortcut.
 
     Args:
-        channels_in: Input channels.
-        convolutions: The convolutions.
-        options: Options of the layers.
-        project: As in `ResNet`.
+      channels_in: Input channels.
+      convolutions: The convolutions.
+      options: Options of the layers.
+      project: As in `ResNet`.
     """
 
     def __init__(

@@ -27,9 +27,9 @@ class PooledBlock(nnx.Module):
     """Three 3×3 convolutions plus a 1×1 shortcut, max-pooling and leaky ReLU.
 
     Args:
-        channels_in: Input channels.
-        channels_out: Output channels.
-        options: Options of the layers.
+      channels_in: Input channels.
+      channels_out: Output channels.
+      options: Options of the layers.
     """
 
     def __init__(self, channels_in: int, channels_out: int, options: LayerOptions):
@@ -51,11 +51,11 @@ class ResNet12(Backbone):
     """The residual backbone of few-shot learning (Lee et al., 2019), 12.4 million parameters.
 
     Args:
-        widths: Channels of the four blocks.
-        image_shape: Height, width and channels of an image.
-        pooling: `flatten` or `mean` over the positions of the last block.
-        options: Options of the layers.
-        drop_rate: Rate of DropBlock (blocks of 5×5) after each of the last two blocks.
+      widths: Channels of the four blocks.
+      image_shape: Height, width and channels of an image.
+      pooling: `flatten` or `mean` over the positions of the last block.
+      options: Options of the layers.
+      drop_rate: Rate of DropBlock (blocks of 5×5) after each of the last two blocks.
     """
 
     def __init__(

@@ -26,10 +26,10 @@ class NormReluConv(nnx.Module):
     """Batch normalisation, ReLU, and a 3×3 convolution without bias.
 
     Args:
-        channels_in: Input channels.
-        channels_out: Output channels.
-        options: Options of the layers.
-        stride: Stride of the convolution.
+      channels_in: Input channels.
+      channels_out: Output channels.
+      options: Options of the layers.
+      stride: Stride of the convolution.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class WideBlock(nnx.Module):
     Otherwise it is the input itself.
 
     Args:
-        channels_in: Input channels.
-        channels_out: Output channels.
-        options: Options of the layers.
-        stride: Stride of the first convolution.
-        dropout_rate: Rate of dropout before the second convolution.
+      channels_in: Input channels.
+      channels_out: Output channels.
+      options: Options of the layers.
+      stride: Stride of the first convolution.
+      dropout_rate: Rate of dropout before the second convolution.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class WideResNet(Backbone):
     height and width.
 
     Args:
-        widths: Channels of the stages.
-        blocks: Number of blocks in every stage.
-        image_shape: Height, width and channels of an image.
-        pooling: `flatten` or `mean` over the positions of the last block.
-        options: Options of the layers.
-        dropout_rate: Rate of dropout between the two convolutions of every block.
+      widths: Channels of the stages.
+      blocks: Number of blocks in every stage.
+      image_shape: Height, width and channels of an image.
+      pooling: `flatten` or `mean` over the positions of the last block.
+      options: Options of the layers.
+      dropout_rate: Rate of dropout between the two convolutions of every block.
     """
 
     def __init__(

@@ -26,11 +26,11 @@ def _photographs(
     """ResNet-50 with a row of Table B.1.
 
     Args:
-        name: The data set.
-        images: Training images.
-        epochs: Epochs of the run.
-        drops: Epochs at which the learning rate is divided by ten.
-        validate: Epochs between two checkpoints.
+      name: The data set.
+      images: Training images.
+      epochs: Epochs of the run.
+      drops: Epochs at which the learning rate is divided by ten.
+      validate: Epochs between two checkpoints.
     """
     epoch = images // _BATCH_SIZE
     return GroupSoftmaxConfig(

@@ -35,10 +35,10 @@ def _balanced(data: ClassificationData, *, dim: int, epoch: int, log_every: int)
     """ResNet-32 for 250 epochs.
 
     Args:
-        data: The data set, its normalisation and padding.
-        dim: Features.
-        epoch: Steps of an epoch.
-        log_every: Steps between two lines of the metrics file.
+      data: The data set, its normalisation and padding.
+      dim: Features.
+      epoch: Steps of an epoch.
+      log_every: Steps between two lines of the metrics file.
     """
     return HypersphericalConfig(
         data=data,
@@ -62,10 +62,10 @@ def _long_tailed(name: str, mean: tuple[float, ...], std: tuple[float, ...], *, 
     """ResNet-32 for 200 epochs, 5 of them warm-up, with mixup and dot regression.
 
     Args:
-        name: The data set.
-        mean: Mean of its channels.
-        std: Standard deviation of its channels.
-        epoch: Steps of an epoch at imbalance 0.01.
+      name: The data set.
+      mean: Mean of its channels.
+      std: Standard deviation of its channels.
+      epoch: Steps of an epoch at imbalance 0.01.
     """
     return HypersphericalConfig(
         data=ClassificationData(name=name, mean=mean, std=std, pad=4, imbalance=0.01, mixup=1.0),

@@ -31,12 +31,12 @@ def _photographs(
     """ResNet-12 with Adam.
 
     Args:
-        name: The data set of the base classes.
-        images: Training images.
-        warmup: Epochs of warm-up.
-        after: Epochs of cosine decay after it.
-        holdout: Fraction of the base images for the episodes of base classes.
-        novel: The data set of the novel classes, where it is another one.
+      name: The data set of the base classes.
+      images: Training images.
+      warmup: Epochs of warm-up.
+      after: Epochs of cosine decay after it.
+      holdout: Fraction of the base images for the episodes of base classes.
+      novel: The data set of the novel classes, where it is another one.
     """
     epoch = images // _BATCH_SIZE
     return NegativeMarginConfig(

@@ -58,7 +58,7 @@ def config_from_dict(values: dict[str, Any]) -> TrainConfig:
     """The configuration that `config_to_dict` made `values` from.
 
     Raises:
-        ConfigError: It does not fit this version.
+      ConfigError: It does not fit this version.
     """
     values = dict(values)
     name = values.pop("protocol", None)

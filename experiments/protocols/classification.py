@@ -65,12 +65,12 @@ def build(
     """A protocol of classification.
 
     Args:
-        data: Which images.
-        label: Name of the loss in tables.
-        objective: What the run minimises.
-        check_options: See `Protocol.check_options`.
-        extra_results: Further results, as JSON types.
-        extra_report: Lines on them.
+      data: Which images.
+      label: Name of the loss in tables.
+      objective: What the run minimises.
+      check_options: See `Protocol.check_options`.
+      extra_results: Further results, as JSON types.
+      extra_report: Lines on them.
     """
     return Protocol(
         splits=SPLITS,
@@ -92,7 +92,7 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     """The stored splits for training and validation, and the one for test if there is one.
 
     Raises:
-        ConfigError: The data set is multi-label.
+      ConfigError: The data set is multi-label.
     """
     if is_multi_label(name):
         raise ConfigError(

@@ -82,7 +82,7 @@ def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarra
     """The number of images of every class, for the splits of a data set that holds classes out.
 
     Raises:
-        ConfigError: The data set holds no classes out.
+      ConfigError: The data set holds no classes out.
     """
     splits = split_names(name)
     if not {"base", "novel"} <= set(splits):
@@ -129,13 +129,13 @@ def check_class_counts(
     """Checks that classes of these sizes give the episodes.
 
     Args:
-        counts: Integers [C], images of every class.
-        classes: What the classes are, for messages.
-        evaluation: Ways and queries of an episode.
-        shots: Its shots, each of these numbers in turn.
+      counts: Integers [C], images of every class.
+      classes: What the classes are, for messages.
+      evaluation: Ways and queries of an episode.
+      shots: Its shots, each of these numbers in turn.
 
     Raises:
-        ConfigError: Fewer than N classes have K + Q images.
+      ConfigError: Fewer than N classes have K + Q images.
     """
     index = index_classes(np.repeat(np.arange(len(counts)), counts))
     for number in shots:
@@ -189,7 +189,7 @@ def evaluate(
     """Few-shot accuracy for each number of shots.
 
     Raises:
-        ConfigError: The split cannot give such episodes.
+      ConfigError: The split cannot give such episodes.
     """
     outputs = outputs_of(split)
     results = evaluate_prototypes(

@@ -104,8 +104,8 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
     """The loss of a batch: `(features, labels, kernel, bias) -> scalar`.
 
     Args:
-        options: Which loss, and its hyperparameters.
-        problem: Number of features, which scales the temperature; classes; the mapped axis.
+      options: Which loss, and its hyperparameters.
+      problem: Number of features, which scales the temperature; classes; the mapped axis.
     """
     integration, classification_name, metric_name = terms(options.name)
     axis_name = problem.axis_name

@@ -216,7 +216,7 @@ def class_counts(
     """The number of images with every label, for training, validation and test.
 
     Raises:
-        ConfigError: The data set does not have the requested images, or they do not fill a batch.
+      ConfigError: The data set does not have the requested images, or they do not fill a batch.
     """
     parts = _parts(data, folders)
     available = len(parts["train"].targets)

@@ -277,11 +277,11 @@ def evaluate(
     classes are the held-out ones (`data.holdout`) if there are any, else the training images.
 
     Returns:
-        `results`: an entry for each split and number of shots; `discriminability`: `intra`,
-        `inter` and `ratio` of all features of each split; `metrics`.
+      `results`: an entry for each split and number of shots; `discriminability`: `intra`,
+      `inter` and `ratio` of all features of each split; `metrics`.
 
     Raises:
-        ConfigError: A split cannot give such episodes.
+      ConfigError: A split cannot give such episodes.
     """
     results, discriminability, accuracies = [], {}, []
     for part in _parts(data, split):

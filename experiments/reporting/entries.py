@@ -116,7 +116,7 @@ def select_metrics(runs: Iterable[Run], names: Sequence[str] = ()) -> list[Metri
     A name that no run has gives a metric without values: runs that diverged have no metrics.
 
     Raises:
-        ExperimentError: Runs give a metric another unit or direction.
+      ExperimentError: Runs give a metric another unit or direction.
     """
     found: dict[str, Metric] = {}
     for run in runs:

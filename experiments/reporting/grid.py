@@ -40,7 +40,7 @@ def write_grid(
     caption of the tables. The directory is created if it does not exist.
 
     Raises:
-        ExperimentError: Runs do not agree on the unit or the direction of a metric.
+      ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
     grid = make_grid(axes, runs, metrics)
     text = grid_table(grid, runs, title=title, notes=notes)

@@ -14,9 +14,9 @@ def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
     """The report of a run as Markdown.
 
     Args:
-        report: The results of a run, or what is known of a run that diverged.
-        lines: The results in Markdown, as the protocol writes them: first what was evaluated, in a
-            phrase. Not used for a run that diverged.
+      report: The results of a run, or what is known of a run that diverged.
+      lines: The results in Markdown, as the protocol writes them: first what was evaluated, in a
+        phrase. Not used for a run that diverged.
     """
     run = "{label} on {data}, {sampling} batches, seed {seed}: ".format(**report)
     if "diverged" in report:

@@ -78,11 +78,11 @@ class Checkpoints:
     not fit.
 
     Args:
-        directory: Folder of the checkpoints; made if it is missing, unless `read_only`.
-        read_only: Change no file, for reading beside the process that writes.
+      directory: Folder of the checkpoints; made if it is missing, unless `read_only`.
+      read_only: Change no file, for reading beside the process that writes.
 
     Raises:
-        CheckpointError: `read_only`, and the folder is missing or holds no checkpoint.
+      CheckpointError: `read_only`, and the folder is missing or holds no checkpoint.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False):
@@ -119,13 +119,13 @@ class Checkpoints:
         """Begins to write a checkpoint. The state is copied before this returns.
 
         Args:
-            step: Number of training steps done; above that of every checkpoint.
-            state: Pytree of NumPy arrays, fully addressable JAX arrays and numbers.
-            meta: JSON types, which `restore` and `meta` return.
-            accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
+          step: Number of training steps done; above that of every checkpoint.
+          state: Pytree of NumPy arrays, fully addressable JAX arrays and numbers.
+          meta: JSON types, which `restore` and `meta` return.
+          accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
 
         Raises:
-            CheckpointError: Step or state cannot be saved, or the previous save failed.
+          CheckpointError: Step or state cannot be saved, or the previous save failed.
         """
         if self._read_only:
             raise CheckpointError(f"{self._directory} is open for reading only")
@@ -162,7 +162,7 @@ class Checkpoints:
         """Waits until the save in progress is on disk, then removes checkpoints no longer kept.
 
         Raises:
-            CheckpointError: The save failed.
+          CheckpointError: The save failed.
         """
         if not self._saving:
             return
@@ -184,7 +184,7 @@ class Checkpoints:
         """Waits for the save in progress and stops the background threads.
 
         Raises:
-            CheckpointError: The save failed.
+          CheckpointError: The save failed.
         """
         try:
             self.wait()
@@ -231,14 +231,14 @@ class Checkpoints:
         """Reads a checkpoint into the structure of `target`.
 
         Args:
-            target: Pytree of arrays, `jax.ShapeDtypeStruct` and numbers. The checkpoint must have
-                leaves of the same names, types and shapes; the values are not used.
-            step: The step of the checkpoint; None for the newest intact one (see `read_intact`).
-            parts: Paths such as `params/backbone`. If given, leaves of the checkpoint outside these
-                paths are ignored.
+          target: Pytree of arrays, `jax.ShapeDtypeStruct` and numbers. The checkpoint must have
+            leaves of the same names, types and shapes; the values are not used.
+          step: The step of the checkpoint; None for the newest intact one (see `read_intact`).
+          parts: Paths such as `params/backbone`. If given, leaves of the checkpoint outside these
+            paths are ignored.
 
         Returns:
-            The step, the state with NumPy arrays as leaves, and the metadata.
+          The step, the state with NumPy arrays as leaves, and the metadata.
         """
         if step is None:
             return self.read_intact(lambda newest: self.restore(target, newest, parts=parts))[0]
@@ -273,14 +273,14 @@ class Checkpoints:
         again.
 
         Args:
-            read: Called with a step; raises `DamagedCheckpointError` where this one is damaged.
-            best: Take checkpoints in the order of their accuracy, not of their step.
+          read: Called with a step; raises `DamagedCheckpointError` where this one is damaged.
+          best: Take checkpoints in the order of their accuracy, not of their step.
 
         Returns:
-            `read(step)` of the intact checkpoint, and the damage of those that come before it.
+          `read(step)` of the intact checkpoint, and the damage of those that come before it.
 
         Raises:
-            CheckpointError: No checkpoint is intact.
+          CheckpointError: No checkpoint is intact.
         """
         damaged: list[DamagedCheckpointError] = []
         # Listed anew each time: the process that writes may have removed checkpoints since.

@@ -18,8 +18,8 @@ class Interrupted(Exception):
     """The run was stopped by a signal and has saved its state.
 
     Args:
-        message: What happened and how to continue.
-        signal_number: The signal.
+      message: What happened and how to continue.
+      signal_number: The signal.
     """
 
     def __init__(self, message: str, signal_number: int):
@@ -35,8 +35,8 @@ def stop_requests() -> Iterator[Callable[[int], int | None]]:
     of them receives, and all of them stop after the same step.
 
     Yields:
-        A function of the step that returns the signal received so far, or None. Every process
-        calls it once per step.
+      A function of the step that returns the signal received so far, or None. Every process
+      calls it once per step.
     """
     if jax.process_count() > 1:
         reached = multihost_utils.reached_preemption_sync_point

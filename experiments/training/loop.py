@@ -78,19 +78,19 @@ def train(
     run's files.
 
     Args:
-        parts: What the loop runs.
-        directory: The run directory; receives metrics.jsonl, TensorBoard events and checkpoints/.
-        intervals: Steps of the run, and between its reports.
-        name: What is trained, for the progress display.
-        meta: JSON types that every checkpoint stores.
+      parts: What the loop runs.
+      directory: The run directory; receives metrics.jsonl, TensorBoard events and checkpoints/.
+      intervals: Steps of the run, and between its reports.
+      name: What is trained, for the progress display.
+      meta: JSON types that every checkpoint stores.
 
     Returns:
-        Seconds spent on the run, over all calls that trained it.
+      Seconds spent on the run, over all calls that trained it.
 
     Raises:
-        DivergedError: The loss, its gradient or the features are not finite.
-        Interrupted: SIGTERM or Ctrl-C; the state is saved.
-        ConfigError: Another process trains in the directory.
+      DivergedError: The loss, its gradient or the features are not finite.
+      Interrupted: SIGTERM or Ctrl-C; the state is saved.
+      ConfigError: Another process trains in the directory.
     """
     parallel = parts.parallel
     end_epoch = _end_epoch(parts)

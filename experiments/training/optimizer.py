@@ -13,11 +13,11 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate as a function of the step.
 
     Args:
-        config: Peak, schedule and warm-up.
-        steps: Steps of the run.
+      config: Peak, schedule and warm-up.
+      steps: Steps of the run.
 
     Raises:
-        ConfigError: The schedule does not fit into `steps`.
+      ConfigError: The schedule does not fit into `steps`.
     """
     if config.warmup_steps >= steps:
         raise ConfigError(
@@ -52,8 +52,8 @@ def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransf
     """SGD with momentum, or Adam, with weight decay in the gradient of kernels.
 
     Args:
-        config: The optimiser.
-        steps: Steps of the run.
+      config: The optimiser.
+      steps: Steps of the run.
     """
 
     def kernels(params):

@@ -25,15 +25,15 @@ def extract_features(
     The last batch is filled up with copies of the last image, so that `embed` compiles once.
 
     Args:
-        embed: Maps uint8 [batch_size, h, w, c] to features [batch_size, d]; jitted by the caller.
-        images: uint8 [n, h, w, c].
-        batch_size: Images per call.
+      embed: Maps uint8 [batch_size, h, w, c] to features [batch_size, d]; jitted by the caller.
+      images: uint8 [n, h, w, c].
+      batch_size: Images per call.
 
     Returns:
-        float32 [n, d].
+      float32 [n, d].
 
     Raises:
-        ValueError: There is no image, or `embed` does not return a row per image.
+      ValueError: There is no image, or `embed` does not return a row per image.
     """
     count = len(images)
     if count == 0:
@@ -54,13 +54,13 @@ def build_outputs(
     """The outputs of images as a function of the state; it compiles once.
 
     Args:
-        graphdef: The backbone without its parameters and statistics.
-        objective: Computes the logits.
-        data: How images are normalised.
-        class_counts: Training images of every class.
+      graphdef: The backbone without its parameters and statistics.
+      objective: Computes the logits.
+      data: How images are normalised.
+      class_counts: Training images of every class.
 
     Returns:
-        The function. It raises a `DivergedError` where a feature or a logit is not finite.
+      The function. It raises a `DivergedError` where a feature or a logit is not finite.
     """
     embed = build_embed(graphdef, data)
     logits_of = jax.jit(objective.logits)

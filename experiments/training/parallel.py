@@ -47,9 +47,9 @@ def data_parallel(mode: ParallelMode, step: Step) -> DataParallel:
     """Runs `step` over all devices.
 
     Args:
-        mode: `pmap` maps the step over devices, each with its share of the batch; the step was
-            built with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
-        step: The pure step.
+      mode: `pmap` maps the step over devices, each with its share of the batch; the step was
+        built with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
+      step: The pure step.
     """
     if mode == "pmap":
         return DataParallel(

@@ -22,10 +22,10 @@ class Recorder:
     """The files of a run. With several processes, all call every method and the first one writes.
 
     Args:
-        directory: The run directory.
-        steps: Steps of the run.
-        name: What is trained, for the progress display.
-        meta: JSON types that every checkpoint stores.
+      directory: The run directory.
+      steps: Steps of the run.
+      name: What is trained, for the progress display.
+      meta: JSON types that every checkpoint stores.
     """
 
     def __init__(self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any]):
@@ -58,8 +58,8 @@ class Recorder:
         """The state of the newest intact checkpoint, or `initial` without one.
 
         Raises:
-            ConfigError: Another process trains in the directory.
-            CheckpointError: There are checkpoints, but none is intact or fits.
+          ConfigError: Another process trains in the directory.
+          CheckpointError: There are checkpoints, but none is intact or fits.
         """
 
         def restore() -> tuple[list[Any] | None, float]:
@@ -99,9 +99,9 @@ class Recorder:
         """Validates and begins to write a checkpoint. An error is raised in all processes.
 
         Args:
-            step: Number of steps done.
-            state: Their result.
-            validate: Computes what the best checkpoint is chosen by; None without validation.
+          step: Number of steps done.
+          state: Their result.
+          validate: Computes what the best checkpoint is chosen by; None without validation.
         """
 
         def save() -> None:

@@ -24,16 +24,16 @@ def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
     """Makes a directory the home of a run, or recognises it as such.
 
     Args:
-        directory: The run's directory; made if it is missing.
-        config: The run's configuration, as JSON types.
+      directory: The run's directory; made if it is missing.
+      config: The run's configuration, as JSON types.
 
     Returns:
-        True if the directory already belongs to this configuration, so that the run resumes; False
-        if it is new.
+      True if the directory already belongs to this configuration, so that the run resumes; False
+      if it is new.
 
     Raises:
-        ConfigMismatchError: The directory belongs to another configuration (the message lists all
-            differences), its configuration is damaged, or it holds other files. Changes no file.
+      ConfigMismatchError: The directory belongs to another configuration (the message lists all
+        differences), its configuration is damaged, or it holds other files. Changes no file.
     """
     directory = Path(directory)
     if check_run_directory(directory, config):
@@ -77,7 +77,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """The configuration of the run in a directory.
 
     Raises:
-        ConfigMismatchError: There is none, or it cannot be read.
+      ConfigMismatchError: There is none, or it cannot be read.
     """
     path = Path(directory) / CONFIG_FILE
     try:
@@ -105,7 +105,7 @@ def exclusive_run(directory: Path) -> Iterator[None]:
     With several processes, the first one alone enters it.
 
     Raises:
-        ConfigError: Another process is training in the directory.
+      ConfigError: Another process is training in the directory.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -57,12 +57,12 @@ def build_step(
     The random numbers of a sample depend on its position in the global batch, not on the device.
 
     Args:
-        graphdef: The backbone without its parameters and statistics.
-        objective: What the run minimises.
-        optimizer: The optimiser.
-        data: How images are augmented and normalised.
-        key: Seed of augmentation and of the backbone's random numbers.
-        axis_name: The mapped axis over which the batch is spread, or None.
+      graphdef: The backbone without its parameters and statistics.
+      objective: What the run minimises.
+      optimizer: The optimiser.
+      data: How images are augmented and normalised.
+      key: Seed of augmentation and of the backbone's random numbers.
+      axis_name: The mapped axis over which the batch is spread, or None.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:

@@ -136,12 +136,6 @@ def test_wrong_arguments_name_the_problem():
         episode_accuracies(features[:100], episodes)
     with pytest.raises(ValueError, match="indices from -1"):
         episode_accuracies(features, Episodes(episodes.support * 0 - 1, episodes.query))
-    with pytest.raises(ValueError, match="need features"):
-        episode_accuracies(features[0], episodes)
-    with pytest.raises(ValueError, match="need features"):
-        episode_accuracies(features, Episodes(episodes.support[:2], episodes.query))
-    with pytest.raises(ValueError, match="empty episodes"):
-        episode_accuracies(features, Episodes(episodes.support[:0], episodes.query[:0]))
     features[[3, 5], 0] = np.nan, np.inf
     with pytest.raises(ValueError, match="2 of 300 features are not finite"):
         episode_accuracies(features, episodes)

@@ -200,16 +200,6 @@ def test_wrong_arguments_name_the_problem():
         fit_path(data, 3)
     with pytest.raises(ValueError, match="from 0 to 3, got -1"):
         fit_path(Labelled(features, np.where(np.arange(150) == 3, -1, labels)), CLASSES)
-    with pytest.raises(ValueError, match="at least two classes"):
-        fit_path(Labelled(features, labels * 0), 1)
-    with pytest.raises(ValueError, match="penalties must be positive"):
-        fit_path(data, CLASSES, penalties=[1.0, 0.0])
-    with pytest.raises(ValueError, match="penalties must be positive"):
-        fit_path(data, CLASSES, penalties=[])
-    with pytest.raises(ValueError, match="the test set has 11 features, the training set 12"):
-        evaluate_linear(data, data, Labelled(features[:, 1:], labels))
     wrong = np.where(np.arange(150)[:, None] == 3, np.nan, features)
     with pytest.raises(ValueError, match="1 of 150 rows of features"):
         fit_path(Labelled(wrong, labels), CLASSES)
-    with pytest.raises(ValueError, match="no sample"):
-        fit_path(Labelled(features[:0], labels[:0]), CLASSES)

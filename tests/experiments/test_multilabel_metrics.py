@@ -121,14 +121,8 @@ def test_extreme_scores_are_ordered_without_a_warning():
 
 def test_wrong_arguments_name_the_problem():
     scores, targets = sample()
-    with pytest.raises(ValueError, match=r"\[60, 9\] and \[60, 8\]"):
-        evaluate_scores(scores, targets[:, :8])
-    with pytest.raises(ValueError, match=r"\[9\] and \[9\]"):
-        evaluate_scores(scores[0], targets[0])
     with pytest.raises(ValueError, match="1 of 60 rows of scores"):
         evaluate_scores(np.where(np.arange(60)[:, None] == 3, np.inf, scores), targets)
-    with pytest.raises(ValueError, match="a target is not a number"):
-        evaluate_scores(scores, np.where(targets < 0, np.nan, targets))
     with pytest.raises(ValueError, match="no target is positive"):
         evaluate_scores(scores, np.minimum(targets, 0))
     with pytest.raises(ValueError, match="no target is positive"):

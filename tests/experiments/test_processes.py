@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from experiments.config import Folders
-from experiments.processes import broadcast_from_first
+from experiments.processes import on_first
 from experiments.runs import plan_run, train_run
 from experiments.training.checkpoints import Checkpoints
 from tests.experiments.tiny_runs import config_of, final_state, metrics_without_clock
@@ -148,7 +148,6 @@ def test_a_broadcast_keeps_every_bit_and_errors_reach_all(tmp_path, compilation_
         from experiments.training.checkpoints import DamagedCheckpointError
         processes.initialize()
         processes._CHUNK = 1000
-        first = processes.is_first()
         rng = np.random.default_rng(0)
         tree = {
             "uint32": rng.integers(0, 2**32, 7, np.uint32),
@@ -161,7 +160,7 @@ def test_a_broadcast_keeps_every_bit_and_errors_reach_all(tmp_path, compilation_
             "empty": np.zeros((0, 3), np.float16),
             "step": 7,
         }
-        sent = processes.broadcast_from_first(tree if first else None)
+        sent = processes.on_first(lambda: tree)
         assert sent.keys() == tree.keys()
         for name in tree.keys() - {"float64", "step"}:
             assert type(sent[name]) is type(tree[name])
@@ -183,4 +182,4 @@ def test_a_broadcast_keeps_every_bit_and_errors_reach_all(tmp_path, compilation_
         for output in finish(processes, 0):
             assert "raised 3" in output
     tree = {"a": np.arange(3)}
-    assert broadcast_from_first(tree) is tree
+    assert on_first(lambda: tree) is tree

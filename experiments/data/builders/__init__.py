@@ -129,14 +129,14 @@ def builder_class(name: str) -> type[ImageBuilder]:
     """The builder of a data set.
 
     Args:
-        name: The data set. `NAME@SIZE`, such as `imagenet@128`, stores the images of a resizable
-            data set at another size. Every size is prepared separately.
+      name: The data set. `NAME@SIZE`, such as `imagenet@128`, stores the images of a resizable
+        data set at another size. Every size is prepared separately.
 
     Returns:
-        The class.
+      The class.
 
     Raises:
-        ConfigError: The data set does not exist. The message lists the available ones.
+      ConfigError: The data set does not exist. The message lists the available ones.
     """
     plain, at, size = name.partition("@")
     if plain not in BUILDERS:
@@ -175,14 +175,14 @@ def split_names(name: str) -> tuple[str, ...]:
     """The splits of a data set. It need not be prepared.
 
     Args:
-        name: The data set.
+      name: The data set.
 
     Returns:
-        `base`, `validation` (optional) and `novel` of a few-shot data set; `train`, `validation`
-        (optional) and `test` of any other.
+      `base`, `validation` (optional) and `novel` of a few-shot data set; `train`, `validation`
+      (optional) and `test` of any other.
 
     Raises:
-        ConfigError: The data set does not exist.
+      ConfigError: The data set does not exist.
     """
     return tuple(builder_class(name).SPEC.classes)
 
@@ -191,13 +191,13 @@ def is_multi_label(name: str) -> bool:
     """Whether an image of a data set can have any number of labels.
 
     Args:
-        name: The data set.
+      name: The data set.
 
     Returns:
-        True if the labels are int8 [n, C], False if they are classes [n].
+      True if the labels are int8 [n, C], False if they are classes [n].
 
     Raises:
-        ConfigError: The data set does not exist.
+      ConfigError: The data set does not exist.
     """
     return issubclass(builder_class(name), MultiLabelBuilder)
 
@@ -206,11 +206,11 @@ def share_images(name: str, other: str) -> bool:
     """Whether two data sets may contain the same images, at any sizes.
 
     Args:
-        name: One of them.
-        other: The other.
+      name: One of them.
+      other: The other.
 
     Returns:
-        True if they are the same data set, or were made from the same images.
+      True if they are the same data set, or were made from the same images.
     """
     both = {plain.partition("@")[0] for plain in (name, other)}
     return len(both) == 1 or any(both <= names for names in _SHARE_IMAGES)
@@ -220,13 +220,13 @@ def image_shape(name: str) -> tuple[int, int, int]:
     """The shape of the images of a data set. It need not be prepared.
 
     Args:
-        name: The data set.
+      name: The data set.
 
     Returns:
-        Height, width and channels.
+      Height, width and channels.
 
     Raises:
-        ConfigError: The data set does not exist.
+      ConfigError: The data set does not exist.
     """
     return builder_class(name).SPEC.image_shape
 
@@ -237,15 +237,15 @@ def describe(
     """Describes a data set and its state, without preparing or loading it.
 
     Args:
-        name: The data set.
-        data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
-        manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
+      name: The data set.
+      data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
+      manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
 
     Returns:
-        The status.
+      The status.
 
     Raises:
-        ConfigError: The data set does not exist.
+      ConfigError: The data set does not exist.
     """
     cls = builder_class(name)
     manual_dir = preparation.manual_root(data_dir, manual_dir)
@@ -287,10 +287,10 @@ def dataset_status(
     """Describes every data set and its state.
 
     Args:
-        data_dir: As in `describe`.
-        manual_dir: As in `describe`.
+      data_dir: As in `describe`.
+      manual_dir: As in `describe`.
 
     Returns:
-        One status per data set.
+      One status per data set.
     """
     return [describe(name, data_dir, manual_dir) for name in BUILDERS]

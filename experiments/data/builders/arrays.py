@@ -48,14 +48,14 @@ def _cifar_spec(
     """The specification of CIFAR-10 or CIFAR-100, read from the archive for Python.
 
     Args:
-        classes: Number of classes.
-        folder: The folder in the archive.
-        names: The file with the names of the classes, and its entry.
-        labels: The entry with the labels.
-        files: The files of every split: pickles with rows of red, green and blue planes.
+      classes: Number of classes.
+      folder: The folder in the archive.
+      names: The file with the names of the classes, and its entry.
+      labels: The entry with the labels.
+      files: The files of every split: pickles with rows of red, green and blue planes.
 
     Returns:
-        The specification.
+      The specification.
     """
     part = Part(folder, (f"cifar-{classes}-python.tar.gz",))
 

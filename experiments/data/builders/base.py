@@ -99,11 +99,11 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         """The folders in which the files of the data set are looked up.
 
         Args:
-            manual_dir: The directory of downloaded archives.
-            scratch: Where archives are extracted.
+          manual_dir: The directory of downloaded archives.
+          scratch: Where archives are extracted.
 
         Returns:
-            The search path.
+          The search path.
         """
         folders = tuple(manual_dir / name for name in cls.SPEC.folders)
         return SearchPath(folders, scratch, cls.SPEC.own_folders)
@@ -113,13 +113,13 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         """The first layout whose files all exist.
 
         Args:
-            search_path: Where to look.
+          search_path: Where to look.
 
         Returns:
-            The layout.
+          The layout.
 
         Raises:
-            MissingArchiveError: No layout is complete. The message lists the files and folders.
+          MissingArchiveError: No layout is complete. The message lists the files and folders.
         """
         partial = []
         for layout in cls.SPEC.layouts:
@@ -139,10 +139,10 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         """Raises unless all required files exist. Does not read them.
 
         Args:
-            search_path: Where the archives are looked up.
+          search_path: Where the archives are looked up.
 
         Raises:
-            MissingArchiveError: A file is missing. The message lists the files and folders.
+          MissingArchiveError: A file is missing. The message lists the files and folders.
         """
         if cls.SPEC.layouts:
             cls.choose_layout(search_path)
@@ -151,14 +151,14 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         """Lists the images of every split, from the first complete layout.
 
         Args:
-            search_path: Where the archives are.
+          search_path: Where the archives are.
 
         Returns:
-            For every split a `ClassSplit` or `MultiLabelSplit`.
+          For every split a `ClassSplit` or `MultiLabelSplit`.
 
         Raises:
-            MissingArchiveError: No layout is complete.
-            DamagedArchiveError: A file is unreadable, or its content is not as expected.
+          MissingArchiveError: No layout is complete.
+          DamagedArchiveError: A file is unreadable, or its content is not as expected.
         """
         return self.choose_layout(search_path).read(search_path)
 
@@ -200,15 +200,15 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         """Reads the labels of a split without its records.
 
         Args:
-            folder: The folder of the prepared data set.
-            split: The split.
-            metadata: The class counts of every split.
+          folder: The folder of the prepared data set.
+          split: The split.
+          metadata: The class counts of every split.
 
         Returns:
-            The labels as in `ImageSet.labels`, in the order of the records.
+          The labels as in `ImageSet.labels`, in the order of the records.
 
         Raises:
-            DamagedArchiveError: The labels cannot be read.
+          DamagedArchiveError: The labels cannot be read.
         """
         # Images are written class by class.
         counts = list(metadata[split].values())

@@ -67,11 +67,11 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], source: Path) -> Class
     """A split of images stored as separate files.
 
     Args:
-        classes: The files of every class.
-        source: The file or folder that defines the classes.
+      classes: The files of every class.
+      source: The file or folder that defines the classes.
 
     Returns:
-        The classes and files, sorted by name.
+      The classes and files, sorted by name.
     """
     ordered = {name: sorted(classes[name]) for name in sorted(classes)}
     return ClassSplit(ordered, open_files, source)
@@ -83,12 +83,12 @@ def split_of_rows(
     """A split of images stored as rows of a table.
 
     Args:
-        classes: The rows of every class.
-        load: Reads the table.
-        source: The file of the table, for messages.
+      classes: The rows of every class.
+      load: Reads the table.
+      source: The file of the table, for messages.
 
     Returns:
-        The classes and rows, sorted.
+      The classes and rows, sorted.
     """
     ordered = {name: sorted(classes[name]) for name in sorted(classes)}
 
@@ -108,15 +108,15 @@ def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
     """A split from a pickle with `data` uint8 [n, h, w, 3] and `labels` [n].
 
     Args:
-        path: The pickle.
-        prefix: Precedes the number of a class that the pickle's `catname2label` does not name.
-            Several files may each count their classes from zero.
+      path: The pickle.
+      prefix: Precedes the number of a class that the pickle's `catname2label` does not name.
+        Several files may each count their classes from zero.
 
     Returns:
-        The classes and images.
+      The classes and images.
 
     Raises:
-        DamagedArchiveError: The file is unreadable or has another structure.
+      DamagedArchiveError: The file is unreadable or has another structure.
     """
 
     def load() -> dict[str, Any]:
@@ -137,11 +137,11 @@ def list_images(folder: Path) -> list[Path]:
     """Lists the image files of a folder.
 
     Args:
-        folder: The folder. It may not exist.
+      folder: The folder. It may not exist.
 
     Returns:
-        The JPEG and PNG files, by file extension, without the hidden files that some systems add
-        to archives.
+      The JPEG and PNG files, by file extension, without the hidden files that some systems add
+      to archives.
     """
     if not folder.is_dir():
         return []
@@ -161,13 +161,13 @@ def read_lines(path: Path) -> list[str]:
     """Reads the lines of a text file.
 
     Args:
-        path: The file.
+      path: The file.
 
     Returns:
-        The lines.
+      The lines.
 
     Raises:
-        DamagedArchiveError: The file is not text.
+      DamagedArchiveError: The file is not text.
     """
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
@@ -181,15 +181,15 @@ def read_json(
     """Reads the object in a JSON file.
 
     Args:
-        path: The file.
-        *names: The required entries.
-        object_hook: Applied to every object, as in `json.load`.
+      path: The file.
+      *names: The required entries.
+      object_hook: Applied to every object, as in `json.load`.
 
     Returns:
-        The object.
+      The object.
 
     Raises:
-        DamagedArchiveError: The file is not JSON, or an entry is missing.
+      DamagedArchiveError: The file is not JSON, or an entry is missing.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -203,15 +203,15 @@ def entries(content: Any, path: Path, *names: str) -> dict[str, Any]:
     """Checks that the content of a file is a dictionary with the required entries.
 
     Args:
-        content: The content of the file.
-        path: The file, for messages.
-        *names: The required entries.
+      content: The content of the file.
+      path: The file, for messages.
+      *names: The required entries.
 
     Returns:
-        The dictionary, with keys of type bytes converted to strings.
+      The dictionary, with keys of type bytes converted to strings.
 
     Raises:
-        DamagedArchiveError: It is not a dictionary, or an entry is missing.
+      DamagedArchiveError: It is not a dictionary, or an entry is missing.
     """
     if not isinstance(content, dict):
         raise DamagedArchiveError(f"{path} contains {type(content).__name__}, not a dictionary")
@@ -226,14 +226,14 @@ def pixels(array: Any, path: Path) -> np.ndarray:
     """Checks that the content of a file is an array of colour images.
 
     Args:
-        array: The content of the file.
-        path: The file, for messages.
+      array: The content of the file.
+      path: The file, for messages.
 
     Returns:
-        uint8 [n, h, w, 3].
+      uint8 [n, h, w, 3].
 
     Raises:
-        DamagedArchiveError: It is something else.
+      DamagedArchiveError: It is something else.
     """
     array = np.asarray(array)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
@@ -257,17 +257,17 @@ def encode(
     and cropped at the centre.
 
     Args:
-        image: The image.
-        shape: Height, width and channels (1 or 3).
-        resize_factor: Size before the crop, relative to the size after it. 1 keeps as much of the
-            image as possible.
-        encoding: PNG, or JPEG with quality 95 and no chroma subsampling.
+      image: The image.
+      shape: Height, width and channels (1 or 3).
+      resize_factor: Size before the crop, relative to the size after it. 1 keeps as much of the
+        image as possible.
+      encoding: PNG, or JPEG with quality 95 and no chroma subsampling.
 
     Returns:
-        The encoded image.
+      The encoded image.
 
     Raises:
-        DamagedArchiveError: The image cannot be read. The message contains its source.
+      DamagedArchiveError: The image cannot be read. The message contains its source.
     """
     height, width, channels = shape
     try:

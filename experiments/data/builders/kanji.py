@@ -122,11 +122,11 @@ def draw_strokes(strokes: list[list[complex]], size: int) -> np.ndarray:
     """Draws white strokes with round ends on black.
 
     Args:
-        strokes: The points x + iy of every stroke, from 0 to 109.
-        size: Height and width of the image.
+      strokes: The points x + iy of every stroke, from 0 to 109.
+      size: Height and width of the image.
 
     Returns:
-        uint8 [size, size, 1].
+      uint8 [size, size, 1].
     """
     side = _OVERSAMPLING * size
     scale = side / _SIDE
@@ -150,14 +150,14 @@ def _points(path: str) -> Iterator[complex]:
     """The points along an SVG path of moves and cubic curves.
 
     Args:
-        path: The `d` attribute of the path.
+      path: The `d` attribute of the path.
 
     Yields:
-        Points x + iy.
+      Points x + iy.
 
     Raises:
-        ValueError: The path has another command, or a coordinate that is not a number.
-        IndexError: The path is incomplete.
+      ValueError: The path has another command, or a coordinate that is not a number.
+      IndexError: The path is incomplete.
     """
     tokens = re.findall(_TOKEN, path)
     here, control, command, at = 0j, 0j, "", 0

@@ -44,11 +44,11 @@ class SearchPath:
         """Finds the first file or folder that exists.
 
         Args:
-            *names: Alternative paths, relative to the folders. If the first part of a path is a
-                name of the data set's own folder, all of its names are tried.
+          *names: Alternative paths, relative to the folders. If the first part of a path is a
+            name of the data set's own folder, all of its names are tried.
 
         Returns:
-            The path, or None.
+          The path, or None.
         """
         spelled = itertools.chain.from_iterable(map(self._spellings, names))
         for name, folder in itertools.product(spelled, self.folders):
@@ -66,13 +66,13 @@ class SearchPath:
         """Finds the first file or folder that exists, or raises.
 
         Args:
-            *names: As in `find`.
+          *names: As in `find`.
 
         Returns:
-            The path.
+          The path.
 
         Raises:
-            MissingArchiveError: None of the paths exists.
+          MissingArchiveError: None of the paths exists.
         """
         path = self.find(*names)
         if path is None:
@@ -83,11 +83,11 @@ class SearchPath:
         """Extracts an archive into the scratch folder, once.
 
         Args:
-            archive: A zip or tar file.
-            keep: Selects members by name. Default: all members.
+          archive: A zip or tar file.
+          keep: Selects members by name. Default: all members.
 
         Returns:
-            The folder of the extracted files.
+          The folder of the extracted files.
         """
         return extract(archive, self.scratch / archive.name, keep=keep)
 
@@ -119,16 +119,16 @@ class Part:
         """Finds the file or folder, and extracts its archive if necessary.
 
         Args:
-            search_path: Where to look.
-            keep: Selects members of the archive by name. Default: all members. All parts of an
-                archive must use the same selection, because it is extracted once.
+          search_path: Where to look.
+          keep: Selects members of the archive by name. Default: all members. All parts of an
+            archive must use the same selection, because it is extracted once.
 
         Returns:
-            The file or folder.
+          The file or folder.
 
         Raises:
-            MissingArchiveError: Neither the extracted path nor the archive exists.
-            DamagedArchiveError: The archive does not contain it.
+          MissingArchiveError: Neither the extracted path nor the archive exists.
+          DamagedArchiveError: The archive does not contain it.
         """
         found = search_path.find(*self._extracted)
         if found is not None:
@@ -158,10 +158,10 @@ class Layout:
         """Lists what is missing.
 
         Args:
-            search_path: Where to look.
+          search_path: Where to look.
 
         Returns:
-            The missing files, each with its alternatives, and the missing class folders.
+          The missing files, each with its alternatives, and the missing class folders.
         """
         missing = []
         for names in self.needs:
@@ -176,10 +176,10 @@ class Layout:
         """Whether at least one of the required files exists.
 
         Args:
-            search_path: Where to look.
+          search_path: Where to look.
 
         Returns:
-            True if one exists.
+          True if one exists.
         """
         return any(search_path.find(*names) is not None for names in self.needs)
 
@@ -192,14 +192,14 @@ def inside(folder: Path, name: str) -> Path:
     """Finds a file directly in a folder or one level below.
 
     Args:
-        folder: The folder.
-        name: The path of the file within the folder.
+      folder: The folder.
+      name: The path of the file within the folder.
 
     Returns:
-        The file.
+      The file.
 
     Raises:
-        DamagedArchiveError: The file does not exist.
+      DamagedArchiveError: The file does not exist.
     """
     for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
         if path.exists():
@@ -211,11 +211,11 @@ def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
     """The layout with one folder per split, and in it one folder per class.
 
     Args:
-        name: Any name of the data set's own folder, or "." if there is no other folder.
-        splits: Possible folder names of every split.
+      name: Any name of the data set's own folder, or "." if there is no other folder.
+      splits: Possible folder names of every split.
 
     Returns:
-        The layout.
+      The layout.
     """
     needs = {
         split: tuple(PurePosixPath(name, folder).as_posix() for folder in names)
@@ -235,11 +235,11 @@ def labelled_pickles(title: str, files: Mapping[str, str]) -> Layout:
     """The layout with one pickle per split, with entries `data` and `labels`.
 
     Args:
-        title: A short description for messages.
-        files: The file of every split.
+      title: A short description for messages.
+      files: The file of every split.
 
     Returns:
-        The layout.
+      The layout.
     """
     return Layout(
         title,
@@ -255,10 +255,10 @@ def has_class_folders(folder: Path) -> bool:
     """Whether a folder contains folders that are not hidden.
 
     Args:
-        folder: The folder.
+      folder: The folder.
 
     Returns:
-        True if it does.
+      True if it does.
     """
     # Path.iterdir needs a system call per file to tell folders apart; there may be 50,000 files.
     with os.scandir(folder) as entries:
@@ -269,10 +269,10 @@ def read_folders(folder: Path) -> ClassSplit:
     """Lists the images of a folder that contains one folder per class.
 
     Args:
-        folder: The folder.
+      folder: The folder.
 
     Returns:
-        The classes and their files, sorted by name.
+      The classes and their files, sorted by name.
     """
     classes = {
         path.name: list_images(path)

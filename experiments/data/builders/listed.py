@@ -30,15 +30,15 @@ def _listed(
     """The layout with one image folder and one list of its files per split.
 
     Args:
-        title: A short description for messages.
-        images: The image folder, or its parent (see `below`).
-        lists: The folder of the lists.
-        files: The list of every split.
-        parse: Parses a line of a list.
-        below: The image folder within `images`.
+      title: A short description for messages.
+      images: The image folder, or its parent (see `below`).
+      lists: The folder of the lists.
+      files: The list of every split.
+      parse: Parses a line of a list.
+      below: The image folder within `images`.
 
     Returns:
-        The layout.
+      The layout.
     """
 
     def read(search_path: SearchPath) -> dict[str, ClassSplit]:

@@ -29,17 +29,17 @@ def prepare(
     for a prepared data set.
 
     Args:
-        cls: The builder of the data set.
-        data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
-        manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
+      cls: The builder of the data set.
+      data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
+      manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
 
     Returns:
-        The builder of the prepared data set.
+      The builder of the prepared data set.
 
     Raises:
-        MissingArchiveError: The archives do not exist. The message lists the files and folders.
-        DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
-            file.
+      MissingArchiveError: The archives do not exist. The message lists the files and folders.
+      DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
+        file.
     """
     builder = make_builder(cls, data_dir)
     if is_prepared(builder):
@@ -70,14 +70,14 @@ def make_builder(cls: type[_Builder], data_dir: Path | None = None) -> _Builder:
     """Creates a builder that reflects what is prepared at this moment.
 
     Args:
-        cls: The builder of the data set.
-        data_dir: Folder of prepared data sets. Default: that of TFDS.
+      cls: The builder of the data set.
+      data_dir: Folder of prepared data sets. Default: that of TFDS.
 
     Returns:
-        The builder.
+      The builder.
 
     Raises:
-        DamagedArchiveError: The prepared data set cannot be read.
+      DamagedArchiveError: The prepared data set cannot be read.
     """
     try:
         return cls(data_dir=str(data_root(data_dir)))
@@ -108,13 +108,13 @@ def is_prepared(builder: ImageBuilder) -> bool:
     """Whether a data set is completely prepared.
 
     Args:
-        builder: A new builder of the data set.
+      builder: A new builder of the data set.
 
     Returns:
-        True if it is, False if nothing is prepared.
+      True if it is, False if nothing is prepared.
 
     Raises:
-        DamagedArchiveError: Some of its files are missing.
+      DamagedArchiveError: Some of its files are missing.
     """
     folder = Path(builder.data_dir)
     if not folder.exists():
