@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import rankdata
 
 from experiments.evaluation.classification import Values, as_json_number, finite_rows
 
@@ -90,6 +89,8 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
 
 
 def _precisions(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    from scipy.stats import rankdata  # Slow to import; `--help` does not need it.
+
     """The mean, over the positives of a row, of the precision down to their score."""
     positive = targets > 0
     # A score ranks behind all that are at least as high. Unknown items are behind every other.

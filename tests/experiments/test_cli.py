@@ -87,6 +87,14 @@ def test_datasets_lists_the_set_of_every_preset(folders, capsys):
         assert preset.config.data.name in listed
 
 
+def test_help_does_not_import_what_only_runs_need():
+    code = "import sys, experiments.cli.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    slow = {"scipy.stats", "matplotlib", "tensorboardX", "orbax", "torch", "sklearn"}
+    assert slow.isdisjoint(done.stdout.split()), done.stderr
+    assert "experiments.cli.train" in done.stdout.split()
+
+
 def test_a_closed_pipe_is_no_traceback():
     command = f"{sys.executable} -m experiments --help | head -n 1"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from experiments.data.sampling import (
-    Episodes,
     episodes_hash,
     evaluation_episodes,
     support_orders,
@@ -221,8 +220,6 @@ def test_wrong_arguments_name_the_problem():
     features, episodes = features_of(), episodes_of(2)
     with pytest.raises(ValueError, match="but there are 100 features"):
         fine_tuned_accuracies(features[:100], episodes, settings=SHORT)
-    with pytest.raises(ValueError, match="empty episodes"):
-        fine_tuned_accuracies(features, Episodes(episodes.support[:0], episodes.query[:0]))
     with pytest.raises(ConfigError, match=r"momentum must be at least 0 and below 1, got 1\.5"):
         fine_tuned_accuracies(features, episodes, settings=FineTuning(momentum=1.5))
     with pytest.raises(ValueError, match="300 features but 299 labels"):
