@@ -1,15 +1,20 @@
-"""What README shows is true: its example runs, its presets and data sets are there."""
+"""The documents are true: the README's example runs, and all commands, presets and sets exist."""
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tyro
 
+from experiments.cli.main import VERBS
 from experiments.data.builders import BUILDERS
 from experiments.presets import PRESETS
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs(capsys):
@@ -33,3 +38,13 @@ def test_every_name_is_in_its_table(heading, column, known):
     cells = [row.split("|")[column] for row in table(heading).splitlines() if row.count("|") > 2]
     named = {name for cell in cells for name in re.findall(r"`([a-z0-9_-]+)`", cell)}
     assert named - {"linear"} == set(known)
+
+
+@pytest.mark.parametrize("document", ["README.md", "experiments/RESULTS.md"])
+def test_every_command_parses(document):
+    text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"python -m experiments ([^`\n#]*)", text)
+    assert len(commands) > 5
+    verbs: Any = VERBS
+    for command in commands:
+        tyro.cli(verbs, args=shlex.split(command))
