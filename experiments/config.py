@@ -40,23 +40,23 @@ class DataConfig:
     pad: Pixels = 4
     """Pad every side by this many pixels, then crop back at a random position."""
     flip: bool = True
-    """Mirror half of the images from left to right."""
+    """Flip each image horizontally with probability 0.5."""
     color_jitter: Weight = 0.0
     """Strength of random brightness, contrast and saturation (colour images)."""
     image_size: Pixels = 0
-    """Side of the square images that the model receives; 0: images keep their stored size."""
+    """Side of the square images that the model receives; 0: the stored size."""
     resize: Pixels = 0
-    """Shorter side of an image before the central IMAGE_SIZE pixels are cut out, in evaluation
-    and where there is no random resized crop; 0: IMAGE_SIZE."""
+    """Shorter side of an image before --data.image-size pixels are cropped from its centre, in
+    evaluation and where there is no random resized crop; 0: --data.image-size."""
     crop_scale: tuple[Positive, ...] = ()
     """Smallest and largest fraction of the area in a random resized crop, such as 0.08 1;
     empty: pad and crop."""
     crop_ratio: tuple[Positive, ...] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of a random resized crop."""
     lighting: Weight = 0.0
-    """Standard deviation of random light along ImageNet's colours (PCA lighting)."""
+    """Standard deviation of PCA colour noise with ImageNet's components."""
     mixup: Weight = 0.0
-    """β of mixup, whose weights follow Beta(β, β); 0: no mixup."""
+    """β of mixup, which draws its weights from Beta(β, β); 0: no mixup."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SamplingConfig:
     """How a training batch is drawn."""
 
     batch_size: Count = 128
-    """Images in a random batch; an N-way K-shot batch has N·K."""
+    """Images in a random batch; ignored by NxK batches, which have N·K."""
     strategy: str = "random"
     """`random`, or `NxK` for N classes with K images each, for example `32x4`."""
 
@@ -74,25 +74,25 @@ class ModelConfig:
     """The backbone."""
 
     backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28"] = "conv4"
-    """Architecture; resnet32 is the one for CIFAR, wrn28 the wide residual network."""
+    """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28."""
     widths: tuple[Count, ...] = (64, 64, 64, 64)
     """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50), or of the
     three stages (resnet32, wrn28)."""
     pooling: Literal["flatten", "mean"] = "flatten"
-    """Features are all positions of the last block, or their mean."""
+    """Flatten the last feature map, or average it over positions."""
     drop_block: Share = 0.0
     """Probability that DropBlock removes a unit (resnet12)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the backbone; parameters and losses stay float32."""
     blocks: tuple[Count, ...] = ()
-    """Residual blocks of every stage (not conv4, resnet12); empty: the architecture's own."""
+    """Residual blocks of every stage, unavailable for conv4 and resnet12; empty: as published."""
     stem: Literal["imagenet", "small"] = "imagenet"
     """First layers of resnet18 and resnet50: a 7×7 convolution with stride 2 and max-pooling, or
     for small images one 3×3 convolution with stride 1."""
     dropout: Share = 0.0
     """Probability that dropout removes a unit between two convolutions (wrn28)."""
     dim: Pixels = 0
-    """Features of a linear layer with batch normalisation after the backbone; 0: no such layer."""
+    """Outputs of an extra linear layer with batch normalisation; 0: no such layer."""
     weights: str = ""
     """Initial weights of the backbone: a file *.safetensors, or a run directory; empty: random."""
 
@@ -120,7 +120,7 @@ class OptimizerConfig:
     weight_decay: Weight = 5e-4
     """L2 decay, added to the gradient of kernels; biases and normalisation are exempt."""
     schedule: Literal["cosine", "step"] = "cosine"
-    """Cosine decay to zero, or division by ten at DECAY_STEPS."""
+    """Cosine decay to zero, or division by ten at --optimizer.decay-steps."""
     warmup_steps: Steps = 0
     """Steps of linear warm-up."""
     warmup_from: Share = 0.0
@@ -150,9 +150,9 @@ class TrainConfig:
     seed: Seed = 0
     """Seed of parameters, batches and augmentation."""
     validate_every: Count = 100
-    """Steps between two validations, each of which writes a checkpoint."""
+    """Validate and write a checkpoint every this many steps."""
     log_every: Count = 10
-    """Steps between two lines of the metrics file."""
+    """Write metrics every this many steps."""
 
 
 ParallelMode = Literal["pmap", "jit"]
@@ -247,7 +247,7 @@ def option_types(config: Any) -> dict[str, Any]:
     """The type of every option of a configuration, by its name such as `loss.name`."""
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(type(config)).items():
-        if typing.get_origin(hint) is typing.ClassVar:
+        if typing.get_origin(hint) is typing.ClassVar or name == "preset":
             continue
         value = vars(config)[name]
         if dataclasses.is_dataclass(value):

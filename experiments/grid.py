@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import itertools
 import logging
+import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
         raise ConfigError("--over seed=...: use --seeds")
     positions = []
     for position in values.split(","):
-        parts = position.split("/")
+        parts = position.split("/") if len(options) > 1 else [position]
         if len(parts) != len(options):
             raise ConfigError(
                 f"--over {text!r}: {position!r} has {len(parts)} values for {len(options)} options"
@@ -161,7 +162,7 @@ def make_cells(
                 for option, value in settings.items():
                     cell = replace_option(cell, option, value)
                 name = ",".join(f"{option}={_text(value)}" for option, value in settings.items())
-                folder /= name.replace(":", "-")
+                folder /= re.sub("[:/]", "-", name)
                 place.append(axis.labels[number])
             cells.append(Cell(tuple(place), cell, folder / f"seed-{seed}"))
     return cells

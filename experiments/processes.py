@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -58,18 +58,29 @@ def on_first(action: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return action()
-    message = b""
+    message, failure = b"", None
     if is_first():
-        result, error = None, None
+        result = None
         try:
             result = action()
-        except Exception as raised:  # Not caught, it would leave the others waiting for ever.
-            error = raised
-        message = pickle.dumps((result, error))
+        except BaseException as error:  # Uncaught, it would leave the others waiting forever.
+            failure = error
+        message = _pickle(result, failure)
     result, error = pickle.loads(_broadcast(message))
-    if error is not None:
-        raise error
+    if failure or error:
+        raise failure or error
     return result
+
+
+def _pickle(result: Any, error: BaseException | None) -> bytes:
+    """Both as bytes; what cannot be pickled becomes an error that can."""
+    try:
+        message = pickle.dumps((result, error))
+        pickle.loads(message)
+    except Exception as cause:
+        reason = error or cause
+        message = pickle.dumps((None, RuntimeError(f"{type(reason).__name__}: {reason}")))
+    return message
 
 
 def _broadcast(message: bytes) -> bytes:

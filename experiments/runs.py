@@ -1,6 +1,6 @@
 """One run: assembled from its configuration, trained, evaluated and reported.
 
-This is the one module that sees a whole configuration. It builds every part from its own section.
+Every part, such as data, sampler, model, optimiser and protocol, is built from its own section.
 """
 
 from __future__ import annotations
@@ -133,12 +133,7 @@ def build_network(
 ) -> Network:
     """Builds what a run trains.
 
-    Args:
-      plan: The run.
-      class_counts: int64 [C], training images of every class.
-      steps_per_epoch: Determines the number of epochs.
-      axis_name: The mapped axis over which the batch is spread.
-      pretrained: Read the initial weights that the configuration names.
+    With `pretrained`, the backbone starts from the weights that the configuration names.
 
     Raises:
       WeightsError: The weights cannot be read, or do not fit.
@@ -221,6 +216,7 @@ def train_run(
             "config": config_to_dict(config),
             "class_counts": of_training.tolist(),
             "steps_per_epoch": steps_per_epoch,
+            "code": code_version(),
         },
     )
 
@@ -304,7 +300,7 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
     notes = [
         f"{error}; the checkpoint of step {restored.step} is used instead." for error in damaged
     ]
-    return restored._replace(notes=notes)
+    return restored._replace(notes=notes + restored.notes)
 
 
 def _restore_step(checkpoints: Checkpoints, step: int) -> RestoredRun:
@@ -313,7 +309,12 @@ def _restore_step(checkpoints: Checkpoints, step: int) -> RestoredRun:
     class_counts = np.array(meta["class_counts"], np.int64)
     network = build_network(plan, class_counts, meta["steps_per_epoch"])
     state = checkpoints.restore(network.state, step).state
-    return RestoredRun(plan, network, state, step, class_counts, checkpoints.accuracy(step), [])
+    code = meta["code"]
+    notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
+    accuracy = checkpoints.accuracy(step)
+    return RestoredRun(
+        plan, network, state, step, class_counts, accuracy, notes if code != code_version() else []
+    )
 
 
 def evaluate_run(

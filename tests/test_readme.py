@@ -31,7 +31,7 @@ def table(heading: str) -> str:
 
 @pytest.mark.parametrize(
     ("heading", "column", "known"),
-    [("| protocol | presets |", 2, PRESETS), ("| for | sets |", 2, BUILDERS)],
+    [("| protocol | presets |", 2, PRESETS), ("| task | data sets |", 2, BUILDERS)],
     ids=["presets", "sets"],
 )
 def test_every_name_is_in_its_table(heading, column, known):

@@ -6,15 +6,19 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.cli.options import Execution, HowToRun, preset_choice, print_outcome
 from experiments.presets import PRESETS
 from experiments.presets.few_shot import PRESETS as FEW_SHOT
 from experiments.protocols import integration
+from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import Name
 
-_FewShotPreset = preset_choice({name: PRESETS[name] for name in FEW_SHOT})
+if TYPE_CHECKING:
+    _FewShotPreset = FewShotConfig
+else:
+    _FewShotPreset = preset_choice({name: PRESETS[name] for name in FEW_SHOT})
 
 _DEFAULT_LOSSES: tuple[Any, ...] = tuple(
     name for name in integration.NAMES if not name.startswith("spectral")
@@ -30,7 +34,8 @@ class Compare:
     as such; the others continue, and the exit status is 1 in the end.
     """
 
-    config: _FewShotPreset  # pyright: ignore[reportInvalidTypeForm]
+    config: _FewShotPreset
+    """The preset to start from."""
     losses: tuple[Name, ...] = _DEFAULT_LOSSES
     """Single losses, sums as sce+nca, direct sums as direct:sce+nca, spectral sums as
     spectral:sce+nca."""
@@ -48,7 +53,7 @@ class Compare:
         from experiments.errors import ConfigError
         from experiments.grid import check_not_set, make_axis, run_grid
 
-        config: Any = self.config
+        config = self.config
         check_not_set(
             config,
             PRESETS[config.preset].config,

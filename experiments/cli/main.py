@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from errno import EDQUOT, EIO, ENOSPC
 from typing import Annotated, Any, TextIO
 
 import tyro
@@ -66,9 +67,10 @@ def _run(verb: Any, command: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # Such as a full disk, or a folder that is a file.
-        if error.filename is None:
+        if error.filename is None and error.errno not in (ENOSPC, EDQUOT, EIO):
             raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        place = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {place}{error.strerror}", file=sys.stderr)
         return 2
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from experiments.config import Folders, ParallelMode
+from experiments.config import Folders, ParallelMode, TrainConfig
 from experiments.presets import PRESETS
 from experiments.presets.preset import Preset
 
@@ -27,7 +27,10 @@ def preset_choice(presets: Mapping[str, Preset]) -> Any:
     ]
 
 
-AnyPreset = preset_choice(PRESETS)
+if TYPE_CHECKING:
+    AnyPreset = TrainConfig
+else:
+    AnyPreset = preset_choice(PRESETS)
 
 DataFolders = Annotated[Folders, tyro.conf.arg(name="")]
 
@@ -37,11 +40,11 @@ class Execution:
     """How runs are trained."""
 
     parallel: ParallelMode = "pmap"
-    """Data parallelism over all devices by jax.pmap, or by a jit over sharded global arrays."""
+    """Data parallelism over all devices: jax.pmap, or jax.jit with sharded arrays."""
     distributed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Join several processes into one run; they share the run directory. Start the same command in
-    each process, under a scheduler that JAX knows (Slurm, Open MPI, cloud TPU) or with
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment."""
+    """Train with several processes that share the run directory. Start the same command in each,
+    under a scheduler that JAX knows (Slurm, Open MPI, cloud TPU) or with JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment."""
     folders: DataFolders = field(default_factory=Folders)
 
 

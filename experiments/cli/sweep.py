@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from experiments.cli.options import AnyPreset, Execution, HowToRun, print_outcome
 from experiments.presets import PRESETS
@@ -19,10 +18,11 @@ class Sweep:
     Writes table.md, table.json and figure.png. Finished runs are kept: the same command continues
     where it was stopped. The table has the values that the command names, at every seed that has
     been run. A run that diverges is shown as such; the others continue, and the exit status is
-    then 1.
+    1 in the end.
     """
 
-    config: AnyPreset  # pyright: ignore[reportInvalidTypeForm]
+    config: AnyPreset
+    """The preset to start from."""
     over: tuple[str, ...] = ()
     """Axes, the methods first: OPTION=VALUE,VALUE,... such as loss.name=softmax,loose, or options
     that change together: loss.name/optimizer.learning_rate=softmax/0.1,loose/0.3. The numbers of an
@@ -43,7 +43,7 @@ class Sweep:
         from experiments.errors import ConfigError
         from experiments.grid import check_not_set, parse_axis, run_grid
 
-        config: Any = self.config
+        config = self.config
         if not self.over or not self.seeds:
             raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
         axes = [parse_axis(text, config) for text in self.over]

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from experiments.cli.options import AnyPreset, Execution, HowToRun
 
@@ -18,9 +17,10 @@ class Train:
     To continue a run that was stopped or killed, run the same command again.
     """
 
-    config: AnyPreset  # pyright: ignore[reportInvalidTypeForm]
+    config: AnyPreset
+    """The preset to start from."""
     directory: Path | None = None
-    """Run directory (by default runs/PRESET-LOSS-SAMPLING-SEED)."""
+    """Run directory (by default runs/PRESET-LOSS-SAMPLING-seedSEED)."""
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:
@@ -28,7 +28,7 @@ class Train:
         from experiments.reporting.run import run_report
         from experiments.runs import complete_run, plan_run, report_lines
 
-        config: Any = self.config
+        config = self.config
         name = f"{config.preset}-{config.loss.name.replace(':', '-')}-{config.sampling.strategy}"
         directory = self.directory or Path("runs", f"{name}-seed{config.seed}")
         plan = plan_run(config)

@@ -34,7 +34,7 @@ class EpisodeConfig:
     episodes: Annotated[int, Ge(2)] = 2000
     """Episodes of each evaluation."""
     seed: Seed = 0
-    """Seed of the list of episodes."""
+    """Seed that selects the episodes."""
 
 
 Distance = Literal["euclidean", "cosine"]

@@ -37,7 +37,7 @@ class FewShotEvaluation(EpisodeConfig):
     distance: Distance = "euclidean"
     """Distance of a query from a prototype."""
     validation_episodes: Count = 500
-    """1-shot episodes of a validation, otherwise like those of the evaluation."""
+    """Episodes of a validation, which are 1-shot and otherwise as above."""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ class IntegratedLoss(NamedLoss):
     metric_weight: Weight = 1.0
     """Weight of the metric loss within a sum."""
     temperature: Positive = 1.0
-    """Temperature of the metric losses in units of the feature dimension d: squared distances
-    are divided by TEMPERATURE·d."""
+    """Temperature T/d of the metric losses, which divide squared distances by T; d is the number of
+    features."""
     epsilon: Weight = 1e-4
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: Weight = 0.3
@@ -94,8 +94,9 @@ def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
         "nca": "NCA: neighbourhood component analysis.",
         "proto": "Proto: prototypical loss.",
         "sum": "A+B: sum of two losses on the same features.",
-        "direct": "A⊕B: B acts on the complement of the subspace that A's classifier spans.",
-        "spectral": f"A⊕̃B: the same with a spectral complement, p = {options.power:g}.",
+        "direct": "A⊕B: direct sum; B acts on the complement of the subspace that A's classifier "
+        "spans.",
+        "spectral": f"A⊕̃B: spectral sum, a soft form of the direct sum with p = {options.power:g}.",
     }
     return [sentence for part, sentence in sentences.items() if part in used]
 

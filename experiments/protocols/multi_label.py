@@ -119,7 +119,9 @@ def build(config: MultiLabelConfig) -> Protocol:
         splits=SPLITS,
         load=partial(load, data),
         class_counts=partial(class_counts, data, config.sampling.batch_size),
-        check_options=lambda num_features: check_options(config),
+        check_options=lambda num_features: check_options(
+            data, loss, config.sampling, config.optimizer, config.model.weights
+        ),
         check_data=partial(check_data, data.name),
         objective=partial(objective, loss),
         validation=Metric("mean of mAP@class and mAP@sample"),
@@ -228,27 +230,23 @@ def class_counts(
     return {split: np.sum(part.targets > 0, axis=0) for split, part in parts.items()}
 
 
-def check_options(config: MultiLabelConfig) -> None:
+def check_options(
+    data: MultiLabelData,
+    loss: MultiLabelLoss,
+    sampling: SamplingConfig,
+    optimizer: OptimizerConfig,
+    weights: str,
+) -> None:
     """Checks that sampling, mixup and optimiser fit multi-label data, the loss and the weights."""
-    check_sampling(config.sampling)
-    if config.data.mixup and _METHODS[config.loss.name].compares_samples:
-        raise ConfigError(
-            f"data.mixup = {config.data.mixup} needs a loss of single samples, and "
-            f"{config.loss.name} compares samples with each other; set data.mixup = 0"
-        )
-    check_backbone_rate(config.optimizer, config.model.weights)
-
-
-def check_sampling(sampling: SamplingConfig) -> None:
-    """Checks that batches are random: classes do not partition multi-label images."""
     if parse_strategy(sampling.strategy) is not None:
         raise ConfigError(
             f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
         )
-
-
-def check_backbone_rate(optimizer: OptimizerConfig, weights: str) -> None:
-    """Checks that a slow backbone starts from trained weights."""
+    if data.mixup and _METHODS[loss.name].compares_samples:
+        raise ConfigError(
+            f"data.mixup = {data.mixup} needs a loss of single samples, and {loss.name} compares "
+            "samples with each other; set data.mixup = 0"
+        )
     if optimizer.backbone_rate < 1 and not weights:
         raise ConfigError(
             f"optimizer.backbone_rate = {optimizer.backbone_rate} is for a pretrained backbone: "

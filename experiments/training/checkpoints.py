@@ -171,7 +171,8 @@ class Checkpoints:
             self._orbax.wait_until_finished()
         except Exception as error:
             raise CheckpointError(f"saving to {self._directory} failed: {error}") from error
-        kept = {*self.steps()[-_KEPT:], self.best_step()}
+        best = self.best_step()  # Before the newest: it sets damaged checkpoints aside.
+        kept = {*self.steps()[-_KEPT:], best}
         trash = self._directory / _TRASH
         for step in self.steps():
             if step not in kept:

@@ -81,8 +81,7 @@ def train(
       parts: What the loop runs.
       directory: The run directory; receives metrics.jsonl, TensorBoard events and checkpoints/.
       intervals: Steps of the run, and between its reports.
-      name: What is trained, for the progress display.
-      meta: JSON types that every checkpoint stores.
+      name, meta: See `Recorder`.
 
     Returns:
       Seconds spent on the run, over all calls that trained it.

@@ -51,5 +51,5 @@ def _is_at_most(line: bytes, step: int) -> bool:
     """Whether a line is whole and of no later step."""
     try:
         return line.endswith(b"\n") and json.loads(line)["step"] <= step
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
         return False

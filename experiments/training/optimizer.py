@@ -10,11 +10,7 @@ from experiments.errors import ConfigError
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate as a function of the step.
-
-    Args:
-      config: Peak, schedule and warm-up.
-      steps: Steps of the run.
+    """The learning rate as a function of the step, in a run of `steps`.
 
     Raises:
       ConfigError: The schedule does not fit into `steps`.
@@ -49,12 +45,7 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """SGD with momentum, or Adam, with weight decay in the gradient of kernels.
-
-    Args:
-      config: The optimiser.
-      steps: Steps of the run.
-    """
+    """SGD with momentum, or Adam, with weight decay in the gradient of kernels."""
 
     def kernels(params):
         return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

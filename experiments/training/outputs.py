@@ -53,14 +53,7 @@ def build_outputs(
 ) -> Callable[[TrainState, ImageSet], Outputs]:
     """The outputs of images as a function of the state; it compiles once.
 
-    Args:
-      graphdef: The backbone without its parameters and statistics.
-      objective: Computes the logits.
-      data: How images are normalised.
-      class_counts: Training images of every class.
-
-    Returns:
-      The function. It raises a `DivergedError` where a feature or a logit is not finite.
+    The function raises a `DivergedError` where a feature or a logit is not finite.
     """
     embed = build_embed(graphdef, data)
     logits_of = jax.jit(objective.logits)

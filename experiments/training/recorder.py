@@ -10,8 +10,8 @@ from typing import Any, SupportsFloat
 
 import jax
 
-from experiments.processes import is_first, on_first
-from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints
+from experiments.processes import on_first
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
 from experiments.training.metrics_log import MetricsLog
 from experiments.training.progress import Progress, progress
 from experiments.training.run_directory import exclusive_run
@@ -21,11 +21,7 @@ from experiments.training.state import TrainState
 class Recorder:
     """The files of a run. With several processes, all call every method and the first one writes.
 
-    Args:
-      directory: The run directory.
-      steps: Steps of the run.
-      name: What is trained, for the progress display.
-      meta: JSON types that every checkpoint stores.
+    Every checkpoint stores `meta`, JSON types, and the seconds spent on the run.
     """
 
     def __init__(self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any]):
@@ -37,6 +33,7 @@ class Recorder:
         self._checkpoints: Checkpoints | None = None
         self._log: MetricsLog | None = None
         self._progress: Progress | None = None
+        self._failure: OSError | None = None
         self.seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -64,29 +61,41 @@ class Recorder:
 
         def restore() -> tuple[list[Any] | None, float]:
             self._stack.enter_context(exclusive_run(self._directory))
-            self._checkpoints = self._stack.enter_context(
-                Checkpoints(self._directory / CHECKPOINTS_FOLDER)
-            )
-            if self._checkpoints.latest_step() is None:
-                return None, 0.0
-            restored = self._checkpoints.restore(initial)
-            return jax.tree.leaves(restored.state), restored.meta["seconds"]
+            folder = self._directory / CHECKPOINTS_FOLDER
+            self._checkpoints = self._stack.enter_context(Checkpoints(folder))
+            leaves, seconds, first = None, 0.0, 0
+            if self._checkpoints.latest_step() is not None:
+                restored = self._checkpoints.restore(initial)
+                leaves, first = jax.tree.leaves(restored.state), restored.step
+                seconds = restored.meta["seconds"]
+            elif damaged := sorted(p.name for p in folder.glob("damaged-*")):
+                raise CheckpointError(
+                    f"{folder} holds damaged checkpoints only ({', '.join(damaged)}); remove this "
+                    "folder to train from the start"
+                )
+            metrics = self._directory / "metrics.jsonl"
+            self._log = self._stack.enter_context(MetricsLog(metrics, resume_step=first))
+            self._progress = self._stack.enter_context(progress(self._steps, first, self._name))
+            return leaves, seconds
 
         leaves, self.seconds_before = on_first(restore)
-        state = initial
-        if leaves is not None:
-            state = jax.tree.unflatten(jax.tree.structure(initial), leaves)
-        first = int(state.step)
-        if is_first():
-            path = self._directory / "metrics.jsonl"
-            self._log = self._stack.enter_context(MetricsLog(path, resume_step=first))
-            self._progress = self._stack.enter_context(progress(self._steps, first, self._name))
-        return state
+        if leaves is None:
+            return initial
+        return jax.tree.unflatten(jax.tree.structure(initial), leaves)
 
     def log(self, step: int, **scalars: SupportsFloat | None) -> None:
-        """Writes numbers to the metrics file and TensorBoard."""
-        if self._log is not None:
+        """Writes numbers to the metrics file and TensorBoard.
+
+        With several processes, an error is raised by the next `save`, in all of them.
+        """
+        if self._log is None:
+            return
+        try:
             self._log.log(step, **scalars)
+        except OSError as error:
+            if jax.process_count() == 1:
+                raise
+            self._failure = error
 
     def show_progress(self, step: int, loss: float, images_per_second: float) -> None:
         """Updates the progress display."""
@@ -96,16 +105,15 @@ class Recorder:
     def save(
         self, step: int, state: TrainState, validate: Callable[[TrainState], float] | None
     ) -> None:
-        """Validates and begins to write a checkpoint. An error is raised in all processes.
+        """Validates, if `validate` is given, and begins to write a checkpoint.
 
-        Args:
-          step: Number of steps done.
-          state: Their result.
-          validate: Computes what the best checkpoint is chosen by; None without validation.
+        An error is raised in all processes.
         """
 
         def save() -> None:
             assert self._checkpoints is not None
+            if self._failure is not None:
+                raise self._failure
             accuracy = None if validate is None else validate(state)
             if accuracy is not None:
                 self.log(step, validation=accuracy)

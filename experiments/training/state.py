@@ -38,12 +38,7 @@ def initial_state(
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The graph of the backbone and the state at step 0.
 
-    Args:
-      model: The backbone.
-      objective: What the run minimises.
-      optimizer: The optimiser.
-      seed: Seed of the head's parameters.
-      weights: Initial weights of the backbone, as `load_weights` reads them; empty: as built.
+    The backbone starts from `weights`, as `load_weights` reads them; empty: as built.
 
     Raises:
       WeightsError: The weights cannot be read, or do not fit.

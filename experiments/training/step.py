@@ -54,15 +54,8 @@ def build_step(
 ) -> Step:
     """The step for one device's share of the batch, or with `axis_name` over all devices.
 
-    The random numbers of a sample depend on its position in the global batch, not on the device.
-
-    Args:
-      graphdef: The backbone without its parameters and statistics.
-      objective: What the run minimises.
-      optimizer: The optimiser.
-      data: How images are augmented and normalised.
-      key: Seed of augmentation and of the backbone's random numbers.
-      axis_name: The mapped axis over which the batch is spread, or None.
+    The random numbers of a sample depend on `key` and on its position in the global batch, not on
+    the device.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
