@@ -281,6 +281,14 @@ def test_another_checkpoint_is_named_in_place_of_a_damaged_best_one(
     assert (tmp_path / "damaged-2").exists() is not read_only
 
 
+def test_a_damaged_checkpoint_takes_no_place_among_the_newest(tmp_path):
+    fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.1})
+    damage(tmp_path / "3" / "meta" / "metadata", "torn")
+    fill(tmp_path, {4: 0.2})
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.steps() == [1, 2, 4]
+
+
 def test_the_newest_but_one_is_read_where_the_newest_and_the_best_are_damaged(tmp_path):
     fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.1})
     for step in ("1", "3"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import subprocess
 import sys
@@ -78,6 +79,15 @@ def test_only_the_projects_own_errors_become_messages(monkeypatch):
     monkeypatch.setattr(Datasets, "run", broken)
     with pytest.raises(ValueError, match="a mistake of ours"):
         main(["datasets"])
+
+
+def test_a_full_disk_is_a_message(monkeypatch, capsys):
+    def full(self, command):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Datasets, "run", full)
+    assert main(["datasets"]) == 2
+    assert capsys.readouterr().err == "error: No space left on device\n"
 
 
 def test_datasets_lists_the_set_of_every_preset(folders, capsys):

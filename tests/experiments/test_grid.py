@@ -65,6 +65,7 @@ def test_an_axis_is_parsed_in_the_types_of_its_options():
         ("loss.name/data.classes=loose/5,loose/5", "loss.name/data.classes is repeated"),
         ("loss.name/data.classes=softmax", "1 values for 2 options"),
         ("seed=1,2", "use --seeds"),
+        ("preset=kanji,coco", "preset: unknown option"),
     ],
 )
 def test_impossible_axes_are_refused(text, message):
@@ -88,6 +89,13 @@ def test_cells_are_all_combinations(tmp_path):
     assert first.directory == tmp_path / "model.widths=4+8+8+8" / "seed-0"
     with pytest.raises(ConfigError, match="an option twice"):
         make_cells(CONFIG, [axes[0], axes[0]], [0], tmp_path)
+
+
+def test_paths_can_be_swept(tmp_path):
+    axis = parse_axis("model.weights=runs/a,runs/b", CONFIG)
+    assert axis.values == (("runs/a",), ("runs/b",))
+    folders = [cell.directory.parent for cell in make_cells(CONFIG, [axis], [0], tmp_path)]
+    assert folders == [tmp_path / "model.weights=runs-a", tmp_path / "model.weights=runs-b"]
 
 
 def test_zero_of_a_subset_option_is_labelled_all():

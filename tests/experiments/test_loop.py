@@ -21,7 +21,7 @@ from experiments.errors import ConfigError
 from experiments.protocols import few_shot
 from experiments.runs import plan_run, train_run
 from experiments.training import loop
-from experiments.training.checkpoints import Checkpoints
+from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.interrupts import Interrupted
 from experiments.training.metrics_log import MetricsLog
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
@@ -50,6 +50,17 @@ def test_a_resumed_run_ends_bit_identical(tmp_path, folders, strategy, killed_af
 
     chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
     assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
+
+
+def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(tmp_path, folders):
+    train(TINY, tmp_path / "run", folders)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for step in ("2", "4"):
+        (checkpoints / step / "meta" / "metadata").write_text("{")
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
+        train(TINY, tmp_path / "run", folders)
+    with pytest.raises(CheckpointError, match=r"damaged checkpoints only \(damaged-2, damaged-4\)"):
+        train(TINY, tmp_path / "run", folders)
 
 
 def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, monkeypatch):
