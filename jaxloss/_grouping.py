@@ -236,7 +236,7 @@ def random_groups(
     .. math:: g_{ij} = ⌊π_i(j) G / d⌋ \quad \text{if G divides d, with random permutations } π_i
 
     Args:
-      key: a random key, from `jax.random.key` or `jax.random.PRNGKey`.
+      key: A random key, from `jax.random.key` or `jax.random.PRNGKey`.
       num_samples: n of the groups `[n, d]`.
       dim: d.
       num_groups: G, from 1 to d. If G does not divide d, the first `d mod G` groups have one more

@@ -44,8 +44,8 @@ def sum_loss(
       labels: `[n]`, class indices.
       weights: `[d, C]`, one column per class.
       bias: `[C]`, or None.
-      classification_loss: a loss of logits and labels, such as `softmax_loss` or `sigmoid_loss`.
-      metric_loss: a loss of features and labels. Set its options with `functools.partial`, as in
+      classification_loss: A loss of logits and labels, such as `softmax_loss` or `sigmoid_loss`.
+      metric_loss: A loss of features and labels. Set its options with `functools.partial`, as in
         `partial(nca_loss, temperature=64.0)`.
       metric_weight: w.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. Each of the two

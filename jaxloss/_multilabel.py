@@ -111,14 +111,14 @@ def class_wise_loss(
       logits: `[n, C]`.
       targets: `[n, C]`, multi-label targets.
       positive_temperature, negative_temperature, margin: As in `sample_wise_loss`.
-      where: a common keyword of `jaxloss`.
+      where: A common keyword of `jaxloss`.
       sample_weights: floats `[n]`, s ≥ 0. They weight the samples inside the logarithms: weight 2
         equals the same sample twice, and weight 0 removes it. Negative weights give NaN. Doubling
         all weights changes the loss.
       reduction: Over the classes. `"mean"` and `"sum"` include the classes with a positive.
         `"none"` gives `[C]`, with 0 for the other classes. A class with positives but no negative
         has loss 0.
-      axis_name: a common keyword of `jaxloss`. Every device computes the losses of all classes over
+      axis_name: A common keyword of `jaxloss`. Every device computes the losses of all classes over
         the global batch. Devices exchange C numbers, not the logits.
 
     Returns:

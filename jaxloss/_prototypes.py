@@ -87,7 +87,7 @@ def uniform_prototypes(
     is Adam with a cosine schedule, in one compiled loop. A step takes two products of d·M² each.
 
     Args:
-      key: a random key, from `jax.random.key` or `jax.random.PRNGKey`.
+      key: A random key, from `jax.random.key` or `jax.random.PRNGKey`.
       num_prototypes: M of the result `[d, M]`.
       dim: d. For d = 1, the prototypes alternate between the two points of the sphere.
       num_steps: The number of optimiser steps.

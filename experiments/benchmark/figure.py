@@ -49,7 +49,7 @@ _LEAST_MEGABYTES = 1e-3  # Smaller values are drawn here: a few bytes would stre
 
 
 def benchmark_figure(rows: Sequence[dict[str, Any]], *, title: str) -> Figure:
-    """Draw for every loss a panel of time and beneath it one of memory, both log-log.
+    """Draws for every loss a panel of time and beneath it one of memory, both log-log.
 
     Args:
       rows: The losses of a benchmark, one row for each size; at least one.

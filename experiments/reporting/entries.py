@@ -88,7 +88,7 @@ class Grid(NamedTuple):
 
 
 def make_grid(axes: Sequence[Axis], runs: Sequence[Run], metrics: Sequence[str] = ()) -> Grid:
-    """Put runs together; no two of them have the same place and seed."""
+    """Arranges runs; no two of them have the same place and seed."""
     kept = [i for i, axis in enumerate(axes) if i == 0 or len(axis.labels) > 1]
     constant = {axis.name: axis.labels[0] for i, axis in enumerate(axes) if i not in kept}
     seeds = sorted({run.report["seed"] for run in runs})

@@ -33,7 +33,7 @@ def write_grid(
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> list[Path]:
-    """Write table.md, table.json and, if there are values, figure.png; returns their paths.
+    """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
 
     The labels of the first axis are the rows of the tables. `metrics` names those to show, in this
     order; by default all. `command` is what was typed last, and `notes` are sentences for the

@@ -46,7 +46,7 @@ _NUMBER_CHARACTERS = 30
 
 
 def grid_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
-    """Draw every metric that has values; None if there is no such metric.
+    """Draws every metric that has values; None if there is no such metric.
 
     If the labels of the last axis are numbers, lines run along it, one for each combination of the
     other axes. Else every label of the first axis is a row, in which the combinations of the other

@@ -41,7 +41,7 @@ def linear_report(report: dict[str, Any]) -> str:
 
 
 def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
-    """Draw the accuracy on validation and test images against the penalty."""
+    """Draws the accuracy on validation and test images against the penalty."""
     result = report["result"]
     figure = new_figure(
         7.2,
@@ -65,7 +65,7 @@ def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
 def write_linear_report(
     directory: Path, report: dict[str, Any], name: str, *, command: str
 ) -> list[Path]:
-    """Write NAME.md, .json and .png into the run directory; returns their paths."""
+    """Writes NAME.md, .json and .png into the run directory; returns their paths."""
     markdown, data, picture = (directory / f"{name}.{kind}" for kind in ("md", "json", "png"))
     text = f"{linear_report(report)}\n\n![accuracy against λ]({picture.name})\n\n`{command}`\n"
     return [

@@ -31,7 +31,7 @@ def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
 def write_run_report(
     directory: Path, report: dict[str, Any], lines: Sequence[str], name: str = "report"
 ) -> list[Path]:
-    """Write NAME.md and NAME.json into the run directory; returns their paths."""
+    """Writes NAME.md and NAME.json into the run directory; returns their paths."""
     return [
         write_atomically(directory / f"{name}.md", run_report(report, lines) + "\n"),
         write_json(directory / f"{name}.json", report),

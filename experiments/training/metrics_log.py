@@ -15,10 +15,9 @@ from experiments.files import write_atomically
 class MetricsLog:
     """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
 
-    A run that was killed has written lines beyond the checkpoint it goes on from, and perhaps half
-    a line. Opening removes both, so no value stands in the file twice. (A step may have two lines,
-    one of the training and one of its validation.) TensorBoard's earlier events stay on disk, but
-    it ignores those after `resume_step`, the step from which the run goes on.
+    Opening removes lines after `resume_step` and a torn last line, which a killed run leaves behind.
+    A step may have two lines, one of training and one of validation. TensorBoard's earlier events
+    stay on disk, but it ignores those after `resume_step`.
     """
 
     def __init__(self, path: Path, *, resume_step: int):
@@ -37,7 +36,7 @@ class MetricsLog:
         self._writer.close()
 
     def log(self, step: int, **scalars: SupportsFloat | None) -> None:
-        """Write the numbers of a step, which are on disk at once; None is left out."""
+        """Writes the numbers of a step, which are on disk at once; None is left out."""
         values = {name: float(value) for name, value in scalars.items() if value is not None}
         # JSON has no NaN and no Infinity: those are strings.
         row = {k: v if math.isfinite(v) else json.dumps(v) for k, v in values.items()}

@@ -27,7 +27,7 @@ class Progress:
         self._tenth = 10 * initial // bar.total
 
     def update(self, step: int, loss: float, images_per_second: float) -> None:
-        """Report the number of steps done, the loss there, and the speed."""
+        """Reports the number of steps done, the loss there, and the speed."""
         figures = f"loss {loss:.4g}, {images_per_second:,.0f} images/s"
         if not self._bar.disable:
             self._bar.set_postfix_str(figures, refresh=False)
@@ -50,7 +50,7 @@ class Progress:
 
 @contextmanager
 def progress(total: int, initial: int, description: str) -> Iterator[Progress]:
-    """Show the steps done of `total`, of which a run that goes on has done `initial` before.
+    """Shows the steps done of `total`; a resumed run has done `initial` of them before.
 
     On a terminal this is a bar with loss, images per second and time left. Otherwise it is a line
     for every tenth of the run, or every 30 seconds, without control characters.
