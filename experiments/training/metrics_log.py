@@ -15,7 +15,7 @@ from experiments.files import write_atomically
 class MetricsLog:
     """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
 
-    Opening removes lines after `resume_step` and a torn last line, which a killed run leaves behind.
+    Opening removes lines after `resume_step` and a torn last line, as a killed run leaves them.
     A step may have two lines, one of training and one of validation. TensorBoard's earlier events
     stay on disk, but it ignores those after `resume_step`.
     """
