@@ -104,16 +104,14 @@ def test_killed_and_stopped_processes_resume_and_end_as_if_undisturbed(
         processes[1].send_signal(signal.SIGTERM)
         outputs = finish(processes, 128 + signal.SIGTERM)
     (stopped,) = re.findall(r"stopped at step (\d+) of 50, which is saved", outputs[0])
-    newest = [int(stopped)]
-    assert saved_steps(cut)[-1] == newest[0] < 35
-    for _ in range(2):
-        with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-            wait_for_step(cut, newest[-1] + 6, processes[0])
-            for process in processes:
-                process.send_signal(signal.SIGKILL)
-            finish(processes, -signal.SIGKILL)
-        newest.append(saved_steps(cut)[-1])
-    assert newest == sorted(newest)
+    newest = int(stopped)
+    assert saved_steps(cut)[-1] == newest < 35
+    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+        wait_for_step(cut, newest + 6, processes[0])
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        finish(processes, -signal.SIGKILL)
+    assert saved_steps(cut)[-1] >= newest
     with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
         finish(processes, 0)
 
