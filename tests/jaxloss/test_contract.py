@@ -668,6 +668,7 @@ def test_forward_over_reverse(row):
     chex.assert_trees_all_close(got, expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [row for row in LOSSES if row.name in ("softmax", "prototypical", "direct_sum")],

@@ -155,6 +155,7 @@ def sharded_step(row: LossRow, axes: Any, devices: Any, params: Any, batch: Any)
     return jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, batch))
 
 
+@pytest.mark.slow
 @every_case
 def test_shard_map(row):
     with precision(np.float64):
@@ -186,6 +187,7 @@ def test_shard_map_without_check_vma(row, dtype):
         check((on_device, own), single_device(row, dtype), dtype)
 
 
+@pytest.mark.slow
 @every_loss
 @dtypes
 def test_jit_over_sharded_arrays(row, dtype):
