@@ -10,7 +10,7 @@ import json
 import logging
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -409,6 +409,7 @@ def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
     }
 
 
+@cache
 def code_version() -> dict[str, str | None]:
     """The version of the code, and its git commit if it runs from a checkout."""
     git = [

@@ -11,7 +11,7 @@ and have not been run here.
 from __future__ import annotations
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_MEAN, IMAGENET_STD, RESNET12
+from experiments.presets.photographs import JITTERED, RESNET12
 from experiments.presets.preset import Preset
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
@@ -34,7 +34,7 @@ def _photographs(
 ) -> FewShotConfig:
     """ResNet-12 on a data set of photographs."""
     return FewShotConfig(
-        data=DataConfig(name=name, mean=IMAGENET_MEAN, std=IMAGENET_STD, pad=pad, color_jitter=0.4),
+        data=DataConfig(name=name, **JITTERED, pad=pad),
         sampling=SamplingConfig(batch_size=batch_size),
         model=RESNET12,
         loss=_LOSS,

@@ -12,7 +12,7 @@ the project and have not been run here.
 from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_MEAN, IMAGENET_STD, RESNET50
+from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
 from experiments.presets.preset import Preset
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
@@ -34,15 +34,7 @@ def _photographs(
     """
     epoch = images // _BATCH_SIZE
     return GroupSoftmaxConfig(
-        data=ClassificationData(
-            name=name,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            pad=0,
-            image_size=224,
-            resize=256,
-            crop_scale=(0.08, 1.0),
-        ),
+        data=ClassificationData(name=name, **IMAGENET_CROPS),
         sampling=SamplingConfig(batch_size=_BATCH_SIZE),
         model=RESNET50,
         loss=GroupLoss(num_groups=4),

@@ -21,6 +21,7 @@ from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import (
     CIFAR100_MEAN,
     CIFAR100_STD,
+    IMAGENET_CROPS,
     IMAGENET_MEAN,
     IMAGENET_STD,
     RESNET32,
@@ -143,16 +144,7 @@ PRESETS = {
     "imagenet-sphere": Preset(
         "Hyperspherical classification on ImageNet-1K (ResNet-50, mixup, 100 epochs).",
         HypersphericalConfig(
-            data=ClassificationData(
-                name="imagenet",
-                mean=IMAGENET_MEAN,
-                std=IMAGENET_STD,
-                pad=0,
-                image_size=224,
-                resize=256,
-                crop_scale=(0.08, 1.0),
-                mixup=1.0,
-            ),
+            data=ClassificationData(name="imagenet", **IMAGENET_CROPS, mixup=1.0),
             sampling=SamplingConfig(batch_size=1024),
             model=replace(RESNET50, dim=512),
             optimizer=OptimizerConfig(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Literal
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_MEAN, IMAGENET_STD, RESNET50
+from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
 from experiments.presets.preset import Preset
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 
@@ -31,12 +31,7 @@ def _photographs(
     return MultiLabelConfig(
         data=MultiLabelData(
             name=name,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            pad=0,
-            image_size=224,
-            resize=256,
-            crop_scale=(0.08, 1.0),
+            **IMAGENET_CROPS,
             color_jitter=0.4,
             lighting=0.1,
             train_on=train_on,

@@ -18,7 +18,7 @@ not been run here.
 from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_MEAN, IMAGENET_STD, RESNET12
+from experiments.presets.photographs import JITTERED, RESNET12
 from experiments.presets.preset import Preset
 from experiments.protocols.negative_margin import MarginData, NegativeMarginConfig
 
@@ -42,10 +42,8 @@ def _photographs(
     return NegativeMarginConfig(
         data=MarginData(
             name=name,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
+            **JITTERED,
             pad=8,
-            color_jitter=0.4,
             holdout=holdout,
             novel=novel,
         ),

@@ -1,4 +1,6 @@
-"""What presets on photographs share: normalisation and backbones."""
+"""What presets on photographs share: normalisation, augmentation and backbones."""
+
+from typing import Any
 
 from experiments.config import ModelConfig
 
@@ -7,6 +9,18 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
 CIFAR100_STD = (0.2673, 0.2564, 0.2762)
+
+IMAGENET_CROPS: dict[str, Any] = {
+    "mean": IMAGENET_MEAN,
+    "std": IMAGENET_STD,
+    "pad": 0,
+    "image_size": 224,
+    "resize": 256,
+    "crop_scale": (0.08, 1.0),
+}
+"""Data options of ImageNet training: random resized crops of 224 pixels (protocols B, C and D)."""
+JITTERED: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "color_jitter": 0.4}
+"""Data options of few-shot training (protocols A and E)."""
 
 RESNET12 = ModelConfig(
     backbone="resnet12", widths=(64, 160, 320, 640), pooling="mean", drop_block=0.1
