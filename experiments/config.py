@@ -118,7 +118,9 @@ class OptimizerConfig:
     nesterov: bool = True
     """Use Nesterov momentum."""
     weight_decay: Weight = 5e-4
-    """L2 decay, added to the gradient of kernels; biases and normalisation are exempt."""
+    """L2 decay, added to the gradient."""
+    decay_all: bool = False
+    """Decay all parameters; else biases and the parameters of normalisation are exempt."""
     schedule: Literal["cosine", "step"] = "cosine"
     """Cosine decay to zero, or division by ten at --optimizer.decay-steps."""
     warmup_steps: Steps = 0

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.config import TrainConfig
+
+AUTHORS = "authors' configuration"
+"""Source of a setting that the paper leaves open and its authors' published code fixes."""
+OURS = "our choice"
+"""Source of a setting that neither the paper nor its authors' code fixes."""
 
 
 class Preset(NamedTuple):
@@ -13,3 +19,21 @@ class Preset(NamedTuple):
     description: str
     """One line, for the command line."""
     config: TrainConfig
+    sources: Mapping[str, str] = {}
+    """Where each setting comes from, by option: a table or section of the paper, `AUTHORS` or
+    `OURS`. Complete for the presets on the papers' data sets."""
+
+
+def by_option(options: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The source of every option, from the options of every source.
+
+    Raises:
+      ValueError: An option has two sources.
+    """
+    sources: dict[str, str] = {}
+    for source, names in options.items():
+        for name in names:
+            if name in sources:
+                raise ValueError(f"{name} has two sources: {sources[name]} and {source}")
+            sources[name] = source
+    return sources

@@ -45,7 +45,7 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """SGD with momentum, or Adam, with weight decay in the gradient of kernels."""
+    """SGD with momentum, or Adam, with weight decay in the gradient."""
 
     def kernels(params):
         return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
@@ -62,7 +62,8 @@ def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransf
         if config.kind == "adam"
         else optax.sgd(rate, momentum=config.momentum, nesterov=config.nesterov)
     )
-    parts = [optax.add_decayed_weights(config.weight_decay, mask=kernels), update]
+    decayed = None if config.decay_all else kernels
+    parts = [optax.add_decayed_weights(config.weight_decay, mask=decayed), update]
     if config.backbone_rate != 1:
         parts.append(optax.masked(optax.scale(config.backbone_rate), backbone))
     return optax.chain(*parts)

@@ -87,6 +87,18 @@ def test_weight_decay_spares_biases_and_normalisation():
     )
 
 
+def test_weight_decay_of_all_parameters():
+    config = OptimizerConfig(
+        learning_rate=1.0, momentum=0.0, nesterov=False, weight_decay=0.1, decay_all=True
+    )
+    optimizer = build_optimizer(config, 10)
+    params = {"kernel": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
+    updates, _ = optimizer.update(
+        jax.tree.map(np.zeros_like, params), optimizer.init(params), params
+    )
+    chex.assert_trees_all_close(updates, jax.tree.map(lambda leaf: -0.1 * leaf, params))
+
+
 def test_schedules():
     cosine = learning_rate(OptimizerConfig(learning_rate=0.4, warmup_steps=4), 12)
     rates = np.array([float(cosine(step)) for step in (0, 2, 4, 8, 12)])  # pyright: ignore[reportArgumentType]

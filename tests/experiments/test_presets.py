@@ -161,7 +161,7 @@ FROZEN = {
 
 def test_presets_keep_the_values_of_their_recorded_results():
     assert list(PRESETS) == list(FROZEN)
-    for name, (_, config) in PRESETS.items():
+    for name, (_, config, _) in PRESETS.items():
         optimizer = config.optimizer
         found = Frozen(
             config.data.name,
@@ -183,7 +183,7 @@ def test_presets_are_grouped_by_protocol_and_described_in_one_line():
         assert len(found) == 1
         protocols.extend(found)
     assert sorted(protocols) == sorted(PROTOCOLS)
-    for name, (description, config) in PRESETS.items():
+    for name, (description, config, _) in PRESETS.items():
         assert config.preset == name
         assert description.endswith(".")
         assert "\n" not in description

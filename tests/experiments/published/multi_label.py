@@ -1,0 +1,5 @@
+"""The published settings of protocol D, by preset; a copy that changes only with its source."""
+
+from typing import Any
+
+PUBLISHED: dict[str, dict[str, Any]] = {}
