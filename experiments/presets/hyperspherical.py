@@ -10,7 +10,9 @@ project and have not been run here.
 The loss of the balanced setting is summed over the batch. With plain SGD the mean takes 128 times
 the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy (`fixed-ce`,
 `softmax`) is a mean in the supplement's eq. (10): set `--loss.reduction mean` for these. Dot
-regression of the long-tailed setting is a mean.
+regression of the long-tailed setting is a mean, and balances the classes of each batch.
+The baseline that the authors compare with is `--loss.name cosine-softmax`, a trained classifier on
+cosines without a scale; `softmax` is the linear classifier that people use.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def _long_tailed(name: str, mean: tuple[float, ...], std: tuple[float, ...], *, 
         data=ClassificationData(name=name, mean=mean, std=std, pad=4, imbalance=0.01, mixup=1.0),
         sampling=SamplingConfig(batch_size=128),
         model=replace(RESNET32, dim=64),
-        loss=HypersphericalLoss(criterion="dot-regression"),
+        loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),
         optimizer=OptimizerConfig(
             learning_rate=0.1,
             nesterov=False,
@@ -180,7 +182,7 @@ PRESETS = {
             _ICONS,
             data=replace(_ICONS.data, imbalance=0.05, mixup=1.0),
             optimizer=replace(_ICONS.optimizer, weight_decay=2e-4),
-            loss=HypersphericalLoss(criterion="dot-regression"),
+            loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),
         ),
     ),
     # Section 7.2 names imbalance 0.005, 0.01 and 0.02. Another --data.imbalance changes the steps

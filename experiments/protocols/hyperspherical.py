@@ -31,6 +31,7 @@ _LABELS = {
     "static": "Static assignment",
     "fixed-ce": "Fixed W + CE",
     "softmax": "Softmax",
+    "cosine-softmax": "Cosine softmax, no scale",
 }
 _COLUMNS = 10
 """Largest number of columns in the report's table on the assignment."""
@@ -40,13 +41,17 @@ _COLUMNS = 10
 class HypersphericalLoss(NamedLoss):
     """What is minimised."""
 
-    name: Literal["dynamic", "static", "fixed-ce", "softmax"] = "dynamic"
+    name: Literal["dynamic", "static", "fixed-ce", "softmax", "cosine-softmax"] = "dynamic"
     """dynamic and static: distance to prototypes that are assigned to the classes anew after every
     epoch, or once at random. fixed-ce: cross-entropy with randomly assigned prototypes as a fixed
-    classifier. softmax: cross-entropy with a trained linear classifier."""
+    classifier. softmax: cross-entropy with a trained linear classifier. cosine-softmax: the
+    authors' baseline, cross-entropy of cosines with a trained classifier, without a scale."""
     criterion: Literal["prototype", "dot-regression"] = "prototype"
     """Distance: squared cosine distance (balanced classes), or dot regression of unit-length
     features with prototypes whose length grows with the rarity of their class (long tails)."""
+    lengths: Literal["batch", "training-set"] = "training-set"
+    """What the lengths of dot regression balance: the classes of the batch (of all devices), anew
+    in every step and before mixup, or the classes of the training set."""
     reduction: Literal["mean", "sum"] = "mean"
     """Reduction over the batch. With SGD, the sum over n samples equals the mean with n times the
     learning rate and 1/n of the weight decay."""
@@ -79,7 +84,7 @@ def build(config: HypersphericalConfig) -> Protocol:
     return classification.build(
         config.data,
         label=label(loss),
-        objective=partial(_softmax if loss.name == "softmax" else _with_prototypes, loss),
+        objective=partial(_OBJECTIVES[loss.name], loss),
         check_options=check_options,
         extra_results=assignment_results if moves else lambda outputs: {},
         extra_report=report_assignment if moves else lambda results: [],
@@ -108,6 +113,31 @@ def _softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
         return init_linear_head(key, problem.num_features, len(problem.class_counts))
 
     return Objective(init_head, loss, head_logits)
+
+
+def _cosine_softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
+    """Cross-entropy of cosines with a trained classifier.
+
+    The logits lie in [−1, 1], which bounds the loss from below: for C classes by
+    log(1 + (C − 1) / e²).
+    """
+
+    def logits_of(features, head, objective_state):
+        return jaxloss.cosine_logits(features, head["kernel"])
+
+    def loss(features, labels, head, objective_state):
+        logits = logits_of(features, head, objective_state)
+        value = jaxloss.softmax_loss(
+            logits, labels, reduction=options.reduction, axis_name=problem.axis_name
+        )
+        return Loss(value, objective_state, train_accuracy(logits, labels))
+
+    def init_head(key: Array):
+        # Of length 1/√3, as PyTorch's linear layers begin: gradients shrink with the length.
+        head = init_linear_head(key, problem.num_features, len(problem.class_counts), scale=3**-0.5)
+        return {"kernel": head["kernel"]}
+
+    return Objective(init_head, loss, logits_of)
 
 
 def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective:
@@ -156,6 +186,15 @@ def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective
         init_state=partial(_init_state, options, problem),
         after_epoch=reassign if dynamic else None,
     )
+
+
+_OBJECTIVES: dict[str, Callable[[HypersphericalLoss, Problem], Objective]] = {
+    "dynamic": _with_prototypes,
+    "static": _with_prototypes,
+    "fixed-ce": _with_prototypes,
+    "softmax": _softmax,
+    "cosine-softmax": _cosine_softmax,
+}
 
 
 def _init_state(options: HypersphericalLoss, problem: Problem) -> dict[str, Array]:
@@ -221,22 +260,30 @@ def _distance(
             **common,
         )
 
-    def dot_regression(features, labels, objective_state):
+    def dot_regression(lengths_of, features, labels, objective_state):
         norms = optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
         return jaxloss.dot_regression_loss(
             features / norms,
             labels,
             objective_state["prototypes"],
             assignment=objective_state["assignment"],
-            lengths=lengths,
+            lengths=lengths_of(labels),
             **common,
         )
 
     if options.criterion == "prototype":
         return prototype
-    labels = np.repeat(np.arange(len(problem.class_counts)), problem.class_counts)
-    lengths = jaxloss.class_balanced_lengths(jnp.asarray(labels), len(problem.class_counts))
-    return dot_regression
+    num_classes = len(problem.class_counts)
+    if options.lengths == "training-set":
+        of_training = jnp.asarray(np.repeat(np.arange(num_classes), problem.class_counts))
+        fixed = jaxloss.class_balanced_lengths(of_training, num_classes)
+        return partial(dot_regression, lambda labels: fixed)
+    # Mixup's second labels are those of the whole batch in another order, so that both terms of
+    # its loss get the lengths of the batch before mixup.
+    of_batch = partial(
+        jaxloss.class_balanced_lengths, num_classes=num_classes, axis_name=problem.axis_name
+    )
+    return partial(dot_regression, of_batch)
 
 
 def assignment_results(outputs: Outputs) -> dict[str, Any]:
