@@ -1,7 +1,7 @@
 """Selection of images for training, validation and test: subsets, hold-outs, long tails.
 
 All choices depend on labels and options only, not on the seed of a run. A subset with fewer classes
-or images is part of every larger one.
+or images is part of every larger one of the same subset seed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def select(
     samples_per_class: int = 0,
     imbalance: float = 1.0,
     holdout: float = 0.0,
+    subset_seed: int = 0,
 ) -> Selection:
     """Selects classes and images.
 
@@ -46,6 +47,8 @@ def select(
       samples_per_class: Largest number of training images per class; 0 for all.
       imbalance: Training images of the rarest class divided by those of the most frequent one.
       holdout: Fraction of each class's training images for validation.
+      subset_seed: Seed that chooses the classes, and the training images of every class. Test and
+        validation images of a class are the same for all seeds.
 
     Returns:
       The selection. The rows of `test` index `test_labels` if they are given; all other rows
@@ -60,7 +63,7 @@ def select(
         raise ConfigError(f"data.classes = {classes} must be from 2 to {len(known)}, or 0 for all")
     chosen = known
     if classes:
-        chosen = np.sort(_generator(_CLASSES).permutation(known)[:classes])
+        chosen = np.sort(_generator(_CLASSES, seed=subset_seed).permutation(known)[:classes])
     rows: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
     for label in chosen.tolist():
         own = np.flatnonzero(labels == label)
@@ -71,7 +74,7 @@ def select(
         rows["test"].append(test)
         own, held_out = _split(own, holdout, _VALIDATION, label)
         rows["validation"].append(held_out)
-        rows["train"].append(_generator(_TRAIN, label).permutation(own))
+        rows["train"].append(_generator(_TRAIN, label, seed=subset_seed).permutation(own))
         if not own.size or (holdout and not held_out.size):
             raise ConfigError(f"class {label} has too few images for data.holdout = {holdout}")
     available = np.array([part.size for part in rows["train"]])
@@ -114,5 +117,6 @@ def _training_counts(available: np.ndarray, samples_per_class: int, imbalance: f
     return counts
 
 
-def _generator(*stream: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[stream[0], stream[1] if stream[1:] else 0]))
+def _generator(tag: int, label: int = 0, *, seed: int = 0) -> np.random.Generator:
+    # A key has 64 bits for the tag, of which the tags need the lowest eight.
+    return np.random.Generator(np.random.Philox(key=[tag + (seed << 8), label]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config import DataConfig, Folders, Pixels, Ratio, Share
+from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
 from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import class_counts as stored_class_counts
@@ -43,9 +43,12 @@ class ClassificationData(DataConfig):
     """Which images of a data set with one class per image, and how they are augmented."""
 
     classes: Pixels = 0
-    """Number of classes, a subset that is the same in every run; 0: all."""
+    """Number of classes, a subset that does not depend on the seed of the run; 0: all."""
     samples_per_class: Pixels = 0
     """Largest number of training images per class; 0: all."""
+    subset_seed: Seed = 0
+    """Seed that chooses these classes and training images. Test and validation images of a class do
+    not depend on it."""
     imbalance: Ratio = 1.0
     """Long tail: training images of the rarest class divided by those of the most frequent one,
     with exponential decay between them; 1: as stored."""
@@ -184,7 +187,7 @@ def evaluate(
 def describe_data(data: ClassificationData) -> dict[str, Any]:
     """The options that differ from all images of all classes."""
     default = ClassificationData()
-    options = ("classes", "samples_per_class", "imbalance", "holdout", "mixup")
+    options = ("classes", "samples_per_class", "subset_seed", "imbalance", "holdout", "mixup")
     return {
         option: vars(data)[option]
         for option in options
@@ -210,6 +213,7 @@ def _select(data: ClassificationData, own: np.ndarray, test: np.ndarray | None) 
         samples_per_class=data.samples_per_class,
         imbalance=data.imbalance,
         holdout=data.holdout,
+        subset_seed=data.subset_seed,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 import jaxloss
@@ -16,20 +17,29 @@ from experiments.errors import ConfigError
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
+from experiments.training.step import sample_keys
 
-_LABELS = {"softmax": "Softmax", "tight": "Type I", "loose": "Type II"}
+_RANDOM_GROUPS = 4
+"""Stream of the run's seed that random groups are drawn from."""
+
+_Name = Literal["softmax", "tight", "loose"]
+_LABELS: dict[_Name, str] = {"softmax": "Softmax", "tight": "Type I", "loose": "Type II"}
 
 
 @dataclass(frozen=True)
 class GroupLoss(NamedLoss):
     """What is minimised."""
 
-    name: Literal["softmax", "tight", "loose"] = "loose"
+    name: _Name = "loose"
     """Softmax cross-entropy, or group softmax in its tight (type I) or loose (type II) form."""
     num_groups: Count = 4
-    """Groups G of features."""
-    grouping: Literal["discriminative", "contiguous"] = "discriminative"
-    """Groups of features by how much they favour the sample's class, or by index."""
+    """Groups G of features; ignored by softmax, unless --loss.log-bounds is set."""
+    grouping: Literal["discriminative", "contiguous", "random"] = "discriminative"
+    """Groups of features by how much they favour the sample's class, by index, or drawn at random
+    for every sample and step."""
+    log_bounds: bool = False
+    """Log softmax, type I and type II of every batch (Proposition 1): softmax_loss, tight_loss and
+    loose_loss, of the same features, classifier and groups, whichever of them is minimised."""
 
 
 @dataclass(frozen=True)
@@ -54,46 +64,72 @@ def build(config: GroupSoftmaxConfig) -> Protocol:
 
 def check_options(options: GroupLoss, num_features: int) -> None:
     """Checks that there are features for every group."""
-    if options.num_groups > num_features:
+    if _has_groups(options) and options.num_groups > num_features:
         raise ConfigError(
             f"loss.num_groups = {options.num_groups} must be at most {num_features}, the number "
             "of features of the backbone"
         )
 
 
+def _has_groups(options: GroupLoss) -> bool:
+    return options.name != "softmax" or options.log_bounds
+
+
 def objective(options: GroupLoss, problem: Problem) -> Objective:
     """A linear classifier with softmax or group softmax; it predicts the largest logit."""
+    is_random = _has_groups(options) and options.grouping == "random"
+    key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)
 
-    def loss_of(features: Array, labels: Array, kernel: Array, bias: Array) -> Array:
-        if options.name == "softmax":
-            logits = jaxloss.linear_logits(features, kernel, bias)
-            return jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
-        groups = None
-        if options.grouping == "contiguous":
-            groups = jaxloss.contiguous_groups(
-                features.shape[0], features.shape[1], options.num_groups
+    def groups_of(features: Array, step: Any) -> Array | None:
+        """The groups [n, d]; None: `group_softmax_loss` finds the discriminative ones."""
+        num_samples, dim = features.shape
+        if is_random:
+            keys = sample_keys(key, step, num_samples, problem.axis_name)
+            return jax.vmap(lambda own: jaxloss.random_groups(own, 1, dim, options.num_groups)[0])(
+                keys
             )
+        if _has_groups(options) and options.grouping == "contiguous":
+            return jaxloss.contiguous_groups(num_samples, dim, options.num_groups)
+        return None
+
+    def loss_of(
+        name: _Name,
+        batch: tuple[Array, Array, Array, Array],
+        groups: Array | None,
+        axis_name: str | None,
+    ) -> Array:
+        features, labels, kernel, bias = batch
+        if name == "softmax":
+            logits = jaxloss.linear_logits(features, kernel, bias)
+            return jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
         return jaxloss.group_softmax_loss(
             features,
             labels,
             kernel,
             bias,
             num_groups=options.num_groups,
-            bound=options.name,
+            bound=name,
             groups=groups,
-            axis_name=problem.axis_name,
+            axis_name=axis_name,
         )
 
-    def loss(features, labels, head, objective_state):
-        value = loss_of(features, labels, head["kernel"], head["bias"])
-        logits = head_logits(features, head, objective_state)
-        return Loss(value, objective_state, train_accuracy(logits, labels))
+    def loss(features, labels, head, step):
+        batch = features, labels, head["kernel"], head["bias"]
+        groups = groups_of(features, step)
+        value = loss_of(options.name, batch, groups, problem.axis_name)
+        means = train_accuracy(head_logits(features, head, step), labels)
+        if options.log_bounds:
+            means |= {f"{name}_loss": loss_of(name, batch, groups, None) for name in _LABELS}
+        return Loss(value, step + 1 if is_random else step, means)
 
     def init_head(key: jax.Array):
         # Discriminative groups of an untrained classifier have large logits of opposite signs at
         # the usual deviation 1 / √d, from which type I hardly learns (see the preset icons-groups).
         return init_linear_head(key, problem.num_features, len(problem.class_counts), scale=0.1)
 
+    if is_random:
+        # The objective state is the step, so that every step draws other groups.
+        return Objective(init_head, loss, head_logits, lambda: jnp.zeros((), jnp.int32))
     return Objective(init_head, loss, head_logits)
 
 
@@ -101,5 +137,5 @@ def label(options: GroupLoss) -> str:
     """The loss and its groups, for tables."""
     if options.name == "softmax":
         return _LABELS["softmax"]
-    grouping = ", contiguous" if options.grouping == "contiguous" else ""
+    grouping = "" if options.grouping == "discriminative" else f", {options.grouping}"
     return f"{_LABELS[options.name]}, G = {options.num_groups}{grouping}"

@@ -53,6 +53,73 @@ def test_the_objective_is_the_papers(options, reference):
     assert float(loss.means["train_accuracy"]) == pytest.approx(right)
 
 
+def make_batch(samples: int = 8):
+    rng = np.random.default_rng(1)
+    features, labels = rng.normal(size=(samples, DIM)), rng.integers(0, len(COUNTS), samples)
+    kernel, bias = rng.normal(size=(DIM, len(COUNTS))), rng.normal(size=len(COUNTS))
+    head = {"kernel": jnp.float32(kernel), "bias": jnp.float32(bias)}
+    return jnp.float32(features), jnp.int32(labels), head
+
+
+def test_random_groups_change_with_step_and_seed_alone():
+    """A run that continues, or runs again, draws the same groups."""
+    batch = make_batch()
+    options = GroupLoss(name="tight", num_groups=5, grouping="random")
+
+    def values(seed, steps=3):
+        objective = group_softmax.objective(options, Problem(DIM, COUNTS, seed=seed))
+        state, found = objective.init_state(), []
+        for _ in range(steps):
+            loss = objective.loss(*batch, state)
+            state = loss.objective_state
+            found.append(float(loss.value))
+        return found
+
+    first = values(0)
+    assert first == values(0)
+    assert len({*first, *values(1)}) == 6
+    features, labels, head = batch
+    softmax = float(build(name="softmax").loss(*batch, ()).value)
+    whole = references.group_softmax_loss(
+        np.array(features), np.array(labels), np.array(head["kernel"]), np.array(head["bias"]),
+        num_groups=DIM, bound="tight",
+    )  # fmt: skip
+    assert min(first) > softmax
+    assert max(first) < whole
+
+
+def test_random_groups_do_not_depend_on_the_devices():
+    options = GroupLoss(name="loose", num_groups=4, grouping="random")
+    features, labels, head = make_batch()
+    one = group_softmax.objective(options, Problem(DIM, COUNTS, seed=3))
+    spread = group_softmax.objective(options, Problem(DIM, COUNTS, axis_name="devices", seed=3))
+    state = jnp.int32(2)
+    expected = one.loss(features, labels, head, state)
+    found = jax.pmap(lambda x, y: tuple(spread.loss(x, y, head, state)[:2]), axis_name="devices")(
+        features.reshape(4, 2, DIM), labels.reshape(4, 2)
+    )
+    np.testing.assert_allclose(found[0], np.full(4, expected.value), rtol=1e-6)
+    assert found[1].tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("name", ["softmax", "tight", "loose"])
+@pytest.mark.parametrize("grouping", ["discriminative", "contiguous", "random"])
+def test_proposition_1_is_logged(name, grouping):
+    options = {"name": name, "num_groups": 3, "grouping": grouping}
+    batch = make_batch()
+    state = build(**options, log_bounds=True).init_state()
+    logged = build(**options, log_bounds=True).loss(*batch, state)
+    softmax, tight, loose = (
+        float(logged.means[f"{n}_loss"]) for n in ("softmax", "tight", "loose")
+    )
+    assert softmax < tight < loose
+    assert float(logged.value) == float(logged.means[f"{name}_loss"])
+    plain = build(**options)
+    same = plain.loss(*batch, plain.init_state())
+    assert float(same.value) == float(logged.value)
+    assert same.means.keys() == {"train_accuracy"}
+
+
 def test_the_classifier_starts_small():
     """At the deviation 1 / √d of the other protocols, type I hardly learns."""
     objective = group_softmax.objective(GroupLoss(), Problem(256, np.ones(100, int)))
@@ -70,6 +137,7 @@ def test_the_classifier_starts_small():
         ({"name": "loose", "num_groups": 4}, "Type II, G = 4"),
         ({"name": "loose", "grouping": "contiguous"}, "Type II, G = 2, contiguous"),
         ({"name": "softmax", "grouping": "contiguous"}, "Softmax"),
+        ({"name": "tight", "grouping": "random"}, "Type I, G = 2, random"),
     ],
 )
 def test_labels_tell_what_is_minimised(options, label):
@@ -78,11 +146,14 @@ def test_labels_tell_what_is_minimised(options, label):
 
 
 def test_the_description_has_the_options_of_the_data_that_differ_from_all_images():
-    data = ClassificationData(classes=9, samples_per_class=4, imbalance=0.5, holdout=0.1, mixup=1)
+    data = ClassificationData(
+        classes=9, samples_per_class=4, subset_seed=2, imbalance=0.5, holdout=0.1, mixup=1
+    )
     description = group_softmax.build(GroupSoftmaxConfig(data=data)).description
     assert description == {
         "label": "Type II, G = 4",
-        **{"classes": 9, "samples_per_class": 4, "imbalance": 0.5, "holdout": 0.1, "mixup": 1},
+        **{"classes": 9, "samples_per_class": 4, "subset_seed": 2},
+        **{"imbalance": 0.5, "holdout": 0.1, "mixup": 1},
     }
 
 
@@ -91,6 +162,19 @@ def test_more_groups_than_features_are_refused():
     protocol.check_options(5)
     with pytest.raises(ConfigError, match=r"loss.num_groups = 5 must be at most 4, the number of"):
         protocol.check_options(4)
+
+
+def test_softmax_ignores_the_groups():
+    """So that it can be a method of a sweep over G."""
+    batch, plain = make_batch(), build(name="softmax", num_groups=1)
+    options = {"name": "softmax", "num_groups": DIM + 1, "grouping": "random"}
+    group_softmax.build(GroupSoftmaxConfig(loss=GroupLoss(**options))).check_options(DIM)
+    many = build(**options)
+    assert many.init_state() == ()
+    assert float(many.loss(*batch, ()).value) == float(plain.loss(*batch, ()).value)
+    logging = GroupSoftmaxConfig(loss=GroupLoss(**options, log_bounds=True))
+    with pytest.raises(ConfigError, match=r"loss.num_groups = 11 must be at most 10"):
+        group_softmax.build(logging).check_options(DIM)
 
 
 def test_a_long_tail_of_two_classes_is_refused_before_the_training(folders):

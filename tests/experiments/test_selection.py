@@ -49,6 +49,29 @@ def test_smaller_subsets_are_part_of_larger_ones():
     np.testing.assert_array_equal(per_class(more, "train"), np.minimum(available, 9))
 
 
+def test_subset_seeds_draw_other_classes_and_training_images():
+    """Test and validation images stay: runs of all subsets are compared on them."""
+    drawn = [select(LABELS, classes=3, subset_seed=seed) for seed in range(6)]
+    assert len({tuple(selection.classes) for selection in drawn}) > 3
+    few = [select(LABELS, samples_per_class=5, holdout=0.2, subset_seed=s) for s in range(3)]
+    assert len({tuple(selection.rows["train"]) for selection in few}) == 3
+    for split in ("validation", "test"):
+        assert len({tuple(selection.rows[split]) for selection in few}) == 1
+    more = select(LABELS, samples_per_class=9, holdout=0.2, subset_seed=2)
+    assert set(few[2].rows["train"]) < set(more.rows["train"])
+
+
+def test_the_default_subset_stays():
+    """The subsets of the results that are published here."""
+    chosen = select(LABELS, classes=3, samples_per_class=3, holdout=0.2)
+    assert chosen.classes.tolist() == [0, 1, 5]
+    assert {split: rows.tolist() for split, rows in chosen.rows.items()} == {
+        "train": [5, 31, 39, 40, 41, 45, 169, 170, 176],
+        "validation": [10, 14, 17, 30, 32, 38, 44, 165, 166],
+        "test": [0, 6, 8, 9, 13, 16, 18, 23, 26, 28, 35, 36, 42, 46, 168, 172, 173, 175],
+    }
+
+
 def test_classes_are_chosen_with_their_test_images():
     test = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 6])
     chosen = select(LABELS, classes=2, test_labels=test)
