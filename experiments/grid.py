@@ -24,7 +24,7 @@ from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting import grid as reporting
-from experiments.runs import Plan, check_data, complete_run, plan_run, read_report
+from experiments.runs import Plan, check_data, complete_run, plan_run, read_episodes, read_report
 from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)
@@ -142,6 +142,105 @@ class Cell(NamedTuple):
     directory: Path
 
 
+def parse_comparison(
+    axes: Sequence[Axis], *, baseline: str = "", pairs_over: str = "", choose: Sequence[str] = ()
+) -> reporting.Comparison:
+    """How the runs on some axes are compared.
+
+    Args:
+      axes: The axes, which `split_axes` has split at the options of `pairs_over` and `choose`.
+      baseline: OPTION=VALUE of one of the axes, or empty.
+      pairs_over: The option whose values are repetitions, or empty.
+      choose: The options of which validation chooses the values.
+
+    Raises:
+      ConfigError: No axis has such an option or value, an option is named twice, or no axis is
+        left.
+    """
+    repeated = [_axis_of(axes, pairs_over, "--pairs-over").name] if pairs_over else []
+    chosen = [_axis_of(axes, option, "--choose").name for option in choose]
+    used = [*repeated, *chosen]
+    if len(set(used)) < len(used):
+        raise ConfigError(f"--pairs-over and --choose have an option twice: {', '.join(used)}")
+    if len(used) == len(axes):
+        raise ConfigError(
+            "--pairs-over and --choose leave no axis for the table; add one to --over"
+        )
+    named = None
+    if baseline:
+        option, equals, value = baseline.partition("=")
+        axis = _axis_of(axes, option, "--baseline")
+        if not equals:
+            raise ConfigError(
+                f"--baseline {baseline} must be OPTION=VALUE, such as {axis.name}={axis.labels[0]}"
+            )
+        if axis.name in used:
+            raise ConfigError(
+                f"--baseline {baseline}: {axis.name} is in --pairs-over or --choose; name another "
+                "axis"
+            )
+        labels = dict(zip(map(_position_text, axis.values), axis.labels, strict=True))
+        label = value if value in axis.labels else labels.get(value)
+        if label is None:
+            raise ConfigError(
+                f"--baseline {baseline}: {axis.name} has no value {value}; it has "
+                f"{', '.join(axis.labels)}"
+            )
+        if len(axis.labels) < 2:
+            raise ConfigError(f"--baseline {baseline}: {axis.name} has no other value to compare")
+        named = axis.name, label
+    return reporting.Comparison(named, *repeated or [""], tuple(chosen))
+
+
+def _axis_of(axes: Sequence[Axis], name: str, argument: str) -> Axis:
+    name = name.replace("-", "_")
+    for axis in axes:
+        if name in (axis.name, "/".join(axis.options)):
+            return axis
+    names = ", ".join(axis.name for axis in axes)
+    raise ConfigError(f"{argument} {name}: no axis has this name; the axes are {names}")
+
+
+def _position_text(values: tuple[Any, ...]) -> str:
+    return "/".join(map(_text, values))
+
+
+def split_axes(axes: Sequence[Axis], options: Sequence[str]) -> list[tuple[Axis, ...]]:
+    """Every axis as several axes: each of the `options` on an axis of its own.
+
+    An axis of other options, or of a single one, stays as it is.
+    """
+    options = [option.replace("-", "_") for option in options]
+    return [_split(axis, [o for o in axis.options if o in options]) for axis in axes]
+
+
+def _split(axis: Axis, apart: Sequence[str]) -> tuple[Axis, ...]:
+    together = tuple(option for option in axis.options if option not in apart)
+    groups = [group for group in (together, *((option,) for option in apart)) if group]
+    if len(groups) < 2:
+        return (axis,)
+    return tuple(
+        make_axis(group, list(dict.fromkeys(_values(axis, at, group) for at in axis.values)))
+        for group in groups
+    )
+
+
+def _values(axis: Axis, position: tuple[Any, ...], options: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(position[axis.options.index(option)] for option in options)
+
+
+def _split_place(
+    axes: Sequence[Axis], parts: Sequence[Sequence[Axis]], place: Sequence[str]
+) -> tuple[str, ...]:
+    """The labels on the parts of every axis."""
+    labels = []
+    for axis, split, label in zip(axes, parts, place, strict=True):
+        position = axis.values[axis.labels.index(label)]
+        for part in split:
+            labels.append(part.labels[part.values.index(_values(axis, position, part.options))])
+    return tuple(labels)
+
+
 def make_cells(
     config: TrainConfig, axes: Sequence[Axis], seeds: Sequence[int], root: Path
 ) -> list[Cell]:
@@ -189,6 +288,9 @@ def run_grid(
     command: str,
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
+    baseline: str = "",
+    pairs_over: str = "",
+    choose: Sequence[str] = (),
     mode: ParallelMode = "pmap",
 ) -> Outcome:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
@@ -202,20 +304,31 @@ def run_grid(
       root: Folder of the grid.
       folders: Where data is stored.
       title, command, metrics, notes: As in `experiments.reporting.grid.write_grid`.
+      baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an axis with
+        others counts as an axis of its own.
       mode: As in `train_run`.
 
     Raises:
-      ConfigError: Before any training: a run cannot be trained and evaluated, or no run has one
-        of the metrics.
+      ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
+        the metrics, or the runs cannot be compared so.
       ConfigMismatchError: Before any training: a directory belongs to a run of another
         configuration.
     """
+    parts = split_axes(axes, [option for option in (pairs_over, *choose) if option])
+    shown = [part for split in parts for part in split]
+    comparison = parse_comparison(shown, baseline=baseline, pairs_over=pairs_over, choose=choose)
     cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
     _check_metrics(metrics, plans)
     on_first(lambda: [check_run_directory(c.directory, config_to_dict(c.config)) for c in cells])
     for plan in plans:
-        check_data(plan, folders)
+        class_counts = check_data(plan, folders)
+        held_out = plan.protocol.splits[1]
+        if choose and held_out not in class_counts:
+            raise ConfigError(
+                f"--choose needs the split {held_out}, which {config.data.name} lacks with these "
+                "options; hold images out, for example with --data.holdout 0.2"
+            )
     diverged = []
     for number, (cell, plan) in enumerate(zip(cells, plans, strict=True), start=1):
         names = [f"{axis.name} = {at}" for axis, at in zip(axes, cell.place, strict=True)]
@@ -230,12 +343,17 @@ def run_grid(
     def write() -> list[Path]:
         return reporting.write_grid(
             root,
-            [reporting.Axis(axis.name, axis.labels) for axis in axes],
-            finished_runs(config, axes, root),
+            [reporting.Axis(axis.name, axis.labels) for axis in shown],
+            [
+                run._replace(place=_split_place(axes, parts, run.place))
+                for run in finished_runs(config, axes, root)
+            ],
             title=title,
             command=command,
             metrics=metrics,
             notes=notes,
+            comparison=comparison,
+            planned=list(dict.fromkeys(_split_place(axes, parts, cell.place) for cell in cells)),
         )
 
     return Outcome(on_first(write), len(cells), diverged)
@@ -258,7 +376,7 @@ def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list
             logger.warning("%s is left out of the table: %s", cell.directory, error)
             continue
         if values == config_to_dict(cell.config) and (report := read_report(path)):
-            runs.append(reporting.Run(cell.place, report))
+            runs.append(reporting.Run(cell.place, report, read_episodes(cell.directory)))
     return runs
 
 

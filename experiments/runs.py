@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import subprocess
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from experiments.errors import ConfigError, DivergedError
 from experiments.models import build_backbone
 from experiments.processes import is_first, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
-from experiments.reporting.run import write_run_report
+from experiments.reporting.run import EPISODES, write_run_report
 from experiments.training import parallel
 from experiments.training.checkpoints import (
     CHECKPOINTS_FOLDER,
@@ -470,7 +471,7 @@ def complete_run(
 def write_report(
     directory: Path, protocol: Protocol, report: dict[str, Any], name: str = "report"
 ) -> list[Path]:
-    """Writes NAME.md and NAME.json into the run directory; returns their paths."""
+    """Writes the files of `write_run_report` into the run directory; returns their paths."""
     return write_run_report(directory, report, report_lines(protocol, report), name)
 
 
@@ -489,3 +490,19 @@ def read_report(path: Path) -> dict[str, Any] | None:
         logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
         return None
     return report
+
+
+def read_episodes(directory: Path) -> dict[str, np.ndarray]:
+    """The accuracies of single episodes of a finished run, by metric.
+
+    Empty if the run has none, or, with a warning, if the file is damaged.
+    """
+    path = directory / EPISODES
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path) as stored:
+            return dict(stored)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
+        return {}

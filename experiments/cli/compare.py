@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.cli.options import Execution, HowToRun, preset_choice, print_outcome
+from experiments.cli.options import (
+    Comparing,
+    Comparison,
+    Execution,
+    HowToRun,
+    preset_choice,
+    print_outcome,
+)
 from experiments.presets import PRESETS
 from experiments.presets.few_shot import PRESETS as FEW_SHOT
 from experiments.protocols import integration
@@ -45,6 +52,7 @@ class Compare:
     """Every combination is trained once for each seed."""
     directory: Path | None = None
     """Folder of the comparison (by default runs/compare-PRESET)."""
+    comparison: Comparing = field(default_factory=Comparison)
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:
@@ -85,6 +93,9 @@ class Compare:
             title=f"Few-shot accuracy on {config.data.name}",
             command=shlex.join(command),
             notes=integration.notation(losses, config.loss),
+            baseline=self.comparison.baseline,
+            pairs_over=self.comparison.pairs_over,
+            choose=self.comparison.choose,
             mode=self.execution.parallel,
         )
         return print_outcome(outcome)

@@ -51,6 +51,23 @@ class Execution:
 HowToRun = Annotated[Execution, tyro.conf.arg(name="")]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """How the runs of a grid are compared."""
+
+    baseline: str = ""
+    """OPTION=VALUE of one axis, such as loss.name=softmax: adds tables of the differences to it,
+    pair by pair, with 95 % confidence intervals."""
+    pairs_over: str = ""
+    """Option whose values are repetitions, such as data.subset_seed: means and intervals are over
+    its values, after averaging the seeds of each."""
+    choose: tuple[str, ...] = ()
+    """Options of which validation chooses the value, for every combination of the others."""
+
+
+Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
+
+
 def print_outcome(outcome: Outcome) -> int:
     """Prints the table of a grid; returns the exit status."""
     print("\n" + outcome.paths[0].read_text(encoding="utf-8"))

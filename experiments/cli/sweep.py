@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.cli.options import AnyPreset, Execution, HowToRun, print_outcome
+from experiments.cli.options import (
+    AnyPreset,
+    Comparing,
+    Comparison,
+    Execution,
+    HowToRun,
+    print_outcome,
+)
 from experiments.presets import PRESETS
 
 
@@ -36,6 +43,7 @@ class Sweep:
     """Title of the table and figure."""
     metrics: tuple[str, ...] = ()
     """Metrics that the table and figure show, in this order (by default all)."""
+    comparison: Comparing = field(default_factory=Comparison)
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:
@@ -58,6 +66,9 @@ class Sweep:
             title=self.title or f"{config.protocol} on {config.data.name}",
             command=shlex.join(command),
             metrics=self.metrics,
+            baseline=self.comparison.baseline,
+            pairs_over=self.comparison.pairs_over,
+            choose=self.comparison.choose,
             mode=self.execution.parallel,
         )
         return print_outcome(outcome)

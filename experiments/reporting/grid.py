@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from experiments.contracts import Metric
 from experiments.files import write_atomically, write_json, write_picture
-from experiments.reporting.entries import VALIDATION, Axis, Entry, Grid, Run, make_grid
+from experiments.reporting.comparison import (
+    Difference,
+    as_json,
+    choice_lines,
+    choose,
+    differences,
+)
+from experiments.reporting.entries import (
+    VALIDATION,
+    Axis,
+    Entry,
+    Grid,
+    Place,
+    Run,
+    make_grid,
+    places,
+)
 from experiments.reporting.grid_figure import grid_figure
 from experiments.reporting.markdown import (
     MISSING,
     bold,
     bullets,
+    difference_heading,
+    format_difference,
     format_value,
     metric_heading,
     table,
 )
 from experiments.reporting.run import code_version
 
-__all__ = ["Axis", "Run", "grid_table", "write_grid"]
+__all__ = ["Axis", "Comparison", "Run", "grid_table", "write_grid"]
 
 _INTERVAL = "half the width of its 95 % confidence interval over evaluation episodes"
+
+
+class Comparison(NamedTuple):
+    """How the runs of a grid are compared."""
+
+    baseline: tuple[str, str] | None = None
+    """Name and label of an axis; the table gets the differences of the other labels to it."""
+    pairs_over: str = ""
+    """Name of the axis whose labels are repetitions, or empty."""
+    choose: tuple[str, ...] = ()
+    """Names of the axes of which validation chooses the labels, at every place by itself."""
+
+
+MEANS_ONLY = Comparison()
+"""Nothing is compared, pooled or chosen."""
 
 
 def write_grid(
@@ -32,38 +67,82 @@ def write_grid(
     command: str,
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
+    comparison: Comparison = MEANS_ONLY,
+    planned: Sequence[Place] | None = None,
 ) -> list[Path]:
     """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
 
-    The labels of the first axis are the rows of the tables. `metrics` names those to show, in this
-    order; by default all. `command` is what was typed last, and `notes` are sentences for the
-    caption of the tables. The directory is created if it does not exist.
+    The labels of the first axis are the rows of the tables. The directory is created if it does not
+    exist.
+
+    Args:
+      directory: The folder of the grid.
+      axes: What was varied.
+      runs: The finished runs.
+      title: Of tables and figure.
+      command: What was typed last.
+      metrics: Names of those to show, in this order; by default all.
+      notes: Sentences for the caption of the tables.
+      comparison: How runs are compared.
+      planned: The places of the grid; by default all combinations of labels.
 
     Raises:
       ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
-    grid = make_grid(axes, runs, metrics)
-    text = grid_table(grid, runs, title=title, notes=notes)
-    as_json = {
+    planned = places(axes) if planned is None else planned
+    kept = choose(axes, runs, planned, comparison.choose, pooled=comparison.pairs_over)
+    grid = make_grid(
+        kept.axes, kept.runs, metrics, pooled=comparison.pairs_over, planned=kept.planned
+    )
+    found = differences(grid, comparison.baseline) if comparison.baseline else {}
+    notes = [*choice_lines(comparison.choose, kept.choices), *notes]
+    text = grid_table(
+        grid, runs, title=title, notes=notes, compared=found, baseline=comparison.baseline
+    )
+    stored = {
         "axes": [axis._asdict() for axis in axes],
-        "runs": [run._asdict() for run in runs],
+        "comparison": comparison._asdict(),
+        "choices": [choice._asdict() for choice in kept.choices],
+        "differences": list(as_json(found)),
+        "runs": [{"place": run.place, "report": run.report} for run in runs],
     }
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [write_json(directory / "table.json", as_json)]
+    paths = [write_json(directory / "table.json", stored)]
     if (figure := grid_figure(grid, title=title, command=command)) is not None:
         paths.append(write_picture(directory / "figure.png", figure))
         text += f"\n![{title}](figure.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
 
 
-def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[str] = ()) -> str:
+def grid_table(
+    grid: Grid,
+    runs: Sequence[Run],
+    *,
+    title: str,
+    notes: Sequence[str] = (),
+    compared: Mapping[Metric, Mapping[Place, Difference]] | None = None,
+    baseline: tuple[str, str] | None = None,
+) -> str:
     """The tables of a grid in Markdown, with a caption that explains every symbol.
 
     With one axis, the metrics are the columns. With more, there is a table for each metric, and the
-    combinations of the other axes are the columns. Axes of a single label are in the caption.
+    combinations of the other axes are the columns. Axes of a single label are in the caption. With
+    a baseline, tables of the differences to it follow.
+
+    Args:
+      grid: The grid.
+      runs: All runs that belong to it, for the caption.
+      title: The heading.
+      notes: Sentences for the caption.
+      compared: The differences to the baseline.
+      baseline: Name and label of an axis.
     """
     caption = bullets([*_symbol_lines(grid, runs), *notes, *_run_lines(runs)])
-    return "\n".join([f"### {title}", "", *_tables(grid), *caption, ""])
+    lines = [f"### {title}", "", *_tables(grid)]
+    if compared and baseline:
+        lines += _difference_tables(grid, compared, baseline)
+        caption = bullets(_difference_lines(grid, compared, baseline)) + caption
+    return "\n".join([*lines, *caption, ""])
 
 
 def _tables(grid: Grid) -> list[str]:
@@ -74,7 +153,7 @@ def _tables(grid: Grid) -> list[str]:
     for metric, rest, column in grid.columns():
         heading = metric_heading(metric)
         title = f"{bold(heading)} against {names}" if others else ""
-        tables.setdefault(title, {})[", ".join(rest) or heading] = _cells(column, len(grid.seeds))
+        tables.setdefault(title, {})[", ".join(rest) or heading] = _cells(column)
     lines = []
     for title, columns in tables.items():
         cells = zip(rows.labels, *columns.values(), strict=True)
@@ -82,8 +161,8 @@ def _tables(grid: Grid) -> list[str]:
     return lines
 
 
-def _cells(column: Sequence[Entry], num_seeds: int) -> list[str]:
-    """A column as text. The best values as printed are bold, if all seeds have them."""
+def _cells(column: Sequence[Entry]) -> list[str]:
+    """A column as text. The best values as printed are bold, if all runs have them."""
     printed = {
         row: float(format_value(entry.mean, entry.metric.unit))
         for row, entry in enumerate(column)
@@ -93,17 +172,91 @@ def _cells(column: Sequence[Entry], num_seeds: int) -> list[str]:
     bold_rows = [row for row, value in printed.items() if value == best(printed.values())]
     return [
         bold(text) if row in bold_rows and len(printed) > 1 else text
-        for row, text in enumerate(_text(entry, num_seeds) for entry in column)
+        for row, text in enumerate(map(_text, column))
     ]
 
 
-def _text(entry: Entry, num_seeds: int) -> str:
+def _text(entry: Entry) -> str:
     if not entry.values:
         return "diverged" if entry.diverged else MISSING
     text = format_value(entry.mean, entry.metric.unit)
     if entry.half_width is not None:
         text += f" ± {format_value(entry.half_width, entry.metric.unit)}"
-    return text if entry.complete else f"{text} ({len(entry.values)} of {num_seeds})"
+    return text if entry.complete else f"{text} ({entry.found} of {entry.expected})"
+
+
+def _difference_tables(
+    grid: Grid, compared: Mapping[Metric, Mapping[Place, Difference]], baseline: tuple[str, str]
+) -> list[str]:
+    """As `_tables`, without the label of the baseline."""
+    name, label = baseline
+    rows, *others = [
+        axis._replace(labels=tuple(at for at in axis.labels if at != label))
+        if axis.name == name
+        else axis
+        for axis in grid.axes
+    ]
+    names = f" against {', '.join(axis.name for axis in others)}" if others else ""
+    tables: dict[str, dict[str, list[str]]] = {}
+    for metric, by_place in compared.items():
+        heading = difference_heading(metric)
+        title = bold(f"Difference from {name} = {label}")
+        title += f": {bold(heading)}{names}" if others else ""
+        for rest in places(others):
+            column = [_difference_text(by_place[row, *rest]) for row in rows.labels]
+            tables.setdefault(title, {})[", ".join(rest) or heading] = column
+    lines = []
+    for title, columns in tables.items():
+        cells = zip(rows.labels, *columns.values(), strict=True)
+        lines += [title, "", *table([rows.name, *columns], cells), ""]
+    return lines
+
+
+def _difference_text(difference: Difference) -> str:
+    mean, unit = difference.mean, difference.metric.unit
+    missing = [f"{difference.missing} missing"] if difference.missing else []
+    if mean is None:
+        return f"{MISSING} ({missing[0]})" if missing else MISSING
+    text = format_difference(mean, unit)
+    if difference.interval is not None:
+        text += f" ± {format_difference(difference.interval, unit, signed=False)}"
+    details = [f"n = {len(difference.values)}", *missing]
+    if difference.episodes_interval is not None:
+        half_width = format_difference(difference.episodes_interval, unit, signed=False)
+        details.append(f"episodes ± {half_width}")
+    return f"{bold(text) if difference.excludes_zero else text} ({', '.join(details)})"
+
+
+def _difference_lines(
+    grid: Grid, compared: Mapping[Metric, Mapping[Place, Difference]], baseline: tuple[str, str]
+) -> list[str]:
+    """What the tables of differences mean."""
+    found = [difference for by_place in compared.values() for difference in by_place.values()]
+    name, label = baseline
+    several = any(difference.interval is not None for difference in found)
+    episodes = any(difference.episodes_interval is not None for difference in found)
+    over = f"seeds {', '.join(map(str, grid.seeds))}"
+    if grid.pooled:
+        over = f"labels of {grid.pooled.name}"
+        if len(grid.seeds) > 1:
+            over += ", over the seeds of each of which the differences are averaged first"
+    bold_if = "the interval excludes 0"
+    if episodes:
+        bold_if += "; of a single pair, that over its episodes"
+    sentences = {
+        f"Difference from {name} = {label}: the result minus that of the run with {label} that has "
+        "the same seed and the same values on the other axes. For % in percentage points.": True,
+        f"a ± b (n = k): mean of k differences and half the width of its 95 % confidence interval "
+        f"(Student's t) over the {over}.": several,
+        "episodes ± c: half the width of the 95 % confidence interval over the episodes of a pair; "
+        "of several pairs, the mean.": episodes,
+        "m missing: pairs of which a run diverged or is not finished.": any(
+            difference.missing for difference in found
+        ),
+        f"Bold difference: {bold_if}. Intervals are not corrected for the number of "
+        "comparisons.": several or episodes,
+    }
+    return [sentence for sentence, occurs in sentences.items() if occurs]
 
 
 def _symbol_lines(grid: Grid, runs: Sequence[Run]) -> list[str]:
@@ -116,17 +269,25 @@ def _symbol_lines(grid: Grid, runs: Sequence[Run]) -> list[str]:
     compared = any(sum(entry.complete for entry in column) > 1 for column in columns)
     several = len(grid.seeds) > 1
     seeds = f"seed{'s' * several} {', '.join(map(str, grid.seeds))}"
-    lacking = "results of k seeds; the others diverged or are not finished"
+    repeated, over = several, f"the {seeds}"
+    if grid.pooled:
+        repeated = several or len(grid.pooled.labels) > 1
+        over = f"{grid.pooled.name} {', '.join(grid.pooled.labels)}"
+        over += f"; each is the mean of the {seeds}" if several else f", trained with {seeds}"
+    single = "run" if grid.pooled else "seed"
+    counts = sorted({entry.expected for entry in known if not entry.complete})
+    of_all = " or ".join(map(str, counts))
+    lacking = f"results of k {single}s; the others diverged or are not finished"
     validations = [run.report["validation"] for run in runs if run.report["validation"]]
     chosen_by = " or ".join(dict.fromkeys(metric["name"] for metric in validations))
     split = "on the validation split, by which the checkpoint was chosen"
     sentences = {
-        f"a ± b: mean and standard deviation over the {seeds}.": means,
-        f"a ± b of a single seed: the value and {_INTERVAL}.": means and intervals,
+        f"a ± b: mean and standard deviation over {over}.": means,
+        f"a ± b of a single {single}: the value and {_INTERVAL}.": means and intervals,
         f"a ± b: the value and {_INTERVAL}.": intervals and not means,
-        f"Trained with {seeds}.": not means,
-        f"(k of {len(grid.seeds)}): {lacking}.": not all(entry.complete for entry in known),
-        f"Bold: the best of a column{' among entries of all seeds' * several}.": compared,
+        f"Trained with {seeds}.": not means and not grid.pooled,
+        f"(k of {of_all}): {lacking}.": bool(counts),
+        f"Bold: the best of a column{f' among entries of all {single}s' * repeated}.": compared,
         "↓: lower is better.": not all(metric.higher_is_better for metric in grid.entries),
         f"{MISSING}: no result.": any(not entry.values and not entry.diverged for entry in entries),
         f"{VALIDATION}: {chosen_by} {split}.": chosen_by

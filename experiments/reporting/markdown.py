@@ -55,6 +55,12 @@ def format_value(value: float | None, unit: str, digits: int | None = None) -> s
     return f"{scaled(value, unit):.{digits}f}"
 
 
+def format_difference(value: float, unit: str, *, signed: bool = True) -> str:
+    """A difference, with one digit more than values have, and a sign: `−1.30`."""
+    text = f"{scaled(value, unit):{'+' if signed else ''}.{_FACTORS_AND_DIGITS[unit][1] + 1}f}"
+    return text.replace("-", "−")
+
+
 def with_unit(name: str, unit: str) -> str:
     """The name of a metric with its unit."""
     return f"{name} ({unit})" if unit else name
@@ -62,4 +68,13 @@ def with_unit(name: str, unit: str) -> str:
 
 def metric_heading(metric: Metric) -> str:
     """The name of a metric with its unit, and an arrow if lower is better."""
-    return with_unit(metric.name, metric.unit) + ("" if metric.higher_is_better else " ↓")
+    return with_unit(metric.name, metric.unit) + _direction(metric)
+
+
+def difference_heading(metric: Metric) -> str:
+    """The same of differences, whose unit is the percentage point for fractions."""
+    return with_unit(metric.name, "points" if metric.unit == "%" else "") + _direction(metric)
+
+
+def _direction(metric: Metric) -> str:
+    return "" if metric.higher_is_better else " ↓"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.files import write_atomically, write_json
 from experiments.reporting.markdown import bullets, format_value, table, with_unit
+
+EPISODES = "episodes.npz"
+"""The accuracy in every episode, for each metric that is a mean over episodes: float32 [E]."""
 
 
 def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
@@ -31,11 +37,21 @@ def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
 def write_run_report(
     directory: Path, report: dict[str, Any], lines: Sequence[str], name: str = "report"
 ) -> list[Path]:
-    """Writes NAME.md and NAME.json into the run directory; returns their paths."""
-    return [
-        write_atomically(directory / f"{name}.md", run_report(report, lines) + "\n"),
-        write_json(directory / f"{name}.json", report),
-    ]
+    """Writes NAME.md and NAME.json into the run directory; returns their paths.
+
+    Where the report has accuracies of single episodes under `episodes`, a list for each metric,
+    they are written to NAME-episodes.npz instead, and those of `report` to episodes.npz.
+    """
+    report = dict(report)
+    paths = []
+    if episodes := report.pop("episodes", None):
+        archive = io.BytesIO()
+        np.savez(archive, **{metric: np.asarray(values) for metric, values in episodes.items()})
+        file = EPISODES if name == "report" else f"{name}-{EPISODES}"
+        paths = [write_atomically(directory / file, archive.getvalue())]
+    # The JSON comes last: it marks a run as finished.
+    markdown = write_atomically(directory / f"{name}.md", run_report(report, lines) + "\n")
+    return [markdown, write_json(directory / f"{name}.json", report), *paths]
 
 
 def origin_lines(report: dict[str, Any]) -> list[str]:

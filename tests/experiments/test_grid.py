@@ -16,7 +16,7 @@ import pytest
 from experiments.cli.main import main
 from experiments.config import ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
-from experiments.grid import finished_runs, make_cells, parse_axis
+from experiments.grid import finished_runs, make_cells, parse_axis, parse_comparison, split_axes
 from experiments.protocols import few_shot
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
@@ -102,6 +102,58 @@ def test_zero_of_a_subset_option_is_labelled_all():
     assert parse_axis("data.samples_per_class=5,10,0", CONFIG).labels == ("5", "10", "all")
 
 
+COMPOSITE = "loss.name/loss.num_groups=softmax/4,loose/2,loose/4"
+
+
+def test_options_of_an_axis_can_be_split_off():
+    (parts,) = split_axes([parse_axis(COMPOSITE, CONFIG)], ["loss.num-groups"])
+    assert [axis.name for axis in parts] == ["loss.name", "loss.num_groups"]
+    assert [axis.labels for axis in parts] == [("softmax", "loose"), ("4", "2")]
+    whole = parse_axis("loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1", CONFIG)
+    assert split_axes([whole], ["loss.num_groups"]) == [(whole,)]
+    alone = parse_axis("loss.name=softmax,loose", CONFIG)
+    assert split_axes([alone], ["loss.name"]) == [(alone,)]
+
+
+def test_a_comparison_is_parsed():
+    axes = [
+        parse_axis(text, CONFIG)
+        for text in (
+            "loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1",
+            "data.classes=5,0",
+            "loss.num_groups=2,4",
+        )
+    ]
+    for baseline in ("loss.name=softmax", "loss.name/optimizer.learning-rate=softmax/0.3"):
+        found = parse_comparison(axes, baseline=baseline, choose=["loss.num-groups"])
+        assert found == (("loss.name", "softmax"), "", ("loss.num_groups",))
+    for value in ("all", "0"):
+        found = parse_comparison(axes, baseline=f"data.classes={value}")
+        assert found.baseline == ("data.classes", "all")
+    assert parse_comparison(axes, pairs_over="data.classes").pairs_over == "data.classes"
+    assert parse_comparison(axes) == (None, "", ())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"baseline": "loss.name"}, "must be OPTION=VALUE, such as loss.name=softmax"),
+        ({"baseline": "loss.name=tight"}, "loss.name has no value tight; it has softmax, loose"),
+        ({"baseline": "steps=3"}, "--baseline steps: no axis has this name; the axes are loss"),
+        ({"baseline": "model.dim=8"}, "model.dim has no other value"),
+        ({"pairs_over": "seed"}, "--pairs-over seed: no axis"),
+        ({"choose": ["steps"]}, "--choose steps: no axis"),
+        ({"pairs_over": "model.dim", "choose": ["model.dim"]}, "an option twice"),
+        ({"pairs_over": "model.dim", "choose": ["loss.name"]}, "leave no axis"),
+        ({"pairs_over": "loss.name", "baseline": "loss.name=loose"}, "is in --pairs-over or --ch"),
+    ],
+)
+def test_impossible_comparisons_are_refused(words, message):
+    axes = [parse_axis(text, CONFIG) for text in ("loss.name=softmax,loose", "model.dim=8")]
+    with pytest.raises(ConfigError, match=message):
+        parse_comparison(axes, **words)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sweep")
@@ -132,6 +184,34 @@ def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
     output = capsys.readouterr().out
     assert re.search(r"\| loose +\|", output)
     assert not re.search(r"\| softmax +\|", output)
+
+
+def test_validation_chooses_from_an_axis_of_several_options(tmp_path, swept, capsys):
+    _, command = swept
+    command = [*command, "--directory", str(tmp_path), "--over", COMPOSITE]
+    command += ["--choose", "loss.num_groups", "--baseline", "loss.name=softmax"]
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert "loss.num_groups: the best of a number of values by the mean validation" in output
+    assert "Values tried: softmax: 1; loose: 2." in output
+    stored = json.loads((tmp_path / "table.json").read_text())
+    validations = {
+        run["place"][1]: run["report"]["validation"]["value"]
+        for run in stored["runs"]
+        if run["place"][0] == "loose"
+    }
+    chosen = {tuple(choice["place"]): choice["label"] for choice in stored["choices"]}
+    assert validations[chosen["loose",][0]] == max(validations.values())
+    assert chosen["softmax",] == ["4"]
+
+
+def test_a_choice_needs_validation_images(tmp_path, swept, capsys):
+    _, command = swept
+    command = [*command, "--directory", str(tmp_path), "--data.holdout", "0"]
+    command += ["--over", "loss.name=softmax,loose", "loss.num_groups=2,4"]
+    assert main([*command, "--choose", "loss.num_groups"]) == 2
+    assert "--choose needs the split validation" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
@@ -165,6 +245,22 @@ def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
     assert main(command) == 2
     assert re.search(r"steps: 2 -> 4", capsys.readouterr().err)
     assert not (directory / "loss.name=tight").exists()
+
+
+def test_a_sweep_is_compared_with_a_baseline(swept, capsys):
+    directory, command = swept
+    over = ["--over", "loss.name=softmax,loose", "--seeds", "0", "1"]
+    assert main([*command, *over, "--baseline", "loss.name=softmax"]) == 0
+    assert re.search(r"\| loose +\| [^|]*\(n = 2\)", capsys.readouterr().out)
+    stored = json.loads((directory / "table.json").read_text())
+    errors = {
+        (run["place"][0], run["report"]["seed"]): run["report"]["metrics"][0]["value"]
+        for run in stored["runs"]
+    }
+    expected = [errors["loose", seed] - errors["softmax", seed] for seed in (0, 1)]
+    difference = stored["differences"][0]
+    assert (difference["metric"], difference["place"]) == ("error", ["loose"])
+    assert difference["values"] == pytest.approx(expected)
 
 
 def test_the_folder_is_named_after_the_preset_not_after_a_word(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,334 @@
+"""Paired comparison of the runs of a grid."""
+
+import json
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from experiments.reporting.comparison import choice_lines, choose, differences
+from experiments.reporting.entries import make_grid, places
+from experiments.reporting.grid import Axis, Comparison, write_grid
+from experiments.reporting.statistics import interval
+from tests.experiments.test_grid_report import (
+    ACCURACY,
+    ERROR,
+    METHODS,
+    RATIO,
+    diverged,
+    run,
+    squeezed,
+)
+
+BASELINE = ("Method", "softmax")
+SUBSETS = Axis("subset", ("0", "1", "2", "3"))
+
+
+def written(directory, axes, runs, **options):
+    paths = write_grid(directory, axes, runs, title="T", command="c", **options)
+    return squeezed(paths[0].read_text()), json.loads(paths[1].read_text())
+
+
+def two_methods(num_seeds, effect=-0.02, seed=0):
+    """Values of two methods that share the noise of a seed."""
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(0.3, 0.1, num_seeds)
+    own = rng.normal(0, 0.01, (2, num_seeds))
+    return shared + own[0], shared + own[1] + effect
+
+
+def runs_of(values, label):
+    return [run((label,), seed, (ERROR, float(value))) for seed, value in enumerate(values)]
+
+
+def test_an_interval_is_that_of_scipy():
+    values = np.random.default_rng(1).normal(size=7)
+    low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert interval(values) == pytest.approx((high - low) / 2, rel=1e-12)
+    assert interval([0.3]) is None
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    for pairs in (3, 8):
+        samples = rng.normal(0.5, 2, (2000, pairs))
+        covered = [abs(row.mean() - 0.5) <= (interval(row) or 0) for row in samples]
+        # Three standard deviations of a binomial of 2,000.
+        assert np.mean(covered) == pytest.approx(0.95, abs=3 * np.sqrt(0.95 * 0.05 / 2000))
+
+
+def test_differences_are_taken_seed_by_seed():
+    softmax, loose = two_methods(6)
+    grid = make_grid([METHODS], runs_of(softmax, "softmax") + runs_of(loose, "loose"))
+    found = differences(grid, BASELINE)[ERROR]
+    assert found.keys() == {("loose",)}
+    difference = found["loose",]
+    test = scipy.stats.ttest_rel(loose, softmax)
+    low, high = test.confidence_interval(0.95)
+    assert difference.mean == pytest.approx(np.mean(loose - softmax), rel=1e-12)
+    assert difference.interval == pytest.approx((high - low) / 2, rel=1e-12)
+    assert (difference.pairs, difference.missing) == (6, 0)
+    assert difference.excludes_zero == (test.pvalue < 0.05)
+    # Means with their own spreads could not tell the methods apart.
+    assert scipy.stats.ttest_ind(loose, softmax).pvalue > 0.2
+
+
+def test_the_table_has_the_differences(tmp_path):
+    runs = [
+        *(run(("softmax",), s, (ERROR, v), (RATIO, 1)) for s, v in enumerate((0.14, 0.12, 0.15))),
+        *(run(("loose",), s, (ERROR, v), (RATIO, 1)) for s, v in enumerate((0.12, 0.10, 0.125))),
+    ]
+    text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
+    assert "**Difference from Method = softmax**" in text
+    assert "| Method | error (points) ↓ | discriminability |" in text
+    assert "| loose | **−2.17 ± 0.72** (n = 3) | +0.000 ± 0.000 (n = 3) |" in text
+    assert "over the seeds 0, 1, 2." in text
+    assert "Bold difference: the interval excludes 0." in text
+    assert "not corrected for the number of comparisons" in text
+    for word in ("missing", "episodes"):
+        assert word not in text
+    error, _ = stored["differences"]
+    assert (error["metric"], error["place"], error["pairs"]) == ("error", ["loose"], 3)
+    assert error["values"] == pytest.approx([-0.02, -0.02, -0.025])
+    assert error["mean"] == pytest.approx(-0.065 / 3)
+    assert stored["comparison"]["baseline"] == ["Method", "softmax"]
+
+
+def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
+    runs = runs_of([0.2, 0.2, 0.2, 0.2], "softmax") + runs_of([0.1, 0.12], "loose")
+    runs += [diverged(("loose",), 2)]
+    text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
+    assert "| loose | −9.00 ± 12.71 (n = 2, 2 missing) |" in text
+    assert "- m missing: pairs of which a run diverged or is not finished." in text
+    assert stored["differences"][0]["missing"] == 2
+    runs = [*runs_of([0.2, 0.2], "softmax"), diverged(("loose",), 0), diverged(("loose",), 1)]
+    text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
+    assert "| loose | – (2 missing) |" in text
+
+
+def test_the_baseline_can_be_on_any_axis(tmp_path):
+    axes = [METHODS, Axis("n", ("5", "50"))]
+    values = {
+        ("softmax", "5"): 0.4,
+        ("softmax", "50"): 0.2,
+        ("loose", "5"): 0.3,
+        ("loose", "50"): 0.25,
+    }
+    runs = [
+        run(place, seed, (ERROR, value + 0.01 * seed), (RATIO, value))
+        for place, value in values.items()
+        for seed in (0, 1)
+    ]
+    text, _ = written(tmp_path, axes, runs, comparison=Comparison(("n", "50")))
+    assert "**Difference from n = 50**: **error (points) ↓** against n" in text
+    assert "| Method | 5 |" in text
+    assert "| softmax | **+20.00 ± 0.00** (n = 2) |" in text
+    assert "| loose | **+5.00 ± 0.00** (n = 2) |" in text
+    text, _ = written(tmp_path, axes, runs, comparison=Comparison(BASELINE))
+    assert "| loose | **−10.00 ± 0.00** (n = 2) | **+5.00 ± 0.00** (n = 2) |" in text
+
+
+def subset_runs(lacking=()):
+    """Three seeds on each of four subsets; returns the runs and the differences [subset, seed]."""
+    rng = np.random.default_rng(3)
+    values = 0.3 + rng.normal(0, 0.02, (2, 4, 1)) + rng.normal(0, 0.005, (2, 4, 3))
+    runs = [
+        run((label, subset), seed, (ERROR, float(values[m, s, seed])))
+        for m, label in enumerate(METHODS.labels)
+        for s, subset in enumerate(SUBSETS.labels)
+        for seed in range(3)
+        if (label, subset, seed) not in lacking
+    ]
+    return runs, values[1] - values[0]
+
+
+def test_pooled_repetitions_are_clusters(tmp_path):
+    runs, of_pairs = subset_runs()
+    comparison = Comparison(BASELINE, "subset")
+    text, stored = written(tmp_path, [METHODS, SUBSETS], runs, comparison=comparison)
+    (difference,) = stored["differences"]
+    # Twelve pairs, but four independent numbers.
+    assert (difference["pairs"], len(difference["values"])) == (12, 4)
+    clusters = of_pairs.mean(1)
+    assert difference["values"] == pytest.approx(clusters)
+    low, high = scipy.stats.ttest_1samp(clusters, 0).confidence_interval(0.95)
+    assert difference["interval"] == pytest.approx((high - low) / 2)
+    assert "(n = 4) |" in text
+    assert (
+        "over the labels of subset, over the seeds of each of which the differences are av" in text
+    )
+    assert (
+        "mean and standard deviation over subset 0, 1, 2, 3; each is the mean of the seeds" in text
+    )
+    grid = make_grid([METHODS, SUBSETS], runs, pooled="subset")
+    assert [axis.name for axis in grid.axes] == ["Method"]
+    entry = grid.entries[ERROR]["loose",]
+    assert (len(entry.values), entry.found, entry.expected, entry.complete) == (4, 12, 12, True)
+
+
+def test_a_cluster_that_lacks_a_run_says_so(tmp_path):
+    runs, of_pairs = subset_runs(lacking={("loose", "1", 2)})
+    comparison = Comparison(BASELINE, "subset")
+    text, stored = written(tmp_path, [METHODS, SUBSETS], runs, comparison=comparison)
+    assert "(n = 4, 1 missing) |" in text
+    assert "(11 of 12) |" in text
+    assert "(k of 12): results of k runs; the others" in text
+    assert stored["differences"][0]["values"][1] == pytest.approx(of_pairs[1, :2].mean())
+
+
+def test_subsets_that_a_place_does_not_have_are_not_missing():
+    axes = [METHODS, Axis("classes", ("25", "all")), Axis("subset", ("0", "1"))]
+    planned = [place for place in places(axes) if place[1:] != ("all", "1")]
+    runs = [run(place, 0, (ERROR, 0.1)) for place in planned]
+    grid = make_grid(axes, runs, pooled="subset", planned=planned)
+    assert [grid.entries[ERROR]["loose", n].expected for n in ("25", "all")] == [2, 1]
+    assert all(entry.complete for entry in grid.entries[ERROR].values())
+    found = differences(grid, BASELINE)[ERROR]
+    assert [(found["loose", n].pairs, found["loose", n].missing) for n in ("25", "all")] == [
+        (2, 0),
+        (1, 0),
+    ]
+
+
+def with_episodes(place, seed, accuracies, lists=("aa",)):
+    results = [{"hash": name} for name in lists]
+    found = run(place, seed, (ACCURACY, float(np.mean(accuracies))), results=results)
+    return found._replace(episodes={ACCURACY.name: accuracies})
+
+
+def test_one_seed_is_compared_episode_by_episode(tmp_path):
+    rng = np.random.default_rng(5)
+    hard = rng.uniform(0.3, 0.9, 400)
+    softmax, loose = (hard + rng.normal(shift, 0.02, 400) for shift in (0, 0.01))
+    runs = [with_episodes(("softmax",), 0, softmax), with_episodes(("loose",), 0, loose)]
+    text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
+    low, high = scipy.stats.ttest_rel(loose, softmax).confidence_interval(0.95)
+    (difference,) = stored["differences"]
+    assert difference["interval"] is None
+    assert difference["episodes_interval"] == pytest.approx((high - low) / 2)
+    assert f"(n = 1, episodes ± {50 * (high - low):.2f}) |" in text
+    assert "| loose | **+" in text
+    assert "of a single pair, that over its episodes" in text
+
+
+def test_several_seeds_have_both_intervals():
+    rng = np.random.default_rng(6)
+    accuracies = rng.uniform(0.3, 0.9, (2, 3, 50))
+    runs = [
+        with_episodes((label,), seed, accuracies[m, seed])
+        for m, label in enumerate(METHODS.labels)
+        for seed in range(3)
+    ]
+    difference = differences(make_grid([METHODS], runs), BASELINE)[ACCURACY]["loose",]
+    by_episode = accuracies[1] - accuracies[0]
+    assert difference.interval == pytest.approx(interval(by_episode.mean(1)))
+    half_widths = [interval(row) for row in by_episode]
+    assert difference.episodes_interval == pytest.approx(np.mean(half_widths))
+
+
+@pytest.mark.parametrize("other", [{"lists": ("bb",)}, {"accuracies": np.ones(3)}])
+def test_other_episodes_are_not_paired(other):
+    given = {"accuracies": np.linspace(0, 1, 4)} | other
+    runs = [
+        with_episodes(("softmax",), 0, np.zeros(4)),
+        with_episodes(("loose",), 0, **given),
+    ]
+    difference = differences(make_grid([METHODS], runs), BASELINE)[ACCURACY]["loose",]
+    assert difference.episodes_interval is None
+    assert difference.pairs == 1
+
+
+GROUPS = Axis("G", ("2", "4", "8"))
+
+
+def tuned_runs():
+    """Validation and test disagree on the best G; each method has another best one."""
+    validations = {
+        "softmax": {"2": 0.5, "4": 0.7, "8": 0.6},
+        "loose": {"2": 0.8, "4": 0.6, "8": 0.7},
+    }
+    return [
+        run(
+            (method, groups),
+            seed,
+            (ERROR, 1 - value + (groups == "8")),
+            validation=value + 0.01 * seed,
+        )
+        for method, of in validations.items()
+        for groups, value in of.items()
+        for seed in (0, 1)
+    ]
+
+
+def test_validation_chooses_at_every_place(tmp_path):
+    comparison = Comparison(BASELINE, choose=("G",))
+    text, stored = written(tmp_path, [METHODS, GROUPS], tuned_runs(), comparison=comparison)
+    assert (
+        "G: the best of 3 values by the mean validation over all repetitions: softmax: 4; loose: 2."
+        in text
+    )
+    assert "| softmax | 30.0 ± 0.0 | 70.5 ± 0.7 |" in text
+    assert "| loose | **20.0 ± 0.0** | **80.5 ± 0.7** |" in text
+    assert "| loose | **−10.00 ± 0.00** (n = 2)" in text
+    assert [(c["place"], c["label"]) for c in stored["choices"]] == [
+        (["softmax"], ["4"]),
+        (["loose"], ["2"]),
+    ]
+    # All runs that were tried are in the file and in the count.
+    assert len(stored["runs"]) == 12
+    assert "12 runs" in text
+
+
+def test_a_choice_is_over_all_repetitions():
+    axes = [METHODS, GROUPS, Axis("subset", ("0", "1"))]
+    values = {
+        ("2", "0"): 0.9,
+        ("2", "1"): 0.1,
+        ("4", "0"): 0.6,
+        ("4", "1"): 0.6,
+        ("8", "0"): 0,
+        ("8", "1"): 0,
+    }
+    runs = [
+        run((method, *place), 0, (ERROR, 0.1), validation=value)
+        for method in METHODS.labels
+        for place, value in values.items()
+    ]
+    kept = choose(axes, runs, places(axes), ["G"], pooled="subset")
+    assert [choice.label for choice in kept.choices] == [("4",), ("4",)]
+    assert [axis.name for axis in kept.axes] == ["Method", "subset"]
+    assert {run.place for run in kept.runs} == set(places(kept.axes))
+
+
+def test_a_run_that_diverged_is_no_advantage_in_a_choice():
+    runs = [run(("a", "2"), seed, (ERROR, 0.1), validation=0.5) for seed in (0, 1)]
+    runs += [run(("a", "4"), 0, (ERROR, 0.1), validation=0.9), diverged(("a", "4"), 1)]
+    axes = [Axis("Method", ("a",)), Axis("G", ("2", "4"))]
+    kept = choose(axes, runs, places(axes), ["G"])
+    assert kept.choices[0].label == ("2",)
+    # Where none is complete, the caption says so.
+    kept = choose(axes, runs[1:], places(axes), ["G"])
+    (line,) = choice_lines(["G"], kept.choices)
+    assert line.endswith("a: 4 (1 of its runs missing).")
+
+
+def test_an_unequal_number_of_candidates_is_stated():
+    axes = [METHODS, Axis("G", ("–", "2", "4"))]
+    planned = [("softmax", "–"), ("loose", "2"), ("loose", "4")]
+    runs = [run(place, 0, (ERROR, 0.1), validation=0.5) for place in planned]
+    kept = choose(axes, runs, planned, ["G"])
+    lines = choice_lines(["G"], kept.choices)
+    assert lines[1] == "Values tried: softmax: 1; loose: 2."
+    grid = make_grid(kept.axes, kept.runs, planned=kept.planned)
+    assert grid.entries[ERROR]["softmax",].complete
+
+
+def test_where_nothing_has_a_validation_nothing_is_chosen():
+    runs = [diverged((method, "2"), 0) for method in METHODS.labels]
+    axes = [METHODS, GROUPS]
+    kept = choose(axes, runs, places(axes), ["G"])
+    (line,) = choice_lines(["G"], kept.choices)
+    assert "softmax: none, because no run has a validation" in line
+    grid = make_grid(kept.axes, kept.runs, planned=kept.planned)
+    (entries,) = grid.entries.values()
+    assert entries["loose",].diverged
