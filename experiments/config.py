@@ -81,7 +81,13 @@ class ModelConfig:
     pooling: Literal["flatten", "mean"] = "flatten"
     """Flatten the last feature map, or average it over positions."""
     drop_block: Share = 0.0
-    """Probability that DropBlock removes a unit (resnet12)."""
+    """Probability that DropBlock removes a unit after a block of the last two stages (resnet12,
+    resnet18)."""
+    drop_block_size: Count = 5
+    """Side of the squares that DropBlock removes."""
+    drop_block_steps: Steps = 0
+    """Training steps in which the probability of DropBlock rises linearly from 0 to its value;
+    0: it is constant."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the backbone; parameters and losses stay float32."""
     blocks: tuple[Count, ...] = ()
@@ -90,7 +96,8 @@ class ModelConfig:
     """First layers of resnet18 and resnet50: a 7×7 convolution with stride 2 and max-pooling, or
     for small images one 3×3 convolution with stride 1."""
     dropout: Share = 0.0
-    """Probability that dropout removes a unit between two convolutions (wrn28)."""
+    """Probability that dropout removes a unit: between two convolutions (wrn28), or after a block
+    of the first two stages (resnet12, resnet18)."""
     dim: Pixels = 0
     """Outputs of an extra linear layer with batch normalisation; 0: no such layer."""
     weights: str = ""

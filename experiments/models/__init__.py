@@ -12,7 +12,7 @@ from flax import nnx
 from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models.conv4 import Conv4
-from experiments.models.layers import Backbone, LayerOptions
+from experiments.models.layers import Backbone, DropOptions, LayerOptions
 from experiments.models.projected import Projected
 from experiments.models.resnet import ResNet, basic, bottleneck
 from experiments.models.resnet12 import ResNet12
@@ -40,14 +40,29 @@ def _conv4(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone
 
 
 def _resnet12(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
-    rate = config.drop_block
-    return ResNet12(config.widths, shape, config.pooling, options, drop_rate=rate)
+    return ResNet12(config.widths, shape, config.pooling, options, drops=_drops(config))
 
 
 def _resnet18(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
-    widths, blocks = config.widths, config.blocks
-    small = config.stem == "small"
-    return ResNet(widths, blocks, shape, config.pooling, options, block=basic, small_stem=small)
+    return ResNet(
+        config.widths,
+        config.blocks,
+        shape,
+        config.pooling,
+        options,
+        block=basic,
+        small_stem=config.stem == "small",
+        drops=_drops(config),
+    )
+
+
+def _drops(config: ModelConfig) -> DropOptions:
+    return DropOptions(
+        dropout=config.dropout,
+        drop_block=config.drop_block,
+        block_size=config.drop_block_size,
+        rising_steps=config.drop_block_steps,
+    )
 
 
 def _resnet50(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
@@ -74,16 +89,19 @@ def _wrn28(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone
     return WideResNet(widths, blocks, shape, config.pooling, options, dropout_rate=rate)
 
 
+_DROPS = ("dropout", "drop_block", "drop_block_size", "drop_block_steps")
 _ARCHITECTURES = {
     "conv4": _Architecture(_conv4, 4),
-    "resnet12": _Architecture(_resnet12, 4, options=("drop_block",)),
-    "resnet18": _Architecture(_resnet18, 4, (2, 2, 2, 2), ("stem",)),
+    "resnet12": _Architecture(_resnet12, 4, options=_DROPS),
+    "resnet18": _Architecture(_resnet18, 4, (2, 2, 2, 2), ("stem", *_DROPS)),
     "resnet50": _Architecture(_resnet50, 4, (3, 4, 6, 3), ("stem",)),
     "resnet32": _Architecture(_resnet32, 3, (5, 5, 5)),
     "wrn28": _Architecture(_wrn28, 3, (4, 4, 4), ("dropout",)),
 }
 _OPTIONAL = {
     "drop_block": ("DropBlock", 0),
+    "drop_block_size": ("DropBlock", 5),
+    "drop_block_steps": ("DropBlock", 0),
     "dropout": ("dropout", 0),
     "stem": ("choice of stems", "imagenet"),
 }

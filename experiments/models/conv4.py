@@ -42,7 +42,9 @@ class Conv4(Backbone):
             for c_in, c_out in zip((channels, *widths), widths, strict=False)
         )
 
-    def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
+    def __call__(
+        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
+    ) -> Array:
         """As `Backbone.__call__`."""
         x = images
         for layer in self.layers:

@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+_STAGES_WITH_DROP_BLOCK = 2
 
 
 class Backbone(nnx.Module):
@@ -19,7 +20,9 @@ class Backbone(nnx.Module):
     num_features: int
     """Features d."""
 
-    def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
+    def __call__(
+        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
+    ) -> Array:
         """Computes the features of a batch.
 
         Args:
@@ -27,12 +30,15 @@ class Backbone(nnx.Module):
           train: Normalise with the statistics of the batch, update the running statistics, and
             apply dropout or DropBlock.
           keys: Typed PRNG keys [n], one per image. Only dropout and DropBlock need them.
+          step: Integer [], the training steps before this one. Only DropBlock with a rising rate
+            needs it.
 
         Returns:
           float32 [n, d].
 
         Raises:
-          ValueError: Dropout or DropBlock is active, and `keys` does not have one key per image.
+          ValueError: Dropout or DropBlock is active, and `keys` does not have one key per image,
+            or `step` is needed and missing.
         """
         raise NotImplementedError
 
@@ -47,6 +53,23 @@ class LayerOptions:
     """Device axis over which batch statistics are synchronised, or None."""
     rngs: nnx.Rngs
     """Source of the initial parameters."""
+
+
+@dataclass(frozen=True)
+class DropOptions:
+    """What a residual network drops after its blocks in training."""
+
+    dropout: float = 0.0
+    """Rate of dropout in the stages before the last two."""
+    drop_block: float = 0.0
+    """Rate of DropBlock in the last two stages."""
+    block_size: int = 5
+    """Side of the blocks of DropBlock."""
+    rising_steps: int = 0
+    """Steps in which the rate of DropBlock rises linearly from 0 to its final value; 0: none."""
+
+
+NO_DROPS = DropOptions()
 
 
 def conv(
@@ -172,6 +195,59 @@ def fold_in(keys: Array, number: int) -> Array:
     return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
 
+def drop_keys(
+    options: DropOptions, keys: Array | None, step: Array | None, images: Array, *, train: bool
+) -> Array | None:
+    """The keys for `drop_after_block`; None where nothing is dropped.
+
+    Raises:
+      ValueError: There is not one key per image, or the rate of DropBlock rises and there is no
+        `step`.
+    """
+    if not train or not (options.dropout or options.drop_block):
+        return None
+    if options.drop_block and options.rising_steps and step is None:
+        raise ValueError("DropBlock with a rising rate needs the number of the step; got None")
+    return require_keys(keys, images, "DropBlock" if options.drop_block else "dropout")
+
+
+def drop_after_block(
+    x: Array,
+    keys: Array,
+    step: Array | None,
+    options: DropOptions,
+    *,
+    number: int,
+    stages_after: int,
+) -> Array:
+    """Drops units of a block's output: DropBlock in the last two stages, dropout before them.
+
+    Args:
+      x: Float [n, h, w, c].
+      keys: Typed PRNG keys [n] of the network, from `drop_keys`.
+      step: As in `Backbone.__call__`.
+      options: The rates.
+      number: Of the block in the network; each block draws its own numbers.
+      stages_after: Stages after that of the block.
+
+    References:
+      Lee et al., Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
+    """
+    if stages_after < _STAGES_WITH_DROP_BLOCK:
+        if not options.drop_block:
+            return x
+        rate = rising_rate(options.drop_block, step, options.rising_steps)
+        return drop_block(x, fold_in(keys, number), rate=rate, block_size=options.block_size)
+    return dropout(x, fold_in(keys, number), rate=options.dropout) if options.dropout else x
+
+
+def rising_rate(rate: float, step: Array | None, steps: int) -> float | Array:
+    """`rate`·min(step / steps, 1); the constant `rate` if `steps` is 0."""
+    if not steps or step is None:
+        return rate
+    return rate * jnp.minimum(step / steps, 1.0)
+
+
 def dropout(x: Array, keys: Array, *, rate: float) -> Array:
     """Sets units of `x` [n, ...] to zero with probability `rate`, scales others by 1 / (1 − rate).
 
@@ -181,7 +257,7 @@ def dropout(x: Array, keys: Array, *, rate: float) -> Array:
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
-def drop_block(x: Array, keys: Array, *, rate: float, block_size: int) -> Array:
+def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -> Array:
     """DropBlock: sets square blocks of every channel to zero, and scales the remaining units.
 
     At every position where a block fits, it is dropped with probability
@@ -193,7 +269,7 @@ def drop_block(x: Array, keys: Array, *, rate: float, block_size: int) -> Array:
     Args:
       x: Float [n, h, w, c].
       keys: Typed PRNG keys [n], one per sample.
-      rate: Expected fraction of dropped units, ignoring overlaps of blocks.
+      rate: A number or float []. Expected fraction of dropped units, ignoring overlaps of blocks.
       block_size: Side b of a block, at most the size of the feature map.
     """
     h, w, c = x.shape[1:]

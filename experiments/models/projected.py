@@ -25,8 +25,10 @@ class Projected(Backbone):
         self.norm = batch_norm(dim, axis_name=axis_name, rngs=rngs)
         self.num_features = dim
 
-    def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
+    def __call__(
+        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
+    ) -> Array:
         """As `Backbone.__call__`."""
-        features = self.backbone(images, train=train, keys=keys)
+        features = self.backbone(images, train=train, keys=keys, step=step)
         projected = self.linear(features.astype(jnp.float32))
         return self.norm(projected, use_running_average=not train)

@@ -11,9 +11,13 @@ from flax import nnx
 from jax import Array
 
 from experiments.models.layers import (
+    NO_DROPS,
     Backbone,
     ConvNorm,
+    DropOptions,
     LayerOptions,
+    drop_after_block,
+    drop_keys,
     feature_size,
     halved,
     overlapping_max_pool,
@@ -40,6 +44,7 @@ class ResNet(Backbone):
       small_stem: Start with one 3×3 convolution, instead of 7×7 with stride 2 and max-pooling.
       project: Shortcuts of blocks that change the shape are 1×1 convolutions with normalisation
         (option B of the paper). Otherwise they subsample and add zero channels (option A).
+      drops: What is dropped after each block.
     """
 
     def __init__(
@@ -53,10 +58,12 @@ class ResNet(Backbone):
         block: Callable[[int, int], Convolutions],
         small_stem: bool,
         project: bool = True,
+        drops: DropOptions = NO_DROPS,
     ):
         channels = image_shape[-1]
         self.pooling = pooling
         self.small_stem = small_stem
+        self.drops = drops
         kernel_size, stride = (3, 1) if small_stem else (7, 2)
         self.stem = ConvNorm(channels, widths[0], kernel_size, options, stride=stride)
         stages, channels = [], widths[0]
@@ -74,14 +81,23 @@ class ResNet(Backbone):
         last = (halved(image_shape[0], halvings), halved(image_shape[1], halvings), channels)
         self.num_features = feature_size(last, pooling)
 
-    def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
+    def __call__(
+        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
+    ) -> Array:
         """As `Backbone.__call__`."""
+        keys = drop_keys(self.drops, keys, step, images, train=train)
         x = self.stem(images, train=train)
         # Pooling before ReLU gives the same values, because ReLU is monotonic.
         x = jax.nn.relu(x if self.small_stem else overlapping_max_pool(x))
-        for stage in self.stages:
+        number = 0
+        for stages_after, stage in zip(range(len(self.stages))[::-1], self.stages, strict=True):
             for block in stage:
                 x = block(x, train=train)
+                if keys is not None:
+                    x = drop_after_block(
+                        x, keys, step, self.drops, number=number, stages_after=stages_after
+                    )
+                number += 1
         return pool_features(x, self.pooling)
 
 

@@ -9,18 +9,16 @@ from jax import Array
 from experiments.models.layers import (
     Backbone,
     ConvNorm,
+    DropOptions,
     LayerOptions,
-    drop_block,
+    drop_after_block,
+    drop_keys,
     feature_size,
-    fold_in,
     max_pool,
     pool_features,
-    require_keys,
 )
 
 _SLOPE = 0.1
-_DROP_BLOCK_SIZE = 5
-_BLOCKS_WITH_DROP_BLOCK = 2
 
 
 class PooledBlock(nnx.Module):
@@ -55,7 +53,7 @@ class ResNet12(Backbone):
       image_shape: Height, width and channels of an image.
       pooling: `flatten` or `mean` over the positions of the last block.
       options: Options of the layers.
-      drop_rate: Rate of DropBlock (blocks of 5×5) after each of the last two blocks.
+      drops: What is dropped after each block; a stage is one block.
     """
 
     def __init__(
@@ -65,11 +63,11 @@ class ResNet12(Backbone):
         pooling: str,
         options: LayerOptions,
         *,
-        drop_rate: float,
+        drops: DropOptions,
     ):
         height, width, channels = image_shape
         self.pooling = pooling
-        self.drop_rate = drop_rate
+        self.drops = drops
         last = (height >> len(widths), width >> len(widths), widths[-1])
         self.num_features = feature_size(last, pooling)
         self.blocks = nnx.List(
@@ -77,14 +75,15 @@ class ResNet12(Backbone):
             for c_in, c_out in zip((channels, *widths), widths, strict=False)
         )
 
-    def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
+    def __call__(
+        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
+    ) -> Array:
         """As `Backbone.__call__`."""
-        dropping = train and self.drop_rate > 0
-        keys = require_keys(keys, images, "DropBlock") if dropping else None
+        keys = drop_keys(self.drops, keys, step, images, train=train)
         x = images
         for i, block in enumerate(self.blocks):
             x = block(x, train=train)
-            if keys is not None and i >= len(self.blocks) - _BLOCKS_WITH_DROP_BLOCK:
-                own = fold_in(keys, i)
-                x = drop_block(x, own, rate=self.drop_rate, block_size=_DROP_BLOCK_SIZE)
+            if keys is not None:
+                after = len(self.blocks) - 1 - i
+                x = drop_after_block(x, keys, step, self.drops, number=i, stages_after=after)
         return pool_features(x, self.pooling)

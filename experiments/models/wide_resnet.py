@@ -133,7 +133,9 @@ class WideResNet(Backbone):
         self.blocks = nnx.List(layers)
         self.norm = batch_norm(channels, axis_name=options.axis_name, rngs=options.rngs)
 
-    def __call__(self, images: Array, *, train: bool, keys: Array | None = None) -> Array:
+    def __call__(
+        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
+    ) -> Array:
         """As `Backbone.__call__`."""
         dropping = train and self.dropout_rate > 0
         keys = require_keys(keys, images, "dropout") if dropping else None

@@ -72,7 +72,8 @@ def build_step(
 
         def loss_of(params):
             model = nnx.merge(graphdef, params["backbone"], state.statistics, copy=True)
-            features = model(images, train=True, keys=model_keys)  # pyright: ignore[reportCallIssue]
+            forward: Any = model
+            features = forward(images, train=True, keys=model_keys, step=state.step)
             head = params["classifier"]
             loss = objective.loss(features, batch.labels, head, state.objective_state)
             value = loss.value

@@ -1,6 +1,7 @@
 """Backbones: shapes, initial values, normalisation over devices, DropBlock, compute types."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import chex
@@ -16,7 +17,15 @@ from jax import lax
 from experiments.config import ModelConfig, check_config
 from experiments.errors import ConfigError
 from experiments.models import Conv4, ResNet12, build_backbone
-from experiments.models.layers import drop_block, max_pool
+from experiments.models.layers import (
+    DropOptions,
+    drop_after_block,
+    drop_block,
+    dropout,
+    fold_in,
+    max_pool,
+    rising_rate,
+)
 
 # Equal widths, because every new kernel shape takes half a second to compile its initial values.
 WIDTHS = (8, 8, 8, 8)
@@ -183,7 +192,7 @@ def make_step(model, axis_name):
     def step(params, rest, images, keys):
         def loss(params):
             model = nnx.merge(graphdef, params, rest, copy=True)
-            features = model(images, train=True, keys=keys)
+            features = model(images, train=True, keys=keys, step=jnp.array(3))
             value = (jnp.tanh(features) * weights).mean()
             value = value if axis_name is None else lax.pmean(value, axis_name)
             return value, nnx.state(model, nnx.Not(nnx.Param))
@@ -200,15 +209,17 @@ def make_step(model, axis_name):
 def test_four_devices_equal_one(backbone):
     assert jax.device_count() >= 4
     # 48 pixels leave 6×6 and 3×3 positions to the two DropBlocks.
-    shape = (48, 48, 3)
+    shape, config = (48, 48, 3), SMALL[backbone]
+    if backbone == "resnet12":
+        config = replace(config, dropout=0.3, drop_block_steps=4)
     # Unequal parts of the batch: statistics of a device alone would differ from the global ones.
     images = images_of(8, shape) * jnp.arange(1, 9)[:, None, None, None]
     keys = jax.random.split(jax.random.key(3), 8)
 
-    step, params, rest = make_step(build(SMALL[backbone], shape), None)
+    step, params, rest = make_step(build(config, shape), None)
     expected = jax.jit(step)(params, rest, images, keys)
 
-    step, params, rest = make_step(build(SMALL[backbone], shape, axis_name="data"), "data")
+    step, params, rest = make_step(build(config, shape, axis_name="data"), "data")
     parallel = jax.pmap(
         step, "data", in_axes=(None, None, 0, 0), devices=jax.devices()[:4], out_axes=None
     )
@@ -218,7 +229,7 @@ def test_four_devices_equal_one(backbone):
     )
 
     # Without the axis the statistics are those of a device, and the values differ.
-    step, params, rest = make_step(build(SMALL[backbone], shape), "data")
+    step, params, rest = make_step(build(config, shape), "data")
     alone = jax.pmap(step, "data", in_axes=(None, None, 0, 0), devices=jax.devices()[:4])
     value = alone(params, rest, images.reshape(4, 2, *shape), keys.reshape(4, 2))[0]
     assert abs(float(value[0] - expected[0])) > 1e-3 * abs(float(expected[0]))
@@ -266,6 +277,58 @@ def test_drop_block_follows_the_key_of_the_sample():
     chex.assert_trees_all_equal(
         apply(model, images, keys, train=False), apply(model, images, train=False)
     )
+
+
+def test_the_rate_of_drop_block_rises_linearly():
+    rates = [rising_rate(0.2, jnp.array(step), 40000) for step in (0, 20000, 40000, 70000)]
+    np.testing.assert_allclose(rates, [0, 0.1, 0.2, 0.2], rtol=1e-6)
+    assert rising_rate(0.2, jnp.array(7), 0) == 0.2
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (10, 0.1), (20, 0.2), (90, 0.2)])
+def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate):
+    options = DropOptions(dropout=0.3, drop_block=0.2, block_size=3, rising_steps=20)
+    x, keys = jnp.ones((32, 14, 14, 16)), jax.random.split(jax.random.key(0), 32)
+    own = fold_in(keys, 5)
+    for stages_after in range(4):
+        drop = partial(drop_after_block, options=options, number=5, stages_after=stages_after)
+        y = jax.jit(drop)(x, keys, jnp.array(step))
+        if stages_after >= 2:
+            chex.assert_trees_all_close(y, dropout(x, own, rate=0.3), rtol=1e-6)
+            assert float((y == 0).mean()) == pytest.approx(0.3, abs=0.01)
+        else:
+            chex.assert_trees_all_close(y, drop_block(x, own, rate=rate, block_size=3), rtol=1e-5)
+            # Blocks overlap, so that a little less than the rate goes.
+            assert 0.85 * rate <= float((y == 0).mean()) <= 1.02 * rate
+    chex.assert_trees_all_equal(
+        drop_after_block(x, keys, None, DropOptions(), number=5, stages_after=0), x
+    )
+
+
+@pytest.mark.parametrize("backbone", ["resnet12", "resnet18"])
+def test_a_rising_rate_needs_the_step_and_starts_at_nothing(backbone):
+    config = ModelConfig(backbone, WIDTHS, "mean", drop_block=0.3)
+    rising = replace(config, drop_block_size=3, drop_block_steps=10)
+    images, keys = images_of(2, (64, 64, 3)), jax.random.split(jax.random.key(2), 2)
+
+    def features(config, step):
+        model = build(config, (64, 64, 3))
+        graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+        @jax.jit
+        def run(step):
+            copy = nnx.merge(graphdef, params, rest, copy=True)
+            return copy(images, train=True, keys=keys, step=step)
+
+        return run(step)
+
+    plain, step = features(replace(config, drop_block=0.0), jnp.array(7)), jnp.array(0)
+    chex.assert_trees_all_close(features(rising, step), plain, rtol=1e-5)
+    full = features(replace(config, drop_block_size=3), step)
+    chex.assert_trees_all_close(features(rising, jnp.array(10)), full, rtol=1e-5)
+    assert bool((full != plain).any())
+    with pytest.raises(ValueError, match="needs the number of the step"):
+        features(rising, None)
 
 
 @pytest.mark.parametrize("keys", [None, jax.random.split(jax.random.key(0), 5)])
@@ -336,6 +399,7 @@ def test_a_few_steps_reduce_the_loss(backbone, dtype):
         ({}, (32, 32, 0), "at least 16×16"),
         ({"widths": (64, 64, 64)}, (32, 32, 3), "widths of conv4 needs 4 numbers"),
         ({"drop_block": 0.1}, (32, 32, 3), "conv4 has no DropBlock"),
+        ({"drop_block_steps": 9}, (32, 32, 3), "conv4 has no DropBlock, got model.drop_block_s"),
     ],
 )
 def test_wrong_configurations_name_the_problem(changes, image_shape, message):
@@ -349,6 +413,7 @@ def test_wrong_configurations_name_the_problem(changes, image_shape, message):
         ({"widths": (64, 64, 0, 64)}, "model.widths must be at least 1, got 0"),
         ({"blocks": (1, 0, 1)}, "model.blocks must be at least 1, got 0"),
         ({"drop_block": 1.0}, "model.drop_block must be at least 0 and below 1, got 1.0"),
+        ({"drop_block_size": 0}, "model.drop_block_size must be at least 1, got 0"),
         ({"dropout": 1.0}, "model.dropout must be at least 0 and below 1, got 1.0"),
     ],
 )

@@ -314,7 +314,7 @@ def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
         (replace(RESNET18, widths=(64, 128, 256)), "widths of resnet18 needs 4 numbers"),
         (replace(RESNET18, blocks=(2, 2)), "blocks of resnet18 needs 4 numbers"),
         (replace(ModelConfig(), blocks=(1, 1, 1, 1)), r"conv4 does not support model\.blocks"),
-        (replace(RESNET18, drop_block=0.1), "resnet18 has no DropBlock"),
+        (replace(photographs.RESNET50, drop_block=0.1), "resnet50 has no DropBlock"),
         (replace(photographs.RESNET50, dropout=0.1), "resnet50 has no dropout"),
         (replace(photographs.RESNET32, stem="small"), "resnet32 has no choice of stems"),
     ],

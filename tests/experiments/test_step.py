@@ -16,7 +16,14 @@ from experiments.training import parallel
 from experiments.training.step import Batch, Step, build_step
 from tests.experiments.tiny_runs import SHAPE, TINY, tiny_network
 
-RESNET = ModelConfig(backbone="resnet12", widths=(2, 4, 6, 8), pooling="mean", drop_block=0.2)
+RESNET = ModelConfig(
+    backbone="resnet12",
+    widths=(2, 4, 6, 8),
+    pooling="mean",
+    dropout=0.1,
+    drop_block=0.2,
+    drop_block_steps=4,
+)
 
 
 def tiny_step(config: TrainConfig, axis_name: str | None = None):
@@ -98,6 +105,13 @@ def test_bfloat16_trains():
     exact = run_steps(TINY, "jit", 2)[1]
     assert metrics["loss"] != exact["loss"]
     assert metrics["loss"] == pytest.approx(exact["loss"], rel=0.05)
+
+
+def test_the_rate_of_drop_block_follows_the_steps_of_the_run():
+    at_once = dataclasses.replace(TINY, model=dataclasses.replace(RESNET, drop_block_steps=0))
+    rising = dataclasses.replace(TINY, model=RESNET)
+    losses = [run_steps(config, "jit", 1)[1]["loss"] for config in (at_once, rising)]
+    assert losses[0] != losses[1]
 
 
 def test_augmentation_options_reach_the_step():
