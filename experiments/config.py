@@ -162,6 +162,8 @@ class TrainConfig:
     """Validate and write a checkpoint every this many steps."""
     log_every: Count = 10
     """Write metrics every this many steps."""
+    report_last: bool = False
+    """Evaluate the last checkpoint too, not only the best by validation."""
 
 
 ParallelMode = Literal["pmap", "jit"]
@@ -264,6 +266,15 @@ def option_types(config: Any) -> dict[str, Any]:
         else:
             found[name] = hint
     return found
+
+
+def evaluation_sections(config: TrainConfig) -> dict[str, Any]:
+    """The sections of a configuration that do not change the training, by name.
+
+    A trained run can be evaluated with other values of their options.
+    """
+    names = ("evaluation", "fine_tuning")
+    return {name: vars(config)[name] for name in names if name in vars(config)}
 
 
 def get_option(config: Any, option: str) -> Any:

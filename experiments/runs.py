@@ -5,7 +5,6 @@ Every part, such as data, sampler, model, optimiser and protocol, is built from 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import subprocess
@@ -21,7 +20,15 @@ import optax
 from flax import nnx
 
 import jaxloss
-from experiments.config import Folders, ParallelMode, TrainConfig, check_config
+from experiments.config import (
+    Folders,
+    ParallelMode,
+    TrainConfig,
+    check_config,
+    evaluation_sections,
+    option_types,
+    replace_option,
+)
 from experiments.contracts import ImageSet, Objective, Outputs, Problem, Protocol
 from experiments.data.augment import check_settings, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
@@ -89,7 +96,20 @@ def _plan(config: TrainConfig) -> Plan:
     num_features = nnx.eval_shape(
         lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
     ).num_features
-    return Plan(config, build_protocol(config), seen, num_features)
+    return Plan(config, _protocol(config), seen, num_features)
+
+
+def _protocol(config: TrainConfig) -> Protocol:
+    """The protocol of a run, with the metrics of its last checkpoint where they are reported."""
+    protocol = build_protocol(config)
+    if not config.report_last:
+        return protocol
+    last = [metric._replace(name=_of_last(metric.name)) for metric in protocol.metrics]
+    return protocol._replace(metrics=[*protocol.metrics, *last])
+
+
+def _of_last(name: str) -> str:
+    return f"{name} (last)"
 
 
 def check_data(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -318,6 +338,18 @@ def _restore_step(checkpoints: Checkpoints, step: int) -> RestoredRun:
     )
 
 
+def config_of_run(path: Path) -> TrainConfig:
+    """The configuration that the newest intact checkpoint of a run stores.
+
+    Raises:
+      CheckpointError: There is no run at the path, or no checkpoint is intact.
+      ConfigError: The configuration is not one of this version.
+    """
+    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+        meta, _ = checkpoints.read_intact(checkpoints.meta)
+    return config_from_dict(meta["config"])
+
+
 def evaluate_run(
     path: Path,
     folders: Folders,
@@ -330,9 +362,7 @@ def evaluate_run(
 
     Args:
       path, which: The run and its checkpoint, as in `restore_run`.
-      folders: Where data is stored.
-      split: One of the protocol's splits; by default the one for evaluation.
-      overrides: Values that replace those of the configuration's section `evaluation`.
+      folders, split, overrides: As in `evaluation_of`, the function that it returns.
 
     Returns:
       The protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
@@ -343,47 +373,74 @@ def evaluate_run(
       ConfigError: There is no such split, or it cannot be evaluated so.
       DivergedError: The features are not finite.
     """
-    run = restore_run(path, which)
-    config = _with_evaluation(run.plan.config, overrides or {})
-    protocol = build_protocol(config)
-    split = split or protocol.splits[-1]
-    if split not in protocol.splits:
-        raise ConfigError(
-            f"protocol {config.protocol} has no split {split!r}; it has "
-            f"{', '.join(protocol.splits)}"
-        )
+    return evaluation_of(restore_run(path, which), folders)(split, overrides or {})
+
+
+Evaluation = Callable[[str | None, Mapping[str, Any]], tuple[Protocol, dict[str, Any]]]
+"""From a split, and values of evaluation options by name, what `evaluate_run` returns."""
+
+
+def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
+    """Evaluates a checkpoint, any number of times; the features of a split are computed once.
+
+    Args:
+      run: The checkpoint.
+      folders: Where data is stored.
+
+    Returns:
+      A function of a split (None: the protocol's split for evaluation), and of values that replace
+      those of the run, by option, such as `evaluation.episodes`.
+    """
     outputs_of = build_outputs(
-        run.network.graphdef, run.network.objective, config.data, run.class_counts
+        run.network.graphdef, run.network.objective, run.plan.config.data, run.class_counts
     )
 
+    @cache
     def outputs(split: str) -> Outputs:
-        return outputs_of(run.state, protocol.load(folders, split))
+        return outputs_of(run.state, run.plan.protocol.load(folders, split))
 
-    validation = protocol.validation.measured(run.validation)
-    return protocol, {
-        **describe_run(config, protocol),
-        "num_features": run.plan.num_features,
-        "split": split,
-        "step": run.step,
-        "validation": None if run.validation is None else validation,
-        "notes": run.notes,
-        **protocol.evaluate(split, outputs),
-    }
+    def evaluate(
+        split: str | None, overrides: Mapping[str, Any]
+    ) -> tuple[Protocol, dict[str, Any]]:
+        config = with_evaluation(run.plan.config, overrides)
+        protocol = build_protocol(config)
+        split = split or protocol.splits[-1]
+        if split not in protocol.splits:
+            raise ConfigError(
+                f"protocol {config.protocol} has no split {split!r}; it has "
+                f"{', '.join(protocol.splits)}"
+            )
+        validation = run.plan.protocol.validation.measured(run.validation)
+        return protocol, {
+            **describe_run(config, protocol),
+            "num_features": run.plan.num_features,
+            "split": split,
+            "step": run.step,
+            "validation": None if run.validation is None else validation,
+            "notes": run.notes,
+            **protocol.evaluate(split, outputs),
+        }
+
+    return evaluate
 
 
-def _with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    if not overrides:
-        return config
-    # Not every protocol has options of the evaluation.
-    evaluation = vars(config).get("evaluation")
-    known = set() if evaluation is None else {f.name for f in dataclasses.fields(evaluation)}
-    if unknown := overrides.keys() - known:
+def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """A configuration with other values of evaluation options.
+
+    Raises:
+      ConfigError: An option is not one of the evaluation, or a value is out of bounds.
+    """
+    sections = evaluation_sections(config)
+    known = [
+        f"{name}.{option}" for name, section in sections.items() for option in option_types(section)
+    ]
+    if unknown := sorted(overrides.keys() - {*known}):
         raise ConfigError(
-            f"the evaluation of protocol {config.protocol} has no {', '.join(sorted(unknown))}; "
-            f"it has {', '.join(sorted(known)) or 'no options'}"
+            f"the evaluation of protocol {config.protocol} has no {', '.join(unknown)}; "
+            f"it has {', '.join(known) or 'no options'}"
         )
-    changed: Any = {"evaluation": dataclasses.replace(evaluation, **overrides)}  # pyright: ignore
-    config = dataclasses.replace(config, **changed)
+    for option, value in overrides.items():
+        config = replace_option(config, option, value)
     check_config(config)
     return config
 
@@ -455,6 +512,8 @@ def complete_run(
         seconds = train_run(plan, directory, folders, mode=mode)
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
+        if config.report_last:
+            report = _with_last(report, directory, folders)
     except DivergedError as error:
         report = describe_run(config, protocol) | {
             "split": protocol.splits[-1],
@@ -468,6 +527,17 @@ def complete_run(
     return report
 
 
+def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:
+    """The report of the best checkpoint, with the results of the last one under `last`.
+
+    The metrics of the last checkpoint follow those of the best, with names of their own.
+    """
+    run = restore_run(directory, "latest")
+    last = report if run.step == report["step"] else evaluation_of(run, folders)(None, {})[1]
+    metrics = [metric | {"name": _of_last(metric["name"])} for metric in last["metrics"]]
+    return report | {"metrics": [*report["metrics"], *metrics], "last": last}
+
+
 def write_report(
     directory: Path, protocol: Protocol, report: dict[str, Any], name: str = "report"
 ) -> list[Path]:
@@ -477,7 +547,15 @@ def write_report(
 
 def report_lines(protocol: Protocol, report: dict[str, Any]) -> list[str]:
     """The results in Markdown, as the protocol writes them; none for a run that diverged."""
-    return [] if "diverged" in report else protocol.report(report)
+    if "diverged" in report:
+        return []
+    lines = protocol.report(report)
+    if "last" not in report:
+        return lines
+    if report["last"]["step"] == report["step"]:
+        return [*lines, "", "The best checkpoint is the last one."]
+    of_last = protocol.report(report["last"])[1:]
+    return [*lines, "", f"Of the last checkpoint, that of step {report['last']['step']}:", *of_last]
 
 
 def read_report(path: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tyro
 
-from experiments.cli.main import VERBS
+from experiments.cli.main import verbs
 from experiments.data.builders import BUILDERS
 from experiments.presets import PRESETS
 
@@ -45,6 +45,7 @@ def test_every_command_parses(document):
     text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"python -m experiments ([^`\n#]*)", text)
     assert len(commands) > 5
-    verbs: Any = VERBS
+    # The runs that `evaluate` evaluates there are of this preset, and need not exist.
+    known: Any = verbs(PRESETS["icons"].config)
     for command in commands:
-        tyro.cli(verbs, args=[word for word in shlex.split(command) if word != "--help"])
+        tyro.cli(known, args=[word for word in shlex.split(command) if word != "--help"])

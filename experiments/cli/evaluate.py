@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders
-
-_FROM_RUN = "(default: as in the run)"
-_Number = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_FROM_RUN)]
+from experiments.config import Folders, TrainConfig, evaluation_sections, get_option, option_types
+from experiments.errors import ConfigError, ExperimentError
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Evaluate a trained run as its protocol does.
 
-    Options that are not given are those of the run. Ways, shots, queries, episodes, seed and
-    distance are options of few-shot evaluation.
+    The options of its evaluation are those of `train`, and keep the values of the run unless they
+    are given: `evaluate RUN --help` lists them.
     """
 
-    directory: Annotated[Path, tyro.conf.Positional]
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory, or its folder of checkpoints."""
     split: Annotated[
         str | None,
@@ -35,31 +34,24 @@ class Evaluate:
     test images."""
     checkpoint: str = "best"
     """`best` by validation, `latest`, or the number of a step."""
-    ways: _Number = None
-    """Classes of an episode."""
-    shots: Annotated[
-        tuple[int, ...] | None,
-        tyro.conf.arg(metavar="INT [INT ...]", help_behavior_hint=_FROM_RUN),
-    ] = None
-    """Support images per class; one evaluation for each number."""
-    queries: _Number = None
-    """Query images per class."""
-    episodes: _Number = None
-    """Episodes of each evaluation."""
-    seed: _Number = None
-    """Seed of the list of episodes."""
-    distance: Annotated[
-        Literal["euclidean", "cosine"] | None,
-        tyro.conf.arg(metavar="{euclidean,cosine}", help_behavior_hint=_FROM_RUN),
-    ] = None
-    """Distance of a query from a prototype (protocol A)."""
+    over: tuple[str, ...] = ()
+    """Evaluate at all combinations of values of evaluation options, as the axes of `sweep`:
+    fine_tuning.margin=-0.1,0,0.1. Writes a table and a figure into RUN/evaluations."""
+    metrics: tuple[str, ...] = ()
+    """With --over: metrics that the table and figure show, in this order (by default all)."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the report."""
+        return self._evaluate_over(command) if self.over else self._evaluate_once(command)
+
+    def _evaluate_once(self, command: Sequence[str]) -> int:
+        from experiments.evaluations import setting_names
         from experiments.reporting.run import run_report
         from experiments.runs import evaluate_run, report_lines, run_directory, write_report
 
+        if self.metrics:
+            raise ConfigError("--metrics are those of a table of evaluations; it needs --over")
         overrides = self._overrides()
         protocol, report = evaluate_run(
             self.directory,
@@ -70,27 +62,70 @@ class Evaluate:
         )
         report["command"] = shlex.join(command)
         print(run_report(report, report_lines(protocol, report)))
-        name = _file_name(report["split"], report["step"], overrides)
+        # A name with the settings, so that evaluations of a run do not overwrite each other.
+        checkpoint = f"evaluation-{report['split']}-step{report['step']}"
+        name = ",".join([checkpoint, *setting_names(overrides)])
         paths = write_report(run_directory(self.directory), protocol, report, name)
         print("\nwrote", ", ".join(str(path) for path in paths))
         return 0
 
+    def _evaluate_over(self, command: Sequence[str]) -> int:
+        from experiments.evaluations import evaluate_over
+
+        paths = evaluate_over(
+            self.directory,
+            self.folders,
+            self.over,
+            split=self.split,
+            which=self.checkpoint,
+            overrides=self._overrides(),
+            metrics=self.metrics,
+            command=shlex.join(command),
+        )
+        print("\n" + paths[0].read_text(encoding="utf-8"))
+        print("wrote", ", ".join(str(path) for path in paths))
+        return 0
+
     def _overrides(self) -> dict[str, Any]:
-        options = {
-            "ways": self.ways,
-            "shots": self.shots,
-            "queries": self.queries,
-            "episodes": self.episodes,
-            "seed": self.seed,
-            "distance": self.distance,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        """The evaluation options that do not have the run's value, by name."""
+        changed = {}
+        for part in dataclasses.fields(self)[len(dataclasses.fields(Evaluate)) :]:
+            given = vars(self)[part.name]
+            for option in option_types(given):
+                value = get_option(given, option)
+                if value != get_option(part.default, option):
+                    changed[f"{part.name}.{option}"] = value
+        return changed
 
 
-def _file_name(split: str, step: int, overrides: dict[str, Any]) -> str:
-    """A name with the settings, so that evaluations of a run do not overwrite each other."""
-    settings = [
-        f"{name}{'+'.join(map(str, value)) if isinstance(value, tuple) else value}"
-        for name, value in overrides.items()
+def evaluate_verb(config: TrainConfig | None) -> type[Evaluate]:
+    """The verb with the evaluation options of a run, whose values are the defaults."""
+    if config is None:
+        return Evaluate
+    sections = [
+        (name, type(section), field(default=section))
+        for name, section in evaluation_sections(config).items()
     ]
-    return "-".join(["evaluation", split, f"step{step}", *settings])
+    namespace = {"__doc__": Evaluate.__doc__}
+    return dataclasses.make_dataclass(
+        "Evaluate", sections, bases=(Evaluate,), frozen=True, namespace=namespace
+    )
+
+
+def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
+    """The configuration of the run that the arguments of `evaluate` name; None if there is none.
+
+    Raises:
+      ConfigError: There is none, and options of an evaluation are given.
+    """
+    from experiments.runs import config_of_run
+
+    for word in arguments:
+        if Path(word).is_dir():
+            try:
+                return config_of_run(Path(word))
+            except ExperimentError:  # A folder of data; or a run that `evaluate` cannot read.
+                continue
+    if any(word.startswith(("--evaluation.", "--fine-tuning.")) for word in arguments):
+        raise ConfigError("options of an evaluation need the directory of a trained run: RUN")
+    return None

@@ -14,22 +14,31 @@ import tyro
 from experiments.cli.benchmark import Benchmark
 from experiments.cli.compare import Compare
 from experiments.cli.datasets import Datasets
-from experiments.cli.evaluate import Evaluate
+from experiments.cli.evaluate import config_of_arguments, evaluate_verb
 from experiments.cli.linear import Linear
 from experiments.cli.sweep import Sweep
 from experiments.cli.train import Train
-from experiments.errors import ExperimentError
+from experiments.config import TrainConfig
+from experiments.errors import ConfigError, ExperimentError
 from experiments.files import cache_folder
 
-VERBS = (
-    Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
-    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-    | Annotated[Linear, tyro.conf.subcommand("linear")]
-    | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
-    | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
-    | Annotated[Datasets, tyro.conf.subcommand("datasets")]
-    | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
-)
+
+def verbs(evaluated: TrainConfig | None = None) -> Any:
+    """The type of a verb with its options.
+
+    Args:
+      evaluated: The configuration of the run that `evaluate` evaluates, where it is known.
+    """
+    evaluate: Any = Annotated[evaluate_verb(evaluated), tyro.conf.subcommand("evaluate")]
+    return (
+        Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
+        | evaluate
+        | Annotated[Linear, tyro.conf.subcommand("linear")]
+        | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
+        | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
+        | Annotated[Datasets, tyro.conf.subcommand("datasets")]
+        | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,13 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
     try:
+        evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
         verb: Any = tyro.cli(
-            VERBS,  # pyright: ignore[reportArgumentType]
+            verbs(evaluated),
             prog="python -m experiments",
             description="The papers' experiments on losses that shape a feature space.",
             args=arguments,
         )
         return _run(verb, ["python", "-m", "experiments", *arguments])
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

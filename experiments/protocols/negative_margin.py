@@ -27,10 +27,16 @@ from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Pr
 from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape, share_images, split_names
 from experiments.data.pipeline import load_split
+from experiments.data.sampling import Episodes, evaluation_episodes
 from experiments.data.selection import select
 from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import Distance, EpisodeConfig
-from experiments.evaluation.fine_tuning import Classifier, FineTuning, evaluate_fine_tuning
+from experiments.evaluation.few_shot import Distance, EpisodeConfig, episode_accuracies
+from experiments.evaluation.fine_tuning import (
+    Classifier,
+    FineTuning,
+    evaluate_fine_tuning,
+    fine_tuned_accuracies,
+)
 from experiments.protocols import few_shot
 from experiments.protocols.linear_head import train_accuracy
 from experiments.reporting.markdown import table
@@ -79,10 +85,15 @@ class MarginEvaluation(EpisodeConfig):
     """Episodes of each evaluation."""
     classifier: Literal["same", "cosine", "linear"] = "same"
     """Logits are cosines, or inner products without a bias; same: as in training."""
+    selection: Literal["nearest", "fine-tuned"] = "nearest"
+    """Validations, which choose the best checkpoint, classify by the nearest prototype, or by a
+    fine-tuned classifier as the evaluation does."""
+    validation_shots: Count = 1
+    """Support images per class in a validation."""
     validation_episodes: Count = 500
-    """1-shot episodes of a validation, classified by the nearest prototype."""
+    """Episodes of a validation."""
     validation_distance: Distance = "cosine"
-    """Distance of a query from a prototype in a validation."""
+    """Distance of a query from the nearest prototype in a validation."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,15 @@ def build(config: NegativeMarginConfig) -> Protocol:
     data, evaluation = config.data, config.evaluation
     scale = _scale(config.loss, config.model.backbone)
     classifier = _classifier(config.loss, evaluation)
+    validation_accuracies = {
+        "nearest": partial(episode_accuracies, distance=evaluation.validation_distance),
+        "fine-tuned": partial(
+            fine_tuned_accuracies,
+            classifier=classifier,
+            settings=config.fine_tuning,
+            seed=evaluation.seed,
+        ),
+    }
     return Protocol(
         splits=few_shot.SPLITS,
         load=partial(load, data),
@@ -109,13 +129,8 @@ def build(config: NegativeMarginConfig) -> Protocol:
         check_options=lambda num_features: check_options(config.loss, data),
         check_data=partial(check_data, data, evaluation),
         objective=partial(objective, config.loss, scale),
-        validation=Metric("1-shot accuracy"),
-        validate=partial(
-            few_shot.validate,
-            evaluation,
-            evaluation.validation_episodes,
-            evaluation.validation_distance,
-        ),
+        validation=Metric(f"{evaluation.validation_shots}-shot accuracy"),
+        validate=partial(validate, evaluation, validation_accuracies[evaluation.selection]),
         metrics=metrics(data, evaluation),
         evaluate=partial(evaluate, data, evaluation, classifier, config.fine_tuning),
         description={
@@ -204,8 +219,10 @@ def check_data(
 ) -> None:
     """Checks that the classes give the episodes, and all images have one shape."""
     novel = _novel_name(data)
-    # Validation is 1-shot during training.
-    shots: dict[str, tuple[int, ...]] = {"validation": (1, *evaluation.shots)}
+    # Validations during training have shots of their own.
+    shots: dict[str, tuple[int, ...]] = {
+        "validation": (evaluation.validation_shots, *evaluation.shots)
+    }
     if data.holdout:
         shots["base"] = ()
     for split, counts in class_counts.items():
@@ -225,7 +242,13 @@ def _sizes(shape: tuple[int, ...]) -> str:
 
 
 def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
-    """A classifier of cosines or inner products, and softmax cross-entropy with a margin."""
+    """A classifier of cosines or inner products, and softmax cross-entropy with a margin.
+
+    The authors shift the inner products of every sample so that the least of them is 0. The shift
+    is not computed here: the margin is subtracted from one of the shifted logits, so that all
+    logits of a sample have the same constant added, which cancels in the softmax. Neither the loss
+    nor its gradient depends on it.
+    """
     logits_of = _LOGITS[options.name]
     if options.label_smoothing:
         loss_of = partial(jaxloss.softmax_loss, label_smoothing=options.label_smoothing)
@@ -263,6 +286,23 @@ def _classifier(options: MarginLoss, evaluation: MarginEvaluation) -> Classifier
     return "cosine" if options.name == "cosine" else "linear"
 
 
+def validate(
+    evaluation: MarginEvaluation,
+    accuracies_of: Callable[[np.ndarray, Episodes], np.ndarray],
+    outputs: Outputs,
+) -> float:
+    """Mean of the accuracies in episodes of the validation classes."""
+    episodes = evaluation_episodes(
+        outputs.labels,
+        num_episodes=evaluation.validation_episodes,
+        ways=evaluation.ways,
+        shots=evaluation.validation_shots,
+        queries=evaluation.queries,
+        seed=evaluation.seed,
+    )
+    return float(np.mean(accuracies_of(outputs.features, episodes)))
+
+
 def evaluate(
     data: MarginData,
     evaluation: MarginEvaluation,
@@ -296,31 +336,42 @@ def evaluate(
             )
         scatter = _discriminability(features, labels)
         discriminability[part] = {name: float(value) for name, value in scatter._asdict().items()}
-    ratios = [_ratio(part).measured(of["ratio"]) for part, of in discriminability.items()]
+    scatters = [
+        _scatter(part, name).measured(values[name])
+        for name in _SCATTER
+        for part, values in discriminability.items()
+    ]
     return {
         "evaluation": to_dict(evaluation) | {"classifier": classifier},
         "results": results,
         "discriminability": discriminability,
-        "metrics": accuracies + ratios,
+        "metrics": accuracies + scatters,
     }
 
 
 _discriminability = jax.jit(jaxloss.discriminability)
+_SCATTER = {
+    "ratio": ("discriminability", True),
+    "intra": ("D_intra", False),
+    "inter": ("D_inter", True),
+}
+"""Of every field of `jaxloss.discriminability`: its name, and whether higher is better."""
 
 
 def metrics(data: MarginData, evaluation: MarginEvaluation) -> list[Metric]:
-    """Accuracy for each split and number of shots, and the discriminability of each split."""
+    """Accuracy for each split and number of shots; discriminability and its parts."""
     parts = _parts(data, "novel")
     accuracies = [_accuracy(part, shots) for part in parts for shots in evaluation.shots]
-    return accuracies + [_ratio(part) for part in parts]
+    return accuracies + [_scatter(part, name) for name in _SCATTER for part in parts]
 
 
 def _accuracy(part: str, shots: int) -> Metric:
     return Metric(f"{part} {shots}-shot")
 
 
-def _ratio(part: str) -> Metric:
-    return Metric(f"{part} discriminability", unit="")
+def _scatter(part: str, name: str) -> Metric:
+    title, higher_is_better = _SCATTER[name]
+    return Metric(f"{part} {title}", "", higher_is_better)
 
 
 def _parts(data: MarginData, split: str) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from experiments.cli.datasets import Datasets
-from experiments.cli.evaluate import Evaluate
 from experiments.cli.main import main
 from experiments.presets import PRESETS
 from experiments.protocols.few_shot import FewShotEvaluation
@@ -52,24 +51,35 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert main(["evaluate", str(run / "checkpoints"), *data]) == 0
     assert json.loads((run / written.name).read_text())["results"] == expected
 
-    other = ["--ways", "3", "--shots", "2", "--distance", "cosine", "--seed", "1"]
-    assert main(["evaluate", str(run), *data, *other]) == 0
+    other = ["--evaluation.ways", "3", "--evaluation.shots", "2", "--evaluation.seed", "1"]
+    assert main(["evaluate", *data, str(run), *other]) == 0
     assert "3-way, 15 queries" in capsys.readouterr().out
-    name = "evaluation-novel-step2-ways3-shots2-seed1-distancecosine.json"
+    name = "evaluation-novel-step2,evaluation.ways=3,evaluation.shots=2,evaluation.seed=1.json"
     assert sorted(path.name for path in run.glob("evaluation-*.json")) == sorted(
         [name, written.name]
     )
-    for wrong, message in ((("--ways", "500"), "500"), (("--episodes", "1"), "episodes must be")):
+    for wrong, message in (
+        (("--evaluation.ways", "500"), "500"),
+        (("--evaluation.episodes", "1"), "evaluation.episodes must be"),
+    ):
         assert main(["evaluate", str(run), *data, *wrong]) == 2
         assert message in capsys.readouterr().err
-    assert main(["evaluate", str(tmp_path / "nothing")]) == 2
+    nothing = str(tmp_path / "nothing")
+    assert main(["evaluate", nothing]) == 2
+    assert f"there is no directory {nothing}" in capsys.readouterr().err
+    assert main(["evaluate", nothing, "--evaluation.ways", "3"]) == 2
+    assert "need the directory of a trained run" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--checkpoint", "worst"]) == 2
 
 
-def test_evaluate_can_override_every_setting_of_few_shot_evaluation():
-    options = {field.name for field in dataclasses.fields(Evaluate)}
-    settings = {field.name for field in dataclasses.fields(FewShotEvaluation)}
-    assert settings - {"validation_episodes"} <= options
+def test_evaluate_has_the_options_and_values_of_the_run(run, capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(run), "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(FewShotEvaluation):
+        assert f"--evaluation.{field.name.replace('_', '-')}" in printed
+    assert "Episodes of each evaluation. (default: 20)" in printed
+    assert "--fine-tuning" not in printed
 
 
 def test_only_the_projects_own_errors_become_messages(monkeypatch):
@@ -94,7 +104,7 @@ def test_datasets_lists_the_set_of_every_preset(folders, capsys):
     assert main(["datasets", "--data-dir", str(folders.data_dir)]) == 0
     listed = capsys.readouterr().out
     for preset in PRESETS.values():
-        assert preset.config.data.name in listed
+        assert preset.config.data.name.partition("@")[0] in listed
 
 
 def test_help_does_not_import_what_only_runs_need():

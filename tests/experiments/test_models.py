@@ -280,7 +280,8 @@ def test_drop_block_follows_the_key_of_the_sample():
 
 
 def test_the_rate_of_drop_block_rises_linearly():
-    rates = [rising_rate(0.2, jnp.array(step), 40000) for step in (0, 20000, 40000, 70000)]
+    steps = jnp.array([0, 20000, 40000, 70000])
+    rates = jax.vmap(lambda step: rising_rate(0.2, step, 40000))(steps)
     np.testing.assert_allclose(rates, [0, 0.1, 0.2, 0.2], rtol=1e-6)
     assert rising_rate(0.2, jnp.array(7), 0) == 0.2
 

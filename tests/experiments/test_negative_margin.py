@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from experiments.cli.main import main
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
@@ -17,7 +19,7 @@ from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import episodes_hash, evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.protocols import few_shot, negative_margin
+from experiments.protocols import negative_margin
 from experiments.protocols.negative_margin import (
     MarginData,
     MarginEvaluation,
@@ -29,7 +31,15 @@ from experiments.runs import check_data, evaluate_run, plan_run, report_lines, r
 from experiments.training.outputs import build_outputs
 from tests.experiments import fake_archives
 
-EVALUATION = MarginEvaluation(ways=3, shots=(2,), queries=4, episodes=8, validation_episodes=20)
+EVALUATION = MarginEvaluation(
+    ways=3,
+    shots=(2,),
+    queries=4,
+    episodes=8,
+    selection="fine-tuned",
+    validation_shots=3,
+    validation_episodes=6,
+)
 TINY = NegativeMarginConfig(
     data=MarginData(holdout=0.35),
     sampling=SamplingConfig(batch_size=16),
@@ -41,6 +51,7 @@ TINY = NegativeMarginConfig(
     steps=4,
     validate_every=2,
     log_every=1,
+    report_last=True,
 )
 
 
@@ -98,6 +109,32 @@ def test_the_objective_is_the_papers(changes, scale):
     np.testing.assert_allclose(found, scale * logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("margin", [-0.3, 0.0, 0.2])
+def test_the_shift_of_the_authors_inner_products_changes_nothing(margin):
+    rng = np.random.default_rng(1)
+    features, labels = rng.normal(size=(7, 6)), np.array([0, 3, 1, 1, 2, 0, 3])
+    config = NegativeMarginConfig(loss=MarginLoss(name="softmax", margin=margin))
+    objective = negative_margin.build(config).objective(Problem(6, np.full(4, 10)))
+    kernel = np.asarray(objective.init_head(jax.random.key(0))["kernel"])
+
+    def loss(features, kernel):
+        return objective.loss(features, jax.numpy.asarray(labels), {"kernel": kernel}, ()).value
+
+    value_and_gradients = jax.value_and_grad(loss, argnums=(0, 1))
+    value, gradients = value_and_gradients(jax.numpy.asarray(features, jax.numpy.float32), kernel)
+
+    x, w = (torch.from_numpy(np.float64(a)).requires_grad_() for a in (features, kernel))
+    z = x @ w
+    z = z - z.min(dim=1, keepdim=True).values
+    z = z - margin * F.one_hot(torch.from_numpy(labels), 4)
+    expected = F.cross_entropy(5 * z, torch.from_numpy(labels))
+    expected.backward()
+    assert float(value) == pytest.approx(expected.item(), rel=1e-5)
+    for found, tensor in zip(gradients, (x, w), strict=True):
+        assert tensor.grad is not None
+        np.testing.assert_allclose(found, tensor.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, folders) -> Path:
     """A run directory, made by the command line."""
@@ -107,7 +144,9 @@ def trained(tmp_path_factory, folders) -> Path:
         *("--model.widths", "4", "4", "4", "4", "--optimizer.warmup-steps", "1"),
         *("--evaluation.ways", "3", "--evaluation.shots", "2", "--evaluation.queries", "4"),
         *("--evaluation.episodes", "8", "--fine-tuning.passes", "3", "--validate-every", "2"),
-        *("--evaluation.validation-episodes", "20", "--log-every", "1", "--loss.margin", "-0.1"),
+        *("--evaluation.validation-episodes", "6", "--log-every", "1", "--loss.margin", "-0.1"),
+        *("--evaluation.selection", "fine-tuned", "--evaluation.validation-shots", "3"),
+        "--report-last",
         *("--directory", str(directory), "--data-dir", str(folders.data_dir)),
     ]
     assert main(["train", "icons-margin", *options]) == 0
@@ -116,10 +155,17 @@ def trained(tmp_path_factory, folders) -> Path:
 
 def test_a_run_is_evaluated_on_all_classes(trained, folders):
     report = json.loads((trained / "report.json").read_text())
-    kinds, splits = ("2-shot", "discriminability"), ("novel", "validation", "base")
+    kinds = ("2-shot", "discriminability", "D_intra", "D_inter")
+    splits = ("novel", "validation", "base")
+    best, last = report["metrics"][:12], report["metrics"][12:]
     names = [f"{split} {kind}" for kind in kinds for split in splits]
-    assert [metric["name"] for metric in report["metrics"]] == names
-    assert [metric["unit"] for metric in report["metrics"]] == ["%"] * 3 + [""] * 3
+    assert [metric["name"] for metric in best] == names
+    assert [metric["name"] for metric in last] == [f"{name} (last)" for name in names]
+    declared = [metric.name for metric in plan_run(TINY).protocol.metrics]
+    assert declared == [*names, *(f"{name} (last)" for name in names)]
+    assert [metric["unit"] for metric in best] == ["%"] * 3 + [""] * 9
+    lower = [metric["name"] for metric in best if not metric["higher_is_better"]]
+    assert lower == [f"{split} D_intra" for split in splits]
     assert [r["split"] for r in report["results"]] == ["novel", "validation", "base"]
     run = restore_run(trained)
     config = run.plan.config
@@ -149,9 +195,28 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     assert report["discriminability"]["base"] == pytest.approx(
         {"intra": intra, "inter": inter, "ratio": inter / intra}, rel=1e-3
     )
-    assert values["base discriminability"] == report["discriminability"]["base"]["ratio"]
-    assert report["validation"]["name"] == "1-shot accuracy"
+    scatter = report["discriminability"]["base"]
+    for title, name in (("discriminability", "ratio"), ("D_intra", "intra"), ("D_inter", "inter")):
+        assert values[f"base {title}"] == scatter[name]
+    assert report["validation"]["name"] == "3-shot accuracy"
     assert report["validation"]["value"] == run.validation
+
+
+def test_the_last_checkpoint_is_reported_too(trained, folders):
+    report = json.loads((trained / "report.json").read_text())
+    _, expected = evaluate_run(trained, folders, which="latest")
+    last = [metric["value"] for metric in report["metrics"][12:]]
+    assert last == [metric["value"] for metric in expected["metrics"]]
+    assert report["last"]["step"] == expected["step"] == 4
+    text = (trained / "report.md").read_text()
+    if report["step"] == 4:
+        assert "The best checkpoint is the last one." in text
+    else:
+        assert "Of the last checkpoint, that of step 4:" in text
+    same = report | {"last": report["last"] | {"step": report["step"]}}
+    assert report_lines(negative_margin.build(TINY), same)[-1] == (
+        "The best checkpoint is the last one."
+    )
 
 
 def test_the_report_names_its_episodes(trained, folders):
@@ -196,42 +261,110 @@ def test_episodes_take_the_classifier_of_the_training(loss, given, used):
 def test_validations_take_the_nearest_prototype_by_their_own_distance(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        few_shot,
+        negative_margin,
         "episode_accuracies",
         lambda x, e, *, distance: (
             calls.append((len(e.support), e.support.shape[2], distance)) or [0.5]
         ),
     )
-    evaluation = dataclasses.replace(EVALUATION, validation_distance="euclidean")
-    for config in (TINY, dataclasses.replace(TINY, evaluation=evaluation)):
+    nearest = MarginEvaluation(ways=3, queries=4)
+    euclidean = dataclasses.replace(
+        nearest, validation_distance="euclidean", validation_shots=2, validation_episodes=20
+    )
+    for evaluation in (nearest, euclidean):
+        config = dataclasses.replace(TINY, evaluation=evaluation)
         protocol = negative_margin.build(config)
         labels = np.arange(60) % 4
         outputs = Outputs(
             np.ones((60, 2), np.float32), labels, lambda: np.ones((60, 4)), np.ones(4, int)
         )
         assert protocol.validate(outputs) == 0.5
-    assert calls == [(20, 1, "cosine"), (20, 1, "euclidean")]
+    assert calls == [(500, 1, "cosine"), (20, 2, "euclidean")]
+
+
+def test_validations_can_fine_tune_as_the_evaluation_does():
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 4
+    features = (rng.normal(size=(4, 5))[labels] + rng.normal(size=(60, 5))).astype(np.float32)
+    outputs = Outputs(features, labels, lambda: features, np.ones(4, int))
+    evaluation = dataclasses.replace(EVALUATION, shots=(3,), episodes=6)
+    (expected,) = evaluate_fine_tuning(
+        features, labels, config=evaluation, settings=FineTuning(passes=3)
+    )
+    assert negative_margin.build(TINY).validate(outputs) == pytest.approx(expected.accuracy)
 
 
 def test_evaluate_takes_other_episodes(trained, folders):
     protocol, report = evaluate_run(
-        trained, folders, split="validation", overrides={"shots": (3, 2)}
+        trained, folders, split="validation", overrides={"evaluation.shots": (3, 2)}
     )
     assert [metric["name"] for metric in report["metrics"]] == [
         "validation 3-shot",
         "validation 2-shot",
         "validation discriminability",
+        "validation D_intra",
+        "validation D_inter",
     ]
     assert list(report["discriminability"]) == ["validation"]
     assert [metric.name for metric in protocol.metrics][:2] == ["novel 3-shot", "novel 2-shot"]
 
 
-def test_evaluate_refuses_a_distance_that_would_change_nothing(trained, folders, capsys):
+def test_evaluate_refuses_an_option_that_the_protocol_does_not_have(trained, folders, capsys):
     given = ["evaluate", str(trained), "--data-dir", str(folders.data_dir)]
-    assert main([*given, "--distance", "euclidean"]) == 2
-    message = "the evaluation of protocol negative-margin has no distance"
+    with pytest.raises(SystemExit):
+        main([*given, "--evaluation.distance", "euclidean"])
+    assert "Unrecognized options" in capsys.readouterr().err
+    assert main([*given, "--over", "loss.margin=-0.1,0"]) == 2
+    message = "the evaluation of protocol negative-margin has no loss.margin; it has evaluation.wa"
     assert message in capsys.readouterr().err
-    assert not list(trained.glob("evaluation-*"))
+    assert not list(trained.glob("evaluation*"))
+
+
+def test_evaluate_takes_every_option_of_the_evaluation(trained, folders, capsys):
+    given = ["evaluate", str(trained), "--data-dir", str(folders.data_dir), "--split", "validation"]
+    assert main([*given, "--fine-tuning.margin", "0.4", "--evaluation.episodes", "9"]) == 0
+    (step,) = {path.name.partition("step")[2].split(",")[0] for path in trained.glob("*margin*md")}
+    name = f"evaluation-validation-step{step},evaluation.episodes=9,fine_tuning.margin=0.4.json"
+    report = json.loads((trained / name).read_text())
+    assert (report["fine_tuning"]["margin"], report["fine_tuning"]["passes"]) == (0.4, 3)
+    run = restore_run(trained)
+    outputs = build_outputs(
+        run.network.graphdef, run.network.objective, TINY.data, run.class_counts
+    )(run.state, negative_margin.load(TINY.data, folders, "validation"))
+    (expected,) = evaluate_fine_tuning(
+        outputs.features,
+        outputs.labels,
+        config=dataclasses.replace(EVALUATION, episodes=9),
+        settings=FineTuning(passes=3, margin=0.4),
+    )
+    assert report["results"] == [{"split": "validation"} | expected._asdict()]
+    (trained / name).unlink()
+    (trained / name).with_suffix(".md").unlink()
+
+
+def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
+    trained, folders, capsys, monkeypatch
+):
+    given = ["evaluate", str(trained), "--data-dir", str(folders.data_dir), "--split", "validation"]
+    over = ["--over", "fine_tuning.margin=-0.4,0", "--metrics", "validation 2-shot"]
+    assert main([*given, *over]) == 0
+    printed = capsys.readouterr().out
+    (root,) = (trained / "evaluations").iterdir()
+    assert root.name.startswith("validation-step")
+    assert {"table.md", "table.json", "figure.png"} <= {path.name for path in root.iterdir()}
+    (_, report) = evaluate_run(trained, folders, split="validation")
+    cell = json.loads((root / "fine_tuning.margin=0.0" / "seed-0" / "report.json").read_text())
+    assert cell["results"] == report["results"]
+    accuracy = f"{100 * report['results'][0]['accuracy']:.1f}"
+    assert accuracy in {row[1].strip("*").split(" ")[0] for row in rows(printed) if row[0] == "0.0"}
+
+    monkeypatch.setattr(negative_margin, "evaluate_fine_tuning", None)
+    assert main([*given, *over]) == 0
+    assert main([*given, *over[:2], "--metrics", "novel 2-shot"]) == 2
+    assert "no metric 'novel 2-shot'; available: validation 2-shot" in capsys.readouterr().err
+    assert main([*given, *over[:2], "--fine-tuning.margin", "0.2"]) == 2
+    assert main([*given, "--metrics", "validation 2-shot"]) == 2
+    assert "--over" in capsys.readouterr().err
 
 
 def test_held_out_images_are_no_training_images(folders):

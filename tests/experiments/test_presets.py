@@ -1,9 +1,13 @@
 """Presets on photographs have the schedules of the papers' supplements."""
 
+import re
+import shlex
 from typing import Any, NamedTuple
 
 import pytest
+import tyro
 
+from experiments.cli.main import verbs
 from experiments.config import get_option
 from experiments.presets import (
     PRESETS,
@@ -13,7 +17,9 @@ from experiments.presets import (
     multi_label,
     negative_margin,
 )
-from experiments.protocols import PROTOCOLS
+from experiments.protocols import PROTOCOLS, build_protocol
+from experiments.runs import plan_run
+from tests.experiments.test_settings import PUBLISHED
 
 MULTI_STEP, COSINE = "step", "cosine"
 
@@ -52,7 +58,6 @@ GROUPS: dict[str, Any] = {"optimizer.nesterov": False, "model.backbone": "resnet
 SUMMED = {"loss.reduction": "sum", "optimizer.nesterov": False, "model.backbone": "resnet32"}
 MIXED = {"data.mixup": 1.0, "optimizer.nesterov": False, "model.backbone": "resnet50"}
 PRETRAINED = {"optimizer.backbone_rate": 0.1, "model.backbone": "resnet50"}
-ADAM = {"optimizer.kind": "adam", "optimizer.warmup_from": 1 / 16, "loss.name": "cosine"}
 
 ROWS = {
     # Kobayashi, WACV 2021, supplement, Table B.1.
@@ -73,10 +78,6 @@ ROWS = {
     "coco": Row(82783, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
     "voc2007": Row(5011, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
     "nus-wide": Row(125448, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
-    # Liu et al., ECCV 2020, supplement: 50 + 200 epochs, on CUB 100 + 400.
-    "mini-imagenet-margin": Row(64 * 570, 256, 250, 3e-3, 1e-5, (), 50, ADAM),
-    "mini-imagenet-cub": Row(100 * 570, 256, 250, 3e-3, 1e-5, (), 50, ADAM),
-    "cub-margin": Row(5885, 256, 500, 3e-3, 1e-5, (), 100, ADAM),
 }
 
 
@@ -96,17 +97,33 @@ def test_a_preset_has_its_papers_schedule(name):
         assert get_option(config, option) == value, option
 
 
-def test_the_evaluation_of_negative_margins_is_the_papers():
-    for name in ("icons-margin", "mini-imagenet-margin", "mini-imagenet-cub", "cub-margin"):
-        config: Any = PRESETS[name].config
-        tuning, episodes = config.fine_tuning, config.evaluation
-        assert (episodes.ways, episodes.shots, episodes.queries) == (5, (1, 5), 16)
-        assert episodes.episodes == 600
-        assert (tuning.passes, tuning.batch_size, tuning.learning_rate) == (100, 4, 0.01)
-        assert (tuning.momentum, tuning.dampening, tuning.weight_decay) == (0.9, 0.9, 1e-3)
-        assert (episodes.classifier, tuning.scale) == ("same", 5.0)
-        # Validations take the nearest prototype by the cosine.
-        assert (episodes.validation_episodes, episodes.validation_distance) == (500, "cosine")
+def test_the_evaluation_of_icons_margin_is_the_papers_but_for_its_validations():
+    config: Any = PRESETS["icons-margin"].config
+    tuning, episodes = config.fine_tuning, config.evaluation
+    assert (episodes.ways, episodes.shots, episodes.queries) == (5, (1, 5), 16)
+    assert episodes.episodes == 600
+    assert (tuning.passes, tuning.batch_size, tuning.learning_rate) == (100, 4, 0.01)
+    assert (tuning.momentum, tuning.dampening, tuning.weight_decay) == (0.9, 0.9, 1e-3)
+    assert (episodes.classifier, tuning.scale) == ("same", 5.0)
+    # Validations take the nearest prototype by the cosine.
+    assert (episodes.selection, episodes.validation_shots) == ("nearest", 1)
+    assert (episodes.validation_episodes, episodes.validation_distance) == (500, "cosine")
+
+
+@pytest.mark.parametrize("name", [n for n in negative_margin.PRESETS if n != "icons-margin"])
+def test_the_scale_of_negative_margins_is_the_papers(name):
+    softmax = 10 if "resnet12" in name else 5
+    scale = build_protocol(PRESETS[name].config).description["scale"]
+    assert scale == (softmax if "softmax" in name else 30)
+
+
+def test_the_commands_of_further_experiments_on_negative_margins_can_start():
+    text = (negative_margin.__doc__ or "").replace("\\\n", " ").replace("train PRESET", "")
+    commands = [shlex.split(line) for line in re.findall(r"-m experiments (train .*)", text)]
+    assert [command[1] for command in commands][:2] == ["mini-imagenet-margin-softmax"] * 2
+    for command in commands:
+        verb = tyro.cli(verbs(), args=command)
+        plan_run(verb.config)
 
 
 def test_two_way_temperatures_are_the_papers():
@@ -153,15 +170,13 @@ FROZEN = {
     "voc2007": Frozen("voc2007", 360, 512, 0.01, 0.0001, (), 0),
     "nus-wide": Frozen("nus_wide", 9800, 512, 0.01, 0.0001, (), 0),
     "icons-margin": Frozen("icons", 800, 128, 0.003, 1e-05, (), 200),
-    "mini-imagenet-margin": Frozen("mini_imagenet", 35500, 256, 0.003, 1e-05, (), 7100),
-    "cub-margin": Frozen("cub_fewshot", 11000, 256, 0.003, 1e-05, (), 2200),
-    "mini-imagenet-cub": Frozen("mini_imagenet", 55500, 256, 0.003, 1e-05, (), 11100),
 }
 
 
 def test_presets_keep_the_values_of_their_recorded_results():
-    assert list(PRESETS) == list(FROZEN)
-    for name, (_, config, _) in PRESETS.items():
+    assert PRESETS.keys() == FROZEN.keys() | PUBLISHED.keys()
+    for name in FROZEN:
+        config = PRESETS[name].config
         optimizer = config.optimizer
         found = Frozen(
             config.data.name,

@@ -157,12 +157,16 @@ def test_checkpoints_are_named_by_rank_or_step(trained):
 
 def test_evaluation_options_can_be_replaced(trained, folders):
     directory, *_ = trained
-    _, report = evaluate_run(directory, folders, overrides={"ways": 3, "shots": (2,)})
+    _, report = evaluate_run(
+        directory, folders, overrides={"evaluation.ways": 3, "evaluation.shots": (2,)}
+    )
     assert [result["ways"] for result in report["results"]] == [3]
     assert [metric["name"] for metric in report["metrics"]] == ["2-shot accuracy"]
-    with pytest.raises(ConfigError, match="few-shot has no passes; it has distance, episodes"):
-        evaluate_run(directory, folders, overrides={"passes": 3})
+    with pytest.raises(
+        ConfigError, match=r"few-shot has no loss\.name; it has evaluation\.ways, e"
+    ):
+        evaluate_run(directory, folders, overrides={"loss.name": "nca"})
     with pytest.raises(ConfigError, match=r"evaluation\.episodes must be at least 2, got 1"):
-        evaluate_run(directory, folders, overrides={"episodes": 1})
+        evaluate_run(directory, folders, overrides={"evaluation.episodes": 1})
     with pytest.raises(ConfigError, match="no split 'test'; it has base, validation, novel"):
         evaluate_run(directory, folders, split="test")
