@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.contracts import Metric
 from experiments.errors import ExperimentError
 from experiments.reporting.statistics import interval
@@ -44,7 +46,7 @@ class Run(NamedTuple):
 
     place: Place
     report: dict[str, Any]
-    episodes: Mapping[str, Sequence[float]] = {}
+    episodes: Mapping[str, Sequence[float] | np.ndarray] = {}
     """For each metric that is a mean over episodes, its value in every episode."""
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 CONFIDENCE = 0.95
 """Of all intervals."""
 
 
-def interval(values: Sequence[float]) -> float | None:
+def interval(values: Sequence[float] | np.ndarray) -> float | None:
     """Half the width of the 95 % confidence interval of the mean, by Student's t.
 
     Args:
@@ -84,4 +87,5 @@ def smallest_effect(pairs: int, deviation: float, power: float) -> float:
     high = 1.0
     while lacking(high) < 0:
         high *= 2
-    return deviation * float(scipy.optimize.brentq(lacking, 0.0, high))
+    ratio: Any = scipy.optimize.brentq(lacking, 0.0, high)
+    return deviation * ratio

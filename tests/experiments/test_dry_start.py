@@ -51,7 +51,7 @@ def quick_prototypes(monkeypatch):
 
     def directions(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
         found = np.random.default_rng(seed).normal(size=(dim, num_prototypes))
-        return np.float32(found / np.linalg.norm(found, axis=0))
+        return (found / np.linalg.norm(found, axis=0)).astype(np.float32)
 
     monkeypatch.setattr(hyperspherical, "spread_prototypes", directions)
 

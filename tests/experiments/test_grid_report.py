@@ -467,7 +467,7 @@ def test_differences_are_drawn_around_zero():
     assert container[0].get_color() == series_mark(1).color  # As in the figure of the means.
     hollow = [line for line in panel.lines if line.get_markerfacecolor() == "white"]
     assert [np.asarray(line.get_ydata()).tolist() for line in hollow] == [pytest.approx([0.05])]
-    assert any(list(line.get_ydata()) == [0, 0] for line in panel.lines)
+    assert any(np.asarray(line.get_ydata()).tolist() == [0, 0] for line in panel.lines)
     caption = captions_of(figure)
     assert "T: differences from Method = softmax" in caption
     assert "Filled: the interval excludes 0." in caption

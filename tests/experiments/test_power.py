@@ -1,5 +1,7 @@
 """How many pairs a paired comparison needs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -24,7 +26,8 @@ def test_power_is_that_of_simulated_experiments():
     rng = np.random.default_rng(0)
     for pairs, effect in ((4, 1.5), (12, 0.6)):
         samples = rng.normal(2 * effect, 2, (20000, pairs))
-        found = (scipy.stats.ttest_1samp(samples, 0, axis=1).pvalue < 0.05).mean()
+        tests: Any = scipy.stats.ttest_1samp(samples, 0, axis=1)
+        found = np.mean(tests.pvalue < 0.05)
         expected = paired_power(pairs, 2 * effect, 2)
         # Three standard deviations of a binomial.
         assert found == pytest.approx(expected, abs=3 * np.sqrt(expected * (1 - expected) / 20000))

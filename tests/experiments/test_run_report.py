@@ -77,7 +77,7 @@ def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
     found = read_episodes(tmp_path)
     assert list(found) == list(episodes)
     for name, values in episodes.items():
-        np.testing.assert_array_equal(found[name], np.float32(values))
+        np.testing.assert_array_equal(found[name], np.array(values, np.float32))
     assert write_run_report(tmp_path, report, LINES, "evaluation-novel")[2].name == (
         "evaluation-novel-episodes.npz"
     )
