@@ -145,7 +145,8 @@ class Protocol(NamedTuple):
     """The metrics of the evaluation split, in the order of the tables."""
     evaluate: Callable[[str, Callable[[str], Outputs]], dict[str, Any]]
     """The results on a split, from a function that computes the outputs of any split; as JSON
-    types. `metrics` is a list of `Metric.measured`."""
+    types. `metrics` is a list of `Metric.measured`. `episodes`, where there are any, has the values
+    of a metric in every episode, by its name; they are stored beside the report."""
     description: dict[str, Any]
     """What a report states of a run beside its results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]

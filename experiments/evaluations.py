@@ -12,6 +12,7 @@ from experiments.grid import check_not_set, make_cells, parse_axis
 from experiments.reporting import grid as reporting
 from experiments.runs import (
     evaluation_of,
+    read_episodes,
     read_report,
     restore_run,
     run_directory,
@@ -74,7 +75,7 @@ def evaluate_over(
             report["command"] = command
             cell.directory.mkdir(parents=True, exist_ok=True)
             write_report(cell.directory, protocol, report)
-        runs.append(reporting.Run(cell.place, report))
+        runs.append(reporting.Run(cell.place, report, read_episodes(cell.directory)))
     _check_metrics(metrics, runs[0].report)
     return reporting.write_grid(
         root,

@@ -189,7 +189,7 @@ def parse_comparison(
         if len(axis.labels) < 2:
             raise ConfigError(f"--baseline {baseline}: {axis.name} has no other value to compare")
         named = axis.name, label
-    return reporting.Comparison(named, *repeated or [""], tuple(chosen))
+    return reporting.Comparison(named, repeated[0] if repeated else "", tuple(chosen))
 
 
 def _axis_of(axes: Sequence[Axis], name: str, argument: str) -> Axis:

@@ -535,7 +535,11 @@ def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dic
     run = restore_run(directory, "latest")
     last = report if run.step == report["step"] else evaluation_of(run, folders)(None, {})[1]
     metrics = [metric | {"name": _of_last(metric["name"])} for metric in last["metrics"]]
-    return report | {"metrics": [*report["metrics"], *metrics], "last": last}
+    with_last = report | {"metrics": [*report["metrics"], *metrics], "last": dict(last)}
+    if (episodes := with_last["last"].pop("episodes", None)) is not None:
+        of_last = {_of_last(name): accuracies for name, accuracies in episodes.items()}
+        with_last["episodes"] = report["episodes"] | of_last
+    return with_last
 
 
 def write_report(

@@ -16,6 +16,8 @@ from experiments.cli.compare import Compare
 from experiments.cli.datasets import Datasets
 from experiments.cli.evaluate import config_of_arguments, evaluate_verb
 from experiments.cli.linear import Linear
+from experiments.cli.power import Power
+from experiments.cli.settings import Settings
 from experiments.cli.sweep import Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
@@ -36,6 +38,8 @@ def verbs(evaluated: TrainConfig | None = None) -> Any:
         | Annotated[Linear, tyro.conf.subcommand("linear")]
         | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
         | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
+        | Annotated[Power, tyro.conf.subcommand("power")]
+        | Annotated[Settings, tyro.conf.subcommand("settings")]
         | Annotated[Datasets, tyro.conf.subcommand("datasets")]
         | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
     )

@@ -318,22 +318,23 @@ def evaluate(
 
     Returns:
       `results`: an entry for each split and number of shots; `discriminability`: `intra`,
-      `inter` and `ratio` of all features of each split; `metrics`.
+      `inter` and `ratio` of all features of each split; `metrics`; `episodes`: for each accuracy
+      among them, its value in every episode.
 
     Raises:
       ConfigError: A split cannot give such episodes.
     """
-    results, discriminability, accuracies = [], {}, []
+    results, discriminability, accuracies, episodes = [], {}, [], {}
     for part in _parts(data, split):
         held_out = part == "base" and data.holdout
         features, labels = outputs_of("held-out" if held_out else part)[:2]
-        for result in evaluate_fine_tuning(
+        for result, of_episodes in evaluate_fine_tuning(
             features, labels, config=evaluation, classifier=classifier, settings=fine_tuning
         ):
+            metric = _accuracy(part, result.shots)
             results.append({"split": part} | result._asdict())
-            accuracies.append(
-                _accuracy(part, result.shots).measured(result.accuracy, result.interval)
-            )
+            accuracies.append(metric.measured(result.accuracy, result.interval))
+            episodes[metric.name] = of_episodes.tolist()
         scatter = _discriminability(features, labels)
         discriminability[part] = {name: float(value) for name, value in scatter._asdict().items()}
     scatters = [
@@ -346,6 +347,7 @@ def evaluate(
         "results": results,
         "discriminability": discriminability,
         "metrics": accuracies + scatters,
+        "episodes": episodes,
     }
 
 

@@ -165,15 +165,36 @@ class Difference(NamedTuple):
         return statistics.fmean(self.values) if self.values else None
 
     @property
+    def half_width(self) -> float | None:
+        """Of the interval over repetitions; of a single one, of that over its episodes."""
+        return self.episodes_interval if self.interval is None else self.interval
+
+    @property
     def excludes_zero(self) -> bool:
-        """If the interval over repetitions does; of a single one, that over its episodes."""
-        half_width = self.episodes_interval if self.interval is None else self.interval
-        return self.mean is not None and half_width is not None and abs(self.mean) > half_width
+        """If the interval of `half_width` does."""
+        return (
+            self.mean is not None
+            and self.half_width is not None
+            and abs(self.mean) > self.half_width
+        )
 
 
-def differences(
-    grid: Grid, baseline: tuple[str, str]
-) -> Mapping[Metric, Mapping[Place, Difference]]:
+Differences = Mapping[Metric, Mapping[Place, Difference]]
+"""For each metric, the difference of every place that does not have the baseline's label."""
+
+
+def without(axes: Sequence[Axis], baseline: tuple[str, str]) -> list[Axis]:
+    """The axes without the label of the baseline."""
+    name, label = baseline
+    return [
+        axis._replace(labels=tuple(at for at in axis.labels if at != label))
+        if axis.name == name
+        else axis
+        for axis in axes
+    ]
+
+
+def differences(grid: Grid, baseline: tuple[str, str]) -> Differences:
     """For each metric, the difference of every place to the place with the baseline's label.
 
     Args:
@@ -240,9 +261,7 @@ def _value(run: Run | None, metric: Metric) -> float | None:
     return None if value is None else value["value"]
 
 
-def as_json(
-    found: Mapping[Metric, Mapping[Place, Difference]],
-) -> Iterable[dict[str, Any]]:
+def as_json(found: Differences) -> Iterable[dict[str, Any]]:
     """Differences as JSON types, one object a metric and place."""
     for metric, by_place in found.items():
         for place, difference in by_place.items():

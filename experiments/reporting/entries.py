@@ -8,8 +8,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.contracts import Metric
 from experiments.errors import ExperimentError
+from experiments.reporting.statistics import interval
 
 ALL = "all"
 """The label of an option that takes everything available."""
@@ -43,7 +46,7 @@ class Run(NamedTuple):
 
     place: Place
     report: dict[str, Any]
-    episodes: Mapping[str, Sequence[float]] = {}
+    episodes: Mapping[str, Sequence[float] | np.ndarray] = {}
     """For each metric that is a mean over episodes, its value in every episode."""
 
 
@@ -83,6 +86,11 @@ class Entry(NamedTuple):
     def half_width(self) -> float | None:
         """What follows the ±: the deviation (n − 1) over repetitions, or the interval of a run."""
         return statistics.stdev(self.values) if len(self.values) > 1 else self.interval
+
+    @property
+    def mean_interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the mean, of three repetitions on."""
+        return interval(self.values) if len(self.values) > 2 else None
 
 
 class Grid(NamedTuple):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.contracts import Metric
 from experiments.files import write_atomically, write_json, write_picture
 from experiments.reporting.comparison import (
     Difference,
+    Differences,
     as_json,
     choice_lines,
     choose,
     differences,
+    without,
 )
 from experiments.reporting.entries import (
     VALIDATION,
@@ -25,7 +26,7 @@ from experiments.reporting.entries import (
     make_grid,
     places,
 )
-from experiments.reporting.grid_figure import grid_figure
+from experiments.reporting.grid_figure import difference_figure, grid_figure
 from experiments.reporting.markdown import (
     MISSING,
     bold,
@@ -72,8 +73,8 @@ def write_grid(
 ) -> list[Path]:
     """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
 
-    The labels of the first axis are the rows of the tables. The directory is created if it does not
-    exist.
+    With a baseline, differences.png is written, too. The labels of the first axis are the rows of
+    the tables. The directory is created if it does not exist.
 
     Args:
       directory: The folder of the grid.
@@ -111,6 +112,11 @@ def write_grid(
     if (figure := grid_figure(grid, title=title, command=command)) is not None:
         paths.append(write_picture(directory / "figure.png", figure))
         text += f"\n![{title}](figure.png)\n"
+    if comparison.baseline is not None:
+        figure = difference_figure(grid, found, comparison.baseline, title=title, command=command)
+        if figure is not None:
+            paths.append(write_picture(directory / "differences.png", figure))
+            text += f"\n![{title}: differences](differences.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
 
 
@@ -120,7 +126,7 @@ def grid_table(
     *,
     title: str,
     notes: Sequence[str] = (),
-    compared: Mapping[Metric, Mapping[Place, Difference]] | None = None,
+    compared: Differences | None = None,
     baseline: tuple[str, str] | None = None,
 ) -> str:
     """The tables of a grid in Markdown, with a caption that explains every symbol.
@@ -185,17 +191,10 @@ def _text(entry: Entry) -> str:
     return text if entry.complete else f"{text} ({entry.found} of {entry.expected})"
 
 
-def _difference_tables(
-    grid: Grid, compared: Mapping[Metric, Mapping[Place, Difference]], baseline: tuple[str, str]
-) -> list[str]:
+def _difference_tables(grid: Grid, compared: Differences, baseline: tuple[str, str]) -> list[str]:
     """As `_tables`, without the label of the baseline."""
     name, label = baseline
-    rows, *others = [
-        axis._replace(labels=tuple(at for at in axis.labels if at != label))
-        if axis.name == name
-        else axis
-        for axis in grid.axes
-    ]
+    rows, *others = without(grid.axes, baseline)
     names = f" against {', '.join(axis.name for axis in others)}" if others else ""
     tables: dict[str, dict[str, list[str]]] = {}
     for metric, by_place in compared.items():
@@ -227,9 +226,7 @@ def _difference_text(difference: Difference) -> str:
     return f"{bold(text) if difference.excludes_zero else text} ({', '.join(details)})"
 
 
-def _difference_lines(
-    grid: Grid, compared: Mapping[Metric, Mapping[Place, Difference]], baseline: tuple[str, str]
-) -> list[str]:
+def _difference_lines(grid: Grid, compared: Differences, baseline: tuple[str, str]) -> list[str]:
     """What the tables of differences mean."""
     found = [difference for by_place in compared.values() for difference in by_place.values()]
     name, label = baseline

@@ -46,7 +46,10 @@ def write_run_report(
     paths = []
     if episodes := report.pop("episodes", None):
         archive = io.BytesIO()
-        np.savez(archive, **{metric: np.asarray(values) for metric, values in episodes.items()})
+        arrays: dict[str, Any] = {
+            metric: np.asarray(values, np.float32) for metric, values in episodes.items()
+        }
+        np.savez(archive, **arrays)
         file = EPISODES if name == "report" else f"{name}-{EPISODES}"
         paths = [write_atomically(directory / file, archive.getvalue())]
     # The JSON comes last: it marks a run as finished.

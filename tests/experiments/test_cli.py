@@ -107,6 +107,29 @@ def test_datasets_lists_the_set_of_every_preset(folders, capsys):
         assert preset.config.data.name.partition("@")[0] in listed
 
 
+def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):
+    preset = PRESETS["food101-groups"]
+    sourced = preset._replace(sources={"optimizer.learning_rate": "section 9"})
+    monkeypatch.setitem(PRESETS, "food101-groups", sourced)
+    data = ["--data-dir", str(folders.data_dir)]
+    assert main(["settings", "food101-groups", *data]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith(f"food101-groups: {preset.description}")
+    assert "| optimizer.decay_steps | 17700 35400 44250 | – |" in text
+    # A source is listed also where the value is the default, which all others are left out with.
+    assert "| optimizer.learning_rate | 0.1 | section 9 |" in text
+    assert "optimizer.momentum" not in text
+    assert main(["settings", "food10-groups", *data]) == 2
+    assert "no preset 'food10-groups'; did you mean food101-groups" in capsys.readouterr().err
+
+
+def test_settings_has_epochs_of_prepared_data(run, folders, capsys):
+    steps_per_epoch = 4624 // 128
+    assert main(["settings", "icons", "--data-dir", str(folders.data_dir)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
+
+
 def test_help_does_not_import_what_only_runs_need():
     code = "import sys, experiments.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

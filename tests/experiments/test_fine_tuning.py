@@ -195,17 +195,18 @@ def test_results_follow_the_configuration():
     config = EpisodeConfig(ways=4, shots=(1, 5), queries=6, episodes=30, seed=2)
     features = features_of(spread=0.4)
     results = evaluate_fine_tuning(features, LABELS, config=config, settings=SHORT)
-    assert [result.shots for result in results] == [1, 5]
-    for result in results:
+    assert [result.shots for result, _ in results] == [1, 5]
+    for result, of_episodes in results:
         episodes = episodes_of(30, 4, result.shots, 6, 2)
         accuracies = fine_tuned_accuracies(features, episodes, settings=SHORT, seed=2)
+        np.testing.assert_array_equal(of_episodes, accuracies)
         assert (result.accuracy, result.interval) == mean_and_interval(accuracies)
         assert result.hash == episodes_hash(episodes)
         assert (result.ways, result.queries, result.episodes) == (4, 6, 30)
         assert isinstance(result, EpisodeResult)
         assert result.classifier == "cosine"
         assert json.loads(json.dumps(result._asdict())) == result._asdict()
-    assert results[1].accuracy > results[0].accuracy
+    assert results[1][0].accuracy > results[0][0].accuracy
 
 
 def test_jax_arrays_are_features_too():

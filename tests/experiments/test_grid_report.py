@@ -6,12 +6,14 @@ import json
 import matplotlib.image
 import numpy as np
 import pytest
+import scipy.stats
 
 from experiments.contracts import Metric
 from experiments.errors import ExperimentError
+from experiments.reporting.comparison import differences
 from experiments.reporting.entries import make_grid, select_metrics
 from experiments.reporting.grid import Axis, Run, grid_table, write_grid
-from experiments.reporting.grid_figure import grid_figure
+from experiments.reporting.grid_figure import difference_figure, grid_figure
 from experiments.reporting.markdown import format_value, metric_heading, table
 from experiments.reporting.style import series_mark
 
@@ -393,8 +395,82 @@ def test_figures_state_how_many_seeds_they_have(seeds, stated):
     ]
     caption = captions_of(figure_of([METHODS], runs, command="what was typed"))
     assert stated in caption
-    assert ("standard deviation" in caption) == (max(seeds) > 1)
+    assert ("standard deviation over two seeds" in caption) == (max(seeds) == 2)
+    assert ("95 % confidence interval of the mean over the seeds" in caption) == (max(seeds) == 3)
     assert "Command: what was typed" in caption
+
+
+def bar_of(panel, series=0):
+    """The first vertical bar of a series."""
+    (segments,) = panel.containers[series].lines[2]
+    return segments.get_segments()[0][:, 1]
+
+
+def test_bars_of_three_seeds_are_confidence_intervals():
+    axis = Axis("data.classes", ("25", "50"))
+    values = [0.10, 0.14, 0.12]
+    runs = [
+        run((n,), seed, (ERROR, value)) for n in axis.labels for seed, value in enumerate(values)
+    ]
+    low, high = scipy.stats.ttest_1samp(100 * np.array(values), 0).confidence_interval(0.95)
+    (panel,) = figure_of([axis], runs).axes
+    assert bar_of(panel) == pytest.approx([low, high])
+    # Two seeds have a standard deviation.
+    (panel,) = figure_of([axis], [r for r in runs if r.report["seed"] < 2]).axes
+    assert bar_of(panel) == pytest.approx([12 - 8**0.5, 12 + 8**0.5])
+    assert panel.get_xlabel() == "classes"
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["25", "50"]
+
+
+def test_lines_at_one_number_are_side_by_side():
+    axes = [METHODS, Axis("n", ("1", "100"))]
+    runs = [run((m, n), 0, (ERROR, 0.1)) for m in METHODS.labels for n in ("1", "100")]
+    (panel,) = figure_of(axes, runs).axes
+    first, second = (np.log(container[0].get_xdata()) for container in panel.containers)
+    assert (first < second).all()
+    np.testing.assert_allclose((first + second) / 2, np.log([1, 100]), atol=1e-9)
+
+
+def test_losses_have_the_labels_of_their_protocol():
+    axis = Axis("loss.name", ("softmax", "loose"))
+    labels = {"softmax": "Softmax", "loose": "Type II"}
+    runs = [run((name,), 0, (ERROR, 0.1), label=labels[name]) for name in labels]
+    (panel,) = figure_of([axis], runs).axes
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["Softmax", "Type II"]
+    assert panel.get_ylabel() == "loss"
+    # Labels that do not tell the places apart are no help.
+    runs = [run((name,), 0, (ERROR, 0.1), label="Group softmax") for name in labels]
+    (panel,) = figure_of([axis], runs).axes
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["softmax", "loose"]
+    # Neither is a name that two axes share.
+    axes = [Axis("loss.margin", ("0.1", "x")), Axis("fine_tuning.margin", ("0.2", "y"))]
+    (panel,) = figure_of(axes, [run(("x", "y"), 0, (ERROR, 0.1))]).axes
+    assert panel.get_ylabel() == "loss.margin"
+
+
+def test_differences_are_drawn_around_zero():
+    axes = [METHODS, Axis("n", ("1", "100"))]
+    runs = [
+        run((m, n), seed, (ERROR, 0.1 + (m == "loose") * effect + 0.001 * seed * (m == "loose")))
+        for m in METHODS.labels
+        for n, effect in (("1", 0.02), ("100", -0.0005))
+        for seed in (0, 1, 2)
+    ]
+    grid = make_grid(axes, runs)
+    compared = differences(grid, ("Method", "softmax"))
+    figure = difference_figure(grid, compared, ("Method", "softmax"), title="T", command="c")
+    assert figure is not None
+    (panel,) = figure.axes
+    assert panel.get_title() == "error (points) ↓"
+    (container,) = panel.containers
+    assert np.asarray(container[0].get_ydata()).tolist() == pytest.approx([2.1, 0.05])
+    assert container[0].get_color() == series_mark(1).color  # As in the figure of the means.
+    hollow = [line for line in panel.lines if line.get_markerfacecolor() == "white"]
+    assert [np.asarray(line.get_ydata()).tolist() for line in hollow] == [pytest.approx([0.05])]
+    assert any(np.asarray(line.get_ydata()).tolist() == [0, 0] for line in panel.lines)
+    caption = captions_of(figure)
+    assert "T: differences from Method = softmax" in caption
+    assert "Filled: the interval excludes 0." in caption
 
 
 def test_marks_of_many_series_differ():

@@ -27,7 +27,14 @@ from experiments.protocols.negative_margin import (
     NegativeMarginConfig,
 )
 from experiments.reporting.run import run_report
-from experiments.runs import check_data, evaluate_run, plan_run, report_lines, restore_run
+from experiments.runs import (
+    check_data,
+    evaluate_run,
+    plan_run,
+    read_episodes,
+    report_lines,
+    restore_run,
+)
 from experiments.training.outputs import build_outputs
 from tests.experiments import fake_archives
 
@@ -176,13 +183,18 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     )
     images = negative_margin.load(config.data, folders, "held-out")
     features = outputs(run.state, images).features
-    expected = evaluate_fine_tuning(
+    ((expected, accuracies),) = evaluate_fine_tuning(
         features, images.labels, config=EVALUATION, settings=FineTuning(passes=3)
     )
-    assert [{"split": "base"} | result._asdict() for result in expected] == report["results"][2:]
+    assert [{"split": "base"} | expected._asdict()] == report["results"][2:]
     values = {metric["name"]: metric["value"] for metric in report["metrics"]}
-    assert values["base 2-shot"] == expected[0].accuracy
-    assert report["metrics"][2]["interval"] == expected[0].interval
+    assert values["base 2-shot"] == expected.accuracy
+    assert report["metrics"][2]["interval"] == expected.interval
+    # Accuracies of single episodes are beside the report.
+    episodes = read_episodes(trained)
+    assert list(episodes) == names[:3]
+    np.testing.assert_array_equal(episodes["base 2-shot"], accuracies)
+    assert "episodes" not in report
 
     length = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
     unit = features / np.where(length > 0, length, 1)

@@ -2,7 +2,10 @@
 
 import json
 
+import numpy as np
+
 from experiments.reporting.run import run_report, write_run_report
+from experiments.runs import read_episodes
 
 REPORT = {
     "label": "SCE⊕NCA",
@@ -62,3 +65,23 @@ def test_files_of_a_run(tmp_path):
         "report.md",
         "report.json",
     ]
+
+
+def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
+    episodes = {"base 1-shot": [0.25, 0.5, 1.0], "novel 1-shot": [0.75, 0.1, 0.0]}
+    report = REPORT | {"episodes": episodes}
+    paths = write_run_report(tmp_path, report, LINES)
+    assert [path.name for path in paths] == ["report.md", "report.json", "episodes.npz"]
+    assert json.loads(paths[1].read_text()) == REPORT
+    assert report["episodes"] == episodes
+    found = read_episodes(tmp_path)
+    assert list(found) == list(episodes)
+    for name, values in episodes.items():
+        np.testing.assert_array_equal(found[name], np.array(values, np.float32))
+    assert write_run_report(tmp_path, report, LINES, "evaluation-novel")[2].name == (
+        "evaluation-novel-episodes.npz"
+    )
+    paths[2].write_bytes(paths[2].read_bytes()[:100])
+    assert read_episodes(tmp_path) == {}
+    assert "episodes.npz cannot be read" in caplog.text
+    assert read_episodes(tmp_path / "nowhere") == {}

@@ -1,0 +1,83 @@
+"""The verb `settings`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from experiments.cli.options import DataFolders
+from experiments.config import Folders, TrainConfig, get_option, option_types
+from experiments.presets import PRESETS
+
+_IN_STEPS = ("steps", "validate_every", "optimizer.warmup_steps", "optimizer.decay_steps")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """List the settings of a preset, and where each of them comes from.
+
+    Options that have their default and no source are left out. If the data set is prepared, steps
+    are in epochs, too.
+    """
+
+    preset: Annotated[str, tyro.conf.Positional]
+    """Name of the preset, as in `train`."""
+    folders: DataFolders = field(default_factory=Folders)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Prints the table."""
+        from experiments.errors import ConfigError
+        from experiments.reporting.markdown import table
+
+        if self.preset not in PRESETS:
+            close = difflib.get_close_matches(self.preset, PRESETS)
+            hint = f"did you mean {', '.join(close)}?" if close else "train --help lists them"
+            raise ConfigError(f"no preset {self.preset!r}; {hint}")
+        description, config, sources = PRESETS[self.preset]
+        steps_per_epoch = _steps_per_epoch(config, self.folders)
+        rows = _rows(config, sources, steps_per_epoch)
+        print(f"{self.preset}: {description}\n")
+        print("\n".join(table(["option", "value", "source"], rows)))
+        return 0
+
+
+def _rows(
+    config: TrainConfig, sources: Mapping[str, str], steps_per_epoch: int | None
+) -> list[tuple[str, str, str | None]]:
+    default = type(config)()
+    rows = []
+    for option in option_types(config):
+        value = get_option(config, option)
+        if option in sources or value != get_option(default, option):
+            text = _text(value)
+            if steps_per_epoch and value and option in _IN_STEPS:
+                steps = value if isinstance(value, tuple) else (value,)
+                epochs = " ".join(f"{number / steps_per_epoch:.4g}" for number in steps)
+                text += f" ({epochs} epochs)"
+            rows.append((option, text, sources.get(option)))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_text, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+def _steps_per_epoch(config: TrainConfig, folders: Folders) -> int | None:
+    """None unless all data is prepared and has one label an image."""
+    from experiments.data.builders import describe, is_multi_label
+    from experiments.data.sampling import batch_size_of
+    from experiments.protocols import build_protocol
+
+    names = {config.data.name, vars(config.data).get("novel") or config.data.name}
+    status = [describe(name, folders.data_dir, folders.manual_dir) for name in names]
+    if not all(data.ready for data in status) or is_multi_label(config.data.name):
+        return None
+    protocol = build_protocol(config)
+    images = int(protocol.class_counts(folders)[protocol.splits[0]].sum())
+    return images // batch_size_of(config.sampling.strategy, config.sampling.batch_size)

@@ -1,0 +1,119 @@
+"""How many pairs a paired comparison needs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from experiments.cli.main import main
+from experiments.reporting.grid import Axis, Comparison, write_grid
+from experiments.reporting.statistics import paired_power, pairs_needed, smallest_effect
+from tests.experiments.test_grid_report import ERROR, METHODS, run, squeezed
+
+
+@pytest.mark.parametrize(
+    ("ratio", "power", "pairs"),
+    # Cohen's d of 0.5, 0.8 and 1.0 at 5 %, two-sided: tables of the paired t-test (G*Power).
+    [(0.5, 0.8, 34), (0.5, 0.9, 44), (0.8, 0.9, 19), (1.0, 0.8, 10)],
+)
+def test_textbook_numbers_of_pairs(ratio, power, pairs):
+    assert pairs_needed(ratio * 0.7, 0.7, power) == pairs
+    assert pairs_needed(-ratio * 0.7, 0.7, power) == pairs
+
+
+def test_power_is_that_of_simulated_experiments():
+    rng = np.random.default_rng(0)
+    for pairs, effect in ((4, 1.5), (12, 0.6)):
+        samples = rng.normal(2 * effect, 2, (20000, pairs))
+        tests: Any = scipy.stats.ttest_1samp(samples, 0, axis=1)
+        found = np.mean(tests.pvalue < 0.05)
+        expected = paired_power(pairs, 2 * effect, 2)
+        # Three standard deviations of a binomial.
+        assert found == pytest.approx(expected, abs=3 * np.sqrt(expected * (1 - expected) / 20000))
+
+
+def test_power_has_no_gaps():
+    assert paired_power(5, 0, 1) == pytest.approx(0.05)
+    for pairs in (2, 3, 8, 500):
+        powers = [paired_power(pairs, effect, 1) for effect in np.linspace(0, 12, 200)]
+        assert np.isfinite(powers).all()
+        assert (np.diff(powers) >= -1e-12).all()
+    assert pairs_needed(100, 1, 0.9) == 2
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 10])
+def test_the_smallest_effect_is_found_just_so(pairs):
+    effect = smallest_effect(pairs, 0.3, 0.9)
+    assert paired_power(pairs, effect, 0.3) == pytest.approx(0.9)
+    assert pairs_needed(1.001 * effect, 0.3, 0.9) == pairs
+
+
+def printed(capsys, *words):
+    assert main(["power", *words]) == 0
+    return squeezed(capsys.readouterr().out)
+
+
+def test_the_command_prints_the_numbers(capsys):
+    text = printed(capsys, "--deviation", "0.9", "--effect", "1.3", "--pairs", "6", "8")
+    assert f"{pairs_needed(1.3, 0.9, 0.8)} for 80 %, {pairs_needed(1.3, 0.9, 0.9)} for 90 %" in text
+    assert (
+        f"| 8 | {smallest_effect(8, 0.9, 0.8):.3g} | {smallest_effect(8, 0.9, 0.9):.3g} |" in text
+    )
+    assert "needed" not in printed(capsys, "--deviation", "0.9")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    values = {"softmax": (0.137, 0.126, 0.140), "loose": (0.121, 0.124, 0.121)}
+    runs = [
+        run((label, n), seed, (ERROR, value))
+        for label, of_seeds in values.items()
+        for seed, value in enumerate(of_seeds)
+        for n in ("5", "50")
+    ]
+    axes = [METHODS, Axis("n", ("5", "50"))]
+    comparison = Comparison(("Method", "softmax"))
+    write_grid(tmp_path, axes, runs, title="T", command="c", comparison=comparison)
+    return tmp_path
+
+
+def test_a_grid_gives_the_deviation(directory, capsys):
+    deviation = float(np.std([-1.6, -0.2, -1.9], ddof=1))
+    expected = (
+        f"| loose, 5 | error (points) ↓ | 3 | -1.23 | {deviation:.2f} | "
+        f"{smallest_effect(3, deviation, 0.8):.2f} | {pairs_needed(1, deviation, 0.8)} | "
+        f"{pairs_needed(1, deviation, 0.9)} |"
+    )
+    assert expected in printed(capsys, "--directory", str(directory), "--effect", "1")
+    text = printed(capsys, "--directory", str(directory), "--baseline", "Method=loose")
+    assert "| softmax, 50 | error (points) ↓ | 3 | +1.23 |" in text
+    # The two values of n have the same runs here.
+    text = printed(capsys, "--directory", str(directory), "--baseline", "n=5")
+    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0 |" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "either --deviation or --directory"),
+        (["--deviation", "0"], "deviation must be above 0, got 0"),
+        (["--deviation", "1", "--effect", "0"], "effect must not be 0"),
+        (["--deviation", "1", "--pairs", "1"], "pairs must be at least 2"),
+        (["--deviation", "1", "--baseline", "a=b"], "--baseline needs --directory"),
+        (["--directory", "nowhere"], "nowhere/table.json is not the table of a grid"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(words, message, capsys):
+    assert main(["power", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_baseline_is_refused(directory, capsys):
+    assert main(["power", "--directory", str(directory), "--baseline", "Method=tight"]) == 2
+    assert "the grid has Method=softmax,loose; n=5,50" in capsys.readouterr().err
+    write_grid(directory, [METHODS], [run(("loose",), 0, (ERROR, 1))], title="T", command="c")
+    assert main(["power", "--directory", str(directory)]) == 2
+    assert "was written without a baseline" in capsys.readouterr().err
+    assert main(["power", "--directory", str(directory), "--baseline", "Method=loose"]) == 2
+    assert "has no two pairs of runs" in capsys.readouterr().err
