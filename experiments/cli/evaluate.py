@@ -22,7 +22,7 @@ class Evaluate:
     """Evaluate a trained run as its protocol does.
 
     Options that are not given are those of the run. Ways, shots, queries, episodes, seed and
-    distance are options of few-shot evaluation.
+    distances are options of few-shot evaluation.
     """
 
     directory: Annotated[Path, tyro.conf.Positional]
@@ -48,11 +48,11 @@ class Evaluate:
     """Episodes of each evaluation."""
     seed: _Number = None
     """Seed of the list of episodes."""
-    distance: Annotated[
-        Literal["euclidean", "cosine"] | None,
-        tyro.conf.arg(metavar="{euclidean,cosine}", help_behavior_hint=_FROM_RUN),
+    distances: Annotated[
+        tuple[Literal["euclidean", "cosine"], ...] | None,
+        tyro.conf.arg(metavar="{euclidean,cosine} ...", help_behavior_hint=_FROM_RUN),
     ] = None
-    """Distance of a query from a prototype (protocol A)."""
+    """Distances of a query from a prototype (protocol A); one evaluation for each."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ class Evaluate:
             "queries": self.queries,
             "episodes": self.episodes,
             "seed": self.seed,
-            "distance": self.distance,
+            "distances": self.distances,
         }
         return {name: value for name, value in options.items() if value is not None}
 

@@ -52,10 +52,10 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert main(["evaluate", str(run / "checkpoints"), *data]) == 0
     assert json.loads((run / written.name).read_text())["results"] == expected
 
-    other = ["--ways", "3", "--shots", "2", "--distance", "cosine", "--seed", "1"]
+    other = ["--ways", "3", "--shots", "2", "--distances", "cosine", "--seed", "1"]
     assert main(["evaluate", str(run), *data, *other]) == 0
     assert "3-way, 15 queries" in capsys.readouterr().out
-    name = "evaluation-novel-step2-ways3-shots2-seed1-distancecosine.json"
+    name = "evaluation-novel-step2-ways3-shots2-seed1-distancescosine.json"
     assert sorted(path.name for path in run.glob("evaluation-*.json")) == sorted(
         [name, written.name]
     )
@@ -69,7 +69,7 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
 def test_evaluate_can_override_every_setting_of_few_shot_evaluation():
     options = {field.name for field in dataclasses.fields(Evaluate)}
     settings = {field.name for field in dataclasses.fields(FewShotEvaluation)}
-    assert settings - {"validation_episodes"} <= options
+    assert settings - {"validation_episodes", "validation_distance"} <= options
 
 
 def test_only_the_projects_own_errors_become_messages(monkeypatch):

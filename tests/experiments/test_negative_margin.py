@@ -228,7 +228,7 @@ def test_evaluate_takes_other_episodes(trained, folders):
 
 def test_evaluate_refuses_a_distance_that_would_change_nothing(trained, folders, capsys):
     given = ["evaluate", str(trained), "--data-dir", str(folders.data_dir)]
-    assert main([*given, "--distance", "euclidean"]) == 2
+    assert main([*given, "--distances", "euclidean"]) == 2
     message = "the evaluation of protocol negative-margin has no distance"
     assert message in capsys.readouterr().err
     assert not list(trained.glob("evaluation-*"))

@@ -130,8 +130,8 @@ class Frozen(NamedTuple):
 FROZEN = {
     "icons": Frozen("icons", 800, 128, 0.1, 0.0005, (), 0),
     "mini-imagenet": Frozen("mini_imagenet", 7500, 512, 0.1, 0.0005, (), 0),
-    "tiered-imagenet": Frozen("tiered_imagenet", 52600, 512, 0.1, 0.0005, (), 0),
-    "cub": Frozen("cub_fewshot", 6900, 128, 0.1, 0.0005, (), 0),
+    "tiered-imagenet": Frozen("tiered_imagenet", 52560, 512, 0.1, 0.0005, (), 0),
+    "cub": Frozen("cub_fewshot", 6750, 128, 0.1, 0.0005, (), 0),
     "cifar-fs": Frozen("cifar_fs", 7500, 512, 0.1, 0.0005, (), 0),
     "inat2017": Frozen("inat2017_fewshot", 38500, 512, 0.1, 0.0005, (), 0),
     "icons-groups": Frozen("icons", 800, 128, 0.1, 0.0001, (), 0),
