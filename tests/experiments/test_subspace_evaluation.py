@@ -1,5 +1,6 @@
 """The spectrum of a classifier and the variance inside its span, against float64 loops."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -32,7 +33,9 @@ def test_shares_are_those_of_the_orthogonal_projection():
     assert found.variance_share == pytest.approx(inside / total, rel=1e-5)
     assert found.class_variance_share == pytest.approx(class_inside / class_total, rel=1e-5)
     # The complement is the one that the direct sum uses.
-    outside = np.asarray(jaxloss.project_complement(features - mean, weights, epsilon=0))
+    outside = np.asarray(
+        jaxloss.project_complement(jnp.asarray(features - mean), jnp.asarray(weights), epsilon=0)
+    )
     assert np.sum(outside**2) / total == pytest.approx(1 - found.variance_share, rel=1e-4)
 
 
