@@ -118,6 +118,8 @@ class Outputs(NamedTuple):
     """int64 [C], training images of every class."""
     objective_state: Any = ()
     """See `Objective.init_state`."""
+    head: Any = None
+    """The parameters that `Objective.init_head` began."""
 
 
 class Protocol(NamedTuple):
@@ -152,3 +154,5 @@ class Protocol(NamedTuple):
     report: Callable[[dict[str, Any]], list[str]]
     """The results as lines of Markdown, from the report's JSON: first what was evaluated, in a
     phrase."""
+    diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
+    """Numbers for the metrics log beside those of `validate`, from the same outputs."""

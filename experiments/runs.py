@@ -48,6 +48,7 @@ from experiments.training.checkpoints import (
 from experiments.training.loop import Intervals, Parts, train
 from experiments.training.optimizer import build_optimizer, learning_rate
 from experiments.training.outputs import build_outputs
+from experiments.training.recorder import Validation
 from experiments.training.run_directory import claim_run_directory
 from experiments.training.state import TrainState, initial_state
 from experiments.training.step import Batch, build_step
@@ -260,7 +261,7 @@ def _batches(
 
 def _validation(
     plan: Plan, folders: Folders, network: Network, class_counts: Mapping[str, np.ndarray]
-) -> Callable[[TrainState], float] | None:
+) -> Callable[[TrainState], Validation] | None:
     trained_on, held_out, _ = plan.protocol.splits
     if held_out not in class_counts:
         return None
@@ -268,7 +269,12 @@ def _validation(
     outputs = build_outputs(
         network.graphdef, network.objective, plan.config.data, class_counts[trained_on]
     )
-    return lambda state: plan.protocol.validate(outputs(state, images))
+
+    def validate(state: TrainState) -> Validation:
+        found = outputs(state, images)
+        return Validation(plan.protocol.validate(found), plan.protocol.diagnose(found))
+
+    return validate
 
 
 def _schedule_in_epochs(config: TrainConfig, steps_per_epoch: int) -> str:

@@ -5,27 +5,58 @@
 
 Source: Kobayashi, WACV 2021, supplement: B.1 (SGD, batches of 256, learning rate 0.1 divided by ten
 at three epochs, ImageNet's augmentation), epochs in Table B.1, results in Table B.2. The number of
-groups is our choice. Results on the icons: experiments/RESULTS.md. The photographs do not ship with
-the project and have not been run here.
+groups is our choice, and whether biases decay, as the authors have published no code. Results on
+the icons: experiments/RESULTS.md. The photographs do not ship with the project and have not been
+run here.
 """
 
 from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
-from experiments.presets.preset import Preset
+from experiments.presets.preset import OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 
 _BATCH_SIZE = 256
 
+_SOURCES = by_option(
+    {
+        "section B.1": (
+            "data.mean",
+            "data.std",
+            "data.pad",
+            "data.image_size",
+            "data.resize",
+            "data.crop_scale",
+            "sampling.batch_size",
+            "optimizer.kind",
+            "optimizer.learning_rate",
+            "optimizer.momentum",
+            "optimizer.nesterov",
+            "optimizer.weight_decay",
+            "optimizer.schedule",
+        ),
+        "Table B.1": ("optimizer.decay_steps", "steps"),
+        "section 4": ("model.backbone", "model.widths", "model.pooling"),
+        OURS: ("loss.num_groups", "optimizer.decay_all", "validate_every"),
+    }
+)
+
 
 def _photographs(
-    name: str, *, images: int, epochs: int, drops: tuple[int, ...], validate: int = 5
-) -> GroupSoftmaxConfig:
+    description: str,
+    name: str,
+    *,
+    images: int,
+    epochs: int,
+    drops: tuple[int, ...],
+    validate: int = 5,
+) -> Preset:
     """ResNet-50 with a row of Table B.1.
 
     Args:
+      description: A line on the preset.
       name: The data set.
       images: Training images.
       epochs: Epochs of the run.
@@ -33,7 +64,7 @@ def _photographs(
       validate: Epochs between two checkpoints.
     """
     epoch = images // _BATCH_SIZE
-    return GroupSoftmaxConfig(
+    config = GroupSoftmaxConfig(
         data=ClassificationData(name=name, **IMAGENET_CROPS),
         sampling=SamplingConfig(batch_size=_BATCH_SIZE),
         model=RESNET50,
@@ -49,6 +80,7 @@ def _photographs(
         validate_every=validate * epoch,
         log_every=max(1, epoch // 10),
     )
+    return Preset(description, config, _SOURCES)
 
 
 PRESETS = {
@@ -87,8 +119,8 @@ PRESETS = {
         ),
     ),
     # The validation images serve as test images; none are held out, so the last checkpoint is
-    # evaluated. The rows of Table B.1 for subsets of ImageNet (`experiments.data.selection` chooses
-    # other classes than the paper):
+    # evaluated. The rows of Table B.1 for subsets of ImageNet (other classes than the paper's; each
+    # --data.subset-seed draws its own):
     #
     #     option                           epochs, drops         --steps  --optimizer.decay-steps
     #     --data.classes 100               180, at 60, 120, 150    89280   29760  59520  74400
@@ -101,23 +133,39 @@ PRESETS = {
     # The first column of Table B.2:
     #     python -m experiments sweep imagenet-groups --over loss.name=softmax,tight,loose
     #         data.classes/steps/optimizer.decay_steps=100/89280/29760+59520+74400
-    "imagenet-groups": Preset(
+    # The groupings, on three subsets:
+    #     python -m experiments sweep imagenet-groups --over loss.num_groups=2,4,8
+    #         loss.grouping=discriminative,random,contiguous data.subset_seed=0,1,2
+    #         data.classes/steps/optimizer.decay_steps=100/89280/29760+59520+74400
+    "imagenet-groups": _photographs(
         "Group softmax on ImageNet-1K (ResNet-50, 120 epochs); --data.classes for subsets.",
-        _photographs("imagenet", images=1281167, epochs=120, drops=(30, 60, 90)),
+        "imagenet",
+        images=1281167,
+        epochs=120,
+        drops=(30, 60, 90),
     ),
     # 180 epochs from scratch. Fine-tuning takes 120 epochs of 295 steps with drops at 30, 60, 90:
     # --model.weights WEIGHTS --optimizer.learning-rate 0.0045 --steps 35400
     # --optimizer.decay-steps 8850 17700 26550
-    "food101-groups": Preset(
+    "food101-groups": _photographs(
         "Group softmax on Food-101 (101 classes, ResNet-50, 180 epochs).",
-        _photographs("food101", images=75750, epochs=180, drops=(60, 120, 150)),
+        "food101",
+        images=75750,
+        epochs=180,
+        drops=(60, 120, 150),
     ),
-    "caltech256-groups": Preset(
+    "caltech256-groups": _photographs(
         "Group softmax on Caltech-256 (256 classes, ResNet-50, 300 epochs).",
-        _photographs("caltech256", images=15360, epochs=300, drops=(120, 240, 270)),
+        "caltech256",
+        images=15360,
+        epochs=300,
+        drops=(120, 240, 270),
     ),
-    "sun397-groups": Preset(
+    "sun397-groups": _photographs(
         "Group softmax on SUN-397 (397 classes, ResNet-50, 300 epochs).",
-        _photographs("sun397", images=19850, epochs=300, drops=(120, 240, 270)),
+        "sun397",
+        images=19850,
+        epochs=300,
+        drops=(120, 240, 270),
     ),
 }

@@ -14,12 +14,14 @@ from experiments.protocols import (
     hyperspherical,
     multi_label,
     negative_margin,
+    two_way,
 )
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from experiments.protocols.hyperspherical import HypersphericalConfig
 from experiments.protocols.multi_label import MultiLabelConfig
 from experiments.protocols.negative_margin import NegativeMarginConfig
+from experiments.protocols.two_way import TwoWayConfig
 
 
 class Registered(NamedTuple):
@@ -38,6 +40,7 @@ PROTOCOLS = {
         Registered(GroupSoftmaxConfig, group_softmax.build),
         Registered(HypersphericalConfig, hyperspherical.build),
         Registered(MultiLabelConfig, multi_label.build),
+        Registered(TwoWayConfig, two_way.build),
         Registered(NegativeMarginConfig, negative_margin.build),
     )
 }

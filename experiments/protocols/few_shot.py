@@ -21,10 +21,12 @@ from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
     episode_accuracies,
-    evaluate_prototypes,
+    prototype_accuracies,
 )
+from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace
 from experiments.protocols.integration import IntegratedLoss, build_loss, label, terms
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
+from experiments.reporting.markdown import format_value
 from experiments.reporting.run import episodes_table
 
 SPLITS = ("base", "validation", "novel")
@@ -34,8 +36,10 @@ SPLITS = ("base", "validation", "novel")
 class FewShotEvaluation(EpisodeConfig):
     """Few-shot evaluation by the nearest prototype."""
 
-    distance: Distance = "euclidean"
-    """Distance of a query from a prototype."""
+    distances: tuple[Distance, ...] = ("euclidean", "cosine")
+    """Distances of a query from a prototype; one evaluation for each."""
+    validation_distance: Distance = "euclidean"
+    """The distance in a validation."""
     validation_episodes: Count = 500
     """Episodes of a validation, which are 1-shot and otherwise as above."""
 
@@ -61,15 +65,22 @@ def build(config: FewShotConfig) -> Protocol:
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
-        validate=partial(validate, evaluation, evaluation.validation_episodes, evaluation.distance),
-        metrics=[metric(shots) for shots in evaluation.shots],
-        evaluate=partial(evaluate, evaluation),
+        validate=partial(
+            validate, evaluation, evaluation.validation_episodes, evaluation.validation_distance
+        ),
+        metrics=[
+            metric(shots, distance)
+            for distance in _distances(evaluation)
+            for shots in evaluation.shots
+        ],
+        evaluate=partial(evaluate, loss, evaluation),
         description={
             "label": label(loss.name),
             "power": loss.power,
             "evaluation": to_dict(evaluation),
         },
         report=report,
+        diagnose=partial(diagnose, loss),
     )
 
 
@@ -178,38 +189,86 @@ def validate(
     return float(np.mean(episode_accuracies(outputs.features, episodes, distance=distance)))
 
 
-def metric(shots: int) -> Metric:
+def _distances(evaluation: FewShotEvaluation) -> list[Distance]:
+    return list(dict.fromkeys(evaluation.distances))
+
+
+def metric(shots: int, distance: Distance = "euclidean") -> Metric:
     """The accuracy with a number of shots."""
-    return Metric(f"{shots}-shot accuracy")
+    return Metric(f"{shots}-shot accuracy" + ("" if distance == "euclidean" else f" ({distance})"))
 
 
 def evaluate(
-    evaluation: FewShotEvaluation, split: str, outputs_of: Callable[[str], Outputs]
+    loss: IntegratedLoss,
+    evaluation: FewShotEvaluation,
+    split: str,
+    outputs_of: Callable[[str], Outputs],
 ) -> dict[str, Any]:
-    """Few-shot accuracy for each number of shots.
+    """Few-shot accuracy for each distance and number of shots.
+
+    Returns:
+      `results`: an entry for each distance and number of shots; `metrics`; `episodes`: the accuracy
+      in every episode by the name of the metric; `subspace`: the fields of a `ClassifierSubspace`,
+      None where the loss trains no classifier.
 
     Raises:
       ConfigError: The split cannot give such episodes.
     """
     outputs = outputs_of(split)
-    results = evaluate_prototypes(
-        outputs.features, outputs.labels, config=evaluation, distance=evaluation.distance
-    )
+    results, metrics, episodes = [], [], {}
+    for distance in _distances(evaluation):
+        for result, accuracies in prototype_accuracies(
+            outputs.features, outputs.labels, config=evaluation, distance=distance
+        ):
+            own = metric(result.shots, distance)
+            results.append(result._asdict())
+            metrics.append(own.measured(result.accuracy, result.interval))
+            episodes[own.name] = accuracies.tolist()
+    found = _subspace(loss, outputs)
     return {
         "evaluation": to_dict(evaluation),
-        "results": [result._asdict() for result in results],
-        "metrics": [
-            metric(result.shots).measured(result.accuracy, result.interval) for result in results
-        ],
+        "results": results,
+        "metrics": metrics,
+        "episodes": episodes,
+        "subspace": None if found is None else found._asdict(),
     }
 
 
+def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
+    """The rank of the classifier, and the shares of the features' variance in its span."""
+    found = _subspace(loss, outputs)
+    if found is None:
+        return {}
+    return {
+        "classifier_rank": found.effective_rank,
+        "variance_in_span": found.variance_share,
+        "class_variance_in_span": found.class_variance_share,
+    }
+
+
+def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | None:
+    if terms(loss.name).classification is None:
+        return None
+    return classifier_subspace(outputs.features, outputs.labels, np.asarray(outputs.head["kernel"]))
+
+
 def report(results: dict[str, Any]) -> list[str]:
-    """A phrase on the evaluation, and a table of shots."""
+    """A phrase on the evaluation, a table of distances and shots, and the classifier's span."""
     evaluation = results["evaluation"]
-    return [
+    lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, nearest prototype "
-        f"({evaluation['distance']})",
+        f"({' and '.join(dict.fromkeys(evaluation['distances']))})",
         "",
         *episodes_table(results["results"]),
     ]
+    if subspace := results["subspace"]:
+        inside, classes = (
+            format_value(subspace[name], "%") for name in ("variance_share", "class_variance_share")
+        )
+        lines += [
+            "",
+            f"Span of the classifier ({len(subspace['singular_values'])} singular values, "
+            f"effective rank {subspace['effective_rank']:.1f}): it has {inside} % of the variance "
+            f"of the features, and {classes} % of the variance between their classes.",
+        ]
+    return lines

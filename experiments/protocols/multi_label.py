@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 import jaxloss
 from experiments.config import (
@@ -28,7 +28,7 @@ from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import load_split, load_targets
 from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
-from experiments.evaluation.multilabel import evaluate_scores
+from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
 from experiments.protocols.classification import SPLITS
 from experiments.protocols.linear_head import head_logits, init_linear_head
 from experiments.reporting.run import metrics_table
@@ -36,7 +36,7 @@ from experiments.reporting.run import metrics_table
 _HOLDOUT_STREAM = 4
 """Random stream of the held-out images; `experiments.data.selection` has those before it."""
 
-_METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
+METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
 
 class _Method(NamedTuple):
@@ -49,14 +49,12 @@ class _Method(NamedTuple):
     """Whether the loss compares the samples of a batch with each other."""
 
 
-_TEMPERATURES = ("positive_temperature", "negative_temperature")
+_SOFT_GAP = ("positive_temperature", "negative_temperature", "margin")
 _FOCUS = ("positive_focus", "negative_focus", "clip")
 _METHODS = {
-    "two-way": _Method("Two-way", jaxloss.two_way_loss, _TEMPERATURES, compares_samples=True),
-    "sample-wise": _Method("Sample-wise", jaxloss.sample_wise_loss, _TEMPERATURES),
-    "class-wise": _Method(
-        "Class-wise", jaxloss.class_wise_loss, _TEMPERATURES, compares_samples=True
-    ),
+    "two-way": _Method("Two-way", jaxloss.two_way_loss, _SOFT_GAP, compares_samples=True),
+    "sample-wise": _Method("Sample-wise", jaxloss.sample_wise_loss, _SOFT_GAP),
+    "class-wise": _Method("Class-wise", jaxloss.class_wise_loss, _SOFT_GAP, compares_samples=True),
     "bce": _Method("BCE", jaxloss.sigmoid_loss),
     "softmax": _Method("Softmax", jaxloss.multilabel_softmax_loss),
     "asl": _Method("ASL", jaxloss.asymmetric_loss, _FOCUS),
@@ -65,6 +63,7 @@ _METHODS = {
 _SYMBOLS = {
     "positive_temperature": "T_P",
     "negative_temperature": "T_N",
+    "margin": "ε",
     "positive_focus": "γ₊",
     "negative_focus": "γ₋",
     "clip": "m",
@@ -83,6 +82,12 @@ class MultiLabelLoss(NamedLoss):
     """T_P of the two-way loss and its halves."""
     negative_temperature: Positive = 1.0
     """T_N of the two-way loss and its halves."""
+    margin: float = 0.0
+    """Margin ε of the two-way loss and its halves, added to the gap between negative and positive
+    logits."""
+    class_wise_over: Literal["batch", "device"] = "batch"
+    """Images that the class-wise half compares: those of the whole batch, or with
+    --execution.parallel pmap those of a device's share, as in training without communication."""
     positive_focus: Weight = 0.0
     """γ₊ of the asymmetric loss."""
     negative_focus: Weight = 4.0
@@ -126,7 +131,7 @@ def build(config: MultiLabelConfig) -> Protocol:
         objective=partial(objective, loss),
         validation=Metric("mean of mAP@class and mAP@sample"),
         validate=validate,
-        metrics=_METRICS,
+        metrics=METRICS,
         evaluate=evaluate,
         description=describe(data, loss),
         report=report,
@@ -242,9 +247,16 @@ def check_options(
         raise ConfigError(
             f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
         )
-    if data.mixup and _METHODS[loss.name].compares_samples:
+    check_loss_options(data.mixup, loss, optimizer, weights)
+
+
+def check_loss_options(
+    mixup: float, loss: MultiLabelLoss, optimizer: OptimizerConfig, weights: str
+) -> None:
+    """Checks that mixup fits the loss, and the optimiser the weights."""
+    if mixup and _METHODS[loss.name].compares_samples:
         raise ConfigError(
-            f"data.mixup = {data.mixup} needs a loss of single samples, and {loss.name} compares "
+            f"data.mixup = {mixup} needs a loss of single samples, and {loss.name} compares "
             "samples with each other; set data.mixup = 0"
         )
     if optimizer.backbone_rate < 1 and not weights:
@@ -261,11 +273,25 @@ def check_data(name: str, num_features: int, class_counts: Mapping[str, np.ndarr
             raise ConfigError(f"no {split} image of {name} has a label")
 
 
-def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
-    """A linear classifier with one of the losses; it ranks by its logits."""
+def build_loss(options: MultiLabelLoss, axis_name: str | None) -> Callable[[Array, Array], Array]:
+    """The loss of a batch: `(logits, targets) -> scalar`, both `[n, C]`."""
     method = _METHODS[options.name]
     values = {option: vars(options)[option] for option in method.options}
-    loss_of = partial(method.loss, **values, axis_name=problem.axis_name)
+    if axis_name is None or options.class_wise_over == "batch" or not method.compares_samples:
+        return partial(method.loss, **values, axis_name=axis_name)
+
+    def loss(logits: Array, targets: Array) -> Array:
+        value = lax.pmean(jaxloss.class_wise_loss(logits, targets, **values), axis_name)
+        if options.name == "two-way":
+            value += jaxloss.sample_wise_loss(logits, targets, **values, axis_name=axis_name)
+        return value
+
+    return loss
+
+
+def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
+    """A linear classifier with one of the losses; it ranks by its logits."""
+    loss_of = build_loss(options, problem.axis_name)
 
     def loss(features, labels, head, objective_state):
         logits = head_logits(features, head, objective_state)
@@ -291,23 +317,32 @@ def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]
     """mAP@class and mAP@sample, and the average precision of every class."""
     outputs = outputs_of(split)
     result = evaluate_scores(outputs.logits(), outputs.labels)
+    return {"result": result._asdict(), "metrics": measured(result)}
+
+
+def measured(result: MultilabelResult) -> list[dict[str, Any]]:
+    """The values of `METRICS`."""
     values = (result.map_class, result.map_sample)
-    return {
-        "result": result._asdict(),
-        "metrics": [metric.measured(v) for metric, v in zip(_METRICS, values, strict=True)],
-    }
+    return [metric.measured(value) for metric, value in zip(METRICS, values, strict=True)]
 
 
 def describe(data: MultiLabelData, options: MultiLabelLoss) -> dict[str, Any]:
     """The loss with those of its options that differ from the paper's, and the training images."""
+    description = {"label": label(options), "train_on": data.train_on}
+    return description | ({"holdout": data.holdout} if data.holdout else {})
+
+
+def label(options: MultiLabelLoss) -> str:
+    """The loss with those of its options that differ from the paper's, for tables."""
     method, default = _METHODS[options.name], MultiLabelLoss()
     changed = [
         f", {_SYMBOLS[option]} = {vars(options)[option]:g}"
         for option in method.options
         if vars(options)[option] != vars(default)[option]
     ]
-    description = {"label": method.label + "".join(changed), "train_on": data.train_on}
-    return description | ({"holdout": data.holdout} if data.holdout else {})
+    if method.compares_samples and options.class_wise_over == "device":
+        changed.append(", by device")
+    return method.label + "".join(changed)
 
 
 def report(results: dict[str, Any]) -> list[str]:

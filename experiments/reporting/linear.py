@@ -25,10 +25,9 @@ def linear_report(report: dict[str, Any]) -> str:
         "",
         *_numbers(result),
         "",
-        f"λ is the best of {len(result['penalties'])} by validation accuracy. The classifier is "
-        "then trained on training and validation images. Best test accuracy of all λ, trained "
-        f"without the validation images: {_percent(result['best_test_accuracy'])} % (chosen on "
-        "the test images, so not a result).",
+        f"In the first row, λ is the best of {len(result['penalties'])} by validation accuracy. "
+        "In the second row it is chosen on the test images, as in the paper: compare this row with "
+        "published tables only. Both classifiers are trained on training and validation images.",
     ]
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
@@ -49,7 +48,8 @@ def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
         title=f"Linear evaluation on {report['data']} ({report['classes']} classes)",
         caption=f"Features of {_run(report)}. Curves: classifiers trained on the "
         f"{result['train_samples']} training images. Star: the λ of the best validation "
-        "accuracy, trained on training and validation images.",
+        "accuracy, trained on training and validation images. Circle: the λ of the best test "
+        "accuracy, trained on the same.",
         command=command,
     )
     axes = figure.add_subplot()
@@ -76,14 +76,31 @@ def write_linear_report(
 
 
 def _numbers(result: dict[str, Any]) -> list[str]:
-    numbers = {
-        "λ": f"{result['penalty']:.3g}",
-        "error (%)": _percent(1 - result["accuracy"]),
-        "accuracy (%)": _percent(result["accuracy"]),
-        "class-mean accuracy (%)": _percent(result["class_mean_accuracy"]),
-        "validation accuracy (%)": _percent(result["validation_accuracy"]),
-    }
-    return table(list(numbers), [list(numbers.values())])
+    headings = [
+        "λ chosen on",
+        "λ",
+        "error (%)",
+        "accuracy (%)",
+        "class-mean accuracy (%)",
+        "validation accuracy (%)",
+    ]
+    honest = [
+        "validation",
+        f"{result['penalty']:.3g}",
+        _percent(1 - result["accuracy"]),
+        _percent(result["accuracy"]),
+        _percent(result["class_mean_accuracy"]),
+        _percent(result["validation_accuracy"]),
+    ]
+    published = [
+        "test, as in the paper",
+        f"{result['best_test_penalty']:.3g}",
+        _percent(1 - result["best_test_accuracy"]),
+        _percent(result["best_test_accuracy"]),
+        None,
+        None,
+    ]
+    return table(headings, [honest, published])
 
 
 def _percent(fraction: float) -> str:
@@ -107,6 +124,17 @@ def _draw_curves(axes: Axes, result: dict[str, Any]) -> None:
         color=series_mark(1).color,
         markeredgecolor=INK,
         label=f"chosen λ = {result['penalty']:.2g}: test {accuracy} %",
+    )
+    best = format_value(result["best_test_accuracy"], "%")
+    axes.plot(
+        [result["best_test_penalty"]],
+        [100 * result["best_test_accuracy"]],
+        linestyle="None",
+        marker="o",
+        markersize=9,
+        markerfacecolor="none",
+        markeredgecolor=INK,
+        label=f"λ chosen on test, as in the paper: {best} %",
     )
 
 

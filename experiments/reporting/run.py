@@ -76,6 +76,7 @@ def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
     """The accuracy over lists of episodes: an `EpisodeResult` a row, perhaps of several splits."""
     columns = {
         "classes": [result.get("split") for result in results],
+        "classifier": [result["classifier"] for result in results],
         "shots": [result["shots"] for result in results],
         "accuracy (%)": [format_value(result["accuracy"], "%", digits=2) for result in results],
         "95 % interval": [f"± {format_value(r['interval'], '%', digits=2)}" for r in results],
@@ -84,6 +85,8 @@ def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
     }
     if not any(columns["classes"]):
         del columns["classes"]
+    if len(set(columns["classifier"])) < 2:
+        del columns["classifier"]
     return table(list(columns), zip(*columns.values(), strict=True))
 
 

@@ -14,7 +14,7 @@ import jax
 from experiments.errors import DivergedError
 from experiments.training.interrupts import Interrupted, stop_requests
 from experiments.training.parallel import DataParallel
-from experiments.training.recorder import Recorder
+from experiments.training.recorder import Recorder, Validation
 from experiments.training.state import TrainState
 from experiments.training.step import Batch
 
@@ -39,8 +39,8 @@ class Parts(NamedTuple):
     steps_per_epoch: int
     after_epoch: Callable[[Any], tuple[Any, Mapping[str, Any]]] | None
     """See `Objective.after_epoch`."""
-    validate: Callable[[TrainState], float] | None
-    """What the best checkpoint is chosen by; None without validation images."""
+    validate: Callable[[TrainState], Validation] | None
+    """None without validation images."""
 
 
 class Due(NamedTuple):

@@ -62,14 +62,14 @@ def build_outputs(
         features = extract_features(partial(embed, state), images.images)
         check_finite(state, "feature", features)
 
+        head = state.params["classifier"]
+
         def logits() -> np.ndarray:
-            values = np.asarray(
-                logits_of(features, state.params["classifier"], state.objective_state)
-            )
+            values = np.asarray(logits_of(features, head, state.objective_state))
             check_finite(state, "logit", values)
             return values
 
-        return Outputs(features, images.labels, logits, class_counts, state.objective_state)
+        return Outputs(features, images.labels, logits, class_counts, state.objective_state, head)
 
     return outputs
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import jax
 
@@ -16,6 +16,15 @@ from experiments.training.metrics_log import MetricsLog
 from experiments.training.progress import Progress, progress
 from experiments.training.run_directory import exclusive_run
 from experiments.training.state import TrainState
+
+
+class Validation(NamedTuple):
+    """What a validation found."""
+
+    value: float
+    """What the best checkpoint is chosen by."""
+    diagnostics: Mapping[str, float]
+    """Further numbers for the metrics log."""
 
 
 class Recorder:
@@ -103,7 +112,7 @@ class Recorder:
             self._progress.update(step, loss, images_per_second)
 
     def save(
-        self, step: int, state: TrainState, validate: Callable[[TrainState], float] | None
+        self, step: int, state: TrainState, validate: Callable[[TrainState], Validation] | None
     ) -> None:
         """Validates, if `validate` is given, and begins to write a checkpoint.
 
@@ -114,9 +123,10 @@ class Recorder:
             assert self._checkpoints is not None
             if self._failure is not None:
                 raise self._failure
-            accuracy = None if validate is None else validate(state)
-            if accuracy is not None:
-                self.log(step, validation=accuracy)
+            accuracy = None
+            if validate is not None:
+                accuracy, diagnostics = validate(state)
+                self.log(step, validation=accuracy, **diagnostics)
             meta = {**self._meta, "seconds": self.seconds}
             self._checkpoints.save(step, state, meta=meta, accuracy=accuracy)
 

@@ -544,9 +544,9 @@ class ExpectedLabels:
 
 
 def _coco(manual_dir: Path, year: int) -> ExpectedLabels:
-    """Categories whose numbers have gaps, an image without an object, several of one kind."""
+    """Categories whose numbers have gaps, several objects of one kind, and images without any."""
     prefix = "COCO_{}_" if year == 2014 else ""
-    objects = {"train": {9: [3, 1, 3], 25: [], 30: [90]}, "test": {42: [1, 90], 73: [3]}}
+    objects = {"train": {9: [3, 1, 3], 25: [], 30: [90]}, "test": {42: [1, 90], 73: [3], 74: []}}
     columns = {1: 0, 3: 1, 90: 2}
     expected: dict = {}
     for split, images in objects.items():
@@ -580,6 +580,7 @@ def _coco(manual_dir: Path, year: int) -> ExpectedLabels:
         expected[split] = [
             (colour(split, n), [int(c in {columns[o] for o in of}) for c in range(3)])
             for n, of in images.items()
+            if of
         ]
     return ExpectedLabels(("person", "car", "toothbrush"), expected)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import partial
 
 import jax
@@ -14,7 +15,8 @@ from experiments.config import DataConfig
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import episode_accuracies, evaluate_prototypes
+from experiments.evaluation.few_shot import episode_accuracies, prototype_accuracies
+from experiments.evaluation.subspace import classifier_subspace
 from experiments.protocols import few_shot, integration
 from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
 from experiments.protocols.integration import NAMES, IntegratedLoss, Terms, build_loss
@@ -62,6 +64,15 @@ def test_every_name_is_the_loss_that_it_says(name):
     assert float(found) == pytest.approx(
         by_reference(name, features, labels, kernel, bias), rel=2e-4
     )
+
+
+def test_the_temperature_of_the_paper_is_one_over_the_number_of_features():
+    rng = np.random.default_rng(5)
+    features, labels = rng.normal(size=(8, DIM)), np.array([0, 1, 1, 2, 0, 3, 3, 2])
+    loss = build_loss(IntegratedLoss("proto", temperature=1 / DIM), PROBLEM)
+    found = loss(jnp.float32(features), jnp.asarray(labels), jnp.zeros(0), jnp.zeros(0))
+    expected = references.prototypical_loss(features, labels, num_classes=CLASSES, temperature=1)
+    assert float(found) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +172,18 @@ def test_classes_must_give_the_episodes_and_features_a_subspace(num_features, ch
         few_shot.build(spectral).check_data(num_features, counts)
 
 
-def outputs() -> Outputs:
+def outputs(head=None) -> Outputs:
     rng = np.random.default_rng(0)
     labels = np.arange(90) * 7 % 6
     features = rng.normal(size=(6, 5))[labels] + rng.normal(size=(90, 5))
-    return Outputs(features.astype(np.float32), labels, lambda: np.zeros((90, 6)), np.ones(6, int))
+    logits = np.zeros((90, 6))
+    return Outputs(features.astype(np.float32), labels, lambda: logits, np.ones(6, int), (), head)
 
 
 def test_validation_is_the_accuracy_of_1_shot_episodes():
-    evaluation = dataclasses.replace(EVALUATION, validation_episodes=7, distance="cosine")
+    evaluation = dataclasses.replace(
+        EVALUATION, validation_episodes=7, validation_distance="cosine"
+    )
     protocol = few_shot.build(dataclasses.replace(CONFIG, evaluation=evaluation))
     found = protocol.validate(outputs())
     episodes = evaluation_episodes(
@@ -183,21 +197,63 @@ def test_validation_is_the_accuracy_of_1_shot_episodes():
     assert protocol.validation == Metric("1-shot accuracy")
 
 
-def test_the_evaluation_has_a_metric_and_a_row_for_each_number_of_shots():
+def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_shots():
     protocol = few_shot.build(CONFIG)
-    results = protocol.evaluate("novel", lambda split: {"novel": outputs()}[split])
+    head = {"kernel": np.random.default_rng(4).normal(size=(5, 3))}
+    results = protocol.evaluate("novel", lambda split: {"novel": outputs(head)}[split])
     features, labels = outputs()[:2]
-    expected = evaluate_prototypes(features, labels, config=EVALUATION, distance="euclidean")
-    assert results["results"] == [result._asdict() for result in expected]
-    assert results["metrics"] == [
-        Metric(f"{result.shots}-shot accuracy").measured(result.accuracy, result.interval)
-        for result in expected
+    expected = [
+        found
+        for distance in ("euclidean", "cosine")
+        for found in prototype_accuracies(features, labels, config=EVALUATION, distance=distance)
     ]
-    assert [metric.name for metric in protocol.metrics] == ["2-shot accuracy", "6-shot accuracy"]
+    names = [f"{n}-shot accuracy{of}" for of in ("", " (cosine)") for n in (2, 6)]
+    assert results["results"] == [result._asdict() for result, _ in expected]
+    assert results["metrics"] == [
+        Metric(name).measured(result.accuracy, result.interval)
+        for name, (result, _) in zip(names, expected, strict=True)
+    ]
+    assert [metric.name for metric in protocol.metrics] == names
+    assert list(results["episodes"]) == names
+    for name, (_, accuracies) in zip(names, expected, strict=True):
+        assert results["episodes"][name] == accuracies.tolist()
+    assert json.loads(json.dumps(results)) == results
     first, *lines = protocol.report(results)
-    assert first == "3-way, 4 queries per class, nearest prototype (euclidean)"
+    assert first == "3-way, 4 queries per class, nearest prototype (euclidean and cosine)"
     text = "\n".join(lines)
-    for result in expected:
+    for result, _ in expected:
         assert f"{100 * result.accuracy:.2f}" in text
         assert f"± {100 * result.interval:.2f}" in text
         assert result.hash in text
+        assert result.classifier in text
+    subspace = classifier_subspace(features, labels, head["kernel"])
+    assert results["subspace"] == subspace._asdict()
+    assert f"3 singular values, effective rank {subspace.effective_rank:.1f}" in text
+    assert f"{100 * subspace.variance_share:.1f} % of the variance" in text
+    assert f"{100 * subspace.class_variance_share:.1f} % of the variance between" in text
+
+
+def test_one_distance_can_be_evaluated_alone():
+    evaluation = dataclasses.replace(EVALUATION, distances=("cosine", "cosine"))
+    protocol = few_shot.build(
+        dataclasses.replace(CONFIG, loss=IntegratedLoss("nca"), evaluation=evaluation)
+    )
+    results = protocol.evaluate("novel", lambda split: outputs())
+    names = ["2-shot accuracy (cosine)", "6-shot accuracy (cosine)"]
+    assert [metric["name"] for metric in results["metrics"]] == names
+    assert [metric.name for metric in protocol.metrics] == names
+    # Without a classification loss the classifier does not learn, and its span means nothing.
+    assert results["subspace"] is None
+    assert protocol.diagnose(outputs()) == {}
+    assert "classifier" not in "\n".join(protocol.report(results))
+
+
+def test_a_validation_logs_the_span_of_the_classifier():
+    head = {"kernel": np.random.default_rng(4).normal(size=(5, 3))}
+    found = few_shot.build(CONFIG).diagnose(outputs(head))
+    subspace = classifier_subspace(*outputs()[:2], head["kernel"])
+    assert found == {
+        "classifier_rank": subspace.effective_rank,
+        "variance_in_span": subspace.variance_share,
+        "class_variance_in_span": subspace.class_variance_share,
+    }

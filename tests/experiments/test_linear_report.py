@@ -23,6 +23,7 @@ REPORT = {
         "class_mean_accuracy": 0.7,
         "validation_accuracy": 0.75,
         "best_test_accuracy": 0.8,
+        "best_test_penalty": 100.0,
         "penalty": 1.0,
         "penalties": [0.01, 1.0, 100.0],
         "validation": [0.5, 0.75, 0.1],
@@ -41,7 +42,9 @@ def test_numbers_have_two_digits():
     assert lines[0].endswith(
         "of the features of SCE trained on icons, random batches, seed 0, step 7, d = 64."
     )
-    assert "| 1 | 23.88 | 76.12 | 70.00 | 75.00 |" in lines
+    assert "| validation | 1 | 23.88 | 76.12 | 70.00 | 75.00 |" in lines
+    assert "| test, as in the paper | 100 | 20.00 | 80.00 | – | – |" in lines
+    assert any("chosen on the test images, as in the paper" in line for line in lines)
     assert not any(word in " ".join(lines) for word in ("resized", "transfer", "tolerance"))
 
 
@@ -65,12 +68,14 @@ def test_what_limits_the_result_is_stated(changed, sentence):
 def test_the_figure_shows_both_curves_and_what_was_chosen():
     figure = linear_figure(REPORT, command="typed")
     (axes,) = figure.axes
-    validation, test, chosen, star = axes.lines
+    validation, test, chosen, star, circle = axes.lines
     assert np.asarray(validation.get_ydata()).tolist() == pytest.approx([50, 75, 10])
     assert np.asarray(test.get_ydata()).tolist() == pytest.approx([60, 80, 20])
     assert np.asarray(chosen.get_xdata()).tolist() == [1, 1]
     assert np.asarray(star.get_xdata()).tolist() == [1]
     assert np.asarray(star.get_ydata()).tolist() == pytest.approx([76.123])
+    assert np.asarray(circle.get_xdata()).tolist() == [100]
+    assert np.asarray(circle.get_ydata()).tolist() == pytest.approx([80])
     assert axes.get_xscale() == "log"
     assert any("Command: typed" in text.get_text() for text in figure.texts)
 

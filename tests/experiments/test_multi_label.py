@@ -82,16 +82,16 @@ def trained(folders, tmp_path_factory):
     return directory
 
 
-TEMPERATURES = {"positive_temperature": 2.0, "negative_temperature": 0.5}
+SOFT_GAP = {"positive_temperature": 2.0, "negative_temperature": 0.5, "margin": 0.7}
 FOCUS = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0.1}
 
 
 @pytest.mark.parametrize(
     ("name", "reference", "options"),
     [
-        ("two-way", references.two_way_loss, TEMPERATURES),
-        ("sample-wise", references.sample_wise_loss, TEMPERATURES),
-        ("class-wise", references.class_wise_loss, TEMPERATURES),
+        ("two-way", references.two_way_loss, SOFT_GAP),
+        ("sample-wise", references.sample_wise_loss, SOFT_GAP),
+        ("class-wise", references.class_wise_loss, SOFT_GAP),
         ("bce", references.sigmoid_loss, {}),
         ("softmax", references.multilabel_softmax_loss, {}),
         ("asl", references.asymmetric_loss, FOCUS),
@@ -103,7 +103,7 @@ def test_every_loss_is_that_of_the_reference(name, reference, options):
     features, targets = rng.normal(size=(9, 5)), rng.integers(-1, 2, (9, 6)).astype(np.int8)
     head = {"kernel": rng.normal(size=(5, 6)), "bias": rng.normal(size=6)}
     # Options that a loss does not use change nothing.
-    loss = MultiLabelLoss(name=name, **TEMPERATURES | FOCUS)
+    loss = MultiLabelLoss(name=name, **SOFT_GAP | FOCUS, class_wise_over="device")
     objective = multi_label.objective(loss, Problem(5, np.ones(6, int)))
     value, state, _ = objective.loss(jnp.asarray(features), jnp.asarray(targets), head, ())
     logits = features @ head["kernel"] + head["bias"]
@@ -113,6 +113,31 @@ def test_every_loss_is_that_of_the_reference(name, reference, options):
     np.testing.assert_allclose(
         objective.logits(jnp.asarray(features), head, ()), logits, rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", ["two-way", "class-wise", "sample-wise"])
+@pytest.mark.parametrize("over", ["batch", "device"])
+def test_the_class_wise_half_compares_the_batch_or_a_devices_share(name, over):
+    """Value and gradient, where a step takes the mean of the gradients of all devices."""
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(4, 5, 3)).astype(np.float32)
+    targets = rng.integers(0, 2, (4, 5, 3)).astype(np.int8)
+    loss = multi_label.build_loss(MultiLabelLoss(name=name, class_wise_over=over), "devices")
+    value_and_gradient = jax.value_and_grad(lambda scale, x, t: loss(scale * x, t))
+    found, gradient = jax.pmap(value_and_gradient, "devices", in_axes=(None, 0, 0))(
+        1.0, logits, targets
+    )
+
+    def reference(scale):
+        whole = scale * logits.reshape(20, 3), targets.reshape(20, 3)
+        shares = [whole] if over == "batch" else zip(scale * logits, targets, strict=True)
+        classes = np.mean([references.class_wise_loss(*share) for share in shares])
+        samples = references.sample_wise_loss(*whole)
+        return {"two-way": classes + samples, "class-wise": classes, "sample-wise": samples}[name]
+
+    np.testing.assert_allclose(found, np.full(4, reference(1.0)), rtol=1e-5)
+    slope = (reference(1 + 1e-4) - reference(1 - 1e-4)) / 2e-4
+    assert float(gradient.mean()) == pytest.approx(slope, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["bce", "asl"])
@@ -299,6 +324,19 @@ def test_a_configuration_survives_json():
         "label": "ASL, m = 0.1",
         "train_on": "train+validation",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"margin": -0.5}, "Two-way, ε = -0.5"),
+        ({"name": "class-wise", "class_wise_over": "device"}, "Class-wise, by device"),
+        ({"name": "sample-wise", "class_wise_over": "device", "margin": 1}, "Sample-wise, ε = 1"),
+        ({"name": "bce", "class_wise_over": "device", "margin": 1}, "BCE"),
+    ],
+)
+def test_the_label_has_the_margin_and_the_share(options, label):
+    assert multi_label.label(MultiLabelLoss(**options)) == label
 
 
 def test_the_description_has_the_options_that_differ_from_the_papers():

@@ -300,7 +300,7 @@ def test_validations_can_fine_tune_as_the_evaluation_does():
     features = (rng.normal(size=(4, 5))[labels] + rng.normal(size=(60, 5))).astype(np.float32)
     outputs = Outputs(features, labels, lambda: features, np.ones(4, int))
     evaluation = dataclasses.replace(EVALUATION, shots=(3,), episodes=6)
-    (expected,) = evaluate_fine_tuning(
+    ((expected, _),) = evaluate_fine_tuning(
         features, labels, config=evaluation, settings=FineTuning(passes=3)
     )
     assert negative_margin.build(TINY).validate(outputs) == pytest.approx(expected.accuracy)
@@ -343,7 +343,7 @@ def test_evaluate_takes_every_option_of_the_evaluation(trained, folders, capsys)
     outputs = build_outputs(
         run.network.graphdef, run.network.objective, TINY.data, run.class_counts
     )(run.state, negative_margin.load(TINY.data, folders, "validation"))
-    (expected,) = evaluate_fine_tuning(
+    ((expected, _),) = evaluate_fine_tuning(
         outputs.features,
         outputs.labels,
         config=dataclasses.replace(EVALUATION, episodes=9),

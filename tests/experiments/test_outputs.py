@@ -80,6 +80,7 @@ def test_outputs_have_the_features_and_the_objectives_logits():
     assert outputs.labels.tolist() == [0, 1]
     assert outputs.class_counts is class_counts
     assert outputs.objective_state is STATE.objective_state
+    assert outputs.head is STATE.params["classifier"]
 
 
 def test_a_value_that_is_not_finite_ends_the_run():

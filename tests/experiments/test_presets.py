@@ -16,6 +16,7 @@ from experiments.presets import (
     hyperspherical,
     multi_label,
     negative_margin,
+    two_way,
 )
 from experiments.protocols import PROTOCOLS, build_protocol
 from experiments.runs import plan_run
@@ -75,7 +76,7 @@ ROWS = {
     "svhn-lt": long_tail(tail(13861, 10, 0.01)),
     "stl10-lt": long_tail(tail(500, 10, 0.01)),
     # Kobayashi, CVPR 2023.
-    "coco": Row(82783, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
+    "coco": Row(82081, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
     "voc2007": Row(5011, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
     "nus-wide": Row(125448, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
 }
@@ -147,8 +148,8 @@ class Frozen(NamedTuple):
 FROZEN = {
     "icons": Frozen("icons", 800, 128, 0.1, 0.0005, (), 0),
     "mini-imagenet": Frozen("mini_imagenet", 7500, 512, 0.1, 0.0005, (), 0),
-    "tiered-imagenet": Frozen("tiered_imagenet", 52600, 512, 0.1, 0.0005, (), 0),
-    "cub": Frozen("cub_fewshot", 6900, 128, 0.1, 0.0005, (), 0),
+    "tiered-imagenet": Frozen("tiered_imagenet", 52560, 512, 0.1, 0.0005, (), 0),
+    "cub": Frozen("cub_fewshot", 6750, 128, 0.1, 0.0005, (), 0),
     "cifar-fs": Frozen("cifar_fs", 7500, 512, 0.1, 0.0005, (), 0),
     "inat2017": Frozen("inat2017_fewshot", 38500, 512, 0.1, 0.0005, (), 0),
     "icons-groups": Frozen("icons", 800, 128, 0.1, 0.0001, (), 0),
@@ -166,9 +167,11 @@ FROZEN = {
     "svhn-lt": Frozen("svhn", 53600, 128, 0.1, 0.0002, (42880, 48240), 1340),
     "stl10-lt": Frozen("stl10", 1800, 128, 0.1, 0.0002, (1440, 1620), 45),
     "kanji": Frozen("kanji", 1200, 64, 0.03, 0.0001, (), 0),
-    "coco": Frozen("coco", 6440, 512, 0.01, 0.0001, (), 0),
+    "coco": Frozen("coco", 6400, 512, 0.01, 0.0001, (), 0),
     "voc2007": Frozen("voc2007", 360, 512, 0.01, 0.0001, (), 0),
     "nus-wide": Frozen("nus_wide", 9800, 512, 0.01, 0.0001, (), 0),
+    "icons-two-way": Frozen("icons", 800, 128, 0.1, 0.0001, (), 0),
+    "imagenet-two-way": Frozen("imagenet", 450360, 256, 0.1, 0.0001, (), 0),
     "icons-margin": Frozen("icons", 800, 128, 0.003, 1e-05, (), 200),
 }
 
@@ -191,7 +194,7 @@ def test_presets_keep_the_values_of_their_recorded_results():
 
 
 def test_presets_are_grouped_by_protocol_and_described_in_one_line():
-    modules = (few_shot, group_softmax, hyperspherical, multi_label, negative_margin)
+    modules = (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin)
     protocols = []
     for module in modules:
         found = {PRESETS[name].config.protocol for name in module.PRESETS}

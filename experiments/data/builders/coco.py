@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import tensorflow_datasets as tfds
 
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.base import photograph_spec
@@ -68,10 +69,11 @@ def _read_instances(path: Path, folder: Path) -> MultiLabelSplit:
         raise DamagedArchiveError(
             f"{path}: an entry lacks a field, or refers to a missing image or category: {error}"
         ) from error
+    labelled = np.flatnonzero(targets.any(axis=1))
     return MultiLabelSplit(
         names=tuple(name for _, name in categories),
-        keys=[folder / name for name, _ in files],
-        targets=targets,
+        keys=[folder / files[row][0] for row in labelled],
+        targets=targets[labelled],
         open=open_files,
         source=path,
     )
@@ -85,12 +87,15 @@ def _without_outlines(entry: dict[str, Any]) -> dict[str, Any]:
 class Coco(MultiLabelBuilder):
     """80 categories of objects; `test` contains the validation images, as in the papers.
 
-    Images without objects are included.
+    Images without an annotated object are left out, 702 of the 82,783 for training and 367 of the
+    40,504 for test in 2014.
     """
 
     name = "coco"
+    VERSION = tfds.core.Version("1.1.0")
+    """1.0.0 had the images without an object."""
     SPEC = photograph_spec(
-        description="123,287 photographs with labels for 80 categories (MS-COCO; test: its "
+        description="122,218 photographs with labels for 80 categories (MS-COCO; test: its "
         "validation images), 256×256",
         classes={"train": 80, "test": 80},
         homepage="https://cocodataset.org/",

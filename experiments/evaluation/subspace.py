@@ -1,0 +1,58 @@
+"""The subspace that a linear classifier spans, and how much of the features' variance it holds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class ClassifierSubspace(NamedTuple):
+    """The spectrum of a classifier and the features inside its span, as JSON types."""
+
+    singular_values: list[float]
+    """Of the weights, largest first; min(d, C) of them."""
+    effective_rank: float
+    """Participation ratio of the squared singular values, `(Σσ²)² / Σσ⁴`: from 1 to min(d, C); 0
+    for weights of zeros."""
+    variance_share: float
+    """Share of the variance of the features that lies in the span, in [0, 1]."""
+    class_variance_share: float
+    """Share of the variance between the means of the classes that lies in the span, in [0, 1]."""
+
+
+def classifier_subspace(
+    features: np.ndarray, labels: np.ndarray, weights: np.ndarray
+) -> ClassifierSubspace:
+    """Where the features vary: inside the span of a classifier's weights, or outside it.
+
+    The span leaves out directions below the usual rank tolerance, `max(d, C)·ε·max σ` with the
+    ε of float32. Features that do not vary have the share 0.
+
+    Args:
+      features: Floats [n, d], n > 0.
+      labels: Integers [n], of any classes: those of the classifier or others.
+      weights: Floats [d, C], one column per class.
+    """
+    basis, values, _ = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=False)
+    tolerance = max(weights.shape) * np.finfo(np.float32).eps * values[0]
+    basis = basis[:, values > tolerance]
+    powers = values**2
+    centred = np.asarray(features, np.float64) - np.mean(features, axis=0, dtype=np.float64)
+    present, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(present), centred.shape[1]))
+    np.add.at(sums, classes, centred)
+    # Every class weighs as many times as it has samples, as in the variance of the features.
+    means = sums / np.sqrt(counts)[:, None]
+    return ClassifierSubspace(
+        singular_values=values.tolist(),
+        effective_rank=float(powers.sum() ** 2 / np.sum(powers**2)) if values[0] else 0.0,
+        variance_share=_share_inside(centred, basis),
+        class_variance_share=_share_inside(means, basis),
+    )
+
+
+def _share_inside(deviations: np.ndarray, basis: np.ndarray) -> float:
+    """The share of the squared length of the rows [n, d] inside orthonormal columns [d, r]."""
+    total = np.sum(deviations**2)
+    return float(np.sum((deviations @ basis) ** 2) / total) if total else 0.0

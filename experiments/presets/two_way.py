@@ -1,0 +1,74 @@
+"""Protocol D on images of one class: backbones whose features are evaluated by `linear`.
+
+    python -m experiments sweep PRESET --over loss.name=softmax,bce,two-way
+    python -m experiments linear RUN --data DATA
+
+Source: Kobayashi, CVPR 2023, Table 8 and supplement B: a ResNet-50 trained on ImageNet with each of
+the losses, then linear classifiers on nine data sets. The paper does not state the training; its
+settings are our choice. ImageNet does not ship with the project and has not been run here.
+"""
+
+from __future__ import annotations
+
+from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
+from experiments.presets.preset import AUTHORS, OURS, Preset, by_option
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.two_way import TwoWayConfig
+
+_IMAGENET_EPOCH = 1281167 // 256
+
+PRESETS = {
+    # Validation accuracy (%) of the two-way loss after 200 steps, seed 0:
+    #
+    #     learning rate   0.01   0.03   0.1   0.3
+    #     two-way           40     60    69    66
+    #
+    # The losses differ in size, so that each needs a learning rate of its own:
+    #     python -m experiments sweep icons-two-way --over loss.name=softmax,bce,two-way
+    #         optimizer.learning_rate=0.03,0.1,0.3
+    "icons-two-way": Preset(
+        "Two-way loss on all 179 classes of the icons, split within class (32×32, Conv4).",
+        TwoWayConfig(
+            data=ClassificationData(holdout=0.15),
+            model=ModelConfig(widths=(16, 32, 64, 64)),
+            optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=1e-4),
+            steps=800,
+        ),
+    ),
+    # Table 8 compares with --loss.name softmax, among others.
+    "imagenet-two-way": Preset(
+        "Two-way loss on ImageNet-1K (ResNet-50, 90 epochs), for linear evaluation.",
+        TwoWayConfig(
+            data=ClassificationData(name="imagenet", **IMAGENET_CROPS),
+            sampling=SamplingConfig(batch_size=256),
+            model=RESNET50,
+            optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=1e-4),
+            steps=90 * _IMAGENET_EPOCH,
+            validate_every=5 * _IMAGENET_EPOCH,
+            log_every=_IMAGENET_EPOCH // 10,
+        ),
+        by_option(
+            {
+                "section B": ("model.backbone", "model.widths", "model.pooling"),
+                AUTHORS: ("loss.positive_temperature", "loss.negative_temperature"),
+                OURS: (
+                    "data.mean",
+                    "data.std",
+                    "data.pad",
+                    "data.image_size",
+                    "data.resize",
+                    "data.crop_scale",
+                    "sampling.batch_size",
+                    "optimizer.kind",
+                    "optimizer.learning_rate",
+                    "optimizer.weight_decay",
+                    "optimizer.decay_all",
+                    "optimizer.schedule",
+                    "steps",
+                    "validate_every",
+                ),
+            }
+        ),
+    ),
+}

@@ -1,0 +1,78 @@
+"""Protocol D on images of one class: backbones for linear evaluation (Kobayashi, CVPR 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.config import TrainConfig
+from experiments.contracts import Loss, Objective, Outputs, Problem, Protocol
+from experiments.evaluation.multilabel import evaluate_scores
+from experiments.protocols import classification, multi_label
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
+from experiments.protocols.multi_label import MultiLabelLoss
+
+
+@dataclass(frozen=True)
+class TwoWayConfig(TrainConfig):
+    """A run of protocol D on images of one class."""
+
+    protocol: ClassVar[str] = "two-way"
+
+    data: ClassificationData = field(default_factory=ClassificationData)
+    loss: MultiLabelLoss = field(default_factory=MultiLabelLoss)
+
+
+def build(config: TwoWayConfig) -> Protocol:
+    """The protocol of a run: that of classification, with the metrics of multi-label runs too."""
+    protocol = classification.build(
+        config.data,
+        label=multi_label.label(config.loss),
+        objective=partial(objective, config.loss),
+        check_options=lambda num_features: multi_label.check_loss_options(
+            config.data.mixup, config.loss, config.optimizer, config.model.weights
+        ),
+    )
+    return protocol._replace(
+        metrics=[*protocol.metrics, *multi_label.METRICS],
+        evaluate=partial(evaluate, protocol.evaluate),
+    )
+
+
+def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
+    """A linear classifier with one of the losses on one-hot targets; it predicts the largest logit.
+
+    Softmax is then softmax cross-entropy.
+    """
+    loss_of = multi_label.build_loss(options, problem.axis_name)
+    num_classes = len(problem.class_counts)
+
+    def loss(features, labels, head, objective_state):
+        logits = head_logits(features, head, objective_state)
+        targets = jax.nn.one_hot(labels, num_classes, dtype=jnp.int8)
+        return Loss(loss_of(logits, targets), objective_state, train_accuracy(logits, labels))
+
+    def init_head(key: jax.Array):
+        return init_linear_head(key, problem.num_features, num_classes)
+
+    return Objective(init_head, loss, head_logits)
+
+
+def evaluate(
+    as_classification: Callable[[str, Callable[[str], Outputs]], dict[str, Any]],
+    split: str,
+    outputs_of: Callable[[str], Outputs],
+) -> dict[str, Any]:
+    """The results of classification; mAP@class and mAP@sample of one-hot targets."""
+    outputs = outputs_of(split)
+    results = as_classification(split, lambda split: outputs)
+    targets = outputs.labels[:, None] == np.arange(len(outputs.class_counts))
+    found = evaluate_scores(outputs.logits(), targets)
+    return results | {"metrics": [*results["metrics"], *multi_label.measured(found)]}

@@ -1,0 +1,86 @@
+"""Protocol D on images of one class: its losses, its metrics, and a run."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score
+
+from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.contracts import Outputs, Problem
+from experiments.errors import ConfigError
+from experiments.protocols import two_way
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.multi_label import MultiLabelLoss
+from experiments.protocols.two_way import TwoWayConfig
+from experiments.runs import complete_run, plan_run
+from tests.jaxloss import references
+
+CLASSES = 6
+TINY = TwoWayConfig(
+    data=ClassificationData(classes=5, holdout=0.2),
+    sampling=SamplingConfig(strategy="4x4"),
+    model=ModelConfig(widths=(4, 4, 4, 8)),
+    steps=3,
+    validate_every=2,
+    log_every=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("two-way", references.two_way_loss),
+        ("class-wise", references.class_wise_loss),
+        ("bce", references.sigmoid_loss),
+        ("softmax", references.multilabel_softmax_loss),
+        ("warp", references.warp_loss),
+    ],
+)
+def test_targets_are_one_hot(name, reference):
+    rng = np.random.default_rng(1)
+    features, labels = rng.normal(size=(9, 5)), rng.integers(0, CLASSES, 9)
+    head = {"kernel": rng.normal(size=(5, CLASSES)), "bias": rng.normal(size=CLASSES)}
+    objective = two_way.objective(MultiLabelLoss(name=name), Problem(5, np.ones(CLASSES, int)))
+    value, _, means = objective.loss(jnp.asarray(features), jnp.asarray(labels), head, ())
+    logits = features @ head["kernel"] + head["bias"]
+    assert float(value) == pytest.approx(reference(logits, np.eye(CLASSES)[labels]), rel=2e-5)
+    if name == "softmax":
+        assert float(value) == pytest.approx(references.softmax_loss(logits, labels), rel=2e-5)
+    assert float(means["train_accuracy"]) == pytest.approx(np.mean(logits.argmax(1) == labels))
+
+
+def test_the_results_are_those_of_classification_and_of_multi_label_runs():
+    rng = np.random.default_rng(2)
+    labels, scores = rng.integers(0, CLASSES, 40), rng.normal(size=(40, CLASSES))
+    scores[np.arange(40), labels] += 1
+    outputs = Outputs(np.zeros((40, 2)), labels, lambda: scores, np.full(CLASSES, 9))
+    protocol = two_way.build(TINY)
+    results = protocol.evaluate("test", lambda split: {"test": outputs}[split])
+    found = {metric["name"]: metric["value"] for metric in results["metrics"]}
+    assert list(found) == [metric.name for metric in protocol.metrics]
+    targets = np.eye(CLASSES)[labels]
+    assert found["accuracy"] == pytest.approx(np.mean(scores.argmax(1) == labels))
+    for name, average in (("mAP@class", "macro"), ("mAP@sample", "samples")):
+        expected = average_precision_score(targets, scores, average=average)
+        assert found[name] == pytest.approx(expected)
+    text = "\n".join(protocol.report(results | {"split": "test"}))
+    assert f"{100 * found['mAP@class']:.2f}" in text
+    assert protocol.validate(outputs) == pytest.approx(found["accuracy"])
+
+
+def test_a_run_has_a_report(folders, tmp_path):
+    report = complete_run(plan_run(TINY), tmp_path / "run", folders, command="typed")
+    assert report["label"] == "Two-way"
+    assert {"accuracy", "mAP@class"} <= {metric["name"] for metric in report["metrics"]}
+
+
+def test_what_does_not_fit_is_refused():
+    mixed = dataclasses.replace(TINY, data=ClassificationData(mixup=1.0))
+    with pytest.raises(ConfigError, match="two-way compares samples"):
+        plan_run(mixed)
+    plan_run(dataclasses.replace(mixed, loss=MultiLabelLoss(name="bce")))
+    slow = dataclasses.replace(TINY, optimizer=OptimizerConfig(backbone_rate=0.1))
+    with pytest.raises(ConfigError, match=r"set model\.weights"):
+        plan_run(slow)
