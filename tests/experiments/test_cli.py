@@ -55,7 +55,8 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     other += ["--evaluation.distances", "cosine"]
     assert main(["evaluate", *data, str(run), *other]) == 0
     assert "3-way, 15 queries" in capsys.readouterr().out
-    name = "evaluation-novel-step2,evaluation.ways=3,evaluation.shots=2,evaluation.seed=1,evaluation.distances=cosine.json"
+    settings = ("ways=3", "shots=2", "seed=1", "distances=cosine")
+    name = ",evaluation.".join(["evaluation-novel-step2", *settings]) + ".json"
     assert sorted(path.name for path in run.glob("evaluation-*.json")) == sorted(
         [name, written.name]
     )
