@@ -15,8 +15,9 @@ The paper's other backbones, at 84 and 80 pixels, with `--loss.name cosine` for 
     python -m experiments train mini-imagenet-margin-softmax --data.name mini_imagenet@92 \
         --data.image-size 80 --data.resize 92 --model.backbone wrn28 --model.widths 160 320 640
 
-Images are stored as squares, of the size to which they are resized for evaluation where that is
-larger than 84 pixels. The authors' random crops come from the original files.
+For ResNet-18 and WRN, images are stored at the side to which evaluation resizes them (`@257`,
+`@92`). For the others they are stored at 84 pixels, as in most archives. The authors crop the
+original files instead, and resize them to a square without keeping the aspect ratio.
 
 The base classes are evaluated on training images. The authors take other images of ImageNet for
 mini-ImageNet; `--data.holdout 0.05` holds out 30 images of each class instead.
