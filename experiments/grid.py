@@ -111,13 +111,14 @@ def _parse(config: TrainConfig, option: str, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise ConfigError(f"--over {option}: {text!r} must be True or False")
         return text.lower() == "true"
-    if typing.get_origin(expected) is typing.Literal:
-        choices = typing.get_args(expected)
-        if text not in choices:
-            raise ConfigError(f"--over {option}: {text!r} must be one of {', '.join(choices)}")
-        return text
     several = typing.get_origin(expected) is tuple
     element = typing.get_args(expected)[0] if several else expected
+    if typing.get_origin(element) is typing.Literal:
+        choices, parts = typing.get_args(element), text.split("+") if several else [text]
+        for part in parts:
+            if part not in choices:
+                raise ConfigError(f"--over {option}: {part!r} must be one of {', '.join(choices)}")
+        return tuple(parts) if several else text
     try:
         return tuple(map(element, text.split("+"))) if several else element(text)
     except ValueError:

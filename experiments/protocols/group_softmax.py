@@ -17,7 +17,7 @@ from experiments.errors import ConfigError
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
-from experiments.training.step import sample_keys
+from experiments.training.keys import sample_keys
 
 _RANDOM_GROUPS = 4
 """Stream of the run's seed that random groups are drawn from."""

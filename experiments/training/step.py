@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from experiments.config import DataConfig
 from experiments.contracts import Objective
 from experiments.data.augment import augment, normalize
 from experiments.data.mixup import mixup, mixup_weights
+from experiments.training.keys import sample_keys
 from experiments.training.state import TrainState
 
 
@@ -32,15 +32,6 @@ _WHOLE_BATCH = 2**32 - 1
 """In place of a sample's position, in the key of what a batch has in common."""
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
-
-
-def sample_keys(key: Array, step: Array, num_samples: int, axis_name: str | None) -> Array:
-    """A key for every sample, from the step and its position in the global batch."""
-    positions = jnp.arange(num_samples)
-    if axis_name is not None:
-        positions = positions + lax.axis_index(axis_name) * num_samples
-    step_key = jax.random.fold_in(key, step)
-    return jax.vmap(partial(jax.random.fold_in, step_key))(positions)
 
 
 def build_step(

@@ -48,6 +48,14 @@ def test_an_axis_is_parsed_in_the_types_of_its_options():
     assert parse_axis("optimizer.decay_steps=30+60", CONFIG).labels == ("30+60",)
 
 
+def test_an_option_of_several_names_is_parsed():
+    config = few_shot.FewShotConfig()
+    axis = parse_axis("evaluation.distances=cosine,euclidean+cosine", config)
+    assert axis.values == ((("cosine",),), (("euclidean", "cosine"),))
+    with pytest.raises(ConfigError, match="'l1' must be one of euclidean, cosine"):
+        parse_axis("evaluation.distances=cosine+l1", config)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
