@@ -99,7 +99,13 @@ class ModelConfig:
     """Probability that dropout removes a unit: between two convolutions (wrn28), or after a block
     of the first two stages (resnet12, resnet18)."""
     dim: Pixels = 0
-    """Outputs of an extra linear layer with batch normalisation; 0: no such layer."""
+    """Outputs of an extra linear layer; 0: no such layer."""
+    projection: Literal["linear-norm", "linear", "norm"] = "linear-norm"
+    """What follows the backbone: with --model.dim a linear layer and batch normalisation, or a
+    linear layer with a bias; norm: batch normalisation alone."""
+    shortcut: Literal["pad", "conv3x3"] = "pad"
+    """Shortcuts of resnet32 that change the shape: subsampling with zero channels, or 3×3
+    convolutions with batch normalisation."""
     weights: str = ""
     """Initial weights of the backbone: a file *.safetensors, or a run directory; empty: random."""
 

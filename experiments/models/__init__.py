@@ -22,6 +22,9 @@ __all__ = ["Backbone", "Conv4", "Projected", "ResNet", "ResNet12", "WideResNet",
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
+_SHORTCUTS = {"pad": 0, "conv3x3": 3}
+"""Kernel sizes, 0 for none."""
+
 Shape = tuple[int, int, int]
 """Height, width and channels of an image."""
 
@@ -80,7 +83,7 @@ def _resnet32(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backb
         options,
         block=basic,
         small_stem=True,
-        project=False,
+        shortcut=_SHORTCUTS[config.shortcut],
     )
 
 
@@ -95,7 +98,7 @@ _ARCHITECTURES = {
     "resnet12": _Architecture(_resnet12, 4, options=_DROPS),
     "resnet18": _Architecture(_resnet18, 4, (2, 2, 2, 2), ("stem", *_DROPS)),
     "resnet50": _Architecture(_resnet50, 4, (3, 4, 6, 3), ("stem",)),
-    "resnet32": _Architecture(_resnet32, 3, (5, 5, 5)),
+    "resnet32": _Architecture(_resnet32, 3, (5, 5, 5), ("shortcut",)),
     "wrn28": _Architecture(_wrn28, 3, (4, 4, 4), ("dropout",)),
 }
 _OPTIONAL = {
@@ -103,6 +106,7 @@ _OPTIONAL = {
     "drop_block_size": ("DropBlock", 5),
     "drop_block_steps": ("DropBlock", 0),
     "dropout": ("dropout", 0),
+    "shortcut": ("choice of shortcuts", "pad"),
     "stem": ("choice of stems", "imagenet"),
 }
 """Fields that few architectures support: their names in messages, and their default values."""
@@ -133,9 +137,10 @@ def build_backbone(
         config = dataclasses.replace(config, blocks=architecture.blocks)
     options = LayerOptions(_DTYPES[config.dtype], axis_name, rngs)
     backbone = architecture.build(config, image_shape, options)
-    if not config.dim:
+    if not config.dim and config.projection != "norm":
         return backbone
-    return Projected(backbone, config.dim, axis_name=axis_name, rngs=rngs)
+    normalize = config.projection != "linear"
+    return Projected(backbone, config.dim, normalize=normalize, axis_name=axis_name, rngs=rngs)
 
 
 def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape) -> None:
@@ -155,6 +160,13 @@ def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape)
         raise ConfigError(
             f"backbones need images of at least 16×16 pixels, got {height}×{width}×{channels}"
         )
+    if config.projection == "norm" and config.dim:
+        raise ConfigError(
+            f"model.projection = norm has no linear layer, got model.dim = {config.dim}; set "
+            "model.dim = 0"
+        )
+    if config.projection == "linear" and not config.dim:
+        raise ConfigError("model.projection = linear needs model.dim, the outputs of the layer")
     for name, (what, default) in _OPTIONAL.items():
         value = getattr(config, name)
         if name not in architecture.options and value != default:

@@ -150,7 +150,7 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
     assert not folders["data_dir"].exists()
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "stl10"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "svhn_extra", "stl10"])
 def test_rows_columns_and_colours_of_arrays(folders, monkeypatch, name):
     def pattern(key, i, size):
         rows, columns = np.mgrid[0:size, 0:size]

@@ -6,9 +6,9 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions, or a bottleneck; `padded` is option A of a shortcut."""
+    """Two 3×3 convolutions, or a bottleneck; `shortcut` is its kernel size, 0 for option A."""
 
-    def __init__(self, channels_in, width, stride, bottleneck, padded):
+    def __init__(self, channels_in, width, stride, bottleneck, shortcut):
         super().__init__()
         channels_out = 4 * width if bottleneck else width
         if bottleneck:
@@ -25,11 +25,11 @@ class Residual(nn.Module):
         self.downsample = None
         if stride == 1 and channels_in == channels_out:
             return
-        if padded:
+        if shortcut == 0:
             self.padding = (channels_out - channels_in) // 2
         else:
             self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
+                nn.Conv2d(channels_in, channels_out, shortcut, stride, shortcut // 2, bias=False),
                 nn.BatchNorm2d(channels_out),
             )
 
@@ -46,11 +46,9 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 and -50 without their classifier; ResNet-32 with `small_stem` and `padded`."""
+    """ResNet-18 and -50 without their classifier; ResNet-32 with `small_stem`."""
 
-    def __init__(
-        self, widths, blocks, channels=3, bottleneck=False, small_stem=False, padded=False
-    ):
+    def __init__(self, widths, blocks, channels=3, bottleneck=False, small_stem=False, shortcut=1):
         super().__init__()
         size, stride = (3, 1) if small_stem else (7, 2)
         self.conv1 = nn.Conv2d(channels, widths[0], size, stride, size // 2, bias=False)
@@ -62,7 +60,7 @@ class ResNet(nn.Module):
             layers = []
             for place in range(count):
                 stride = 2 if number > 1 and place == 0 else 1
-                layers.append(Residual(channels, width, stride, bottleneck, padded))
+                layers.append(Residual(channels, width, stride, bottleneck, shortcut))
                 channels = 4 * width if bottleneck else width
             self.stages.append(f"layer{number}")
             setattr(self, f"layer{number}", nn.Sequential(*layers))
