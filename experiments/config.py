@@ -82,11 +82,14 @@ class SamplingConfig:
 class ModelConfig:
     """The backbone."""
 
-    backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28"] = "conv4"
-    """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28."""
+    backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28", "swin"] = (
+        "conv4"
+    )
+    """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28, swin the Swin
+    Transformer."""
     widths: tuple[Count, ...] = (64, 64, 64, 64)
-    """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50), or of the
-    three stages (resnet32, wrn28)."""
+    """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50, swin), or of
+    the three stages (resnet32, wrn28)."""
     pooling: Literal["flatten", "mean"] = "flatten"
     """Flatten the last feature map, or average it over positions."""
     drop_block: Share = 0.0
@@ -107,6 +110,9 @@ class ModelConfig:
     dropout: Share = 0.0
     """Probability that dropout removes a unit: between two convolutions (wrn28), or after a block
     of the first two stages (resnet12, resnet18)."""
+    stochastic_depth: Share = 0.0
+    """Probability that stochastic depth leaves out a branch of the last block, rising from 0 in
+    the first (swin)."""
     dim: Pixels = 0
     """Outputs of an extra linear layer; 0: no such layer."""
     projection: Literal["linear-norm", "linear", "norm"] = "linear-norm"
@@ -131,8 +137,8 @@ class NamedLoss:
 class OptimizerConfig:
     """The optimiser and its schedule."""
 
-    kind: Literal["sgd", "adam"] = "sgd"
-    """SGD with momentum, or Adam (which ignores momentum and nesterov)."""
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    """SGD with momentum, Adam, or AdamW (both ignore momentum and nesterov)."""
     learning_rate: Positive = 0.1
     """Peak learning rate."""
     momentum: Share = 0.9
@@ -140,7 +146,7 @@ class OptimizerConfig:
     nesterov: bool = True
     """Use Nesterov momentum."""
     weight_decay: Weight = 5e-4
-    """L2 decay, added to the gradient."""
+    """L2 decay, added to the gradient; of adamw, times the learning rate, to the update."""
     decay_all: bool = False
     """Decay all parameters; else biases and the parameters of normalisation are exempt."""
     schedule: Literal["cosine", "step"] = "cosine"

@@ -16,9 +16,19 @@ from experiments.models.layers import Backbone, DropOptions, LayerOptions
 from experiments.models.projected import Projected
 from experiments.models.resnet import ResNet, basic, bottleneck
 from experiments.models.resnet12 import ResNet12
+from experiments.models.swin import HEAD_WIDTH, Swin
 from experiments.models.wide_resnet import WideResNet
 
-__all__ = ["Backbone", "Conv4", "Projected", "ResNet", "ResNet12", "WideResNet", "build_backbone"]
+__all__ = [
+    "Backbone",
+    "Conv4",
+    "Projected",
+    "ResNet",
+    "ResNet12",
+    "Swin",
+    "WideResNet",
+    "build_backbone",
+]
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -92,6 +102,15 @@ def _wrn28(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone
     return WideResNet(widths, blocks, shape, config.pooling, options, dropout_rate=rate)
 
 
+def _swin(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    if any(width % HEAD_WIDTH for width in config.widths):
+        raise ConfigError(
+            f"model.widths of swin must be multiples of {HEAD_WIDTH}, got {config.widths}"
+        )
+    rate = config.stochastic_depth
+    return Swin(config.widths, config.blocks, shape, config.pooling, options, depth_rate=rate)
+
+
 _DROPS = ("dropout", "drop_block", "drop_block_size", "drop_block_steps")
 _ARCHITECTURES = {
     "conv4": _Architecture(_conv4, 4),
@@ -100,6 +119,7 @@ _ARCHITECTURES = {
     "resnet50": _Architecture(_resnet50, 4, (3, 4, 6, 3), ("stem",)),
     "resnet32": _Architecture(_resnet32, 3, (5, 5, 5), ("shortcut",)),
     "wrn28": _Architecture(_wrn28, 3, (4, 4, 4), ("dropout",)),
+    "swin": _Architecture(_swin, 4, (2, 2, 6, 2), ("stochastic_depth",)),
 }
 _OPTIONAL = {
     "drop_block": ("DropBlock", 0),
@@ -108,6 +128,7 @@ _OPTIONAL = {
     "dropout": ("dropout", 0),
     "shortcut": ("choice of shortcuts", "pad"),
     "stem": ("choice of stems", "imagenet"),
+    "stochastic_depth": ("stochastic depth", 0),
 }
 """Fields that few architectures support: their names in messages, and their default values."""
 

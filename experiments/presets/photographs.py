@@ -30,3 +30,7 @@ RESNET50 = ModelConfig(backbone="resnet50", widths=(64, 128, 256, 512), pooling=
 """ResNet-50 (protocols B, C on ImageNet, and D, 224×224)."""
 RESNET32 = ModelConfig(backbone="resnet32", widths=(16, 32, 64), pooling="mean")
 """ResNet-32 (protocol C, 32×32)."""
+SWIN_T = ModelConfig(
+    backbone="swin", widths=(96, 192, 384, 768), pooling="mean", stochastic_depth=0.1
+)
+"""Swin-T (protocol C on ImageNet, 224×224)."""

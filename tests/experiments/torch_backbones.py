@@ -1,4 +1,4 @@
-"""The residual networks once more, in PyTorch and with torchvision's names."""
+"""The backbones once more, in PyTorch and with torchvision's names."""
 
 import torch
 from torch import nn
@@ -117,6 +117,95 @@ class WideResNet(nn.Module):
         return F.relu(self.norm(self.blocks(self.stem(x)))).mean((2, 3))
 
 
+class SwinBlock(nn.Module):
+    """Attention in windows of 7×7, window by window, and a perceptron."""
+
+    def __init__(self, dim, shift):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn = nn.Module()
+        self.attn.qkv, self.attn.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.attn.relative_position_bias_table = nn.Parameter(torch.zeros(169, dim // 32))
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, 4 * dim),
+            nn.GELU(),
+            nn.Identity(),
+            nn.Linear(4 * dim, dim),
+        )
+        self.shift = shift
+
+    def windows(self, side):
+        """Along an axis, the patches of every window, and the part of the image of each patch."""
+        padded = -(-side // 7) * 7
+        shift = self.shift if padded > 7 else 0
+        for start in range(0, padded, 7):
+            places = [(start + k + shift) % padded for k in range(7)]
+            yield places, [start + k + shift >= padded for k in range(7)]
+
+    def attend(self, x):
+        n, height, width, dim = x.shape
+        padded = F.pad(x, (0, 0, 0, -width % 7, 0, -height % 7))
+        result = torch.zeros_like(padded)
+        table = self.attn.relative_position_bias_table
+        offsets = torch.arange(49)
+        dy = offsets[:, None] // 7 - offsets // 7 + 6
+        dx = offsets[:, None] % 7 - offsets % 7 + 6
+        bias = table[13 * dy + dx].permute(2, 0, 1)
+        for rows, low in self.windows(height):
+            for columns, left in self.windows(width):
+                i = torch.tensor(rows)[:, None].expand(7, 7).reshape(-1)
+                j = torch.tensor(columns).expand(7, 7).reshape(-1)
+                part = 2 * torch.tensor(low)[:, None].expand(7, 7).reshape(-1).long()
+                part = part + torch.tensor(left).expand(7, 7).reshape(-1)
+                mask = torch.where(part[:, None] == part, 0.0, -torch.inf)
+                qkv = self.attn.qkv(padded[:, i, j])
+                q, k, v = (t.reshape(n, 49, -1, 32).transpose(1, 2) for t in qkv.chunk(3, -1))
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias + mask)
+                result[:, i, j] = self.attn.proj(y.transpose(1, 2).reshape(n, 49, dim))
+        return result[:, :height, :width]
+
+    def forward(self, x):
+        x = x + self.attend(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class SwinMerge(nn.Module):
+    """2×2 neighbours become one vector."""
+
+    def __init__(self, dim, dim_out):
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, dim_out, bias=False)
+
+    def forward(self, x):
+        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+        parts = [x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]]
+        return self.reduction(self.norm(torch.cat(parts, -1)))
+
+
+class ChannelsLast(nn.Module):
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1)
+
+
+class Swin(nn.Module):
+    """Swin without its classifier and without stochastic depth."""
+
+    def __init__(self, widths, blocks, channels=3):
+        super().__init__()
+        patch = nn.Conv2d(channels, widths[0], 4, 4)
+        layers = [nn.Sequential(patch, ChannelsLast(), nn.LayerNorm(widths[0]))]
+        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            if stage > 0:
+                layers.append(SwinMerge(widths[stage - 1], width))
+            layers.append(nn.Sequential(*(SwinBlock(width, 3 * (i % 2)) for i in range(count))))
+        self.features = nn.Sequential(*layers)
+        self.norm = nn.LayerNorm(widths[-1])
+
+    def forward(self, x):
+        return self.norm(self.features(x)).mean((1, 2))
+
+
 @torch.no_grad()
 def randomize(module, seed=0):
     """Random values in every parameter and statistic, none of them as it begins."""
@@ -127,6 +216,8 @@ def randomize(module, seed=0):
         values = torch.randn(tensor.shape, generator=generator)
         if tensor.ndim == 4:
             tensor.copy_(values * (2 / tensor[0].numel()) ** 0.5)
+        elif tensor.ndim == 2:
+            tensor.copy_(values * tensor.shape[1] ** -0.5)
         elif name.endswith(("bias", "running_mean")):
             tensor.copy_(0.2 * values)
         else:
