@@ -79,8 +79,8 @@ class Swin(Backbone):
             Merge(before, after, options) for before, after in itertools.pairwise(widths)
         )
         self.norm = _layer_norm(widths[-1], options)
-        sides = (halved(side // _PATCH, len(widths) - 1) for side in (height, width))
-        self.num_features = feature_size((*sides, widths[-1]), pooling)
+        rows, columns = (halved(side // _PATCH, len(widths) - 1) for side in (height, width))
+        self.num_features = feature_size((rows, columns, widths[-1]), pooling)
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -429,7 +430,7 @@ def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
             evaluation=HypersphericalEvaluation(calibration),
         )
         protocol = hyperspherical.build(config)
-        results = protocol.evaluate("test", lambda split: outputs) | {"split": "test"}
+        results: Any = protocol.evaluate("test", lambda split: outputs) | {"split": "test"}
         return results["result"]["calibration_error"], "\n".join(protocol.report(results))
 
     for calibration, expected in (("logits", logits), ("cosines", plain)):

@@ -99,9 +99,10 @@ def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
     """The labels with the larger share come first; one of the two ways for a whole batch."""
     # Sample i has the colour i, and so the share of the first colour can be read from the pixels.
     labels = np.arange(8, dtype=np.int32)
-    images = np.broadcast_to(labels[:, None, None, None], (8, 12, 10, 1)).astype(np.float32)
+    images = jnp.broadcast_to(labels[:, None, None, None], (8, 12, 10, 1)).astype(jnp.float32)
     config = DataConfig(mixup=0.2, cutmix=1.0)
-    alone = jax.jit(lambda key: mix_batch(images, labels, key, config, axis_name=None))
+    own = jnp.asarray(labels)
+    alone = jax.jit(lambda key: mix_batch(images, own, key, config, axis_name=None))
     spread = jax.pmap(
         lambda x, y, key: mix_batch(x, y, key, config, axis_name="data"),
         "data",
@@ -131,7 +132,7 @@ def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
             np.testing.assert_array_equal(split.labels.ravel(), first)
             np.testing.assert_array_equal(split.other_labels.ravel(), second)
     assert ways == {"cutmix", "mixup"}
-    only = mix_batch(images, labels, jax.random.key(0), DataConfig(cutmix=1.0), axis_name=None)
+    only = mix_batch(images, own, jax.random.key(0), DataConfig(cutmix=1.0), axis_name=None)
     assert np.isin(only.images, labels).all()
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -189,7 +190,7 @@ def test_what_follows_the_backbone_equals_pytorch(projection, dim):
         "resnet32", (4, 4, 4), "mean", blocks=(1, 1, 1), dim=dim, projection=projection
     )
     graphdef, params, rest = filled(config, (16, 16, 1))
-    model = nnx.merge(graphdef, params, rest)
+    model: Any = nnx.merge(graphdef, params, rest)
     images = np.random.default_rng(0).normal(size=(6, 16, 16, 1)).astype(np.float32)
     layers = []
     if projection != "norm":

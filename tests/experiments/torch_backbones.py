@@ -118,20 +118,31 @@ class WideResNet(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Attention in windows of 7×7, window by window, and a perceptron."""
+    """Attention in windows, and a perceptron."""
 
     def __init__(self, dim, shift):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attn = nn.Module()
-        self.attn.qkv, self.attn.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.attn.relative_position_bias_table = nn.Parameter(torch.zeros(169, dim // 32))
+        self.attn = SwinAttention(dim, shift)
         self.mlp = nn.Sequential(
             nn.Linear(dim, 4 * dim),
             nn.GELU(),
             nn.Identity(),
             nn.Linear(4 * dim, dim),
         )
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class SwinAttention(nn.Module):
+    """Attention in windows of 7×7, window by window."""
+
+    def __init__(self, dim, shift):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(169, dim // 32))
         self.shift = shift
 
     def windows(self, side):
@@ -142,15 +153,14 @@ class SwinBlock(nn.Module):
             places = [(start + k + shift) % padded for k in range(7)]
             yield places, [start + k + shift >= padded for k in range(7)]
 
-    def attend(self, x):
+    def forward(self, x):
         n, height, width, dim = x.shape
         padded = F.pad(x, (0, 0, 0, -width % 7, 0, -height % 7))
         result = torch.zeros_like(padded)
-        table = self.attn.relative_position_bias_table
         offsets = torch.arange(49)
         dy = offsets[:, None] // 7 - offsets // 7 + 6
         dx = offsets[:, None] % 7 - offsets % 7 + 6
-        bias = table[13 * dy + dx].permute(2, 0, 1)
+        bias = self.relative_position_bias_table[13 * dy + dx].permute(2, 0, 1)
         for rows, low in self.windows(height):
             for columns, left in self.windows(width):
                 i = torch.tensor(rows)[:, None].expand(7, 7).reshape(-1)
@@ -158,15 +168,11 @@ class SwinBlock(nn.Module):
                 part = 2 * torch.tensor(low)[:, None].expand(7, 7).reshape(-1).long()
                 part = part + torch.tensor(left).expand(7, 7).reshape(-1)
                 mask = torch.where(part[:, None] == part, 0.0, -torch.inf)
-                qkv = self.attn.qkv(padded[:, i, j])
+                qkv = self.qkv(padded[:, i, j])
                 q, k, v = (t.reshape(n, 49, -1, 32).transpose(1, 2) for t in qkv.chunk(3, -1))
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias + mask)
-                result[:, i, j] = self.attn.proj(y.transpose(1, 2).reshape(n, 49, dim))
+                result[:, i, j] = self.proj(y.transpose(1, 2).reshape(n, 49, dim))
         return result[:, :height, :width]
-
-    def forward(self, x):
-        x = x + self.attend(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
 
 
 class SwinMerge(nn.Module):
@@ -194,7 +200,7 @@ class Swin(nn.Module):
     def __init__(self, widths, blocks, channels=3):
         super().__init__()
         patch = nn.Conv2d(channels, widths[0], 4, 4)
-        layers = [nn.Sequential(patch, ChannelsLast(), nn.LayerNorm(widths[0]))]
+        layers: list[nn.Module] = [nn.Sequential(patch, ChannelsLast(), nn.LayerNorm(widths[0]))]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             if stage > 0:
                 layers.append(SwinMerge(widths[stage - 1], width))

@@ -15,55 +15,63 @@ def _tail(images: float, classes: int, imbalance: float = 0.01) -> int:
 SGD = {"optimizer.kind": "sgd", "optimizer.momentum": 0.9, "optimizer.nesterov": False}
 
 
-def _balanced(epoch: int, dim: int, **changes: Any) -> dict[str, Any]:
-    return SGD | {
-        "data.pad": 4,
-        "data.flip": True,
-        "sampling.batch_size": 128,
-        "model.backbone": "resnet32",
-        "model.widths": (16, 32, 64),
-        "model.pooling": "mean",
-        "model.shortcut": "conv3x3",
-        "model.projection": "linear",
-        "model.dim": dim,
-        "loss.criterion": "prototype",
-        "loss.reduction": "sum",
-        "optimizer.learning_rate": 0.01,
-        "optimizer.weight_decay": 1e-4,
-        "optimizer.decay_all": True,
-        "optimizer.schedule": "step",
-        "optimizer.decay_steps": (100 * epoch, 200 * epoch),
-        "steps": 250 * epoch,
-        "evaluation.calibration": "cosines",
-        **changes,
-    }
+def _balanced(epoch: int, dim: int, changes: dict[str, Any]) -> dict[str, Any]:
+    return (
+        SGD
+        | {
+            "data.pad": 4,
+            "data.flip": True,
+            "sampling.batch_size": 128,
+            "model.backbone": "resnet32",
+            "model.widths": (16, 32, 64),
+            "model.pooling": "mean",
+            "model.shortcut": "conv3x3",
+            "model.projection": "linear",
+            "model.dim": dim,
+            "loss.criterion": "prototype",
+            "loss.reduction": "sum",
+            "optimizer.learning_rate": 0.01,
+            "optimizer.weight_decay": 1e-4,
+            "optimizer.decay_all": True,
+            "optimizer.schedule": "step",
+            "optimizer.decay_steps": (100 * epoch, 200 * epoch),
+            "steps": 250 * epoch,
+            "evaluation.calibration": "cosines",
+        }
+        | changes
+    )
 
 
-def _long_tailed(epoch: int, widths: tuple[int, ...] = (16, 32, 64), **changes: Any):
-    return SGD | {
-        "data.pad": 4,
-        "data.flip": True,
-        "data.mixup": 1.0,
-        "data.imbalance": 0.01,
-        "data.tail_from": "mean",
-        "sampling.batch_size": 128,
-        "model.backbone": "resnet32",
-        "model.widths": widths,
-        "model.pooling": "mean",
-        "model.projection": "norm",
-        "loss.criterion": "dot-regression",
-        "loss.lengths": "batch",
-        "loss.reduction": "mean",
-        "optimizer.learning_rate": 0.1,
-        "optimizer.weight_decay": 2e-4,
-        "optimizer.decay_all": True,
-        "optimizer.schedule": "step",
-        "optimizer.warmup_steps": 5 * epoch,
-        "optimizer.decay_steps": (160 * epoch, 180 * epoch),
-        "steps": 200 * epoch,
-        "evaluation.calibration": "cosines",
-        **changes,
-    }
+def _long_tailed(
+    epoch: int, changes: dict[str, Any], widths: tuple[int, ...] = (16, 32, 64)
+) -> dict[str, Any]:
+    return (
+        SGD
+        | {
+            "data.pad": 4,
+            "data.flip": True,
+            "data.mixup": 1.0,
+            "data.imbalance": 0.01,
+            "data.tail_from": "mean",
+            "sampling.batch_size": 128,
+            "model.backbone": "resnet32",
+            "model.widths": widths,
+            "model.pooling": "mean",
+            "model.projection": "norm",
+            "loss.criterion": "dot-regression",
+            "loss.lengths": "batch",
+            "loss.reduction": "mean",
+            "optimizer.learning_rate": 0.1,
+            "optimizer.weight_decay": 2e-4,
+            "optimizer.decay_all": True,
+            "optimizer.schedule": "step",
+            "optimizer.warmup_steps": 5 * epoch,
+            "optimizer.decay_steps": (160 * epoch, 180 * epoch),
+            "steps": 200 * epoch,
+            "evaluation.calibration": "cosines",
+        }
+        | changes
+    )
 
 
 ON_IMAGENET = {
@@ -92,12 +100,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "cifar100-sphere": _balanced(
         CIFAR100,
         64,
-        **{"data.mean": (0.507, 0.487, 0.441), "data.std": (0.267, 0.256, 0.276)},
+        {"data.mean": (0.507, 0.487, 0.441), "data.std": (0.267, 0.256, 0.276)},
     ),
     "imagenet200-sphere": _balanced(
         IMAGENET200,
         50,
-        **{"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)},
+        {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)},
     ),
     "imagenet-sphere": ON_IMAGENET
     | SGD
@@ -113,9 +121,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "optimizer.kind": "adamw",
         "optimizer.learning_rate": 0.001,
     },
-    "cifar10-lt": _long_tailed(_tail(50000, 10), **OF_CIFAR_LT),
-    "cifar100-lt": _long_tailed(_tail(50000, 100), (32, 64, 128), **OF_CIFAR_LT),
+    "cifar10-lt": _long_tailed(_tail(50000, 10), OF_CIFAR_LT),
+    "cifar100-lt": _long_tailed(_tail(50000, 100), OF_CIFAR_LT, (32, 64, 128)),
     # With extra.
-    "svhn-lt": _long_tailed(_tail(73257 + 531131, 10), **HALF, **{"data.name": "svhn_extra"}),
-    "stl10-lt": _long_tailed(_tail(5000, 10), **HALF),
+    "svhn-lt": _long_tailed(_tail(73257 + 531131, 10), HALF | {"data.name": "svhn_extra"}),
+    "stl10-lt": _long_tailed(_tail(5000, 10), HALF),
 }
