@@ -57,6 +57,15 @@ class DataConfig:
     """Standard deviation of PCA colour noise with ImageNet's components."""
     mixup: Weight = 0.0
     """β of mixup, which draws its weights from Beta(β, β); 0: no mixup."""
+    cutmix: Weight = 0.0
+    """β of CutMix, whose box has an area from Beta(β, β); 0: no CutMix. With mixup, each batch has
+    one of the two at random."""
+    mixed_labels: Literal["both", "larger"] = "both"
+    """Labels of mixup and CutMix in the loss: both with their shares, or the larger share's."""
+    trivial_augment: bool = False
+    """Apply one random operation of TrivialAugment (wide) to each image."""
+    erasing: Share = 0.0
+    """Probability that random erasing sets a box of an image to zero."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +82,14 @@ class SamplingConfig:
 class ModelConfig:
     """The backbone."""
 
-    backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28"] = "conv4"
-    """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28."""
+    backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28", "swin"] = (
+        "conv4"
+    )
+    """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28, swin the Swin
+    Transformer."""
     widths: tuple[Count, ...] = (64, 64, 64, 64)
-    """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50), or of the
-    three stages (resnet32, wrn28)."""
+    """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50, swin), or of
+    the three stages (resnet32, wrn28)."""
     pooling: Literal["flatten", "mean"] = "flatten"
     """Flatten the last feature map, or average it over positions."""
     drop_block: Share = 0.0
@@ -98,8 +110,17 @@ class ModelConfig:
     dropout: Share = 0.0
     """Probability that dropout removes a unit: between two convolutions (wrn28), or after a block
     of the first two stages (resnet12, resnet18)."""
+    stochastic_depth: Share = 0.0
+    """Probability that stochastic depth leaves out a branch of the last block, rising from 0 in
+    the first (swin)."""
     dim: Pixels = 0
-    """Outputs of an extra linear layer with batch normalisation; 0: no such layer."""
+    """Outputs of an extra linear layer; 0: no such layer."""
+    projection: Literal["linear-norm", "linear", "norm"] = "linear-norm"
+    """What follows the backbone: with --model.dim a linear layer and batch normalisation, or a
+    linear layer with a bias; norm: batch normalisation alone."""
+    shortcut: Literal["pad", "conv3x3"] = "pad"
+    """Shortcuts of resnet32 that change the shape: subsampling with zero channels, or 3×3
+    convolutions with batch normalisation."""
     weights: str = ""
     """Initial weights of the backbone: a file *.safetensors, or a run directory; empty: random."""
 
@@ -116,8 +137,8 @@ class NamedLoss:
 class OptimizerConfig:
     """The optimiser and its schedule."""
 
-    kind: Literal["sgd", "adam"] = "sgd"
-    """SGD with momentum, or Adam (which ignores momentum and nesterov)."""
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    """SGD with momentum, Adam, or AdamW (both ignore momentum and nesterov)."""
     learning_rate: Positive = 0.1
     """Peak learning rate."""
     momentum: Share = 0.9
@@ -125,7 +146,7 @@ class OptimizerConfig:
     nesterov: bool = True
     """Use Nesterov momentum."""
     weight_decay: Weight = 5e-4
-    """L2 decay, added to the gradient."""
+    """L2 decay, added to the gradient; of adamw, times the learning rate, to the update."""
     decay_all: bool = False
     """Decay all parameters; else biases and the parameters of normalisation are exempt."""
     schedule: Literal["cosine", "step"] = "cosine"

@@ -82,10 +82,11 @@ def plan_run(config: TrainConfig) -> Plan:
             f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
             "directory"
         )
-    if model.weights and model.dim:
+    if model.weights and (model.dim or model.projection != "linear-norm"):
         raise ConfigError(
-            f"model.weights are those of a backbone alone, and model.dim = {model.dim} adds a "
-            "layer; set model.dim = 0"
+            f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
+            f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
+            "model.projection = linear-norm"
         )
     plan = _plan(config)
     plan.protocol.check_options(plan.num_features)

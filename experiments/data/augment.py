@@ -12,12 +12,14 @@ from jax import Array, lax
 
 from experiments.config import DataConfig
 from experiments.data.color import add_lighting, jitter
+from experiments.data.erasing import random_erasing
 from experiments.data.resize import random_resized_crop, resize_and_center_crop
+from experiments.data.trivial_augment import trivial_augment
 from experiments.errors import ConfigError
 
 
 def augment(images: Array, keys: Array, config: DataConfig) -> Array:
-    """Randomly crops, flips and recolours every image, then normalises it.
+    """Randomly crops, flips, changes and recolours every image, normalises it and erases a box.
 
     With `config.crop_scale`, a random crop is resized to the input size of the model. Otherwise the
     image is resized as for evaluation, padded, and cropped back at a random position. The padding
@@ -27,7 +29,8 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
     Args:
       images: uint8 [n, h, w, c].
       keys: Typed PRNG keys [n], one per image.
-      config: The options for sizes, crops, flips, colours and normalisation.
+      config: The options for sizes, crops, flips, TrivialAugment, colours, normalisation and
+        erasing.
 
     Returns:
       float32 [n, *seen_shape((h, w, c), config)].
@@ -55,13 +58,19 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
             image = _crop(image, crop_key, config.pad)
         if config.flip:
             image = jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
+        # Later options take keys of their own, so that they do not change other random numbers.
+        if config.trivial_augment:
+            image = jnp.round(image.astype(jnp.float32))
+            image = trivial_augment(image, jax.random.fold_in(color_key, 2))
         pixels = image.astype(jnp.float32) / 255
         if config.color_jitter > 0:
             pixels = jitter(pixels, color_key, config.color_jitter)
         if config.lighting > 0:
-            # A separate key, so that lighting does not change the other random numbers.
             pixels = add_lighting(pixels, jax.random.fold_in(color_key, 1), config.lighting)
-        return _standardize(pixels, config)
+        pixels = _standardize(pixels, config)
+        if config.erasing > 0:
+            pixels = random_erasing(pixels, jax.random.fold_in(color_key, 3), config.erasing)
+        return pixels
 
     return jax.vmap(one)(images, keys)
 
@@ -112,6 +121,10 @@ def check_settings(config: DataConfig, channels: int) -> None:
     """Raises a `ConfigError` unless the options fit each other and the number of channels."""
     if config.color_jitter > 0 and channels not in (1, 3):
         raise ConfigError(f"color_jitter needs 1 or 3 channels, got {channels}")
+    if config.trivial_augment and channels not in (1, 3):
+        raise ConfigError(f"data.trivial_augment needs 1 or 3 channels, got {channels}")
+    if config.mixed_labels == "larger" and not (config.mixup or config.cutmix):
+        raise ConfigError("data.mixed_labels = larger needs data.mixup or data.cutmix")
     if config.lighting > 0 and channels != 3:
         raise ConfigError(f"lighting needs 3 channels, got {channels}")
     if config.resize and not config.image_size:

@@ -6,7 +6,7 @@ or images is part of every larger one of the same subset seed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ def select(
     classes: int = 0,
     samples_per_class: int = 0,
     imbalance: float = 1.0,
+    tail_from: Literal["largest", "mean"] = "largest",
     holdout: float = 0.0,
     subset_seed: int = 0,
 ) -> Selection:
@@ -46,6 +47,8 @@ def select(
       classes: Number of classes to choose; 0 for all.
       samples_per_class: Largest number of training images per class; 0 for all.
       imbalance: Training images of the rarest class divided by those of the most frequent one.
+      tail_from: With imbalance, the training images of the most frequent class: all of the largest
+        class, or no more than a class has in the mean.
       holdout: Fraction of each class's training images for validation.
       subset_seed: Seed that chooses the classes, and the training images of every class. Test and
         validation images of a class are the same for all seeds.
@@ -78,7 +81,7 @@ def select(
         if not own.size or (holdout and not held_out.size):
             raise ConfigError(f"class {label} has too few images for data.holdout = {holdout}")
     available = np.array([part.size for part in rows["train"]])
-    wanted = _training_counts(available, samples_per_class, imbalance)
+    wanted = _training_counts(available, samples_per_class, imbalance, tail_from)
     rows["train"] = [part[:count] for part, count in zip(rows["train"], wanted, strict=True)]
     if not holdout:
         del rows["validation"]
@@ -94,17 +97,20 @@ def _split(rows: np.ndarray, share: float, tag: int, label: int) -> tuple[np.nda
     return shuffled[count:], shuffled[:count]
 
 
-def _training_counts(available: np.ndarray, samples_per_class: int, imbalance: float) -> np.ndarray:
+def _training_counts(
+    available: np.ndarray, samples_per_class: int, imbalance: float, tail_from: str
+) -> np.ndarray:
     """The number of training images of every class.
 
     In a long tail, the k-th of C classes by decreasing size keeps `n_max f^{k/(C−1)}` images,
-    rounded down.
+    rounded down, and no more than it has.
     """
     counts = available
     if imbalance != 1:
         place = np.empty(len(counts))
         place[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
-        tail = counts.max() * imbalance ** (place / max(len(counts) - 1, 1))
+        largest = counts.max() if tail_from == "largest" else counts.mean()
+        tail = largest * imbalance ** (place / max(len(counts) - 1, 1))
         # The offset keeps integers that floating-point error puts just below.
         counts = np.minimum(counts, np.floor(tail + 1e-9).astype(np.int64))
     if samples_per_class:

@@ -88,8 +88,9 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
     """Head, medium and tail: classes by how many training samples they have.
 
     The 36 % of the classes with the most samples are the head, those up to 71 % medium, the others
-    the tail, each number rounded to the nearest. On CIFAR-100-LT, whose classes are sorted by size,
-    these are classes 0–35, 36–70 and 71–99. Of classes of one size the first count as larger.
+    the tail, each number rounded down. On CIFAR-100-LT, whose classes are sorted by size, these are
+    classes 0–35, 36–70 and 71–99; on CIFAR-10-LT 0–2, 3–6 and 7–9. Of classes of one size the first
+    count as larger.
 
     Args:
       train_counts: Integers [C], the training samples of each class, C > 2.
@@ -104,7 +105,7 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
     if len(counts) < 3:
         raise ValueError(f"head, medium and tail need at least 3 classes, got {len(counts)}")
     order = np.argsort(-counts, kind="stable")
-    cuts = [(share * len(counts) + 50) // 100 for share in (_HEAD, _HEAD_AND_MEDIUM)]
+    cuts = [share * len(counts) // 100 for share in (_HEAD, _HEAD_AND_MEDIUM)]
     parts = np.split(order, cuts)
     return {name: np.sort(p) for name, p in zip(("head", "medium", "tail"), parts, strict=True)}
 
@@ -165,6 +166,7 @@ def evaluate_logits(
     labels: Values,
     *,
     train_counts: Values | Sequence[int] | None = None,
+    calibrated: Values | None = None,
     bins: int = 15,
 ) -> ClassificationResult:
     """All metrics of a classification.
@@ -175,12 +177,15 @@ def evaluate_logits(
       labels: Integers [n] below C; samples with a negative label do not count.
       train_counts: Integers [C], the training samples of each class, for accuracy on head, medium
         and tail (`frequency_groups`).
+      calibrated: Floats [n, C], finite: the logits whose softmax is the confidence. Default:
+        `logits`.
       bins: Bins of the expected calibration error.
 
     Raises:
       ValueError: If shapes or a label do not fit, a logit is not finite, or no sample counts.
     """
-    predictions, confidences = predict_classes(logits), softmax_confidences(logits)
+    predictions = predict_classes(logits)
+    confidences = softmax_confidences(logits if calibrated is None else calibrated)
     per_class = class_accuracies(predictions, labels, logits.shape[1])
     groups = None
     if train_counts is not None:

@@ -16,11 +16,24 @@ from experiments.models.layers import Backbone, DropOptions, LayerOptions
 from experiments.models.projected import Projected
 from experiments.models.resnet import ResNet, basic, bottleneck
 from experiments.models.resnet12 import ResNet12
+from experiments.models.swin import HEAD_WIDTH, Swin
 from experiments.models.wide_resnet import WideResNet
 
-__all__ = ["Backbone", "Conv4", "Projected", "ResNet", "ResNet12", "WideResNet", "build_backbone"]
+__all__ = [
+    "Backbone",
+    "Conv4",
+    "Projected",
+    "ResNet",
+    "ResNet12",
+    "Swin",
+    "WideResNet",
+    "build_backbone",
+]
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+_SHORTCUTS = {"pad": 0, "conv3x3": 3}
+"""Kernel sizes, 0 for none."""
 
 Shape = tuple[int, int, int]
 """Height, width and channels of an image."""
@@ -80,7 +93,7 @@ def _resnet32(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backb
         options,
         block=basic,
         small_stem=True,
-        project=False,
+        shortcut=_SHORTCUTS[config.shortcut],
     )
 
 
@@ -89,21 +102,33 @@ def _wrn28(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone
     return WideResNet(widths, blocks, shape, config.pooling, options, dropout_rate=rate)
 
 
+def _swin(config: ModelConfig, shape: Shape, options: LayerOptions) -> Backbone:
+    if any(width % HEAD_WIDTH for width in config.widths):
+        raise ConfigError(
+            f"model.widths of swin must be multiples of {HEAD_WIDTH}, got {config.widths}"
+        )
+    rate = config.stochastic_depth
+    return Swin(config.widths, config.blocks, shape, config.pooling, options, depth_rate=rate)
+
+
 _DROPS = ("dropout", "drop_block", "drop_block_size", "drop_block_steps")
 _ARCHITECTURES = {
     "conv4": _Architecture(_conv4, 4),
     "resnet12": _Architecture(_resnet12, 4, options=_DROPS),
     "resnet18": _Architecture(_resnet18, 4, (2, 2, 2, 2), ("stem", *_DROPS)),
     "resnet50": _Architecture(_resnet50, 4, (3, 4, 6, 3), ("stem",)),
-    "resnet32": _Architecture(_resnet32, 3, (5, 5, 5)),
+    "resnet32": _Architecture(_resnet32, 3, (5, 5, 5), ("shortcut",)),
     "wrn28": _Architecture(_wrn28, 3, (4, 4, 4), ("dropout",)),
+    "swin": _Architecture(_swin, 4, (2, 2, 6, 2), ("stochastic_depth",)),
 }
 _OPTIONAL = {
     "drop_block": ("DropBlock", 0),
     "drop_block_size": ("DropBlock", 5),
     "drop_block_steps": ("DropBlock", 0),
     "dropout": ("dropout", 0),
+    "shortcut": ("choice of shortcuts", "pad"),
     "stem": ("choice of stems", "imagenet"),
+    "stochastic_depth": ("stochastic depth", 0),
 }
 """Fields that few architectures support: their names in messages, and their default values."""
 
@@ -133,9 +158,10 @@ def build_backbone(
         config = dataclasses.replace(config, blocks=architecture.blocks)
     options = LayerOptions(_DTYPES[config.dtype], axis_name, rngs)
     backbone = architecture.build(config, image_shape, options)
-    if not config.dim:
+    if not config.dim and config.projection != "norm":
         return backbone
-    return Projected(backbone, config.dim, axis_name=axis_name, rngs=rngs)
+    normalize = config.projection != "linear"
+    return Projected(backbone, config.dim, normalize=normalize, axis_name=axis_name, rngs=rngs)
 
 
 def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape) -> None:
@@ -155,6 +181,13 @@ def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape)
         raise ConfigError(
             f"backbones need images of at least 16×16 pixels, got {height}×{width}×{channels}"
         )
+    if config.projection == "norm" and config.dim:
+        raise ConfigError(
+            f"model.projection = norm has no linear layer, got model.dim = {config.dim}; set "
+            "model.dim = 0"
+        )
+    if config.projection == "linear" and not config.dim:
+        raise ConfigError("model.projection = linear needs model.dim, the outputs of the layer")
     for name, (what, default) in _OPTIONAL.items():
         value = getattr(config, name)
         if name not in architecture.options and value != default:

@@ -42,8 +42,9 @@ class ResNet(Backbone):
       block: The convolutions of a block, as a function of the width of its stage and its stride:
         `basic`, or `bottleneck`, whose output has four times as many channels.
       small_stem: Start with one 3×3 convolution, instead of 7×7 with stride 2 and max-pooling.
-      project: Shortcuts of blocks that change the shape are 1×1 convolutions with normalisation
-        (option B of the paper). Otherwise they subsample and add zero channels (option A).
+      shortcut: Kernel size of the convolutions, with normalisation, that are the shortcuts of
+        blocks that change the shape: 1 is option B of the paper. 0: these shortcuts subsample and
+        add zero channels (option A).
       drops: What is dropped after each block.
     """
 
@@ -57,7 +58,7 @@ class ResNet(Backbone):
         *,
         block: Callable[[int, int], Convolutions],
         small_stem: bool,
-        project: bool = True,
+        shortcut: int = 1,
         drops: DropOptions = NO_DROPS,
     ):
         channels = image_shape[-1]
@@ -72,7 +73,7 @@ class ResNet(Backbone):
             for index in range(number):
                 stride = 2 if stage > 0 and index == 0 else 1
                 convolutions = block(width, stride)
-                layers.append(ResidualBlock(channels, convolutions, options, project=project))
+                layers.append(ResidualBlock(channels, convolutions, options, shortcut=shortcut))
                 channels = layers[-1].channels_out
             stages.append(layers)
         self.stages = nnx.List(stages)
@@ -108,11 +109,11 @@ class ResidualBlock(nnx.Module):
       channels_in: Input channels.
       convolutions: The convolutions.
       options: Options of the layers.
-      project: As in `ResNet`.
+      shortcut: As in `ResNet`.
     """
 
     def __init__(
-        self, channels_in: int, convolutions: Convolutions, options: LayerOptions, *, project: bool
+        self, channels_in: int, convolutions: Convolutions, options: LayerOptions, *, shortcut: int
     ):
         self.channels_out = convolutions[-1][0]
         self.stride = math.prod(stride for _, _, stride in convolutions)
@@ -123,8 +124,8 @@ class ResidualBlock(nnx.Module):
         )
         changes_shape = self.stride != 1 or channels_in != self.channels_out
         self.shortcut = (
-            ConvNorm(channels_in, self.channels_out, 1, options, stride=self.stride)
-            if project and changes_shape
+            ConvNorm(channels_in, self.channels_out, shortcut, options, stride=self.stride)
+            if shortcut and changes_shape
             else None
         )
 

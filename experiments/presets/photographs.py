@@ -7,9 +7,6 @@ from experiments.config import ModelConfig
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
-CIFAR100_STD = (0.2673, 0.2564, 0.2762)
-
 IMAGENET_CROPS: dict[str, Any] = {
     "mean": IMAGENET_MEAN,
     "std": IMAGENET_STD,
@@ -30,3 +27,7 @@ RESNET50 = ModelConfig(backbone="resnet50", widths=(64, 128, 256, 512), pooling=
 """ResNet-50 (protocols B, C on ImageNet, and D, 224×224)."""
 RESNET32 = ModelConfig(backbone="resnet32", widths=(16, 32, 64), pooling="mean")
 """ResNet-32 (protocol C, 32×32)."""
+SWIN_T = ModelConfig(
+    backbone="swin", widths=(96, 192, 384, 768), pooling="mean", stochastic_depth=0.2
+)
+"""Swin-T (protocol C on ImageNet, 224×224)."""

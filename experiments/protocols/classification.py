@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,6 +52,9 @@ class ClassificationData(DataConfig):
     imbalance: Ratio = 1.0
     """Long tail: training images of the rarest class divided by those of the most frequent one,
     with exponential decay between them; 1: as stored."""
+    tail_from: Literal["largest", "mean"] = "largest"
+    """Training images of a long tail's most frequent class: those of the largest class, or the
+    mean over the classes."""
     holdout: Share = 0.0
     """Fraction of each class's training images that is held out for validation."""
 
@@ -62,6 +65,7 @@ def build(
     label: str,
     objective: Callable[[Problem], Objective],
     check_options: Callable[[int], None] = lambda num_features: None,
+    calibrated: Callable[[Outputs], np.ndarray | None] = lambda outputs: None,
     extra_results: Callable[[Outputs], dict[str, Any]] = lambda outputs: {},
     extra_report: Callable[[dict[str, Any]], list[str]] = lambda report: [],
 ) -> Protocol:
@@ -72,6 +76,7 @@ def build(
       label: Name of the loss in tables.
       objective: What the run minimises.
       check_options: See `Protocol.check_options`.
+      calibrated: Logits [n, C] whose softmax is the confidence, in place of those that predict.
       extra_results: Further results, as JSON types.
       extra_report: Lines on them.
     """
@@ -85,7 +90,7 @@ def build(
         validation=Metric("accuracy"),
         validate=validate,
         metrics=_METRICS + (_LONG_TAIL_METRICS if data.imbalance != 1 else ()),
-        evaluate=partial(evaluate, data, extra_results),
+        evaluate=partial(evaluate, data, calibrated, extra_results),
         description={"label": label} | describe_data(data),
         report=lambda results: report(results) + extra_report(results),
     )
@@ -159,6 +164,7 @@ def validate(outputs: Outputs) -> float:
 
 def evaluate(
     data: ClassificationData,
+    calibrated: Callable[[Outputs], np.ndarray | None],
     extra_results: Callable[[Outputs], dict[str, Any]],
     split: str,
     outputs_of: Callable[[str], Outputs],
@@ -170,6 +176,7 @@ def evaluate(
         outputs.logits(),
         outputs.labels,
         train_counts=outputs.class_counts if long_tailed else None,
+        calibrated=calibrated(outputs),
     )
     metrics, values = _METRICS, [result.error, result.accuracy, result.calibration_error]
     if result.groups is not None:
@@ -187,7 +194,8 @@ def evaluate(
 def describe_data(data: ClassificationData) -> dict[str, Any]:
     """The options that differ from all images of all classes."""
     default = ClassificationData()
-    options = ("classes", "samples_per_class", "subset_seed", "imbalance", "holdout", "mixup")
+    options = ("classes", "samples_per_class", "subset_seed", "imbalance", "holdout")
+    options += ("mixup", "cutmix")
     return {
         option: vars(data)[option]
         for option in options
@@ -212,6 +220,7 @@ def _select(data: ClassificationData, own: np.ndarray, test: np.ndarray | None) 
         classes=data.classes,
         samples_per_class=data.samples_per_class,
         imbalance=data.imbalance,
+        tail_from=data.tail_from,
         holdout=data.holdout,
         subset_seed=data.subset_seed,
     )

@@ -68,6 +68,16 @@ class HypersphericalLoss(NamedLoss):
 
 
 @dataclass(frozen=True)
+class HypersphericalEvaluation:
+    """How a run is evaluated."""
+
+    calibration: Literal["logits", "cosines"] = "logits"
+    """Whose softmax is the confidence in the calibration error: the logits, of prototypes
+    --loss.scale times the cosines; or the cosines without a scale, as the authors' code has it.
+    softmax has no cosines and always takes its logits."""
+
+
+@dataclass(frozen=True)
 class HypersphericalConfig(TrainConfig):
     """A run of protocol C."""
 
@@ -75,19 +85,25 @@ class HypersphericalConfig(TrainConfig):
 
     data: ClassificationData = field(default_factory=ClassificationData)
     loss: HypersphericalLoss = field(default_factory=HypersphericalLoss)
+    evaluation: HypersphericalEvaluation = field(default_factory=HypersphericalEvaluation)
 
 
 def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""
     loss = config.loss
     moves = loss.name == "dynamic"
+    of_cosines = config.evaluation.calibration == "cosines" and loss.name != "softmax"
     return classification.build(
         config.data,
         label=label(loss),
         objective=partial(_OBJECTIVES[loss.name], loss),
         check_options=check_options,
+        calibrated=partial(cosines, loss) if of_cosines else lambda outputs: None,
         extra_results=assignment_results if moves else lambda outputs: {},
-        extra_report=report_assignment if moves else lambda results: [],
+        extra_report=lambda results: [
+            *(["", "The calibration error is that of cosines without a scale."] * of_cosines),
+            *(report_assignment(results) if moves else []),
+        ],
     )
 
 
@@ -284,6 +300,15 @@ def _distance(
         jaxloss.class_balanced_lengths, num_classes=num_classes, axis_name=problem.axis_name
     )
     return partial(dot_regression, of_batch)
+
+
+def cosines(options: HypersphericalLoss, outputs: Outputs) -> np.ndarray:
+    """The cosines [n, C] of the features and the prototypes, or the weights, of the classes."""
+    if options.name == "cosine-softmax":
+        return outputs.logits()
+    state = outputs.objective_state
+    assigned = state["prototypes"][:, state["assignment"]]
+    return np.asarray(jaxloss.cosine_logits(jnp.asarray(outputs.features), assigned))
 
 
 def assignment_results(outputs: Outputs) -> dict[str, Any]:

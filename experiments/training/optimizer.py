@@ -45,7 +45,7 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """SGD with momentum, or Adam, with weight decay in the gradient."""
+    """SGD with momentum or Adam, with weight decay in the gradient; or AdamW."""
 
     def kernels(params):
         return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
@@ -57,13 +57,15 @@ def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransf
         }
 
     rate = learning_rate(config, steps)
-    update = (
-        optax.adam(rate)
-        if config.kind == "adam"
-        else optax.sgd(rate, momentum=config.momentum, nesterov=config.nesterov)
-    )
     decayed = None if config.decay_all else kernels
-    parts = [optax.add_decayed_weights(config.weight_decay, mask=decayed), update]
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
+    if config.kind == "adamw":
+        parts = [optax.adamw(rate, weight_decay=config.weight_decay, mask=decayed)]
+    elif config.kind == "adam":
+        parts = [decay, optax.adam(rate)]
+    else:
+        sgd = optax.sgd(rate, momentum=config.momentum, nesterov=config.nesterov)
+        parts = [decay, sgd]
     if config.backbone_rate != 1:
         parts.append(optax.masked(optax.scale(config.backbone_rate), backbone))
     return optax.chain(*parts)

@@ -14,7 +14,7 @@ from jax import Array, lax
 from experiments.config import DataConfig
 from experiments.contracts import Objective
 from experiments.data.augment import augment, normalize
-from experiments.data.mixup import mixup, mixup_weights
+from experiments.data.mixup import mix_batch
 from experiments.training.keys import sample_keys
 from experiments.training.state import TrainState
 
@@ -52,25 +52,23 @@ def build_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         keys = sample_keys(key, state.step, batch.labels.shape[0], axis_name)
         augment_keys, model_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
-        images, mixed, share = augment(batch.images, augment_keys, data), None, 1.0
-        if data.mixup:
+        images, labels = augment(batch.images, augment_keys, data), batch.labels
+        mixed = None
+        if data.mixup or data.cutmix:
             whole = jax.random.fold_in(jax.random.fold_in(key, state.step), _WHOLE_BATCH)
-            share = mixup_weights(whole, data.mixup)
-            # The distribution is symmetric; a sample's own label gets the larger share.
-            share = jnp.maximum(share, 1 - share)
-            mixed = mixup(images, batch.labels, share, axis_name=axis_name)
-            images = mixed.images
+            mixed = mix_batch(images, labels, whole, data, axis_name=axis_name)
+            images, labels = mixed.images, mixed.labels
 
         def loss_of(params):
             model = nnx.merge(graphdef, params["backbone"], state.statistics, copy=True)
             forward: Any = model
             features = forward(images, train=True, keys=model_keys, step=state.step)
             head = params["classifier"]
-            loss = objective.loss(features, batch.labels, head, state.objective_state)
+            loss = objective.loss(features, labels, head, state.objective_state)
             value = loss.value
-            if mixed is not None:
-                other = objective.loss(features, mixed.partner_labels, head, state.objective_state)
-                value = share * value + (1 - share) * other.value
+            if mixed is not None and data.mixed_labels == "both":
+                other = objective.loss(features, mixed.other_labels, head, state.objective_state)
+                value = mixed.share * value + (1 - mixed.share) * other.value
             return value, (nnx.state(model, nnx.Not(nnx.Param)), loss.objective_state, loss.means)
 
         (loss, (statistics, objective_state, means)), gradients = jax.value_and_grad(

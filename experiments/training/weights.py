@@ -1,11 +1,12 @@
 """Initial weights of a backbone: from a file of pretrained weights, or from another run.
 
-A file is in the safetensors format, with torchvision's names and shapes of ResNet-18 and ResNet-50:
+A file is in the safetensors format, with torchvision's names and shapes of ResNet-18, ResNet-50 and
+Swin-T. Of the residual networks these are
 `conv1.weight` [64, 3, 7, 7], `bn1.weight`, `bn1.bias`, `bn1.running_mean`, `bn1.running_var`; for
 block b (from 0) of stage s (from 1) `layer{s}.{b}.conv{i}.weight`, `layer{s}.{b}.bn{i}.*`, and
 where the shape changes `layer{s}.{b}.downsample.0.weight` and `.downsample.1.*`. Any float dtype is
-converted to float32. `fc.*`, the classifier, and `*.num_batches_tracked` are ignored. With
-torchvision installed, this makes such a file:
+converted to float32. `fc.*`, the classifier (of Swin `head.*`), and `*.num_batches_tracked` are
+ignored. With torchvision installed, this makes such a file:
 
     from safetensors.torch import save_file
     from torchvision.models import resnet50
@@ -30,7 +31,22 @@ from experiments.training.checkpoints import CheckpointError, Checkpoints, check
 _SUFFIX = ".safetensors"
 _SHOWN = 10
 """Largest number of entries that a message names."""
-_NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+_LEAVES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+    "position_bias": "relative_position_bias_table",
+}
+_SWIN_LAYERS = {
+    "attention_norm": "norm1",
+    "attention/inputs": "attn.qkv",
+    "attention/output": "attn.proj",
+    "hidden_norm": "norm2",
+    "hidden": "mlp.0",
+    "output": "mlp.3",
+}
 
 
 class WeightsError(ExperimentError):
@@ -81,7 +97,7 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     stored = _read(path)
     trees = (params, statistics)
     shapes = {
-        _torchvision_name(place): _torch_shape(leaf.shape)
+        _torchvision_name(place): _torch_shape(place, leaf.shape)
         for tree in trees
         for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
@@ -109,7 +125,7 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
 
     def value(place: Any, leaf: Any) -> jax.Array:
         array = stored[_torchvision_name(place)].astype(np.float32)
-        return jnp.asarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array)
+        return jnp.asarray(array.transpose(_torch_axes(place, array.ndim)))
 
     params, statistics = (jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
     return params, statistics
@@ -131,28 +147,51 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _torchvision_name(place: Any) -> str:
-    """torchvision's name for a leaf of a `ResNet`'s state."""
-    match jax.tree_util.keystr(place, simple=True, separator="/").split("/"):
-        case ["stem", kind, leaf, *_]:
+    """torchvision's name for a leaf of the state of a `ResNet` or a `Swin`."""
+    match _path(place):
+        case ["stem", kind, leaf]:
             layer = {"conv": "conv1", "norm": "bn1"}[kind]
-        case ["stages", stage, block, "layers", number, kind, leaf, *_]:
+        case ["stages", stage, block, "layers", number, kind, leaf]:
             layer = {"conv": "conv", "norm": "bn"}[kind] + str(int(number) + 1)
             layer = f"layer{int(stage) + 1}.{block}.{layer}"
-        case ["stages", stage, block, "shortcut", kind, leaf, *_]:
+        case ["stages", stage, block, "shortcut", kind, leaf]:
             number = {"conv": 0, "norm": 1}[kind]
             layer = f"layer{int(stage) + 1}.{block}.downsample.{number}"
+        case ["patch" | "patch_norm" as kind, leaf]:
+            layer = {"patch": "features.0.0", "patch_norm": "features.0.2"}[kind]
+        case ["stages", stage, block, "attention", "position_bias" as leaf]:
+            layer = f"features.{2 * int(stage) + 1}.{block}.attn"
+        case ["stages", stage, block, *kind, leaf] if "/".join(kind) in _SWIN_LAYERS:
+            layer = f"features.{2 * int(stage) + 1}.{block}.{_SWIN_LAYERS['/'.join(kind)]}"
+        case ["merges", stage, "norm" | "reduction" as kind, leaf]:
+            layer = f"features.{2 * int(stage) + 2}.{kind}"
+        case ["norm", leaf]:
+            layer = "norm"
         case other:
             raise WeightsError(
-                f"a file of weights is for resnet18 or resnet50, and this backbone has "
+                "a file of weights is for resnet18, resnet50 or swin, and this backbone has "
                 f"{'/'.join(other)}; set model.weights to a run directory instead"
             )
-    return f"{layer}.{'weight' if kind == 'conv' else _NORM[leaf]}"
+    return f"{layer}.{_LEAVES[leaf]}"
 
 
-def _torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a kernel [h, w, in, out] as [out, in, h, w]."""
-    return (shape[3], shape[2], shape[0], shape[1]) if len(shape) == 4 else shape
+def _path(place: Any) -> list[str]:
+    path = jax.tree_util.keystr(place, simple=True, separator="/").split("/")
+    return path[:-1] if path[-1] == "value" else path
+
+
+def _torch_axes(place: Any, ndim: int) -> tuple[int, ...]:
+    """The axes of PyTorch's kernels [out, in, h, w] or [out, in], in the order of ours."""
+    kernel = _path(place)[-1] == "kernel"
+    return {4: (2, 3, 1, 0), 2: (1, 0)}[ndim] if kernel else tuple(range(ndim))
+
+
+def _torch_shape(place: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    ours = dict(zip(_torch_axes(place, len(shape)), shape, strict=True))
+    return tuple(ours[axis] for axis in range(len(shape)))
 
 
 def _is_ignored(name: str) -> bool:
-    return name.startswith("fc.") or name.endswith(".num_batches_tracked")
+    return name.startswith(("fc.", "head.")) or name.endswith(
+        (".num_batches_tracked", ".relative_position_index")
+    )

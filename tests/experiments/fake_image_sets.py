@@ -383,8 +383,18 @@ def cifar100(manual_dir: Path) -> Expected:
 
 def svhn(manual_dir: Path) -> Expected:
     """`train_32x32.mat` and `test_32x32.mat`, in which the digit 0 is 10."""
-    keys = {"train": [("train", i) for i in range(13)], "test": [("test", i) for i in range(10)]}
-    labels = {"train": [(3 * i + 1) % 10 for i in range(13)], "test": list(range(10))}
+    return _digits(manual_dir, {"train": 13, "test": 10})
+
+
+def svhn_extra(manual_dir: Path) -> Expected:
+    """The same, and `extra_32x32.mat`."""
+    return _digits(manual_dir, {"train": 13, "extra": 21, "test": 10})
+
+
+def _digits(manual_dir: Path, sizes: dict[str, int]) -> Expected:
+    keys = {split: [(split, i) for i in range(size)] for split, size in sizes.items()}
+    labels = {split: [(3 * i + 1) % 10 for i in range(size)] for split, size in sizes.items()}
+    labels["test"] = list(range(10))
     folder = manual_dir / "svhn"
     folder.mkdir(parents=True)
     for split in keys:
@@ -749,6 +759,7 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "cifar10": (cifar10,),
     "cifar100": (cifar100,),
     "svhn": (svhn,),
+    "svhn_extra": (svhn_extra,),
     "stl10": (stl10,),
     "aircraft": (aircraft,),
     "caltech101": (caltech101, caltech101_folder),

@@ -13,6 +13,7 @@ import pytest
 from experiments.config import DataConfig, check_config
 from experiments.data import augment as module
 from experiments.data.augment import seen_shape
+from experiments.data.erasing import erased_box
 from experiments.data.resize import random_resized_crop, resize_and_center_crop
 from experiments.errors import ConfigError
 
@@ -187,10 +188,55 @@ def test_random_resized_crops_have_the_size_that_a_model_sees(image_size, shape)
     np.testing.assert_allclose(found, jax.jit(jax.vmap(crop))(images, keys) / 255, atol=1e-5)
 
 
+def test_erased_boxes_have_the_distribution_of_torchvision():
+    height, width, count = 40, 20, 4000
+    keys = jax.random.split(jax.random.key(0), count)
+    draw = jax.jit(
+        jax.vmap(lambda key: erased_box(key, height, width, scale=(0.02, 0.33), ratio=(0.3, 3.3)))
+    )
+    found = np.asarray(draw(keys))
+    assert found.dtype == np.int32
+    assert (found[:, :2] + found[:, 2:] <= [height, width]).all()
+    rng = np.random.default_rng(0)
+    wanted = []
+    while len(wanted) < count:
+        area = height * width * rng.uniform(0.02, 0.33)
+        ratio = np.exp(rng.uniform(np.log(0.3), np.log(3.3)))
+        h, w = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if h < height and w < width:
+            wanted.append((rng.integers(height - h + 1), rng.integers(width - w + 1), h, w))
+    for numbers, expected in zip(found.T, np.array(wanted).T, strict=True):
+        assert numbers.mean() == pytest.approx(expected.mean(), rel=0.03)
+        assert numbers.std() == pytest.approx(expected.std(), rel=0.06)
+
+
+def test_erasing_sets_a_box_of_some_images_to_the_mean():
+    """The last step: it does not change what normalisation makes of the other pixels."""
+    images, keys = images_of(400, (8, 11, 3)), keys_of(400)
+    config = replace(PLAIN, mean=(0.5,), std=(0.25,), flip=True, erasing=0.3)
+    found = np.asarray(augment(images, keys, config))
+    before = np.asarray(augment(images, keys, replace(config, erasing=0.0)))
+    changed = np.abs(found - before).max(-1) > 1e-4
+    assert (found[changed] == 0).all()
+    erased = changed.sum((1, 2)) > 0
+    assert erased.mean() == pytest.approx(0.3, abs=0.07)
+    for image in changed[erased]:
+        rows, columns = np.flatnonzero(image.any(1)), np.flatnonzero(image.any(0))
+        assert image.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+
+
+def test_trivial_augment_changes_whole_numbers_before_the_colours():
+    images, keys = images_of(30), keys_of(30)
+    found = np.asarray(augment(images, keys, replace(PLAIN, trivial_augment=True))) * 255
+    np.testing.assert_allclose(found, np.round(found), atol=1e-3)
+    assert 0.4 < (np.abs(found - images) > 0.5).any((1, 2, 3)).mean() < 1
+
+
 CROP = {"crop_scale": (0.1, 1.0), "image_size": 10, "lighting": 0.1}
+STRONG = {"trivial_augment": True, "erasing": 0.5}
 
 
-@pytest.mark.parametrize("changes", [{"pad": 3}, CROP], ids=["pad", "resize"])
+@pytest.mark.parametrize("changes", [{"pad": 3}, CROP, STRONG], ids=["pad", "resize", "strong"])
 def test_a_sample_follows_its_key_and_not_its_place(changes):
     config = replace(PLAIN, flip=True, color_jitter=0.4, **changes)
     images, keys = images_of(8), keys_of(8)
@@ -210,6 +256,8 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
     ("shape", "changes", "message"),
     [
         ((9, 12, 2), {"color_jitter": 0.1}, "1 or 3 channels, got 2"),
+        ((9, 12, 2), {"trivial_augment": True}, "trivial_augment needs 1 or 3 channels, got 2"),
+        ((9, 12, 3), {"mixed_labels": "larger"}, "larger needs data.mixup or data.cutmix"),
         ((9, 12, 3), {"mean": (0.1, 0.2)}, r"data\.mean needs one number, or one for each of 3"),
         ((9, 12, 1), {"std": (0.1, 0.2, 0.3)}, r"data\.std needs one number"),
         ((9, 12, 1), {"lighting": 0.1}, "lighting needs 3 channels, got 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -18,14 +19,16 @@ from scipy.special import logsumexp
 import jaxloss
 from experiments.cli.main import main
 from experiments.config import ModelConfig, ParallelMode, SamplingConfig
-from experiments.contracts import Objective, Problem
+from experiments.contracts import Objective, Outputs, Problem
 from experiments.data.mixup import mixup
 from experiments.errors import ConfigError
+from experiments.evaluation.classification import evaluate_logits
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.hyperspherical import (
     HypersphericalConfig,
+    HypersphericalEvaluation,
     HypersphericalLoss,
     spread_prototypes,
 )
@@ -405,6 +408,37 @@ def test_the_report_of_a_long_tail_has_head_medium_and_tail(whole):
     better = [metric["name"] for metric in report["metrics"] if metric["higher_is_better"]]
     assert better == [name for name in names if "error" not in name]
     assert [metric.name for metric in hyperspherical.build(TINY).metrics] == names
+
+
+@pytest.mark.parametrize("name", ["dynamic", "fixed-ce", "softmax", "cosine-softmax"])
+def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
+    """The error is computed from the cosines alone, without loss.scale."""
+    objective = build(name=name, scale=9.0)
+    state, head = objective.init_state(), objective.init_head(jax.random.key(3))
+    features, labels = samples()
+    logits = np.asarray(objective.logits(jnp.asarray(features), head, state))
+    outputs = Outputs(features, labels, lambda: logits, COUNTS, state)
+    plain = logits
+    if name in ("dynamic", "fixed-ce"):
+        assigned = np.asarray(state["prototypes"])[:, np.asarray(state["assignment"])]
+        plain = unit(features) @ assigned
+        assert np.abs(plain - logits).max() > 0.1
+
+    def evaluated(calibration):
+        config = HypersphericalConfig(
+            loss=HypersphericalLoss(name=name, scale=9.0),
+            evaluation=HypersphericalEvaluation(calibration),
+        )
+        protocol = hyperspherical.build(config)
+        results: Any = protocol.evaluate("test", lambda split: outputs) | {"split": "test"}
+        return results["result"]["calibration_error"], "\n".join(protocol.report(results))
+
+    for calibration, expected in (("logits", logits), ("cosines", plain)):
+        error, text = evaluated(calibration)
+        wanted = evaluate_logits(expected, labels).calibration_error
+        assert error == pytest.approx(wanted, rel=1e-5)
+        says_so = calibration == "cosines" and name != "softmax"
+        assert ("cosines without a scale" in text) == says_so
 
 
 def test_a_long_history_has_columns_that_grow():

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.config import Folders
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import RecordImages, class_counts, load_split
+from experiments.protocols import classification
 from tests.experiments import fake_archives, fake_image_sets
 from tests.experiments.fake_image_sets import MANY_LABELS, ONE_LABEL
 
@@ -150,7 +152,7 @@ def test_a_missing_archive_says_which_files_go_where(folders, name):
     assert not folders["data_dir"].exists()
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "stl10"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "svhn_extra", "stl10"])
 def test_rows_columns_and_colours_of_arrays(folders, monkeypatch, name):
     def pattern(key, i, size):
         rows, columns = np.mgrid[0:size, 0:size]
@@ -163,6 +165,18 @@ def test_rows_columns_and_colours_of_arrays(folders, monkeypatch, name):
     assert numbers == list(range(len(images)))
     for image in images:
         np.testing.assert_array_equal(image, pattern("", image[0, 0, 2] // 10, len(image)))
+
+
+@pytest.mark.parametrize(("name", "train"), [("svhn", 13), ("svhn_extra", 13 + 21)])
+def test_extra_digits_are_for_training_where_they_are_wanted(folders, name, train):
+    ONE_LABEL[name][0](folders["manual_dir"])
+    places = Folders(folders["data_dir"], folders["manual_dir"])
+    data = classification.ClassificationData(name=name)
+    counts = classification.class_counts(data, places)
+    assert counts["train"].sum() == train
+    assert counts["test"].tolist() == [1] * 10
+    images = classification.load(data, places, "train")
+    np.testing.assert_array_equal(np.bincount(images.labels), counts["train"])
 
 
 # --- Damage -------------------------------------------------------------------------------------

@@ -76,6 +76,26 @@ def test_adam_is_that_of_pytorch_with_its_weight_decay():
     chex.assert_trees_all_close(after(config), expected, rtol=1e-4)
 
 
+def test_adamw_is_that_of_pytorch_with_a_rate_of_its_own_for_the_backbone():
+    """The decay is no part of the gradient, and follows the learning rate."""
+    config = OptimizerConfig(
+        kind="adamw", learning_rate=0.03, weight_decay=0.5, warmup_steps=2, backbone_rate=0.1
+    )
+    expected = after_torch(config, lambda groups: torch.optim.AdamW(groups, weight_decay=0.5))
+    chex.assert_trees_all_close(after(config), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_decay_of_adamw_spares_what_it_shall(decay_all):
+    config = OptimizerConfig(kind="adamw", learning_rate=1.0, weight_decay=0.1, decay_all=decay_all)
+    optimizer = build_optimizer(config, 10)
+    params = {"kernel": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
+    zeros = jax.tree.map(np.zeros_like, params)
+    updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+    expected = {"kernel": np.full((2, 3), -0.1), "scale": np.full(3, -0.1 * decay_all)}
+    chex.assert_trees_all_close(updates, expected, rtol=1e-6)
+
+
 def test_weight_decay_spares_biases_and_normalisation():
     config = OptimizerConfig(learning_rate=1.0, momentum=0.0, nesterov=False, weight_decay=0.1)
     optimizer = build_optimizer(config, 10)

@@ -51,13 +51,14 @@ def long_tail(images: int) -> Row:
     return Row(images, 128, 200, 0.1, 2e-4, (160, 180), 5, options)
 
 
-def tail(largest: int, classes: int, factor: float) -> int:
+def tail(largest: float, classes: int, factor: float) -> int:
     return sum(int(largest * factor ** (k / (classes - 1)) + 1e-9) for k in range(classes))
 
 
 GROUPS: dict[str, Any] = {"optimizer.nesterov": False, "model.backbone": "resnet50"}
 SUMMED = {"loss.reduction": "sum", "optimizer.nesterov": False, "model.backbone": "resnet32"}
 MIXED = {"data.mixup": 1.0, "optimizer.nesterov": False, "model.backbone": "resnet50"}
+ADAMW = {"data.mixup": 1.0, "optimizer.kind": "adamw", "model.backbone": "swin"}
 PRETRAINED = {"optimizer.backbone_rate": 0.1, "model.backbone": "resnet50"}
 
 ROWS = {
@@ -70,10 +71,11 @@ ROWS = {
     "cifar100-sphere": Row(50000, 128, 250, 0.01, 1e-4, (100, 200), 0, SUMMED),
     "imagenet200-sphere": Row(100000, 128, 250, 0.01, 1e-4, (100, 200), 0, SUMMED),
     "imagenet-sphere": Row(1281167, 1024, 100, 0.5, 2e-5, (), 5, MIXED),
+    "imagenet-sphere-swin": Row(1281167, 1024, 100, 0.001, 2e-5, (), 5, ADAMW),
     "cifar10-lt": long_tail(tail(5000, 10, 0.01)),
     "cifar100-lt": long_tail(tail(500, 100, 0.01)),
-    # The largest of SVHN's classes, the ones, has 13,861 images; the others have enough.
-    "svhn-lt": long_tail(tail(13861, 10, 0.01)),
+    # SVHN with extra; n_max is a tenth of all images, and every class has enough.
+    "svhn-lt": long_tail(tail((73257 + 531131) / 10, 10, 0.01)),
     "stl10-lt": long_tail(tail(500, 10, 0.01)),
     # Kobayashi, CVPR 2023.
     "coco": Row(82081, 512, 40, 0.01, 1e-4, (), 0, PRETRAINED),
@@ -161,10 +163,11 @@ FROZEN = {
     "cifar100-sphere": Frozen("cifar100", 97500, 128, 0.01, 0.0001, (39000, 78000), 0),
     "imagenet200-sphere": Frozen("imagenet200", 195250, 128, 0.01, 0.0001, (78100, 156200), 0),
     "imagenet-sphere": Frozen("imagenet", 125100, 1024, 0.5, 2e-05, (), 6255),
+    "imagenet-sphere-swin": Frozen("imagenet", 125100, 1024, 0.001, 2e-05, (), 6255),
     "icons-longtail": Frozen("icons", 3200, 128, 1.0, 0.0002, (), 0),
     "cifar10-lt": Frozen("cifar10", 19200, 128, 0.1, 0.0002, (15360, 17280), 480),
     "cifar100-lt": Frozen("cifar100", 16800, 128, 0.1, 0.0002, (13440, 15120), 420),
-    "svhn-lt": Frozen("svhn", 53600, 128, 0.1, 0.0002, (42880, 48240), 1340),
+    "svhn-lt": Frozen("svhn_extra", 234200, 128, 0.1, 0.0002, (187360, 210780), 5855),
     "stl10-lt": Frozen("stl10", 1800, 128, 0.1, 0.0002, (1440, 1620), 45),
     "kanji": Frozen("kanji", 1200, 64, 0.03, 0.0001, (), 0),
     "coco": Frozen("coco", 6400, 512, 0.01, 0.0001, (), 0),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -27,6 +28,9 @@ SMALL = {
     "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
     "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
     "resnet32": ModelConfig("resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1)),
+    "resnet32, 3x3": ModelConfig(
+        "resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1), shortcut="conv3x3"
+    ),
     "wrn28": ModelConfig("wrn28", (16, 8, 10), "mean", blocks=(1, 2, 1)),
 }
 
@@ -40,7 +44,7 @@ def torch_backbone(config):
         config.blocks,
         bottleneck=config.backbone == "resnet50",
         small_stem=of_cifar,
-        padded=of_cifar,
+        shortcut={"pad": 0, "conv3x3": 3}[config.shortcut] if of_cifar else 1,
     )
 
 
@@ -59,6 +63,15 @@ def abstract(config, image_shape=(32, 32, 3)):
         (RESNET18, 224, 11_689_512 - 513_000, 512),
         (photographs.RESNET50, 224, 25_557_032 - 2_049_000, 2048),
         (photographs.RESNET32, 32, 464_154 - 650, 64),
+        # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
+        (
+            replace(photographs.RESNET32, shortcut="conv3x3", dim=50, projection="linear"),
+            32,
+            464_154 - 650 + 9 * (16 * 32 + 32 * 64) + 2 * (32 + 64) + 64 * 50 + 50,
+            50,
+        ),
+        # Normalisation alone.
+        (replace(photographs.RESNET32, projection="norm"), 32, 464_154 - 650 + 2 * 64, 64),
         (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
         (
@@ -168,6 +181,39 @@ def test_values_and_gradients_equal_pytorch(backbone, tmp_path):
             rtol = 0.05 if "var" in jax.tree_util.keystr(place) else 1e-4
             np.testing.assert_allclose(leaf, other, rtol=rtol, atol=1e-5)
         torch_backbones.randomize(there)  # Training has moved its statistics.
+
+
+@pytest.mark.parametrize(("projection", "dim"), [("linear-norm", 3), ("linear", 3), ("norm", 0)])
+def test_what_follows_the_backbone_equals_pytorch(projection, dim):
+    """With the running statistics, and with those of the batch."""
+    config = ModelConfig(
+        "resnet32", (4, 4, 4), "mean", blocks=(1, 1, 1), dim=dim, projection=projection
+    )
+    graphdef, params, rest = filled(config, (16, 16, 1))
+    model: Any = nnx.merge(graphdef, params, rest)
+    images = np.random.default_rng(0).normal(size=(6, 16, 16, 1)).astype(np.float32)
+    layers = []
+    if projection != "norm":
+        layers.append(torch.nn.Linear(4, dim, bias=projection == "linear"))
+    if projection != "linear":
+        layers.append(torch.nn.BatchNorm1d(dim or 4))
+    there = torch.nn.Sequential(*layers)
+    tensors = there.state_dict()
+    values = {f"linear.{name}": leaf for name, leaf in params.get("linear", {}).items()}
+    values |= {f"norm.{name}": leaf for name, leaf in params.get("norm", {}).items()}
+    values |= {f"norm.{name}": leaf for name, leaf in rest.get("norm", {}).items()}
+    names = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+    for name, leaf in values.items():
+        part, _, last = name.partition(".")
+        place = 0 if part == "linear" else len(layers) - 1
+        array = torch.from_numpy(np.array(leaf[...]).transpose())
+        tensors[f"{place}.{names.get(last, last)}"].copy_(array)
+    assert len(values) == sum(tensor.is_floating_point() for tensor in tensors.values())
+    for train in (False, True):
+        there.train(train)
+        inner = model.backbone(images, train=train)
+        expected = there(torch.from_numpy(np.array(inner))).detach()
+        np.testing.assert_allclose(model(images, train=train), expected, rtol=1e-4, atol=1e-5)
 
 
 def close_by_norm(found, expected):
@@ -317,6 +363,12 @@ def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
         (replace(photographs.RESNET50, drop_block=0.1), "resnet50 has no DropBlock"),
         (replace(photographs.RESNET50, dropout=0.1), "resnet50 has no dropout"),
         (replace(photographs.RESNET32, stem="small"), "resnet32 has no choice of stems"),
+        (replace(RESNET18, shortcut="conv3x3"), "resnet18 has no choice of shortcuts"),
+        (
+            replace(RESNET18, projection="norm", dim=3),
+            "norm has no linear layer, got model.dim = 3",
+        ),
+        (replace(RESNET18, projection="linear"), "projection = linear needs model.dim"),
     ],
 )
 def test_wrong_configurations_name_the_problem(config, message):

@@ -100,6 +100,15 @@ def test_the_tail_of_uneven_classes_falls_in_their_order():
     assert counts.min() == 6
 
 
+def test_a_tail_can_begin_at_the_mean_of_the_classes():
+    """As of SVHN: n_max = N / C, and no class has more than it has images."""
+    chosen = select(LABELS, imbalance=0.1, tail_from="mean", test_labels=LABELS)
+    counts, order = per_class(chosen, "train"), np.argsort(-COUNTS, kind="stable")
+    tail = [int(len(LABELS) / 6 * 0.1 ** (k / 5) + 1e-9) for k in range(6)]
+    np.testing.assert_array_equal(counts[order], np.minimum(tail, COUNTS[order]))
+    assert counts.max() == len(LABELS) // 6 < COUNTS.max()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

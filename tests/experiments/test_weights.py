@@ -161,7 +161,7 @@ def test_damaged_and_missing_files_are_named(file, tmp_path):
 
 def test_files_are_for_residual_networks_alone(file):
     for config in (ModelConfig(), ModelConfig("wrn28", (16, 8, 10), "mean")):
-        with pytest.raises(WeightsError, match="file of weights is for resnet18 or resnet50"):
+        with pytest.raises(WeightsError, match="file of weights is for resnet18, resnet50 or swin"):
             load_weights(file, *trees(config))
 
 

@@ -1,4 +1,4 @@
-"""The residual networks once more, in PyTorch and with torchvision's names."""
+"""The backbones once more, in PyTorch and with torchvision's names."""
 
 import torch
 from torch import nn
@@ -6,9 +6,9 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions, or a bottleneck; `padded` is option A of a shortcut."""
+    """Two 3×3 convolutions, or a bottleneck; `shortcut` is its kernel size, 0 for option A."""
 
-    def __init__(self, channels_in, width, stride, bottleneck, padded):
+    def __init__(self, channels_in, width, stride, bottleneck, shortcut):
         super().__init__()
         channels_out = 4 * width if bottleneck else width
         if bottleneck:
@@ -25,11 +25,11 @@ class Residual(nn.Module):
         self.downsample = None
         if stride == 1 and channels_in == channels_out:
             return
-        if padded:
+        if shortcut == 0:
             self.padding = (channels_out - channels_in) // 2
         else:
             self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
+                nn.Conv2d(channels_in, channels_out, shortcut, stride, shortcut // 2, bias=False),
                 nn.BatchNorm2d(channels_out),
             )
 
@@ -46,11 +46,9 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 and -50 without their classifier; ResNet-32 with `small_stem` and `padded`."""
+    """ResNet-18 and -50 without their classifier; ResNet-32 with `small_stem`."""
 
-    def __init__(
-        self, widths, blocks, channels=3, bottleneck=False, small_stem=False, padded=False
-    ):
+    def __init__(self, widths, blocks, channels=3, bottleneck=False, small_stem=False, shortcut=1):
         super().__init__()
         size, stride = (3, 1) if small_stem else (7, 2)
         self.conv1 = nn.Conv2d(channels, widths[0], size, stride, size // 2, bias=False)
@@ -62,7 +60,7 @@ class ResNet(nn.Module):
             layers = []
             for place in range(count):
                 stride = 2 if number > 1 and place == 0 else 1
-                layers.append(Residual(channels, width, stride, bottleneck, padded))
+                layers.append(Residual(channels, width, stride, bottleneck, shortcut))
                 channels = 4 * width if bottleneck else width
             self.stages.append(f"layer{number}")
             setattr(self, f"layer{number}", nn.Sequential(*layers))
@@ -119,6 +117,101 @@ class WideResNet(nn.Module):
         return F.relu(self.norm(self.blocks(self.stem(x)))).mean((2, 3))
 
 
+class SwinBlock(nn.Module):
+    """Attention in windows, and a perceptron."""
+
+    def __init__(self, dim, shift):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn = SwinAttention(dim, shift)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, 4 * dim),
+            nn.GELU(),
+            nn.Identity(),
+            nn.Linear(4 * dim, dim),
+        )
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class SwinAttention(nn.Module):
+    """Attention in windows of 7×7, window by window."""
+
+    def __init__(self, dim, shift):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(169, dim // 32))
+        self.shift = shift
+
+    def windows(self, side):
+        """Along an axis, the patches of every window, and the part of the image of each patch."""
+        padded = -(-side // 7) * 7
+        shift = self.shift if padded > 7 else 0
+        for start in range(0, padded, 7):
+            places = [(start + k + shift) % padded for k in range(7)]
+            yield places, [start + k + shift >= padded for k in range(7)]
+
+    def forward(self, x):
+        n, height, width, dim = x.shape
+        padded = F.pad(x, (0, 0, 0, -width % 7, 0, -height % 7))
+        result = torch.zeros_like(padded)
+        offsets = torch.arange(49)
+        dy = offsets[:, None] // 7 - offsets // 7 + 6
+        dx = offsets[:, None] % 7 - offsets % 7 + 6
+        bias = self.relative_position_bias_table[13 * dy + dx].permute(2, 0, 1)
+        for rows, low in self.windows(height):
+            for columns, left in self.windows(width):
+                i = torch.tensor(rows)[:, None].expand(7, 7).reshape(-1)
+                j = torch.tensor(columns).expand(7, 7).reshape(-1)
+                part = 2 * torch.tensor(low)[:, None].expand(7, 7).reshape(-1).long()
+                part = part + torch.tensor(left).expand(7, 7).reshape(-1)
+                mask = torch.where(part[:, None] == part, 0.0, -torch.inf)
+                qkv = self.qkv(padded[:, i, j])
+                q, k, v = (t.reshape(n, 49, -1, 32).transpose(1, 2) for t in qkv.chunk(3, -1))
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias + mask)
+                result[:, i, j] = self.proj(y.transpose(1, 2).reshape(n, 49, dim))
+        return result[:, :height, :width]
+
+
+class SwinMerge(nn.Module):
+    """2×2 neighbours become one vector."""
+
+    def __init__(self, dim, dim_out):
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, dim_out, bias=False)
+
+    def forward(self, x):
+        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+        parts = [x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]]
+        return self.reduction(self.norm(torch.cat(parts, -1)))
+
+
+class ChannelsLast(nn.Module):
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1)
+
+
+class Swin(nn.Module):
+    """Swin without its classifier and without stochastic depth."""
+
+    def __init__(self, widths, blocks, channels=3):
+        super().__init__()
+        patch = nn.Conv2d(channels, widths[0], 4, 4)
+        layers: list[nn.Module] = [nn.Sequential(patch, ChannelsLast(), nn.LayerNorm(widths[0]))]
+        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            if stage > 0:
+                layers.append(SwinMerge(widths[stage - 1], width))
+            layers.append(nn.Sequential(*(SwinBlock(width, 3 * (i % 2)) for i in range(count))))
+        self.features = nn.Sequential(*layers)
+        self.norm = nn.LayerNorm(widths[-1])
+
+    def forward(self, x):
+        return self.norm(self.features(x)).mean((1, 2))
+
+
 @torch.no_grad()
 def randomize(module, seed=0):
     """Random values in every parameter and statistic, none of them as it begins."""
@@ -129,6 +222,8 @@ def randomize(module, seed=0):
         values = torch.randn(tensor.shape, generator=generator)
         if tensor.ndim == 4:
             tensor.copy_(values * (2 / tensor[0].numel()) ** 0.5)
+        elif tensor.ndim == 2:
+            tensor.copy_(values * tensor.shape[1] ** -0.5)
         elif name.endswith(("bias", "running_mean")):
             tensor.copy_(0.2 * values)
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders import preparation
-from experiments.data.builders.arrays import Cifar10, Cifar100, Stl10, Svhn
+from experiments.data.builders.arrays import Cifar10, Cifar100, Stl10, Svhn, SvhnExtra
 from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.caltech import Caltech101, Caltech256
 from experiments.data.builders.cars import Cars
@@ -60,6 +60,7 @@ BUILDERS: dict[str, type[ImageBuilder]] = {
         Cifar10,
         Cifar100,
         Svhn,
+        SvhnExtra,
         Stl10,
         Aircraft,
         Caltech101,
@@ -78,6 +79,7 @@ BUILDERS: dict[str, type[ImageBuilder]] = {
 _SHARE_IMAGES = (
     {"imagenet", "imagenet200", "mini_imagenet", "tiered_imagenet", "stl10"},
     {"cifar100", "cifar_fs"},
+    {"svhn", "svhn_extra"},
     {"cub", "cub_fewshot"},
     {"caltech101", "caltech256"},
 )
@@ -178,8 +180,8 @@ def split_names(name: str) -> tuple[str, ...]:
       name: The data set.
 
     Returns:
-      `base`, `validation` (optional) and `novel` of a few-shot data set; `train`, `validation`
-      (optional) and `test` of any other.
+      `base`, `validation` (optional) and `novel` of a few-shot data set; `train`, `validation` or
+      `extra` (optional) and `test` of any other.
 
     Raises:
       ConfigError: The data set does not exist.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,9 @@ class Cifar100(ClassificationBuilder):
 # --- SVHN ---------------------------------------------------------------------------------------
 
 
-def _read_digits(search_path: SearchPath) -> dict[str, ClassSplit]:
+def _read_digits(files: tuple[str, ...], search_path: SearchPath) -> dict[str, ClassSplit]:
     splits = {}
-    for split in ("train", "test"):
+    for split in files:
         path = search_path.get(f"{split}_32x32.mat")
         content = load_mat(path, "X", "y")
         images, labels = content["X"], np.atleast_1d(content["y"])
@@ -146,14 +147,12 @@ def _read_digits(search_path: SearchPath) -> dict[str, ClassSplit]:
     return splits
 
 
-class Svhn(ClassificationBuilder):
-    """Digits of house numbers."""
-
-    name = "svhn"
-    SPEC = DatasetSpec(
-        description="99,289 digits of house numbers (SVHN, cropped, without extra), 32×32",
+def _svhn_spec(description: str, files: tuple[str, ...]) -> DatasetSpec:
+    """The specification of SVHN with the splits of `files`, each a MATLAB file."""
+    return DatasetSpec(
+        description=description,
         image_shape=(32, 32, 3),
-        classes={"train": 10, "test": 10},
+        classes=dict.fromkeys(files, 10),
         homepage="http://ufldl.stanford.edu/housenumbers/",
         citation="Netzer et al.: Reading digits in natural images with unsupervised feature "
         "learning. NIPS Workshop 2011.",
@@ -161,10 +160,33 @@ class Svhn(ClassificationBuilder):
         layouts=(
             Layout(
                 "the MATLAB files of cropped digits",
-                (("train_32x32.mat",), ("test_32x32.mat",)),
-                _read_digits,
+                tuple((f"{split}_32x32.mat",) for split in files),
+                partial(_read_digits, files),
             ),
         ),
+    )
+
+
+class Svhn(ClassificationBuilder):
+    """Digits of house numbers."""
+
+    name = "svhn"
+    SPEC = _svhn_spec(
+        "99,289 digits of house numbers (SVHN, cropped, without extra), 32×32", ("train", "test")
+    )
+
+
+class SvhnExtra(ClassificationBuilder):
+    """Digits of house numbers, with the easier digits of `extra` as a split of their own.
+
+    A set of its own, because `extra_32x32.mat` is large (1.3 GB), and most uses of SVHN leave it
+    out. Classification trains on `train` and `extra`.
+    """
+
+    name = "svhn_extra"
+    SPEC = _svhn_spec(
+        "630,420 digits of house numbers (SVHN, cropped, with extra), 32×32",
+        ("train", "extra", "test"),
     )
 
 

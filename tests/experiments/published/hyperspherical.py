@@ -2,4 +2,128 @@
 
 from typing import Any
 
-PUBLISHED: dict[str, dict[str, Any]] = {}
+# Images of the training sets, and full batches of 128 or 1024 in them.
+CIFAR100, IMAGENET200, IMAGENET = 50000 // 128, 100000 // 128, 1281167 // 1024
+
+
+def _tail(images: float, classes: int, imbalance: float = 0.01) -> int:
+    """Full batches of 128 in a long tail n_c = n_max f^(c / (C - 1)), n_max = N / C."""
+    sizes = (images / classes * imbalance ** (c / (classes - 1)) for c in range(classes))
+    return sum(int(size + 1e-9) for size in sizes) // 128
+
+
+SGD = {"optimizer.kind": "sgd", "optimizer.momentum": 0.9, "optimizer.nesterov": False}
+
+
+def _balanced(epoch: int, dim: int, changes: dict[str, Any]) -> dict[str, Any]:
+    return (
+        SGD
+        | {
+            "data.pad": 4,
+            "data.flip": True,
+            "sampling.batch_size": 128,
+            "model.backbone": "resnet32",
+            "model.widths": (16, 32, 64),
+            "model.pooling": "mean",
+            "model.shortcut": "conv3x3",
+            "model.projection": "linear",
+            "model.dim": dim,
+            "loss.criterion": "prototype",
+            "loss.reduction": "sum",
+            "optimizer.learning_rate": 0.01,
+            "optimizer.weight_decay": 1e-4,
+            "optimizer.decay_all": True,
+            "optimizer.schedule": "step",
+            "optimizer.decay_steps": (100 * epoch, 200 * epoch),
+            "steps": 250 * epoch,
+            "evaluation.calibration": "cosines",
+        }
+        | changes
+    )
+
+
+def _long_tailed(
+    epoch: int, changes: dict[str, Any], widths: tuple[int, ...] = (16, 32, 64)
+) -> dict[str, Any]:
+    return (
+        SGD
+        | {
+            "data.pad": 4,
+            "data.flip": True,
+            "data.mixup": 1.0,
+            "data.imbalance": 0.01,
+            "data.tail_from": "mean",
+            "sampling.batch_size": 128,
+            "model.backbone": "resnet32",
+            "model.widths": widths,
+            "model.pooling": "mean",
+            "model.projection": "norm",
+            "loss.criterion": "dot-regression",
+            "loss.lengths": "batch",
+            "loss.reduction": "mean",
+            "optimizer.learning_rate": 0.1,
+            "optimizer.weight_decay": 2e-4,
+            "optimizer.decay_all": True,
+            "optimizer.schedule": "step",
+            "optimizer.warmup_steps": 5 * epoch,
+            "optimizer.decay_steps": (160 * epoch, 180 * epoch),
+            "steps": 200 * epoch,
+            "evaluation.calibration": "cosines",
+        }
+        | changes
+    )
+
+
+ON_IMAGENET = {
+    "data.mean": (0.485, 0.456, 0.406),
+    "data.std": (0.229, 0.224, 0.225),
+    "data.crop_scale": (0.08, 1.0),
+    "data.flip": True,
+    "data.mixup": 1.0,
+    "data.mixed_labels": "larger",
+    "sampling.batch_size": 1024,
+    "model.pooling": "mean",
+    "model.dim": 512,
+    "loss.criterion": "prototype",
+    "optimizer.weight_decay": 2e-5,
+    "optimizer.decay_all": True,
+    "optimizer.schedule": "cosine",
+    "optimizer.warmup_steps": 5 * IMAGENET,
+    "optimizer.warmup_from": 0.01,
+    "steps": 100 * IMAGENET,
+    "evaluation.calibration": "cosines",
+}
+OF_CIFAR_LT = {"data.mean": (0.4914, 0.4822, 0.4465), "data.std": (0.2023, 0.1994, 0.2010)}
+HALF = {"data.mean": (0.5, 0.5, 0.5), "data.std": (0.5, 0.5, 0.5)}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "cifar100-sphere": _balanced(
+        CIFAR100,
+        64,
+        {"data.mean": (0.507, 0.487, 0.441), "data.std": (0.267, 0.256, 0.276)},
+    ),
+    "imagenet200-sphere": _balanced(
+        IMAGENET200,
+        50,
+        {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)},
+    ),
+    "imagenet-sphere": ON_IMAGENET
+    | SGD
+    | {
+        "model.backbone": "resnet50",
+        "model.widths": (64, 128, 256, 512),
+        "optimizer.learning_rate": 0.5,
+    },
+    "imagenet-sphere-swin": ON_IMAGENET
+    | {
+        "model.backbone": "swin",
+        "model.widths": (96, 192, 384, 768),
+        "optimizer.kind": "adamw",
+        "optimizer.learning_rate": 0.001,
+    },
+    "cifar10-lt": _long_tailed(_tail(50000, 10), OF_CIFAR_LT),
+    "cifar100-lt": _long_tailed(_tail(50000, 100), OF_CIFAR_LT, (32, 64, 128)),
+    # With extra.
+    "svhn-lt": _long_tailed(_tail(73257 + 531131, 10), HALF | {"data.name": "svhn_extra"}),
+    "stl10-lt": _long_tailed(_tail(5000, 10), HALF),
+}
