@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -180,8 +181,7 @@ def parse_comparison(
                 f"--baseline {baseline}: {axis.name} is in --pairs-over or --choose; name another "
                 "axis"
             )
-        labels = dict(zip(map(_position_text, axis.values), axis.labels, strict=True))
-        label = value if value in axis.labels else labels.get(value)
+        label = _find_label(axis, value)
         if label is None:
             raise ConfigError(
                 f"--baseline {baseline}: {axis.name} has no value {value}; it has "
@@ -202,8 +202,16 @@ def _axis_of(axes: Sequence[Axis], name: str, argument: str) -> Axis:
     raise ConfigError(f"{argument} {name}: no axis has this name; the axes are {names}")
 
 
-def _position_text(values: tuple[Any, ...]) -> str:
-    return "/".join(map(_text, values))
+def _find_label(axis: Axis, text: str) -> str | None:
+    """The label of the position that is typed so: 0 stands for 0.0, too."""
+    for label, values in zip(axis.labels, axis.values, strict=True):
+        typed = "/".join(map(_text, values))
+        if text in (label, typed):
+            return label
+        with contextlib.suppress(ValueError):
+            if float(text) == float(typed):
+                return label
+    return None
 
 
 def split_axes(axes: Sequence[Axis], options: Sequence[str]) -> list[tuple[Axis, ...]]:

@@ -138,6 +138,9 @@ def test_a_comparison_is_parsed():
     for value in ("all", "0"):
         found = parse_comparison(axes, baseline=f"data.classes={value}")
         assert found.baseline == ("data.classes", "all")
+    decays = [parse_axis("optimizer.weight_decay=0,0.1", CONFIG)]
+    found = parse_comparison(decays, baseline="optimizer.weight-decay=0")
+    assert found.baseline == ("optimizer.weight_decay", "0.0")
     assert parse_comparison(axes, pairs_over="data.classes").pairs_over == "data.classes"
     assert parse_comparison(axes) == (None, "", ())
 
