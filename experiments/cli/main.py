@@ -16,6 +16,7 @@ from experiments.cli.compare import Compare
 from experiments.cli.datasets import Datasets
 from experiments.cli.evaluate import Evaluate
 from experiments.cli.linear import Linear
+from experiments.cli.look import Look
 from experiments.cli.sweep import Sweep
 from experiments.cli.train import Train
 from experiments.errors import ExperimentError
@@ -25,6 +26,7 @@ VERBS = (
     Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Linear, tyro.conf.subcommand("linear")]
+    | Annotated[Look, tyro.conf.subcommand("look")]
     | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
     | Annotated[Datasets, tyro.conf.subcommand("datasets")]
