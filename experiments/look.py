@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 import jaxloss
@@ -69,7 +70,7 @@ NEIGHBOURS = 8
 """Neighbours of a query."""
 QUERIES = 14
 """Queries, each of another class."""
-MOST_IMAGES = 20_000
+MOST_IMAGES = 10_000
 """Images of a split whose features are computed; of a larger split, a random part."""
 
 _CLASSES = len(CLASS_COLORS)
@@ -335,12 +336,12 @@ def _class_map(view: View) -> Picture | None:
     same = None if view.holds_classes_out else _few_classes(view.shown)
     for number, side in enumerate(view.sides):
         classes = _few_classes(side) if same is None else same
-        if len(classes) < 3:
-            return None
         own = _only_members(side, classes)
+        if sum(len(rows) > 0 for rows in own) < 3:
+            return None
         units = unit_features(side.outputs.features[np.concatenate(own)])
         parts = np.split(units, np.cumsum([len(rows) for rows in own])[:-1])
-        projection = principal_axes(np.stack([part.mean(0) for part in parts]))
+        projection = principal_axes(np.stack([part.mean(0) for part in parts if len(part)]))
         shares = projection.shares(units)
         clouds = []
         for label, rows, part in zip(classes, own, parts, strict=True):
@@ -414,7 +415,7 @@ def _neighbours(view: View) -> Picture | None:
     _, first = np.unique(membership[order].argmax(1), return_index=True)
     queries = order[np.sort(first)[:QUERIES]]
     found = nearest_neighbours(side.outputs.features, queries, NEIGHBOURS).indices
-    shared = (membership[queries, None] & membership[found]).any(2)
+    shared = np.asarray((membership[queries, None] & membership[found]).any(2))
     rows = []
     for query, neighbours, same in zip(queries, found, shared, strict=True):
         names = [
@@ -697,7 +698,7 @@ def _overlap(view: View) -> Picture | None:
     kernel, config = _kernel(view), view.config
     if kernel is None or not isinstance(config, FewShotConfig):
         return None
-    weights = np.asarray(kernel, np.float32)
+    weights = jnp.asarray(kernel, jnp.float32)
     values = np.linalg.svd(kernel, compute_uv=False)
     values = values[values > values[0] * max(kernel.shape) * np.finfo(np.float32).eps]
     overlaps = {

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
@@ -22,6 +24,8 @@ from experiments.reporting.style import (
     style_axes,
 )
 
+_COLORS = "cividis"
+"""Made for colour-blind readers, too."""
 _NAMED = 60
 """Names are written beside a matrix of at most so many classes."""
 _MATRIX, _WIDE = 5.4, 7.4
@@ -84,14 +88,15 @@ def similarity_figure(
     off_diagonal = [m.values[~np.eye(len(m.values), dtype=bool)] for m in matrices]
     values = np.concatenate(off_diagonal)
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    panels = []
+    panels, colors = [], Normalize(low, high)
     for number, matrix in enumerate(matrices):
         axes = figure.add_subplot(grid[0, number])
-        shown = axes.imshow(matrix.values, cmap="cividis", vmin=low, vmax=high)
+        axes.imshow(matrix.values, cmap=_COLORS, norm=colors)
         axes.set_title(matrix.title, size=LARGE)
         _name_rows(axes, matrix.names, side, classes)
         panels.append(axes)
-    bar = figure.colorbar(shown, ax=panels, shrink=0.7, pad=0.02)
+    scale = ScalarMappable(colors, _COLORS)
+    bar = figure.colorbar(scale, ax=panels, shrink=0.7, pad=0.02)
     bar.set_label("cosine between class means", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=MEDIUM)
     _draw_strip(figure.add_subplot(grid[1, :]), f"most similar pairs of {classes}", pairs)

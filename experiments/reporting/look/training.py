@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.contracts import Metric
 from experiments.reporting.markdown import scaled, with_unit
@@ -132,7 +133,7 @@ def assignment_figure(
     axes.set_xlim(0.3, len(epochs) + 0.7)
     axes.set_xlabel("epoch")
     axes.set_ylabel(f"classes with a new prototype, of {classes} (bars)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     twin = axes.twinx()
     twin.plot(epochs, alignment, "o-", color=ORANGE, markersize=4, linewidth=2)
     twin.set_ylim(min(0, float(alignment.min())), 1)
