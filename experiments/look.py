@@ -61,7 +61,7 @@ from experiments.reporting.look.neighbours import Row, neighbours_figure
 from experiments.reporting.look.page import Picture, Table, write_page
 from experiments.reporting.look.reliability import reliability_figure
 from experiments.reporting.look.spectrum import overlap_figure, spectrum_figure
-from experiments.reporting.look.tiles import SPLIT_COLORS, is_dark_on_light
+from experiments.reporting.look.tiles import OTHERS, TRAINED, is_dark_on_light
 from experiments.reporting.look.training import assignment_figure, curves_figure, log_series
 from experiments.runs import RestoredRun, describe_run, restore_run, run_directory
 from experiments.training.outputs import build_outputs
@@ -154,6 +154,10 @@ class View(NamedTuple):
     def holds_classes_out(self) -> bool:
         """Whether the classes of the evaluation are not those of training."""
         return "base" in self.protocol.splits
+
+    def color(self, side: Side) -> str:
+        """The colour of a split, the same in all pictures."""
+        return TRAINED if side.split == self.protocol.splits[0] else OTHERS
 
     def rng(self, picture: int) -> np.random.Generator:
         """What a picture chooses by: the same in every call."""
@@ -304,8 +308,6 @@ def _overview(view: View) -> Picture:
         rows = view.rng(number).permutation(len(features))
         points = projection.points(features[rows])
         clouds.append(Cloud(f"{side.split} images", points, partial(_read, side, rows)))
-    # The colour of a split is the same in all pictures.
-    colors = SPLIT_COLORS[2 - len(clouds) :]
     title = "Map of the features"
     caption = (
         "Features of length one on their two principal axes; a dot is an image, and some have "
@@ -316,7 +318,7 @@ def _overview(view: View) -> Picture:
         [Panel("", clouds, (float(shares[0]), float(shares[1])))],
         title=title,
         caption=caption,
-        colors=colors,
+        colors=[view.color(side) for side in view.sides],
         legends=False,
         size=8.6,
         tiles=view.tiles,
@@ -537,7 +539,7 @@ def _accuracy_by_class(view: View) -> Picture:
     caption += "the accuracy on all images."
     if long_tailed:
         caption += (
-            " Classes are sorted by their training images, which the blue line shows on the right "
+            " Classes are sorted by their training images, which the green line shows on the right "
             "axis (logarithmic): the tail is at the right."
         )
     else:
@@ -612,7 +614,7 @@ def _bars_picture(
         order = order[~np.isnan(of_classes[order])]
         heading = f"{side.split} images"
         drawn_counts = None if counts is None else counts[order]
-        panels.append(Bars(heading, of_classes[order], mean, drawn_counts))
+        panels.append(Bars(heading, of_classes[order], mean, view.color(side), drawn_counts))
         classes = [side.images.class_names[c] for c in order]
         numbers[side.split] = {
             "mean": mean,
@@ -680,7 +682,10 @@ def _spectrum(view: View) -> Picture | None:
         )
     figure = spectrum_figure(
         values,
-        {f"{name} images": shares.cumulative for name, shares in sides.items()},
+        [
+            (f"{side.split} images", view.color(side), sides[side.split].cumulative)
+            for side in view.sides
+        ],
         dim=dim,
         title=title,
         caption=caption,

@@ -381,7 +381,7 @@ def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit():
 
 
 def test_a_long_tail_has_an_axis_for_its_training_images():
-    bars = Bars("test", np.linspace(0.9, 0.1, 20), 0.5, np.geomspace(100, 2, 20).astype(int))
+    bars = Bars("test", np.linspace(0.9, 0.1, 20), 0.5, "red", np.geomspace(100, 2, 20).astype(int))
     worst = [Shown(np.zeros((1, 8, 8, 1), np.uint8), ("x",), "0 %")]
     figure = accuracy_figure(
         [bars], worst, title="", caption="", measure="accuracy (%)", classes="classes"

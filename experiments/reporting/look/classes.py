@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 
-from experiments.reporting.look.tiles import SPLIT_COLORS, draw_tile, short, tile_axes
+from experiments.reporting.look.tiles import draw_tile, short, tile_axes
 from experiments.reporting.style import (
-    BLUE,
+    GREEN,
     INK,
     LARGE,
     MEDIUM,
@@ -61,8 +61,9 @@ class Bars(NamedTuple):
 
     title: str
     values: np.ndarray
-    """float64 [C], in [0, 1]; NaN where there is none."""
+    """float64 [C], in [0, 1]."""
     mean: float
+    color: str
     counts: np.ndarray | None = None
     """Integers [C], training images of every class, for a second axis."""
 
@@ -128,7 +129,7 @@ def accuracy_figure(
     """Draws a bar for every class, and some classes with the lowest values below.
 
     Args:
-      panels: The bars of one split each; of two, the first are training images.
+      panels: The bars of one split each.
       worst: The classes to show.
       title, caption: Of the figure.
       measure: What a bar is, with its unit.
@@ -142,24 +143,23 @@ def accuracy_figure(
             Line2D(
                 [], [], color=INK, linewidth=2, label=f"mean of {_WINDOW} {classes} side by side"
             ),
-            Line2D([], [], color=BLUE, linewidth=2, label="training images (right axis)"),
+            Line2D([], [], color=GREEN, linewidth=2, label="training images (right axis)"),
         ]
     figure = new_figure(width, height + strip, title=title, caption=caption, legend=legend)
     grid = GridSpec(2, len(panels), figure=figure, height_ratios=[height, strip])
-    colors = SPLIT_COLORS[len(SPLIT_COLORS) - len(panels) :]
-    for number, (bars, color) in enumerate(zip(panels, colors, strict=True)):
+    for number, bars in enumerate(panels):
         axes = figure.add_subplot(grid[0, number])
         if number == 0:
             axes.set_ylabel(measure)
-        _draw_bars(axes, bars, color, classes)
+        _draw_bars(axes, bars, classes)
     _draw_strip(figure.add_subplot(grid[1, :]), f"{classes} with the lowest values", worst)
     return figure
 
 
-def _draw_bars(axes: Axes, bars: Bars, color: str, classes: str) -> None:
+def _draw_bars(axes: Axes, bars: Bars, classes: str) -> None:
     style_axes(axes, grid="y")
     places = np.arange(1, len(bars.values) + 1)
-    axes.bar(places, 100 * np.nan_to_num(bars.values), width=0.9, color=color, linewidth=0)
+    axes.bar(places, 100 * np.nan_to_num(bars.values), width=0.9, color=bars.color, linewidth=0)
     axes.axhline(100 * bars.mean, color=INK, linewidth=1.1, linestyle="--", zorder=3)
     axes.annotate(
         f"mean {100 * bars.mean:.1f} %",
@@ -183,7 +183,7 @@ def _draw_bars(axes: Axes, bars: Bars, color: str, classes: str) -> None:
     start = 1 + (_WINDOW - 1) / 2
     axes.plot(start + np.arange(len(middle)), middle, color=INK, linewidth=2, zorder=4)
     twin = axes.twinx()
-    twin.plot(places, bars.counts, color=BLUE, linewidth=2)
+    twin.plot(places, bars.counts, color=GREEN, linewidth=2)
     twin.set_yscale("log")
     low, high = bars.counts.min(), bars.counts.max()
     ticks = [k * 10**e for e in range(7) for k in (1, 2, 5) if low <= k * 10**e <= high]

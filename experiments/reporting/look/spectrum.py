@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.reporting.look.tiles import SPLIT_COLORS
 from experiments.reporting.style import (
     GREY,
     INK,
@@ -20,10 +19,13 @@ from experiments.reporting.style import (
     style_axes,
 )
 
+_WIDTHS = (5, 2)
+"""Of the lines of two splits, which may be on top of each other."""
+
 
 def spectrum_figure(
     singular_values: np.ndarray,
-    cumulative: Mapping[str, np.ndarray],
+    cumulative: Sequence[tuple[str, str, np.ndarray]],
     *,
     dim: int,
     title: str,
@@ -33,14 +35,14 @@ def spectrum_figure(
 
     Args:
       singular_values: Floats [r], from the largest.
-      cumulative: For every split, floats [r]: the share of the variance of its features within the
-        first left singular vectors.
+      cumulative: Name and colour of every split, and floats [r]: the share of the variance of its
+        features within the first left singular vectors.
       dim: Features d.
       title, caption: Of the figure.
     """
     rank = len(singular_values)
     legend = []
-    for (name, shares), color, width in zip(cumulative.items(), SPLIT_COLORS, (5, 2), strict=False):
+    for (name, color, shares), width in zip(cumulative, _WIDTHS[-len(cumulative) :], strict=True):
         inside = 100 * shares[-1]
         label = f"{name}: {inside:.1f} % inside, {100 - inside:.1f} % outside"
         legend.append(Line2D([], [], color=color, linewidth=width, label=label))
@@ -58,7 +60,7 @@ def spectrum_figure(
     left.set_title(f"Rank {rank} of {dim} dimensions", size=LARGE)
 
     style_axes(right)
-    for line, shares in zip(legend, cumulative.values(), strict=False):
+    for line, (_, _, shares) in zip(legend, cumulative, strict=False):
         style = {"color": line.get_color(), "linewidth": line.get_linewidth()}
         right.plot([0, *places], [0, *(100 * shares)], **style)
     right.plot([0, rank], [0, 100 * rank / dim], color=GREY, linestyle="--")

@@ -17,8 +17,8 @@ from experiments.reporting.style import BLUE, INK, VERMILLION
 WRONG = VERMILLION
 """The colour of frames around mistakes."""
 
-SPLIT_COLORS = (BLUE, VERMILLION)
-"""Colours of training images and of others."""
+TRAINED, OTHERS = BLUE, VERMILLION
+"""The colours of training images and of others."""
 
 _SIDE = 96
 """Pixels of the longer side of a tile; larger images are reduced."""
