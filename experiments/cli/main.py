@@ -16,6 +16,7 @@ from experiments.cli.compare import Compare
 from experiments.cli.datasets import Datasets
 from experiments.cli.evaluate import config_of_arguments, evaluate_verb
 from experiments.cli.linear import Linear
+from experiments.cli.look import Look
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings
 from experiments.cli.sweep import Sweep
@@ -36,6 +37,7 @@ def verbs(evaluated: TrainConfig | None = None) -> Any:
         Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
         | evaluate
         | Annotated[Linear, tyro.conf.subcommand("linear")]
+        | Annotated[Look, tyro.conf.subcommand("look")]
         | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
         | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
         | Annotated[Power, tyro.conf.subcommand("power")]

@@ -1,0 +1,196 @@
+"""The shape of a feature space: projections, neighbours, class means, the span of a classifier.
+
+Labels are integers [n], or [n, C] where an image has any number of labels (1, 0, or −1 where that
+is unknown). Everything is computed in float64.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# Similarities held at once: bounds the work space to about 64 MB.
+_ELEMENTS_AT_ONCE = 2**23
+# With more classes, the optimal order of the leaves takes minutes.
+_MOST_ORDERED = 400
+
+
+class Projection(NamedTuple):
+    """A linear projection to two dimensions."""
+
+    mean: np.ndarray
+    """float64 [d]."""
+    axes: np.ndarray
+    """float64 [d, 2], orthonormal."""
+
+    def points(self, features: np.ndarray) -> np.ndarray:
+        """The positions [n, 2] of features [n, d]."""
+        return (features - self.mean) @ self.axes
+
+    def shares(self, features: np.ndarray) -> np.ndarray:
+        """The share of the variance of features [n, d] along each axis: [2]."""
+        total = features.var(0).sum()
+        return (features @ self.axes).var(0) / (total if total > 0 else 1)
+
+
+class SpanShares(NamedTuple):
+    """Where the variance of features is, relative to the span of a classifier."""
+
+    singular_values: np.ndarray
+    """float64 [r], those of the classifier, from the largest; r is its rank."""
+    cumulative: np.ndarray
+    """float64 [r]: the share of the variance within the first 1, ..., r left singular vectors."""
+
+    @property
+    def inside(self) -> float:
+        """The share of the variance inside the span."""
+        return float(self.cumulative[-1]) if len(self.cumulative) else 0.0
+
+
+class Neighbours(NamedTuple):
+    """The nearest features of some queries."""
+
+    indices: np.ndarray
+    """int64 [q, k], from the nearest."""
+    cosines: np.ndarray
+    """float64 [q, k]."""
+
+
+def unit_features(features: np.ndarray) -> np.ndarray:
+    """Features [n, d] divided by their lengths; zero stays zero."""
+    features = np.asarray(features, np.float64)
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(lengths > 0, lengths, 1)
+
+
+def principal_axes(features: np.ndarray) -> Projection:
+    """The two directions in which features [n, d] vary most."""
+    features = np.asarray(features, np.float64)
+    mean = features.mean(0)
+    centered = features - mean
+    _, vectors = np.linalg.eigh(centered.T @ centered)
+    axes = vectors[:, ::-1][:, :2]
+    # The sign of an eigenvector is arbitrary: the largest entry is positive.
+    largest = np.abs(axes).argmax(0)
+    return Projection(mean, axes * np.sign(axes[largest, [0, 1]]))
+
+
+def class_membership(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Whether an image has a label: bool [n, C]."""
+    labels = np.asarray(labels)
+    return labels > 0 if labels.ndim == 2 else labels[:, None] == np.arange(num_classes)
+
+
+def class_means(features: np.ndarray, membership: np.ndarray) -> np.ndarray:
+    """The mean unit feature of every class, divided by its length: [C, d]; zero without an image.
+
+    Args:
+      features: Floats [n, d].
+      membership: Bools [n, C].
+    """
+    return unit_features(membership.T.astype(np.float64) @ unit_features(features))
+
+
+def class_similarity(features: np.ndarray, membership: np.ndarray) -> np.ndarray:
+    """The cosines between class means: [C, C]; arguments are those of `class_means`."""
+    means = class_means(features, membership)
+    return np.clip(means @ means.T, -1, 1)
+
+
+def class_order(similarity: np.ndarray) -> np.ndarray:
+    """An order of the classes in which similar ones are side by side: int64 [C].
+
+    Average linkage of 1 − similarity [C, C].
+    """
+    from scipy.cluster.hierarchy import leaves_list, linkage  # Slow to import.
+    from scipy.spatial.distance import squareform
+
+    if len(similarity) < 3:
+        return np.arange(len(similarity))
+    distance = np.clip(1 - (similarity + similarity.T) / 2, 0, None)
+    np.fill_diagonal(distance, 0)
+    tree = linkage(squareform(distance, checks=False), "average")
+    if len(similarity) <= _MOST_ORDERED:
+        from scipy.cluster.hierarchy import optimal_leaf_ordering
+
+        tree = optimal_leaf_ordering(tree, squareform(distance, checks=False))
+    return leaves_list(tree).astype(np.int64)
+
+
+def most_similar_pairs(similarity: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """The pairs of different classes with the largest similarity, from the most similar one."""
+    rows, columns = np.triu_indices(len(similarity), 1)
+    order = np.argsort(-similarity[rows, columns], kind="stable")[:count]
+    return [(int(rows[k]), int(columns[k])) for k in order]
+
+
+def nearest_neighbours(features: np.ndarray, queries: np.ndarray, count: int) -> Neighbours:
+    """The features with the largest cosine to those of some queries, without the query itself.
+
+    Args:
+      features: Floats [n, d].
+      queries: Integers [q], rows of the features.
+      count: Neighbours k of each query; fewer where there are not so many features.
+    """
+    units, queries = unit_features(features), np.asarray(queries)
+    count = min(count, len(units) - 1)
+    step = max(1, _ELEMENTS_AT_ONCE // len(units))
+    indices = np.empty((len(queries), count), np.int64)
+    cosines = np.empty((len(queries), count))
+    for start in range(0, len(queries), step):
+        rows = queries[start : start + step]
+        similar = units[rows] @ units.T
+        similar[np.arange(len(rows)), rows] = -np.inf
+        # Sorting the nearest ones alone takes a tenth of the time.
+        nearest = np.sort(np.argpartition(-similar, count - 1, axis=1)[:, :count], axis=1)
+        order = np.argsort(-np.take_along_axis(similar, nearest, 1), axis=1, kind="stable")
+        nearest = np.take_along_axis(nearest, order, 1)
+        indices[start : start + step] = nearest
+        cosines[start : start + step] = np.take_along_axis(similar, nearest, 1)
+    return Neighbours(indices, cosines)
+
+
+def neighbour_precision(features: np.ndarray, membership: np.ndarray, count: int) -> float:
+    """The share of the nearest neighbours that have a label of their query, over all images."""
+    queries = np.flatnonzero(membership.any(1))
+    neighbours = nearest_neighbours(features, queries, count).indices
+    shared = membership[queries, None] & membership[neighbours]
+    return float(shared.any(2).mean())
+
+
+def nearest_mean_predictions(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The class whose mean has the largest cosine to a feature: int64 [n].
+
+    The mean of a feature's own class is computed without the feature. A feature that is alone in
+    its class is never assigned to it.
+
+    Args:
+      features: Floats [n, d].
+      labels: Integers [n], from 0.
+    """
+    units, labels = unit_features(features), np.asarray(labels)
+    counts = np.bincount(labels)
+    sums = np.zeros((len(counts), units.shape[1]))
+    np.add.at(sums, labels, units)
+    scores = units @ unit_features(sums).T
+    scores[:, counts == 0] = -np.inf
+    own = (units * unit_features(sums[labels] - units)).sum(1)
+    scores[np.arange(len(labels)), labels] = np.where(counts[labels] > 1, own, -np.inf)
+    return scores.argmax(1)
+
+
+def span_shares(features: np.ndarray, kernel: np.ndarray) -> SpanShares:
+    """The singular values of a classifier, and the variance of features within its span.
+
+    Args:
+      features: Floats [n, d].
+      kernel: Floats [d, C], one column per class.
+    """
+    features, kernel = np.asarray(features, np.float64), np.asarray(kernel, np.float64)
+    basis, values, _ = np.linalg.svd(kernel, full_matrices=False)
+    # The tolerance of float32, in which classifiers are trained.
+    used = values > values[0] * max(kernel.shape) * np.finfo(np.float32).eps
+    along = ((features - features.mean(0)) @ basis[:, used]).var(0)
+    total = features.var(0).sum()
+    return SpanShares(values[used], np.cumsum(along) / (total if total > 0 else 1))

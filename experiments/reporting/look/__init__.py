@@ -1,0 +1,1 @@
+"""Pictures of a feature space: arrays in, figures and one page out."""

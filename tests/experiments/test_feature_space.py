@@ -1,0 +1,149 @@
+"""Projections, neighbours, class means and spans, against loops and other decompositions."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from experiments.evaluation.feature_space import (
+    class_means,
+    class_membership,
+    class_order,
+    class_similarity,
+    most_similar_pairs,
+    nearest_mean_predictions,
+    nearest_neighbours,
+    neighbour_precision,
+    principal_axes,
+    span_shares,
+    unit_features,
+)
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(40, 6)) * [3, 2, 1, 1, 0.5, 0.1] + 1
+LABELS = RNG.integers(0, 5, 40)
+MULTI = RNG.integers(-1, 2, (40, 4)).astype(np.int8)
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+def test_axes_are_those_of_the_singular_value_decomposition():
+    projection = principal_axes(FEATURES)
+    left, values, _ = np.linalg.svd(FEATURES - FEATURES.mean(0), full_matrices=False)
+    np.testing.assert_allclose(abs(projection.points(FEATURES)), abs(left * values)[:, :2])
+    np.testing.assert_allclose(
+        projection.shares(FEATURES), values[:2] ** 2 / (values**2).sum(), rtol=1e-12
+    )
+    assert (projection.axes.max(0) == abs(projection.axes).max(0)).all()
+
+
+def test_shares_of_constant_features_are_zero():
+    projection = principal_axes(FEATURES)
+    assert projection.shares(np.ones((3, 6))).tolist() == [0, 0]
+
+
+def test_class_means_and_their_cosines_are_those_of_a_loop():
+    units = np.stack([x / np.sqrt((x**2).sum()) for x in FEATURES])
+    for labels, count in ((LABELS, 5), (MULTI, 4)):
+        membership = class_membership(labels, count)
+        rows = [
+            [i for i in range(40) if (labels[i] == c if labels.ndim == 1 else labels[i, c] == 1)]
+            for c in range(count)
+        ]
+        assert [np.flatnonzero(column).tolist() for column in membership.T] == rows
+        means = [units[r].mean(0) for r in rows]
+        np.testing.assert_allclose(
+            class_means(FEATURES, membership), [m / np.linalg.norm(m) for m in means]
+        )
+        expected = [[cosine(a, b) for a in means] for b in means]
+        np.testing.assert_allclose(class_similarity(FEATURES, membership), expected)
+
+
+def test_a_class_without_an_image_and_a_zero_feature_have_no_direction():
+    membership = class_membership(np.zeros(3, int), 2)
+    assert class_means(np.ones((3, 2)), membership)[1].tolist() == [0, 0]
+    assert unit_features(np.zeros((1, 2))).tolist() == [[0, 0]]
+
+
+def test_neighbours_are_those_of_a_loop_without_the_query():
+    features = np.concatenate([FEATURES, FEATURES[:1]])  # A copy is a neighbour like any other.
+    found = nearest_neighbours(features, np.array([0, 7, 40]), 5)
+    for query, indices, cosines in zip((0, 7, 40), found.indices, found.cosines, strict=True):
+        others = [i for i in range(41) if i != query]
+        expected = sorted(others, key=lambda i: -cosine(features[query], features[i]))[:5]
+        if query == 7:
+            assert indices.tolist() == expected
+        assert query not in indices
+        np.testing.assert_allclose(cosines, [cosine(features[query], features[i]) for i in indices])
+    assert found.indices[0, 0] == 40
+    assert nearest_neighbours(features[:3], np.arange(3), 8).indices.shape == (3, 2)
+
+
+@pytest.mark.parametrize(("labels", "count"), [(LABELS, 5), (MULTI, 4)])
+def test_precision_is_the_share_of_neighbours_that_share_a_label(labels, count):
+    hits = []
+    for query in range(40):
+        mine = {labels[query]} if labels.ndim == 1 else set(np.flatnonzero(labels[query] == 1))
+        others = [i for i in range(40) if i != query]
+        nearest = sorted(others, key=lambda i: -cosine(FEATURES[query], FEATURES[i]))[:3]
+        for i in nearest if mine else []:
+            theirs = {labels[i]} if labels.ndim == 1 else set(np.flatnonzero(labels[i] == 1))
+            hits.append(bool(mine & theirs))
+    precision = neighbour_precision(FEATURES, class_membership(labels, count), 3)
+    assert precision == pytest.approx(np.mean(hits))
+    assert 0 < precision < 1
+
+
+def test_predictions_leave_the_feature_out_of_its_own_mean():
+    labels = LABELS.copy()
+    labels[labels == 4] = 3
+    labels[5] = 4  # Alone in its class.
+    units = np.stack([x / np.linalg.norm(x) for x in FEATURES])
+    expected = []
+    for i in range(40):
+        scores = []
+        for c in range(5):
+            own = [j for j in range(40) if labels[j] == c and j != i]
+            scores.append(cosine(units[i], units[own].mean(0)) if own else -np.inf)
+        expected.append(int(np.argmax(scores)))
+    predictions = nearest_mean_predictions(FEATURES, labels)
+    assert predictions.tolist() == expected
+    assert predictions[5] != 4
+
+
+def test_the_variance_outside_of_the_span_is_that_of_the_complement():
+    kernel = RNG.normal(size=(6, 3))
+    kernel[:, 2] = kernel[:, 0] - kernel[:, 1]  # Rank 2.
+    shares = span_shares(FEATURES, kernel)
+    np.testing.assert_allclose(
+        shares.singular_values, np.linalg.svd(kernel, compute_uv=False)[:2], rtol=1e-12
+    )
+    outside = np.asarray(
+        jaxloss.project_complement(
+            jnp.asarray(FEATURES, jnp.float32), jnp.asarray(kernel[:, :2], jnp.float32), epsilon=0.0
+        )
+    )
+    share = outside.var(0).sum() / FEATURES.var(0).sum()
+    assert shares.inside == pytest.approx(1 - share, rel=1e-4)
+    assert 0.05 < share < 0.95
+    assert np.diff(shares.cumulative, prepend=0).min() > 0
+    assert span_shares(FEATURES, np.eye(6)).inside == pytest.approx(1)
+
+
+def test_similar_classes_are_side_by_side():
+    block = np.array([0, 1, 0, 1, 2, 2, 0, 1])
+    similarity = np.where(block[:, None] == block, 0.9, 0.1) + 0.01 * np.eye(8)
+    order = class_order(similarity)
+    assert sorted(order) == list(range(8))
+    assert np.count_nonzero(np.diff(block[order])) == 2
+    assert class_order(np.eye(2)).tolist() == [0, 1]
+
+
+def test_pairs_come_from_the_most_similar_one():
+    similarity = np.array([[1, 0.2, 0.7], [0.2, 1, 0.5], [0.7, 0.5, 1]])
+    assert most_similar_pairs(similarity, 2) == [(0, 2), (1, 2)]
+    assert len(most_similar_pairs(similarity, 9)) == 3

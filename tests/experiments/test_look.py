@@ -1,0 +1,403 @@
+"""`look`: the files of every protocol, the page, and the numbers that the pictures show."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import struct
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxloss
+from experiments import look
+from experiments.cli.main import main
+from experiments.config import Folders, ModelConfig, SamplingConfig, TrainConfig
+from experiments.contracts import Metric, Outputs
+from experiments.evaluation.few_shot import evaluate_prototypes
+from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
+from experiments.protocols.classification import ClassificationData
+from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
+from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
+from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
+from experiments.protocols.integration import IntegratedLoss
+from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
+from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
+from experiments.reporting.look.classes import Bars, Shown, accuracy_figure
+from experiments.reporting.look.maps import Cloud, Panel, map_figure
+from experiments.reporting.look.page import Picture, page_html
+from experiments.reporting.look.tiles import drawable, is_dark_on_light, short, tile
+from experiments.reporting.look.training import curves_figure, log_series
+from experiments.reporting.style import new_figure
+from experiments.runs import evaluate_run, plan_run, restore_run, train_run
+from experiments.training.outputs import build_outputs
+from tests.experiments import fake_image_sets
+
+TINY: dict[str, Any] = {
+    "sampling": SamplingConfig(batch_size=16),
+    "model": ModelConfig(widths=(4, 4, 4, 32)),
+    "steps": 2,
+    "validate_every": 2,
+    "log_every": 1,
+}
+FEW_CLASSES = ClassificationData(classes=6, holdout=0.15)
+LONG_TAIL = dataclasses.replace(FEW_CLASSES, imbalance=0.05, holdout=0.0)
+EVERYWHERE = ["map", "class-map", "neighbours", "similarity"]
+FEW_SHOT = FewShotConfig(
+    **TINY,
+    loss=IntegratedLoss(name="spectral:sce+nca"),
+    evaluation=FewShotEvaluation(episodes=30, validation_episodes=20),
+)
+RUNS: dict[str, tuple[TrainConfig, list[str]]] = {
+    "few-shot": (FEW_SHOT, ["accuracy", "episodes", "spectrum", "overlap"]),
+    "group-softmax": (
+        GroupSoftmaxConfig(**TINY, data=FEW_CLASSES, loss=GroupLoss(num_groups=2)),
+        ["accuracy", "spectrum", "reliability"],
+    ),
+    "hyperspherical": (
+        HypersphericalConfig(
+            **TINY | {"model": ModelConfig(widths=(4, 4, 4, 4), dim=3), "steps": 12},
+            data=LONG_TAIL,
+            loss=HypersphericalLoss(criterion="dot-regression"),
+        ),
+        ["accuracy", "assignment", "reliability"],
+    ),
+    "negative-margin": (
+        NegativeMarginConfig(
+            **TINY,
+            evaluation=MarginEvaluation(episodes=8, validation_episodes=20),
+            fine_tuning=FineTuning(passes=2),
+        ),
+        ["accuracy", "episodes", "spectrum"],
+    ),
+    "multi-label": (
+        MultiLabelConfig(**TINY, data=MultiLabelData(name="voc2007@16")),
+        ["precision", "spectrum"],
+    ),
+}
+"""A run of every protocol, and its pictures beside those of all."""
+
+
+class Looked:
+    """A run that was looked at."""
+
+    def __init__(self, config: TrainConfig, directory: Path, folders: Folders):
+        train_run(plan_run(config), directory, folders)
+        given = ["look", str(directory), "--images", "12", "--data-dir", str(folders.data_dir)]
+        given += ["--manual-dir", str(folders.manual_dir)] if folders.manual_dir else []
+        assert main(given) == 0
+        self.directory, self.folders = directory, folders
+        self.numbers = json.loads((directory / "look" / "look.json").read_text())
+        self.run = restore_run(directory)
+        network, counts = self.run.network, self.run.class_counts
+        self._outputs = build_outputs(network.graphdef, network.objective, config.data, counts)
+
+    def outputs(self, split: str) -> Outputs:
+        return self._outputs(self.run.state, self.run.plan.protocol.load(self.folders, split))
+
+    def names(self, split: str) -> tuple[str, ...]:
+        return self.run.plan.protocol.load(self.folders, split).class_names
+
+
+@pytest.fixture(scope="module")
+def voc(tmp_path_factory) -> Folders:
+    """A small VOC 2007 of colour photographs."""
+    root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
+    kinds = fake_image_sets._VOC[:6]
+    objects = {
+        part: {
+            f"{first + n:06}": [(kind, 0) for kind in kinds if rng.random() < 0.4]
+            for n in range(count)
+        }
+        for part, first, count in (("train", 0, 20), ("val", 100, 8), ("test", 200, 16))
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
+        fake_image_sets.voc2007_annotations(root)
+    return Folders(data_dir=root / "data", manual_dir=root)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, folders, voc):
+    """The run of a protocol by its name, looked at once."""
+    known: dict[str, Looked] = {}
+
+    def of(name: str) -> Looked:
+        if name not in known:
+            directory = tmp_path_factory.mktemp("runs") / name
+            known[name] = Looked(
+                RUNS[name][0], directory, voc if name == "multi-label" else folders
+            )
+        return known[name]
+
+    return of
+
+
+class Page(HTMLParser):
+    """The links, pictures and sections of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.images: list[dict[str, str]] = []
+        self.sections: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.tags.append(tag)
+        if tag not in ("meta", "img", "link", "br"):
+            self.open.append(tag)
+        if tag == "img":
+            self.images.append(found)
+        if tag == "section":
+            self.sections.append(found["id"])
+        self.links += [found[name] for name in ("href", "src") if name in found]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_protocol_has_its_pictures_on_a_page_of_its_own(trained, name):
+    run = trained(name)
+    folder = run.directory / "look"
+    expected = [*EVERYWHERE, *RUNS[name][1], "training"]
+    assert {path.stem for path in folder.glob("*.png")} == set(expected)
+    text = (folder / "index.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert sorted(page.sections) == sorted(expected)
+    assert sorted(run.numbers) == sorted(expected)
+    # Nothing outside of the page, and no program.
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert "url(" not in text
+    for section, image in zip(page.sections, page.images, strict=True):
+        content = base64.b64decode(image["src"].partition(",")[2])
+        assert content == (folder / f"{section}.png").read_bytes()
+        width, height = struct.unpack(">II", content[16:24])
+        assert 700 < width < 2100
+        assert 400 < height < 1900
+        assert len(image["alt"]) > 80
+
+
+def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
+    run, numbers = trained("few-shot"), trained("few-shot").numbers
+    base, novel = run.outputs("base"), run.outputs("novel")
+    units = [o.features / np.linalg.norm(o.features, axis=1, keepdims=True) for o in (base, novel)]
+
+    together = np.concatenate(units)
+    values = np.linalg.svd(together - together.mean(0), compute_uv=False)
+    np.testing.assert_allclose(
+        numbers["map"]["variance_shares"], (values**2 / (values**2).sum())[:2], rtol=1e-4
+    )
+    assert numbers["map"]["images_drawn"] <= 12
+
+    found = numbers["neighbours"]
+    for query, neighbours, wrong in zip(
+        found["queries"], found["neighbours"], found["wrong"], strict=True
+    ):
+        cosines = units[1] @ units[1][query]
+        cosines[query] = -2
+        np.testing.assert_allclose(
+            cosines[neighbours], np.sort(cosines)[::-1][:8], rtol=1e-5, atol=1e-6
+        )
+        assert wrong == (novel.labels[neighbours] != novel.labels[query]).tolist()
+    assert len(set(novel.labels[found["queries"]])) == look.QUERIES
+
+    kernel = np.asarray(run.run.state.params["classifier"]["kernel"])
+    assert kernel.shape == (128, 100)
+    basis = np.linalg.qr(kernel)[0]
+    for split, outputs in (("base", base), ("novel", novel)):
+        inside = (outputs.features @ basis).var(0).sum() / outputs.features.var(0).sum()
+        assert numbers["spectrum"]["inside"][split] == pytest.approx(inside, rel=1e-3)
+    np.testing.assert_allclose(
+        numbers["spectrum"]["singular_values"], np.linalg.svd(kernel)[1], rtol=1e-4
+    )
+    for power, overlap in numbers["overlap"]["overlaps"].items():
+        relative = np.linalg.svd(kernel)[1] / np.linalg.norm(kernel, 2)
+        expected = (relative * (1 - relative ** float(power))).max()
+        assert overlap == pytest.approx(expected, rel=1e-3)
+    library = jaxloss.spectral_overlap(jax.numpy.asarray(kernel), 0.5)
+    assert numbers["overlap"]["overlaps"]["0.5"] == pytest.approx(
+        float(library) / np.linalg.norm(kernel, 2), rel=1e-4
+    )
+
+
+def test_the_hardest_episodes_are_those_of_the_evaluation(trained):
+    for name, evaluate in (
+        ("few-shot", partial(evaluate_prototypes, distance="euclidean")),
+        ("negative-margin", partial(evaluate_fine_tuning, settings=FineTuning(passes=2))),
+    ):
+        run = trained(name)
+        features, labels = run.outputs("novel")[:2]
+        config: Any = dataclasses.replace(RUNS[name][0].evaluation, shots=(1,))  # pyright: ignore
+        shown, (result,) = run.numbers["episodes"], evaluate(features, labels, config=config)
+        assert shown["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
+        assert len(shown["episodes"]) == 4
+        for episode in shown["episodes"]:
+            predictions = np.array(episode["predictions"])
+            right = (predictions == np.arange(5)[:, None]).mean()
+            assert right == pytest.approx(episode["accuracy"])
+            queries = labels[np.array(episode["query"])]
+            assert (queries == labels[np.array(episode["support"])[:, :1]]).all()
+            assert [run.names("novel")[c] for c in queries[:, 0]] == episode["classes"]
+        accuracies = [episode["accuracy"] for episode in shown["episodes"]]
+        assert accuracies == sorted(accuracies)
+        assert accuracies[0] <= shown["mean_accuracy"]
+
+
+@pytest.mark.parametrize("name", ["group-softmax", "hyperspherical"])
+def test_accuracy_and_calibration_are_those_of_the_report(trained, name):
+    run = trained(name)
+    _, report = evaluate_run(run.directory, run.folders)
+    shown = run.numbers["accuracy"]["test"]
+    assert shown["mean"] == pytest.approx(report["result"]["accuracy"])
+    by_name = dict(zip(run.names("test"), report["result"]["class_accuracies"], strict=True))
+    assert shown["classes"] == pytest.approx(by_name)
+    if name == "hyperspherical":  # A long tail, from its head.
+        counts = dict(zip(run.names("test"), run.outputs("test").class_counts, strict=True))
+        drawn = [counts[c] for c in shown["classes"]]
+        assert drawn == sorted(drawn, reverse=True)
+        assert run.numbers["assignment"] == report["assignment"]
+    reliability = run.numbers["reliability"]
+    assert reliability["calibration_error"] == pytest.approx(report["result"]["calibration_error"])
+    assert sum(reliability["counts"]) == report["result"]["samples"]
+
+
+def test_a_multi_label_run_shows_average_precision_and_shared_labels(trained):
+    run = trained("multi-label")
+    _, report = evaluate_run(run.directory, run.folders)
+    shown = run.numbers["precision"]["test"]
+    assert shown["mean"] == pytest.approx(report["result"]["map_class"])
+    known = zip(run.names("test"), report["result"]["class_precisions"], strict=True)
+    assert shown["classes"] == pytest.approx({name: ap for name, ap in known if ap is not None})
+    labels, found = run.outputs("test").labels > 0, run.numbers["neighbours"]
+    for query, neighbours, wrong in zip(
+        found["queries"], found["neighbours"], found["wrong"], strict=True
+    ):
+        assert wrong == [not (labels[query] & labels[n]).any() for n in neighbours]
+
+
+def test_another_split_and_checkpoint_have_a_folder_of_their_own(trained, capsys, monkeypatch):
+    monkeypatch.setattr(look, "MOST_IMAGES", 40)
+    monkeypatch.setattr(look, "_DRAWN", [look._overview, look._hard_episodes])
+    run = trained("few-shot")
+    given = ["look", str(run.directory), "--data-dir", str(run.folders.data_dir)]
+    assert main([*given, "--split", "base", "--checkpoint", "2"]) == 0
+    assert "look-base-step2/index.html" in capsys.readouterr().out
+    folder = run.directory / "look-base-step2"
+    text = (folder / "index.html").read_text()
+    assert "The base split has 4,650 images; pictures show a random part of 40." in text
+    # Forty images of a hundred classes give no episode.
+    assert "A picture is missing: " in text
+    assert [path.name for path in folder.glob("*.png")] == ["map.png"]
+
+    assert main([*given, "--split", "test"]) == 2
+    assert "no split 'test'; it has base, validation, novel" in capsys.readouterr().err
+    assert main([*given, "--images", "0"]) == 2
+    assert "images must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_grey_images_are_ink_and_colours_stay():
+    grey = np.zeros((4, 6, 1), np.uint8)
+    grey[1, 2] = 255
+    drawn = tile(grey, "#0072B2")
+    assert drawn.shape == (4, 6, 4)
+    assert drawn[1, 2] == pytest.approx([0, 0x72 / 255, 0xB2 / 255, 1])
+    assert drawn[0, 0, 3] == 0
+    assert not is_dark_on_light(grey[None])
+    assert is_dark_on_light(255 - grey[None])
+    photograph = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
+    np.testing.assert_allclose(tile(photograph)[..., :3], photograph / 255, rtol=1e-6)
+    assert not is_dark_on_light(255 + 0 * photograph[None])
+    assert tile(np.zeros((300, 150, 3), np.uint8)).shape == (96, 48, 4)
+
+
+def test_characters_that_the_font_does_not_have_are_code_points():
+    assert drawable("été") == "été"
+    assert drawable("木, 1") == "U+6728, 1"
+    assert short("a_$1_longer", 8) == "a \\$1 l…".replace("\\$", r"\$")
+
+
+def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
+    points = np.random.default_rng(0).normal(size=(200, 2))
+    read = []
+
+    def images(rows):
+        read.extend(rows)
+        return np.zeros((len(rows), 8, 8, 1), np.uint8)
+
+    clouds = [Cloud("a", points[:150], images), Cloud("b", points[150:], images)]
+    _, (drawn,) = map_figure(
+        [Panel("", clouds, (0.5, 0.2))],
+        title="",
+        caption="",
+        colors=("red", "blue"),
+        legends=False,
+        size=4,
+        tiles=30,
+    )
+    assert drawn == len(read) == 30
+    same = [Cloud("a", np.zeros((5, 2)), images)]
+    _, (alone,) = map_figure(
+        [Panel("", same, (0, 0))],
+        title="",
+        caption="",
+        colors=("red",),
+        legends=False,
+        size=4,
+        tiles=30,
+    )
+    assert alone == 1
+
+
+def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit():
+    rows = [
+        {"step": 1, "loss": 3.0, "softmax_loss": 2.0, "tight_loss": "NaN", "images_per_second": 9},
+        {"step": 2, "loss": 2.0, "softmax_loss": 1.0, "tight_loss": 4.0, "train_accuracy": 0.5},
+        {"step": 2, "validation": 0.25},
+    ]
+    series = log_series(rows, without=("images_per_second",))
+    assert {name: len(steps) for name, (steps, _) in series.items()} == {
+        **dict.fromkeys(["loss", "softmax_loss", "tight_loss"], 2),
+        **dict.fromkeys(["train_accuracy", "validation"], 1),
+    }
+    assert np.isnan(series["tight_loss"][1][0])
+    figure = curves_figure(series, Metric("accuracy"), checkpoint=2, title="", caption="")
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    assert list(panels) == ["loss", "validation: accuracy (%)", "train accuracy"]
+    assert len(panels["loss"].lines) == 4  # Three losses, and the line of the checkpoint.
+    assert panels["validation: accuracy (%)"].lines[0].get_ydata() == pytest.approx([25])
+
+
+def test_a_long_tail_has_an_axis_for_its_training_images():
+    bars = Bars("test", np.linspace(0.9, 0.1, 20), 0.5, "red", np.geomspace(100, 2, 20).astype(int))
+    worst = [Shown(np.zeros((1, 8, 8, 1), np.uint8), ("x",), "0 %")]
+    figure = accuracy_figure(
+        [bars], worst, title="", caption="", measure="accuracy (%)", classes="classes"
+    )
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels[0] == "accuracy (%)"
+    assert "training images" in labels
+
+
+def test_text_of_the_page_is_escaped(tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(b"png")
+    picture = Picture("a", "<b>", 'say "x" & y', new_figure(1, 1, title=""), {})
+    text = page_html(
+        title="A<B", summary="<i>", pictures=[picture], files=[file], notes=["<u>"], command="<c>"
+    )
+    page = Page(text)
+    assert not {"b", "i", "u", "c"} & set(page.tags)
+    assert page.images[0]["alt"] == '<b>. say "x" & y'
