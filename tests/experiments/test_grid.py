@@ -234,8 +234,8 @@ def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
     data = command[command.index("--data-dir") + 1]
     assert main(["evaluate", str(path), "--split", "validation", "--data-dir", data]) == 0
     assert "validation split, 5 classes" in capsys.readouterr().out
-    assert main(["evaluate", str(path), "--ways", "3", "--data-dir", data]) == 2
-    assert "evaluation of protocol group-softmax has no ways" in capsys.readouterr().err
+    assert main(["evaluate", str(path), "--over", "evaluation.ways=3", "--data-dir", data]) == 2
+    assert "--over evaluation.ways: unknown option" in capsys.readouterr().err
     assert main(["evaluate", str(path), "--split", "novel", "--data-dir", data]) == 2
     assert "no split 'novel'; it has train, validation, test" in capsys.readouterr().err
 
