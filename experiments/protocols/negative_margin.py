@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,8 @@ from experiments.config import (
     DataConfig,
     Folders,
     NamedLoss,
+    Pixels,
+    Seed,
     Share,
     TrainConfig,
     Weight,
@@ -28,7 +31,7 @@ from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape, share_images, split_names
 from experiments.data.pipeline import load_split
 from experiments.data.sampling import Episodes, evaluation_episodes
-from experiments.data.selection import select
+from experiments.data.selection import Selection, select
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import Distance, EpisodeConfig, episode_accuracies
 from experiments.evaluation.fine_tuning import (
@@ -57,6 +60,10 @@ class MarginData(DataConfig):
     novel: str = ""
     """Few-shot data set of the validation and novel classes; the base classes are then all classes
     of NAME. Empty: all three are those of NAME."""
+    base_classes: Pixels = 0
+    """Number of base classes, a subset that does not depend on the seed of the run; 0: all."""
+    subset_seed: Seed = 0
+    """Seed that chooses these classes."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             "fine_tuning": to_dict(config.fine_tuning),
             "novel_data": _novel_name(data),
             "holdout": data.holdout,
+            "base_classes": data.base_classes,
         },
         report=report,
     )
@@ -149,13 +157,16 @@ def build(config: NegativeMarginConfig) -> Protocol:
 
 def load(data: MarginData, folders: Folders, split: str) -> ImageSet:
     """The images of the base, validation or novel classes, or the held-out images of base ones."""
-    name, stored, rows = _novel_name(data), split, None
-    if split in _SELECTION:
-        name, stored = data.name, _base_splits(data)
-        if data.holdout:
-            rows = _base_rows(data, _base_labels(data, folders))[_SELECTION[split]]
-    return load_split(
-        name, stored, rows=rows, data_dir=folders.data_dir, manual_dir=folders.manual_dir
+    read = partial(load_split, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
+    if split not in _SELECTION:
+        return read(_novel_name(data), split)
+    chosen = _select_base(data, _base_labels(data, folders))
+    rows = chosen.rows[_SELECTION[split]] if data.holdout or data.base_classes else None
+    images = read(data.name, _base_splits(data), rows=rows)
+    return dataclasses.replace(
+        images,
+        labels=np.searchsorted(chosen.classes, images.labels).astype(np.int32),
+        class_names=tuple(images.class_names[label] for label in chosen.classes),
     )
 
 
@@ -166,13 +177,14 @@ def class_counts(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]
     """
     labels = _base_labels(data, folders)
     novel = few_shot.held_out_class_counts(_novel_name(data), folders)
-    if not data.holdout:
-        return {**novel, "base": np.bincount(labels)}
-    rows = _base_rows(data, labels)
-    num_classes = int(labels.max()) + 1
+    chosen = _select_base(data, labels)
     base = {
-        split: np.bincount(labels[rows[part]], minlength=num_classes)
+        split: np.bincount(
+            np.searchsorted(chosen.classes, labels[chosen.rows[part]]),
+            minlength=len(chosen.classes),
+        )
         for split, part in _SELECTION.items()
+        if part in chosen.rows
     }
     return {**novel, **base}
 
@@ -192,8 +204,14 @@ def _base_labels(data: MarginData, folders: Folders) -> np.ndarray:
     return np.repeat(np.arange(len(base)), base)
 
 
-def _base_rows(data: MarginData, labels: np.ndarray) -> Mapping[str, np.ndarray]:
-    return select(labels, test_labels=np.zeros(0, labels.dtype), holdout=data.holdout).rows
+def _select_base(data: MarginData, labels: np.ndarray) -> Selection:
+    return select(
+        labels,
+        test_labels=np.zeros(0, labels.dtype),
+        classes=data.base_classes,
+        subset_seed=data.subset_seed,
+        holdout=data.holdout,
+    )
 
 
 def check_options(loss: MarginLoss, data: MarginData) -> None:
@@ -392,6 +410,7 @@ def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
     evaluation, tuning = results["evaluation"], results["fine_tuning"]
     base = "held out from training" if results["holdout"] else "training images"
+    number = f"{results['base_classes']} " if results["base_classes"] else ""
     lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, {tuning['passes']} "
         f"passes of fine-tuning a {evaluation['classifier']} classifier",
@@ -406,7 +425,7 @@ def report(results: dict[str, Any]) -> list[str]:
             ],
         ),
         "",
-        f"Images of the base classes ({results['data']}): {base}.",
+        f"Images of the {number}base classes ({results['data']}): {base}.",
     ]
     if results["novel_data"] != results["data"]:
         lines.append(f"Validation and novel classes: those of {results['novel_data']}.")

@@ -397,6 +397,28 @@ def test_held_out_images_are_no_training_images(folders):
     np.testing.assert_array_equal(negative_margin.load(plain, folders, "base").labels, whole.labels)
 
 
+def test_a_subset_of_the_base_classes_has_all_their_images(folders):
+    whole = load_split("icons", "base", data_dir=folders.data_dir)
+    names = np.array(whole.class_names)
+    for holdout in (0.0, 0.35):
+        data = MarginData(holdout=holdout, base_classes=7, subset_seed=3)
+        counts = negative_margin.class_counts(data, folders)
+        base = negative_margin.load(data, folders, "base")
+        assert len(base.class_names) == 7
+        np.testing.assert_array_equal(np.bincount(base.labels), counts["base"])
+        own = np.isin(names[whole.labels], base.class_names)
+        number = counts["base"] + (counts["held-out"] if holdout else 0)
+        assert number.sum() == own.sum()
+        names_of = np.array(base.class_names)[base.labels]
+        expected = whole.images[:][own], names[whole.labels][own]
+        found = {bytes(i) + n.encode() for i, n in zip(base.images[:], names_of, strict=True)}
+        assert found <= {bytes(i) + n.encode() for i, n in zip(*expected, strict=True)}
+    other = negative_margin.load(MarginData(base_classes=7), folders, "base")
+    assert other.class_names != base.class_names
+    novel = [negative_margin.load(d, folders, "novel").labels for d in (data, MarginData())]
+    np.testing.assert_array_equal(*novel)
+
+
 def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):
     fake_archives.cifar_fs_folder(tmp_path)
     folders = dataclasses.replace(folders, manual_dir=tmp_path)
