@@ -142,7 +142,7 @@ class _MeanPixel(nnx.Module):
     def __init__(self):
         self.factor = nnx.Param(jnp.ones(()))
 
-    def __call__(self, images, *, train, keys):
+    def __call__(self, images, *, train, keys, step):
         return self.factor[...] * images.mean(axis=(1, 2, 3))[:, None]
 
 
