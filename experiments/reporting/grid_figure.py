@@ -195,7 +195,7 @@ def _figure(
     for at, mark in series.items():
         texts = [display.label(other.name, label) for other, label in zip(varied, at, strict=True)]
         legend.append(legend_handle(", ".join(texts), mark, line=along))
-    several = len(series) > 1
+    several = len(marks) > 1
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     pitch = _MARK * len(series) + _BETWEEN_ROWS

@@ -28,7 +28,9 @@ EMBEDDED = [
 EXECUTED = ["cifar-fs"]
 """Presets on photographs whose step is compiled and run, not only traced."""
 REPRESENTATIVES = {
-    dataclasses.replace(preset.config.model, dim=0): name for name, preset in PRESETS.items()
+    (preset.config.model.backbone, preset.config.model.drop_block > 0): name
+    for name, preset in PRESETS.items()
+    if name not in EMBEDDED
 }.values()
 """A preset for every backbone. The others are traced with `Pooled`: a ResNet-50 takes seconds."""
 IMAGES = 2

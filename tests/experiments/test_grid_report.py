@@ -470,6 +470,9 @@ def test_differences_are_drawn_around_zero():
     assert any(np.asarray(line.get_ydata()).tolist() == [0, 0] for line in panel.lines)
     caption = captions_of(figure)
     assert "T: differences from Method = softmax" in caption
+    # A single line is named, too.
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["loose"]
     assert "Filled: the interval excludes 0." in caption
 
 
