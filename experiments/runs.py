@@ -531,7 +531,8 @@ def complete_run(
         }
     report["command"] = command
     on_first(partial(write_report, directory, protocol, report))
-    return report
+    # As a finished run is read: the accuracies in single episodes are in a file of their own.
+    return {name: value for name, value in report.items() if name != "episodes"}
 
 
 def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:

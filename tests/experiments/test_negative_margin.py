@@ -415,8 +415,8 @@ def test_a_subset_of_the_base_classes_has_all_their_images(folders):
         assert found <= {bytes(i) + n.encode() for i, n in zip(*expected, strict=True)}
     other = negative_margin.load(MarginData(base_classes=7), folders, "base")
     assert other.class_names != base.class_names
-    novel = [negative_margin.load(d, folders, "novel").labels for d in (data, MarginData())]
-    np.testing.assert_array_equal(*novel)
+    novel, every = (negative_margin.load(d, folders, "novel") for d in (data, MarginData()))
+    np.testing.assert_array_equal(novel.labels, every.labels)
 
 
 def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):

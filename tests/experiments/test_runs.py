@@ -97,6 +97,8 @@ def test_the_report_states_run_version_and_metrics(trained):
     assert [metric["name"] for metric in report["metrics"]] == [
         "1-shot accuracy",
         "5-shot accuracy",
+        "1-shot accuracy (cosine)",
+        "5-shot accuracy (cosine)",
     ]
     for metric, result in zip(report["metrics"], report["results"], strict=True):
         assert (metric["value"], metric["interval"]) == (result["accuracy"], result["interval"])
@@ -160,8 +162,11 @@ def test_evaluation_options_can_be_replaced(trained, folders):
     _, report = evaluate_run(
         directory, folders, overrides={"evaluation.ways": 3, "evaluation.shots": (2,)}
     )
-    assert [result["ways"] for result in report["results"]] == [3]
-    assert [metric["name"] for metric in report["metrics"]] == ["2-shot accuracy"]
+    assert [result["ways"] for result in report["results"]] == [3, 3]
+    assert [metric["name"] for metric in report["metrics"]] == [
+        "2-shot accuracy",
+        "2-shot accuracy (cosine)",
+    ]
     with pytest.raises(
         ConfigError, match=r"few-shot has no loss\.name; it has evaluation\.ways, e"
     ):
