@@ -531,6 +531,8 @@ def complete_run(
         }
     report["command"] = command
     on_first(partial(write_report, directory, protocol, report))
+    # As a finished run is read: `read_episodes` has the accuracies of single episodes.
+    report.pop("episodes", None)
     return report
 
 
