@@ -838,7 +838,7 @@ def _episode_classifier(
 
         return accuracies, tuned, f"a fine-tuned {classifier} classifier"
     assert isinstance(config, FewShotConfig)
-    distance = config.evaluation.distance
+    distance = config.evaluation.distances[0]
 
     def nearest(e: int) -> np.ndarray:
         return prototype_predictions(

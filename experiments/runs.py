@@ -531,8 +531,9 @@ def complete_run(
         }
     report["command"] = command
     on_first(partial(write_report, directory, protocol, report))
-    # As a finished run is read: the accuracies in single episodes are in a file of their own.
-    return {name: value for name, value in report.items() if name != "episodes"}
+    # As a finished run is read: `read_episodes` has the accuracies of single episodes.
+    report.pop("episodes", None)
+    return report
 
 
 def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
@@ -114,22 +114,14 @@ def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, 
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
 
 
-def prototype_accuracies(
+def evaluate_prototypes(
     features: np.ndarray, labels: np.ndarray, *, config: EpisodeConfig, distance: Distance
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
-    """The result of the nearest prototype for every number of shots, and its accuracies [E].
-
-    Raises:
-      ValueError: The labels do not fit the features.
-      ConfigError: The labels do not give such episodes.
-    """
-    results = []
-    for shots, episodes in episode_lists(features, labels, config):
-        accuracies = episode_accuracies(features, episodes, distance=distance)
-        classifier = f"{distance} prototypes"
-        result = summarise(accuracies, episodes, shots, config=config, classifier=classifier)
-        results.append((result, accuracies))
-    return results
+    """Classifies by the nearest prototype; the rest is as in `evaluate_episodes`."""
+    accuracies_of = partial(episode_accuracies, features, distance=distance)
+    return evaluate_episodes(
+        accuracies_of, features, labels, config=config, classifier=f"{distance} prototypes"
+    )
 
 
 def evaluate_episodes(
@@ -139,7 +131,7 @@ def evaluate_episodes(
     *,
     config: EpisodeConfig,
     classifier: str,
-) -> list[EpisodeResult]:
+) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
     Args:
@@ -149,57 +141,40 @@ def evaluate_episodes(
       config: The episodes.
       classifier: Name of the classifier, for reports.
 
+    Returns:
+      For every number of shots the result, and the accuracy in every episode, float32 [E].
+
     Raises:
       ValueError: The labels do not fit the features.
       ConfigError: The labels do not give such episodes.
     """
-    return [
-        summarise(accuracies_of(episodes), episodes, shots, config=config, classifier=classifier)
-        for shots, episodes in episode_lists(features, labels, config)
-    ]
-
-
-def episode_lists(
-    features: np.ndarray, labels: np.ndarray, config: EpisodeConfig
-) -> Iterator[tuple[int, Episodes]]:
-    """Every number of shots with its episodes; arguments and errors as in `evaluate_episodes`."""
     if len(features) != len(labels):
         raise ValueError(f"got {len(features)} features but {len(labels)} labels")
     index = index_classes(labels)
+    results = []
     for shots in config.shots:
-        yield (
-            shots,
-            evaluation_episodes(
-                index,
-                num_episodes=config.episodes,
-                ways=config.ways,
-                shots=shots,
-                queries=config.queries,
-                seed=config.seed,
-            ),
+        episodes = evaluation_episodes(
+            index,
+            num_episodes=config.episodes,
+            ways=config.ways,
+            shots=shots,
+            queries=config.queries,
+            seed=config.seed,
         )
-
-
-def summarise(
-    accuracies: np.ndarray,
-    episodes: Episodes,
-    shots: int,
-    *,
-    config: EpisodeConfig,
-    classifier: str,
-) -> EpisodeResult:
-    """The result of episodes with these accuracies [E]."""
-    accuracy, interval = mean_and_interval(accuracies)
-    return EpisodeResult(
-        ways=config.ways,
-        shots=shots,
-        queries=config.queries,
-        episodes=config.episodes,
-        classifier=classifier,
-        accuracy=accuracy,
-        interval=interval,
-        hash=episodes_hash(episodes),
-    )
+        accuracies = accuracies_of(episodes)
+        accuracy, interval = mean_and_interval(accuracies)
+        result = EpisodeResult(
+            ways=config.ways,
+            shots=shots,
+            queries=config.queries,
+            episodes=config.episodes,
+            classifier=classifier,
+            accuracy=accuracy,
+            interval=interval,
+            hash=episodes_hash(episodes),
+        )
+        results.append((result, accuracies))
+    return results
 
 
 def _unit(features: Array) -> Array:

@@ -164,26 +164,14 @@ def evaluate_fine_tuning(
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`.
 
-    Returns:
-      For every number of shots the result, and the accuracy in every episode, float32 [E].
-
     Raises:
       ValueError: The labels do not fit the features.
       ConfigError: A setting is out of bounds, or the labels do not give such episodes.
     """
-    accuracies: list[np.ndarray] = []
-
-    def accuracies_of(episodes: Episodes) -> np.ndarray:
-        found = fine_tuned_accuracies(
-            features, episodes, classifier=classifier, settings=settings, seed=config.seed
-        )
-        accuracies.append(found)
-        return found
-
-    results = evaluate_episodes(
-        accuracies_of, features, labels, config=config, classifier=classifier
+    accuracies_of = partial(
+        fine_tuned_accuracies, features, classifier=classifier, settings=settings, seed=config.seed
     )
-    return list(zip(results, accuracies, strict=True))
+    return evaluate_episodes(accuracies_of, features, labels, config=config, classifier=classifier)
 
 
 @partial(jax.jit, static_argnames=("classifier", "settings"))

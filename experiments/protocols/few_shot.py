@@ -21,7 +21,7 @@ from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
     episode_accuracies,
-    prototype_accuracies,
+    evaluate_prototypes,
 )
 from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace
 from experiments.protocols.integration import IntegratedLoss, build_loss, label, terms
@@ -217,7 +217,7 @@ def evaluate(
     outputs = outputs_of(split)
     results, metrics, episodes = [], [], {}
     for distance in _distances(evaluation):
-        for result, accuracies in prototype_accuracies(
+        for result, accuracies in evaluate_prototypes(
             outputs.features, outputs.labels, config=evaluation, distance=distance
         ):
             own = metric(result.shots, distance)

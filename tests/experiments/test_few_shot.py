@@ -11,8 +11,8 @@ from experiments.evaluation.few_shot import (
     EpisodeConfig,
     EpisodeResult,
     episode_accuracies,
+    evaluate_prototypes,
     mean_and_interval,
-    prototype_accuracies,
 )
 
 LABELS = np.arange(300) * 7 % 12
@@ -116,7 +116,7 @@ def test_interval_is_its_formula():
 def test_results_follow_the_configuration(distance):
     config = EpisodeConfig(ways=4, shots=(1, 3), queries=5, episodes=80, seed=2)
     features = features_of()
-    found = prototype_accuracies(features, LABELS, config=config, distance=distance)
+    found = evaluate_prototypes(features, LABELS, config=config, distance=distance)
     results = [result for result, _ in found]
     assert [result.shots for result in results] == [1, 3]
     for result, accuracies in found:
@@ -143,8 +143,8 @@ def test_wrong_arguments_name_the_problem():
     with pytest.raises(ValueError, match="2 of 300 features are not finite"):
         episode_accuracies(features, episodes)
     with pytest.raises(ValueError, match="300 features but 299 labels"):
-        prototype_accuracies(features, LABELS[:-1], config=EpisodeConfig(), distance="cosine")
+        evaluate_prototypes(features, LABELS[:-1], config=EpisodeConfig(), distance="cosine")
     with pytest.raises(ConfigError, match="needs 13 classes"):
-        prototype_accuracies(
+        evaluate_prototypes(
             features_of(), LABELS, config=EpisodeConfig(ways=13), distance="euclidean"
         )

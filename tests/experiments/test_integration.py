@@ -15,7 +15,7 @@ from experiments.config import DataConfig
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import episode_accuracies, prototype_accuracies
+from experiments.evaluation.few_shot import episode_accuracies, evaluate_prototypes
 from experiments.evaluation.subspace import classifier_subspace
 from experiments.protocols import few_shot, integration
 from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
@@ -205,7 +205,7 @@ def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_s
     expected = [
         found
         for distance in ("euclidean", "cosine")
-        for found in prototype_accuracies(features, labels, config=EVALUATION, distance=distance)
+        for found in evaluate_prototypes(features, labels, config=EVALUATION, distance=distance)
     ]
     names = [f"{n}-shot accuracy{of}" for of in ("", " (cosine)") for n in (2, 6)]
     assert results["results"] == [result._asdict() for result, _ in expected]

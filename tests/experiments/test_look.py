@@ -241,7 +241,7 @@ def test_the_hardest_episodes_are_those_of_the_evaluation(trained):
         run = trained(name)
         features, labels = run.outputs("novel")[:2]
         config: Any = dataclasses.replace(RUNS[name][0].evaluation, shots=(1,))  # pyright: ignore
-        shown, (result,) = run.numbers["episodes"], evaluate(features, labels, config=config)
+        shown, ((result, _),) = run.numbers["episodes"], evaluate(features, labels, config=config)
         assert shown["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
         assert len(shown["episodes"]) == 4
         for episode in shown["episodes"]:

@@ -24,6 +24,7 @@ from experiments.runs import (
     complete_run,
     evaluate_run,
     plan_run,
+    read_episodes,
     restore_run,
     train_run,
 )
@@ -100,7 +101,10 @@ def test_the_report_states_run_version_and_metrics(trained):
         "1-shot accuracy (cosine)",
         "5-shot accuracy (cosine)",
     ]
+    episodes = read_episodes(directory)
+    assert list(episodes) == [metric["name"] for metric in report["metrics"]]
     for metric, result in zip(report["metrics"], report["results"], strict=True):
+        assert episodes[metric["name"]].mean() == pytest.approx(metric["value"], rel=1e-5)
         assert (metric["value"], metric["interval"]) == (result["accuracy"], result["interval"])
         assert (metric["unit"], metric["higher_is_better"]) == ("%", True)
     assert report["validation"]["name"] == "1-shot accuracy"
@@ -160,13 +164,16 @@ def test_checkpoints_are_named_by_rank_or_step(trained):
 def test_evaluation_options_can_be_replaced(trained, folders):
     directory, *_ = trained
     _, report = evaluate_run(
-        directory, folders, overrides={"evaluation.ways": 3, "evaluation.shots": (2,)}
+        directory,
+        folders,
+        overrides={
+            "evaluation.ways": 3,
+            "evaluation.shots": (2,),
+            "evaluation.distances": ("cosine",),
+        },
     )
-    assert [result["ways"] for result in report["results"]] == [3, 3]
-    assert [metric["name"] for metric in report["metrics"]] == [
-        "2-shot accuracy",
-        "2-shot accuracy (cosine)",
-    ]
+    assert [result["ways"] for result in report["results"]] == [3]
+    assert [metric["name"] for metric in report["metrics"]] == ["2-shot accuracy (cosine)"]
     with pytest.raises(
         ConfigError, match=r"few-shot has no loss\.name; it has evaluation\.ways, e"
     ):
