@@ -32,7 +32,6 @@ from experiments.evaluation.feature_space import (
     nearest_neighbours,
     neighbour_precision,
     principal_axes,
-    span_shares,
     unit_features,
 )
 from experiments.evaluation.few_shot import episode_accuracies
@@ -44,8 +43,10 @@ from experiments.evaluation.hard_episodes import (
     prototype_predictions,
 )
 from experiments.evaluation.multilabel import average_precisions
+from experiments.evaluation.subspace import span_shares
 from experiments.protocols import classification
 from experiments.protocols.few_shot import FewShotConfig
+from experiments.protocols.hyperspherical import HypersphericalConfig, calibrated_logits
 from experiments.protocols.integration import terms
 from experiments.protocols.negative_margin import NegativeMarginConfig
 from experiments.reporting.look.classes import (
@@ -651,14 +652,18 @@ def _bars_picture(
 
 
 def _kernel(view: View) -> np.ndarray | None:
-    """The weights [d, C] of a trained linear classifier; None where the run has none."""
+    """The weights [d, C] of a trained linear classifier; None where the run has none.
+
+    Those of weights that are all zero span nothing, and count as none.
+    """
     head = view.run.state.params["classifier"]
     if "kernel" not in head:
         return None
     config = view.config
     if isinstance(config, FewShotConfig) and terms(config.loss.name).classification is None:
         return None  # A metric loss alone does not train it.
-    return np.asarray(head["kernel"], np.float64)
+    kernel = np.asarray(head["kernel"], np.float64)
+    return kernel if kernel.any() else None
 
 
 def _spectrum(view: View) -> Picture | None:
@@ -704,8 +709,7 @@ def _overlap(view: View) -> Picture | None:
     if kernel is None or not isinstance(config, FewShotConfig):
         return None
     weights = jnp.asarray(kernel, jnp.float32)
-    values = np.linalg.svd(kernel, compute_uv=False)
-    values = values[values > values[0] * max(kernel.shape) * np.finfo(np.float32).eps]
+    values = span_shares(view.shown.outputs.features, kernel).singular_values
     overlaps = {
         power: float(jaxloss.spectral_overlap(weights, power)) / float(values[0])
         for power in _OVERLAPS
@@ -737,9 +741,12 @@ def _reliability(view: View) -> Picture | None:
     side = view.shown
     if view.protocol.splits != classification.SPLITS or side.is_multi_label:
         return None
-    logits = side.outputs.logits()
+    logits, scaled = side.outputs.logits(), None
     correct = predict_classes(logits) == np.asarray(side.outputs.labels)
-    result = calibration(softmax_confidences(logits), correct, bins=_BINS)
+    if isinstance(view.config, HypersphericalConfig):
+        scaled = calibrated_logits(view.config, side.outputs)
+    confidences = softmax_confidences(logits if scaled is None else scaled)
+    result = calibration(confidences, correct, bins=_BINS)
     title = "Reliability diagram"
     caption = (
         f"Accuracy on the {side.split} images against their confidence, in {_BINS} bins of equal "

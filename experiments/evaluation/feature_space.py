@@ -1,4 +1,4 @@
-"""The shape of a feature space: projections, neighbours, class means, the span of a classifier.
+"""The shape of a feature space: projections, neighbours, class means.
 
 Labels are integers [n], or [n, C] where an image has any number of labels (1, 0, or −1 where that
 is unknown). Everything is computed in float64.
@@ -32,20 +32,6 @@ class Projection(NamedTuple):
         """The share of the variance of features [n, d] along each axis: [2]."""
         total = features.var(0).sum()
         return (features @ self.axes).var(0) / (total if total > 0 else 1)
-
-
-class SpanShares(NamedTuple):
-    """Where the variance of features is, relative to the span of a classifier."""
-
-    singular_values: np.ndarray
-    """float64 [r], those of the classifier, from the largest; r is its rank."""
-    cumulative: np.ndarray
-    """float64 [r]: the share of the variance within the first 1, ..., r left singular vectors."""
-
-    @property
-    def inside(self) -> float:
-        """The share of the variance inside the span."""
-        return float(self.cumulative[-1]) if len(self.cumulative) else 0.0
 
 
 class Neighbours(NamedTuple):
@@ -178,19 +164,3 @@ def nearest_mean_predictions(features: np.ndarray, labels: np.ndarray) -> np.nda
     own = (units * unit_features(sums[labels] - units)).sum(1)
     scores[np.arange(len(labels)), labels] = np.where(counts[labels] > 1, own, -np.inf)
     return scores.argmax(1)
-
-
-def span_shares(features: np.ndarray, kernel: np.ndarray) -> SpanShares:
-    """The singular values of a classifier, and the variance of features within its span.
-
-    Args:
-      features: Floats [n, d].
-      kernel: Floats [d, C], one column per class.
-    """
-    features, kernel = np.asarray(features, np.float64), np.asarray(kernel, np.float64)
-    basis, values, _ = np.linalg.svd(kernel, full_matrices=False)
-    # The tolerance of float32, in which classifiers are trained.
-    used = values > values[0] * max(kernel.shape) * np.finfo(np.float32).eps
-    along = ((features - features.mean(0)) @ basis[:, used]).var(0)
-    total = features.var(0).sum()
-    return SpanShares(values[used], np.cumsum(along) / (total if total > 0 else 1))

@@ -21,6 +21,20 @@ class ClassifierSubspace(NamedTuple):
     """Share of the variance between the means of the classes that lies in the span, in [0, 1]."""
 
 
+class SpanShares(NamedTuple):
+    """Where the variance of features is, relative to the span of a classifier."""
+
+    singular_values: np.ndarray
+    """float64 [r], those of the classifier, from the largest; r is its rank."""
+    cumulative: np.ndarray
+    """float64 [r]: the share of the variance within the first 1, ..., r left singular vectors."""
+
+    @property
+    def inside(self) -> float:
+        """The share of the variance inside the span."""
+        return float(self.cumulative[-1]) if len(self.cumulative) else 0.0
+
+
 def classifier_subspace(
     features: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> ClassifierSubspace:
@@ -34,9 +48,7 @@ def classifier_subspace(
       labels: Integers [n], of any classes: those of the classifier or others.
       weights: Floats [d, C], one column per class.
     """
-    basis, values, _ = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=False)
-    tolerance = max(weights.shape) * np.finfo(np.float32).eps * values[0]
-    basis = basis[:, values > tolerance]
+    basis, values = _span(weights)
     powers = values**2
     centred = np.asarray(features, np.float64) - np.mean(features, axis=0, dtype=np.float64)
     present, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -50,6 +62,24 @@ def classifier_subspace(
         variance_share=_share_inside(centred, basis),
         class_variance_share=_share_inside(means, basis),
     )
+
+
+def span_shares(features: np.ndarray, weights: np.ndarray) -> SpanShares:
+    """How the variance of features is spread over the directions of a classifier's span.
+
+    Arguments, rank and features that do not vary are as in `classifier_subspace`.
+    """
+    basis, values = _span(weights)
+    along = (np.asarray(features, np.float64) @ basis).var(0)
+    total = np.asarray(features, np.float64).var(0).sum()
+    return SpanShares(values[: basis.shape[1]], np.cumsum(along) / (total if total > 0 else 1))
+
+
+def _span(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An orthonormal basis [d, r] of the span of weights [d, C], and all singular values."""
+    basis, values, _ = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=False)
+    tolerance = max(weights.shape) * np.finfo(np.float32).eps * values[0]
+    return basis[:, values > tolerance], values
 
 
 def _share_inside(deviations: np.ndarray, basis: np.ndarray) -> float:

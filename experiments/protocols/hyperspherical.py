@@ -92,16 +92,18 @@ def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""
     loss = config.loss
     moves = loss.name == "dynamic"
-    of_cosines = config.evaluation.calibration == "cosines" and loss.name != "softmax"
     return classification.build(
         config.data,
         label=label(loss),
         objective=partial(_OBJECTIVES[loss.name], loss),
         check_options=check_options,
-        calibrated=partial(cosines, loss) if of_cosines else lambda outputs: None,
+        calibrated=partial(calibrated_logits, config),
         extra_results=assignment_results if moves else lambda outputs: {},
         extra_report=lambda results: [
-            *(["", "The calibration error is that of cosines without a scale."] * of_cosines),
+            *(
+                ["", "The calibration error is that of cosines without a scale."]
+                * _of_cosines(config)
+            ),
             *(report_assignment(results) if moves else []),
         ],
     )
@@ -300,6 +302,15 @@ def _distance(
         jaxloss.class_balanced_lengths, num_classes=num_classes, axis_name=problem.axis_name
     )
     return partial(dot_regression, of_batch)
+
+
+def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray | None:
+    """Logits [n, C] whose softmax is the confidence; None for those that predict."""
+    return cosines(config.loss, outputs) if _of_cosines(config) else None
+
+
+def _of_cosines(config: HypersphericalConfig) -> bool:
+    return config.evaluation.calibration == "cosines" and config.loss.name != "softmax"
 
 
 def cosines(options: HypersphericalLoss, outputs: Outputs) -> np.ndarray:

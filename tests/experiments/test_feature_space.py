@@ -1,12 +1,10 @@
-"""Projections, neighbours, class means and spans, against loops and other decompositions."""
+"""Projections, neighbours and class means, against loops and another decomposition."""
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxloss
 from experiments.evaluation.feature_space import (
     class_means,
     class_membership,
@@ -17,7 +15,6 @@ from experiments.evaluation.feature_space import (
     nearest_neighbours,
     neighbour_precision,
     principal_axes,
-    span_shares,
     unit_features,
 )
 
@@ -113,25 +110,6 @@ def test_predictions_leave_the_feature_out_of_its_own_mean():
     predictions = nearest_mean_predictions(FEATURES, labels)
     assert predictions.tolist() == expected
     assert predictions[5] != 4
-
-
-def test_the_variance_outside_of_the_span_is_that_of_the_complement():
-    kernel = RNG.normal(size=(6, 3))
-    kernel[:, 2] = kernel[:, 0] - kernel[:, 1]  # Rank 2.
-    shares = span_shares(FEATURES, kernel)
-    np.testing.assert_allclose(
-        shares.singular_values, np.linalg.svd(kernel, compute_uv=False)[:2], rtol=1e-12
-    )
-    outside = np.asarray(
-        jaxloss.project_complement(
-            jnp.asarray(FEATURES, jnp.float32), jnp.asarray(kernel[:, :2], jnp.float32), epsilon=0.0
-        )
-    )
-    share = outside.var(0).sum() / FEATURES.var(0).sum()
-    assert shares.inside == pytest.approx(1 - share, rel=1e-4)
-    assert 0.05 < share < 0.95
-    assert np.diff(shares.cumulative, prepend=0).min() > 0
-    assert span_shares(FEATURES, np.eye(6)).inside == pytest.approx(1)
 
 
 def test_similar_classes_are_side_by_side():

@@ -25,10 +25,15 @@ from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
-from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
+from experiments.protocols.hyperspherical import (
+    HypersphericalConfig,
+    HypersphericalEvaluation,
+    HypersphericalLoss,
+)
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
+from experiments.protocols.two_way import TwoWayConfig
 from experiments.reporting.look.classes import Bars, Shown, accuracy_figure
 from experiments.reporting.look.maps import Cloud, Panel, map_figure
 from experiments.reporting.look.page import Picture, page_html
@@ -60,11 +65,13 @@ RUNS: dict[str, tuple[TrainConfig, list[str]]] = {
         GroupSoftmaxConfig(**TINY, data=FEW_CLASSES, loss=GroupLoss(num_groups=2)),
         ["accuracy", "spectrum", "reliability"],
     ),
+    "two-way": (TwoWayConfig(**TINY, data=FEW_CLASSES), ["accuracy", "spectrum", "reliability"]),
     "hyperspherical": (
         HypersphericalConfig(
             **TINY | {"model": ModelConfig(widths=(4, 4, 4, 4), dim=3), "steps": 12},
             data=LONG_TAIL,
             loss=HypersphericalLoss(criterion="dot-regression"),
+            evaluation=HypersphericalEvaluation(calibration="cosines"),
         ),
         ["accuracy", "assignment", "reliability"],
     ),
@@ -241,7 +248,8 @@ def test_the_hardest_episodes_are_those_of_the_evaluation(trained):
         run = trained(name)
         features, labels = run.outputs("novel")[:2]
         config: Any = dataclasses.replace(RUNS[name][0].evaluation, shots=(1,))  # pyright: ignore
-        shown, ((result, _),) = run.numbers["episodes"], evaluate(features, labels, config=config)
+        ((result, _),) = evaluate(features, labels, config=config)
+        shown = run.numbers["episodes"]
         assert shown["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
         assert len(shown["episodes"]) == 4
         for episode in shown["episodes"]:
@@ -256,7 +264,7 @@ def test_the_hardest_episodes_are_those_of_the_evaluation(trained):
         assert accuracies[0] <= shown["mean_accuracy"]
 
 
-@pytest.mark.parametrize("name", ["group-softmax", "hyperspherical"])
+@pytest.mark.parametrize("name", ["two-way", "hyperspherical"])
 def test_accuracy_and_calibration_are_those_of_the_report(trained, name):
     run = trained(name)
     _, report = evaluate_run(run.directory, run.folders)

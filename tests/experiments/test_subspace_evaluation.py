@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from experiments.evaluation.subspace import classifier_subspace
+from experiments.evaluation.subspace import classifier_subspace, span_shares
 
 LABELS = np.array([3, 0, 3, 5, 0, 3, 5, 5, 5, 3])
 
@@ -57,3 +57,20 @@ def test_more_classes_than_features_span_everything():
     assert len(found.singular_values) == 6
     assert found.variance_share == pytest.approx(1)
     assert classifier_subspace(features * 0, LABELS, weights).variance_share == 0
+
+
+def test_directions_add_up_to_the_share_inside():
+    features, weights = make()
+    weights[:, 2] = weights[:, 0] - weights[:, 1]  # Rank 2.
+    shares = span_shares(features, weights)
+    left, values, _ = np.linalg.svd(weights)
+    np.testing.assert_allclose(shares.singular_values, values[:2], rtol=1e-5)
+    total = features.var(0).sum()
+    first = (features @ left[:, 0]).var() / total
+    assert shares.cumulative[0] == pytest.approx(first, rel=1e-4)
+    assert first < shares.cumulative[1]
+    inside = classifier_subspace(features, LABELS, weights).variance_share
+    assert shares.inside == shares.cumulative[1] == pytest.approx(inside, rel=1e-6)
+    assert 0.05 < inside < 0.95
+    assert span_shares(features, np.eye(6)).inside == pytest.approx(1)
+    assert span_shares(features, np.zeros((6, 2))).inside == 0

@@ -24,7 +24,9 @@ from experiments.reporting.style import (
 )
 
 _COLUMNS = 3
-_VALIDATION = "validation"
+_SHORT = 13
+"""Characters of names of which two fit side by side in the legend of a panel."""
+_LOSS, _VALIDATION = "loss", "validation"
 
 
 def log_series(
@@ -90,7 +92,8 @@ def curves_figure(
                 dots,
                 color=mark.color,
                 markersize=3.5,
-                linewidth=1.3,
+                # It may be the same as one of the others, which are drawn on top of it.
+                linewidth=4 if name == _LOSS and len(names) > 1 else 1.3,
                 label=name.replace("_", " "),
             )
         axes.axvline(checkpoint, color=INK, linewidth=0.9, linestyle=":")
@@ -102,13 +105,17 @@ def curves_figure(
             heading = word if len(names) > 1 else names[0].replace("_", " ")
         axes.set_title(heading, size=LARGE)
         if len(names) > 1:
-            axes.legend(frameon=False, fontsize=MEDIUM)
+            columns_inside = 2 if max(map(len, names)) <= _SHORT else 1
+            low, high = axes.get_ylim()
+            room = 0.17 * -(-len(names) // columns_inside)  # For the legend.
+            axes.set_ylim(low, high + room * (high - low))
+            axes.legend(loc="upper right", ncols=columns_inside, frameon=False, fontsize=MEDIUM)
     return figure
 
 
 def _place(name: str) -> tuple[int, str]:
     """The loss first, then the validation."""
-    first = ("loss", _VALIDATION)
+    first = (_LOSS, _VALIDATION)
     return (first.index(name) if name in first else len(first), name)
 
 
