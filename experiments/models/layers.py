@@ -10,6 +10,8 @@ from flax import nnx
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from experiments.models.batch_norm import BatchNorm
+
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 _STAGES_WITH_DROP_BLOCK = 2
 
@@ -99,13 +101,13 @@ def conv(
     )
 
 
-def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> nnx.BatchNorm:
+def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> BatchNorm:
     """Batch normalisation with momentum 0.9.
 
     It always computes in float32, because nnx would round the running statistics to bfloat16.
     Batch statistics are synchronised over the device axis `axis_name`, if there is one.
     """
-    return nnx.BatchNorm(
+    return BatchNorm(
         channels,
         momentum=0.9,
         epsilon=1e-5,
