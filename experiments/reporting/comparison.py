@@ -19,13 +19,15 @@ class Choice(NamedTuple):
     label: Place
     """Labels on the axes of the choice; the first ones where no run has a validation."""
     validation: float | None
-    """Mean over the runs of the chosen labels."""
+    """Mean over the compared runs of the chosen labels."""
     found: int
-    """Runs with a validation, of the chosen labels."""
-    expected: int
-    """Runs of the chosen labels."""
+    """Compared runs of the chosen labels that have a validation."""
+    compared: int
+    """Compared runs of the chosen labels."""
     candidates: int
     """Combinations of labels that were tried."""
+    seeds: tuple[int, ...]
+    """Of the compared runs."""
 
 
 class Chosen(NamedTuple):
@@ -47,8 +49,9 @@ def choose(
 ) -> Chosen:
     """Keeps, at every place on the other axes, the labels with the best mean validation.
 
-    The mean is over all seeds, and over the labels of the axis `pooled`. Labels of which fewer runs
-    have a validation come last: a run that diverged is no advantage.
+    The mean is over seeds, and over the labels of the axis `pooled`. Runs are compared only where
+    all labels have finished ones, so that more seeds are no advantage. Labels of which fewer of
+    these runs have a validation come last: a run that diverged is no advantage either.
 
     Args:
       axes, runs: The grid.
@@ -61,24 +64,15 @@ def choose(
     tried = [i for i, axis in enumerate(axes) if axis.name in names]
     kept = [i for i in range(len(axes)) if i not in tried]
     methods = [i for i in kept if axes[i].name != pooled]
-    seeds = {run.report["seed"] for run in runs}
-    expected: dict[Place, dict[Place, int]] = {}
+    repeated = [i for i in kept if i not in methods]
+    validations: dict[Place, dict[Place, _Validations]] = {}
     for place in planned:
-        candidates = expected.setdefault(_pick(place, methods), {})
-        label = _pick(place, tried)
-        candidates[label] = candidates.get(label, 0) + len(seeds)
-    validations: dict[tuple[Place, Place], list[float]] = {}
+        validations.setdefault(_pick(place, methods), {}).setdefault(_pick(place, tried), {})
     for run in runs:
         value = (run.report["validation"] or {}).get("value")
-        if value is not None:
-            key = _pick(run.place, methods), _pick(run.place, tried)
-            validations.setdefault(key, []).append(value)
-    choices = [
-        _choice(
-            place, candidates, {label: validations.get((place, label), []) for label in candidates}
-        )
-        for place, candidates in expected.items()
-    ]
+        repetition = _pick(run.place, repeated), run.report["seed"]
+        validations[_pick(run.place, methods)][_pick(run.place, tried)][repetition] = value
+    choices = [_choice(place, candidates) for place, candidates in validations.items()]
     best = {choice.place: choice.label for choice in choices}
 
     def is_chosen(place: Place) -> bool:
@@ -96,22 +90,31 @@ def _pick(place: Place, indices: Iterable[int]) -> Place:
     return tuple(place[i] for i in indices)
 
 
-def _choice(
-    place: Place, expected: Mapping[Place, int], validations: Mapping[Place, Sequence[float]]
-) -> Choice:
-    def rank(label: Place) -> tuple[float, float]:
-        values = validations[label]
-        return (len(values) / expected[label], statistics.fmean(values)) if values else (0, 0)
+_Validations = dict[tuple[Place, int], float | None]
+"""The validation of every finished run, by its pooled label and seed; None if it has none."""
 
-    label = max(expected, key=rank)
-    values = validations[label]
+
+def _choice(place: Place, candidates: Mapping[Place, _Validations]) -> Choice:
+    compared = set.intersection(*(set(runs) for runs in candidates.values()))
+    found = {
+        label: [value for run in sorted(compared) if (value := runs[run]) is not None]
+        for label, runs in candidates.items()
+    }
+
+    def rank(label: Place) -> tuple[int, float]:
+        values = found[label]
+        return (len(values), statistics.fmean(values)) if values else (0, 0)
+
+    label = max(candidates, key=rank)
+    values = found[label]
     return Choice(
         place,
         label,
         statistics.fmean(values) if values else None,
         found=len(values),
-        expected=expected[label],
-        candidates=len(expected),
+        compared=len(compared),
+        candidates=len(candidates),
+        seeds=tuple(sorted({seed for _, seed in compared})),
     )
 
 
@@ -119,13 +122,18 @@ def choice_lines(names: Sequence[str], choices: Sequence[Choice]) -> list[str]:
     """What was chosen, in sentences for a caption."""
     if not choices:
         return []
-    told = [f"{_at(choice.place)}{_label(choice)}" for choice in choices]
+    chosen = [f"{_at(choice.place)}{_label(choice)}" for choice in choices]
     tried = sorted({choice.candidates for choice in choices})
     counts = str(tried[0]) if len(tried) == 1 else "a number of"
+    seeds = {choice.seeds for choice in choices}
+    common = f" ({_seeds(choices[0])})" if len(seeds) == 1 and choices[0].seeds else ""
     lines = [
-        f"{', '.join(names)}: the best of {counts} values by the mean validation over all "
-        f"repetitions: {'; '.join(told)}."
+        f"{', '.join(names)}: the best of {counts} values by the mean validation over the "
+        f"repetitions that all of them have{common}: {'; '.join(chosen)}."
     ]
+    if len(seeds) > 1:
+        each = "; ".join(f"{_at(choice.place)}{_seeds(choice)}" for choice in choices)
+        lines.append(f"Repetitions compared: {each}.")
     if len(tried) > 1:
         numbers = "; ".join(f"{_at(choice.place)}{choice.candidates}" for choice in choices)
         lines.append(f"Values tried: {numbers}.")
@@ -136,11 +144,18 @@ def _at(place: Place) -> str:
     return f"{', '.join(place)}: " if place else ""
 
 
+def _seeds(choice: Choice) -> str:
+    numbers = ", ".join(map(str, choice.seeds)) or "none"
+    return f"seed{'s' * (len(choice.seeds) != 1)} {numbers}"
+
+
 def _label(choice: Choice) -> str:
+    if not choice.compared:
+        return "none, because no repetition is finished for all values"
     if not choice.found:
         return "none, because no run has a validation"
-    lacking = choice.expected - choice.found
-    return ", ".join(choice.label) + (f" ({lacking} of its runs missing)" if lacking else "")
+    diverged = choice.compared - choice.found
+    return ", ".join(choice.label) + (f" ({diverged} of its runs diverged)" if diverged else "")
 
 
 class Difference(NamedTuple):

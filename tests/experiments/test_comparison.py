@@ -266,8 +266,8 @@ def test_validation_chooses_at_every_place(tmp_path):
     comparison = Comparison(BASELINE, choose=("G",))
     text, stored = written(tmp_path, [METHODS, GROUPS], tuned_runs(), comparison=comparison)
     assert (
-        "G: the best of 3 values by the mean validation over all repetitions: softmax: 4; loose: 2."
-        in text
+        "G: the best of 3 values by the mean validation over the repetitions that all of them have "
+        "(seeds 0, 1): softmax: 4; loose: 2." in text
     )
     assert "| softmax | 30.0 ± 0.0 | 70.5 ± 0.7 |" in text
     assert "| loose | **20.0 ± 0.0** | **80.5 ± 0.7** |" in text
@@ -309,9 +309,42 @@ def test_a_run_that_diverged_is_no_advantage_in_a_choice():
     kept = choose(axes, runs, places(axes), ["G"])
     assert kept.choices[0].label == ("2",)
     # Where none is complete, the caption says so.
-    kept = choose(axes, runs[1:], places(axes), ["G"])
+    runs[0] = diverged(("a", "2"), 0)
+    kept = choose(axes, runs, places(axes), ["G"])
     (line,) = choice_lines(["G"], kept.choices)
-    assert line.endswith("a: 4 (1 of its runs missing).")
+    assert line.endswith("(seeds 0, 1): a: 4 (1 of its runs diverged).")
+
+
+def test_more_seeds_are_no_advantage_in_a_choice():
+    axes = [METHODS, Axis("G", ("2", "4"))]
+    runs = [run(("softmax", "2"), seed, (ERROR, 0.1), validation=0.9) for seed in (0, 1)]
+    runs += [run(("softmax", "4"), seed, (ERROR, 0.5), validation=0.5) for seed in (0, 1, 2)]
+    (choice,) = choose(axes, runs, places(axes)[:2], ["G"]).choices
+    assert (choice.label, choice.validation, choice.seeds) == (("2",), 0.9, (0, 1))
+    assert (choice.found, choice.compared) == (2, 2)
+    # A value of the seed that only one of them has does not count either.
+    runs += [run(("softmax", "4"), 3, (ERROR, 0.5), validation=9.0)]
+    assert choose(axes, runs, places(axes)[:2], ["G"]).choices[0].label == ("2",)
+    # A run that diverged has been run.
+    runs += [diverged(("softmax", "2"), 2)]
+    (choice,) = choose(axes, runs, places(axes)[:2], ["G"]).choices
+    assert (choice.label, choice.validation, choice.seeds) == (("4",), 0.5, (0, 1, 2))
+
+
+def test_the_seeds_of_a_choice_are_stated_where_they_differ():
+    axes = [METHODS, Axis("G", ("2", "4"))]
+    runs = [run(place, 0, (ERROR, 0.1), validation=0.5) for place in places(axes)]
+    runs += [run(("loose", groups), 1, (ERROR, 0.1), validation=0.5) for groups in "24"]
+    lines = choice_lines(["G"], choose(axes, runs, places(axes), ["G"]).choices)
+    assert lines[1] == "Repetitions compared: softmax: seed 0; loose: seeds 0, 1."
+
+
+def test_a_choice_is_over_the_repetitions_that_all_labels_have():
+    axes = [Axis("Method", ("a",)), Axis("G", ("2", "4")), Axis("subset", ("0", "1"))]
+    values = {("2", "0"): 0.5, ("4", "0"): 0.4, ("4", "1"): 0.9}
+    runs = [run(("a", *place), 0, (ERROR, 0.1), validation=v) for place, v in values.items()]
+    (choice,) = choose(axes, runs, places(axes), ["G"], pooled="subset").choices
+    assert (choice.label, choice.compared) == (("2",), 1)
 
 
 def test_an_unequal_number_of_candidates_is_stated():
@@ -330,7 +363,10 @@ def test_where_nothing_has_a_validation_nothing_is_chosen():
     axes = [METHODS, GROUPS]
     kept = choose(axes, runs, places(axes), ["G"])
     (line,) = choice_lines(["G"], kept.choices)
-    assert "softmax: none, because no run has a validation" in line
+    assert "softmax: none, because no repetition is finished for all values" in line
     grid = make_grid(kept.axes, kept.runs, planned=kept.planned)
     (entries,) = grid.entries.values()
     assert entries["loose",].diverged
+    runs = [diverged(place, 0) for place in places(axes)]
+    (line,) = choice_lines(["G"], choose(axes, runs, places(axes), ["G"]).choices)
+    assert "(seed 0): softmax: none, because no run has a validation; loose: none" in line
