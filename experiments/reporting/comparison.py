@@ -186,11 +186,10 @@ class Difference(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
-        """If the interval of `half_width` does."""
+        """If the interval over repetitions does. That over the episodes of a pair does not count:
+        it says nothing on other training runs."""
         return (
-            self.mean is not None
-            and self.half_width is not None
-            and abs(self.mean) > self.half_width
+            self.mean is not None and self.interval is not None and abs(self.mean) > self.interval
         )
 
 

@@ -26,7 +26,7 @@ from experiments.reporting.entries import (
     make_grid,
     places,
 )
-from experiments.reporting.grid_figure import difference_figure, grid_figure
+from experiments.reporting.grid_figure import difference_figure, grid_figure, repetitions
 from experiments.reporting.markdown import (
     MISSING,
     bold,
@@ -232,14 +232,13 @@ def _difference_lines(grid: Grid, compared: Differences, baseline: tuple[str, st
     name, label = baseline
     several = any(difference.interval is not None for difference in found)
     episodes = any(difference.episodes_interval is not None for difference in found)
+    single = any(d.interval is None and d.episodes_interval is not None for d in found)
+    unit = repetitions(grid)
     over = f"seeds {', '.join(map(str, grid.seeds))}"
     if grid.pooled:
-        over = f"labels of {grid.pooled.name}"
+        over = unit
         if len(grid.seeds) > 1:
             over += ", over the seeds of each of which the differences are averaged first"
-    bold_if = "the interval excludes 0"
-    if episodes:
-        bold_if += "; of a single pair, that over its episodes"
     sentences = {
         f"Difference from {name} = {label}: the result minus that of the run with {label} that has "
         "the same seed and the same values on the other axes. For % in percentage points.": True,
@@ -247,11 +246,13 @@ def _difference_lines(grid: Grid, compared: Differences, baseline: tuple[str, st
         f"(Student's t) over the {over}.": several,
         "episodes ± c: half the width of the 95 % confidence interval over the episodes of a pair; "
         "of several pairs, the mean.": episodes,
-        "m missing: pairs of which a run diverged or is not finished.": any(
+        "m missing: pairs of which a run diverged, is not finished or lacks the metric.": any(
             difference.missing for difference in found
         ),
-        f"Bold difference: {bold_if}. Intervals are not corrected for the number of "
-        "comparisons.": several or episodes,
+        f"Bold difference: the interval over the {unit} excludes 0. Intervals are not corrected "
+        "for the number of comparisons.": several,
+        "A single pair is never bold: an interval over its episodes does not describe other "
+        "training runs.": single,
     }
     return [sentence for sentence, occurs in sentences.items() if occurs]
 

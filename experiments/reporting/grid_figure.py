@@ -90,7 +90,7 @@ def grid_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         all_axes=grid.axes,
         heading=metric_heading,
         title=title,
-        caption=_caption([entry for entry in known if entry.values], _repetitions(grid)),
+        caption=_caption([entry for entry in known if entry.values], repetitions(grid)),
         command=command,
     )
 
@@ -120,7 +120,7 @@ def difference_figure(
         all_axes=grid.axes,
         heading=difference_heading,
         title=f"{title}: differences from {from_baseline}",
-        caption=_difference_caption(found, from_baseline, _repetitions(grid)),
+        caption=_difference_caption(found, from_baseline, repetitions(grid)),
         command=command,
         zero=True,
     )
@@ -226,7 +226,8 @@ def _figure(
     return figure
 
 
-def _repetitions(grid: Grid) -> str:
+def repetitions(grid: Grid) -> str:
+    """What the repetitions of a grid are."""
     return f"values of {grid.pooled.name}" if grid.pooled else "seeds"
 
 
@@ -261,8 +262,10 @@ def _difference_caption(found: Iterable[Difference], baseline: str, repetitions:
     if not (several or episodes):
         return f"{text}, of one pair each: there is no interval."
     text += f". Bars: {'; '.join(bar for bar, occurs in bars.items() if occurs)}. "
-    text += "Filled: the interval excludes 0."
-    return text + (f" Thin ticks: single {repetitions}." if several else "")
+    if not several:
+        return f"{text}Hollow: there is no interval over the {repetitions}."
+    text += f"Filled: the interval over the {repetitions} excludes 0. "
+    return f"{text}Thin ticks: single {repetitions}."
 
 
 def _draw_rows(

@@ -10,6 +10,7 @@ import scipy.stats
 from experiments.reporting.comparison import choice_lines, choose, differences
 from experiments.reporting.entries import make_grid, places
 from experiments.reporting.grid import Axis, Comparison, write_grid
+from experiments.reporting.grid_figure import difference_figure
 from experiments.reporting.statistics import interval
 from tests.experiments.test_grid_report import (
     ACCURACY,
@@ -85,7 +86,7 @@ def test_the_table_has_the_differences(tmp_path):
     assert "| Method | error (points) ↓ | discriminability |" in text
     assert "| loose | **−2.17 ± 0.72** (n = 3) | +0.000 ± 0.000 (n = 3) |" in text
     assert "over the seeds 0, 1, 2." in text
-    assert "Bold difference: the interval excludes 0." in text
+    assert "Bold difference: the interval over the seeds excludes 0." in text
     assert "not corrected for the number of comparisons" in text
     for word in ("missing", "episodes"):
         assert word not in text
@@ -101,7 +102,7 @@ def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
     runs += [diverged(("loose",), 2)]
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| loose | −9.00 ± 12.71 (n = 2, 2 missing) |" in text
-    assert "- m missing: pairs of which a run diverged or is not finished." in text
+    assert "- m missing: pairs of which a run diverged, is not finished or lacks the metric." in text
     assert stored["differences"][0]["missing"] == 2
     runs = [*runs_of([0.2, 0.2], "softmax"), diverged(("loose",), 0), diverged(("loose",), 1)]
     text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
@@ -157,7 +158,7 @@ def test_pooled_repetitions_are_clusters(tmp_path):
     assert difference["interval"] == pytest.approx((high - low) / 2)
     assert "(n = 4) |" in text
     assert (
-        "over the labels of subset, over the seeds of each of which the differences are av" in text
+        "over the values of subset, over the seeds of each of which the differences are av" in text
     )
     assert (
         "mean and standard deviation over subset 0, 1, 2, 3; each is the mean of the seeds" in text
@@ -209,8 +210,24 @@ def test_one_seed_is_compared_episode_by_episode(tmp_path):
     assert difference["interval"] is None
     assert difference["episodes_interval"] == pytest.approx((high - low) / 2)
     assert f"(n = 1, episodes ± {50 * (high - low):.2f}) |" in text
-    assert "| loose | **+" in text
-    assert "of a single pair, that over its episodes" in text
+    # However narrow, this interval says nothing on other seeds: neither bold nor filled.
+    assert low > 0
+    assert "| loose | +" in text
+    assert "A single pair is never bold" in text
+    assert "Bold difference" not in text
+    grid = make_grid([METHODS], runs)
+    found = differences(grid, BASELINE)
+    assert not found[ACCURACY]["loose",].excludes_zero
+    figure = difference_figure(grid, found, BASELINE, title="T", command="c")
+    assert figure is not None
+    caption = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert "95 % confidence interval over the episodes of one pair" in caption
+    assert "Hollow: there is no interval over the seeds." in caption
+    bars, hollow = figure.axes[0].collections[0], figure.axes[0].lines[1]
+    assert np.ptp(np.concatenate(bars.get_segments()), axis=0).max() == pytest.approx(
+        100 * (high - low)
+    )
+    assert hollow.get_markerfacecolor() == "white"
 
 
 def test_several_seeds_have_both_intervals():

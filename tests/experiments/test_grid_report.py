@@ -473,7 +473,7 @@ def test_differences_are_drawn_around_zero():
     # A single line is named, too.
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["loose"]
-    assert "Filled: the interval excludes 0." in caption
+    assert "Filled: the interval over the seeds excludes 0." in caption
 
 
 def test_marks_of_many_series_differ():
