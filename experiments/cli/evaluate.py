@@ -39,6 +39,9 @@ class Evaluate:
     fine_tuning.margin=-0.1,0,0.1. Writes a table and a figure into RUN/evaluations."""
     metrics: tuple[str, ...] = ()
     """With --over: metrics that the table and figure show, in this order (by default all)."""
+    baseline: str = ""
+    """With --over: OPTION=VALUE of one axis, such as fine_tuning.margin=0; adds a table and a figure
+    of the differences to it, with 95 % confidence intervals over the episodes."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
@@ -52,6 +55,10 @@ class Evaluate:
 
         if self.metrics:
             raise ConfigError("--metrics are those of a table of evaluations; it needs --over")
+        if self.baseline:
+            raise ConfigError(
+                f"--baseline {self.baseline} is one of several evaluations; it needs --over"
+            )
         overrides = self._overrides()
         protocol, report = evaluate_run(
             self.directory,
@@ -80,6 +87,7 @@ class Evaluate:
             which=self.checkpoint,
             overrides=self._overrides(),
             metrics=self.metrics,
+            baseline=self.baseline,
             command=shlex.join(command),
         )
         print("\n" + paths[0].read_text(encoding="utf-8"))

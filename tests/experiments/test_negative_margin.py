@@ -27,6 +27,7 @@ from experiments.protocols.negative_margin import (
     NegativeMarginConfig,
 )
 from experiments.reporting.run import run_report
+from experiments.reporting.statistics import interval
 from experiments.runs import (
     check_data,
     evaluate_run,
@@ -377,6 +378,35 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     assert main([*given, *over[:2], "--fine-tuning.margin", "0.2"]) == 2
     assert main([*given, "--metrics", "validation 2-shot"]) == 2
     assert "--over" in capsys.readouterr().err
+    assert main([*given, "--baseline", "fine_tuning.margin=0"]) == 2
+    assert "it needs --over" in capsys.readouterr().err
+    assert main([*given, *over, "--baseline", "fine_tuning.margin=0.3"]) == 2
+    assert "fine_tuning.margin has no value 0.3; it has -0.4, 0.0" in capsys.readouterr().err
+
+    assert main([*given, *over, "--baseline", "fine_tuning.margin=0"]) == 0
+    assert "**Difference from fine_tuning.margin = 0.0**" in capsys.readouterr().out
+    assert (root / "differences.png").exists()
+    (difference,) = json.loads((root / "table.json").read_text())["differences"]
+    of_margin = [
+        read_episodes(root / f"fine_tuning.margin={margin}" / "seed-0")["validation 2-shot"]
+        for margin in (-0.4, 0.0)
+    ]
+    by_episode = of_margin[0] - of_margin[1]
+    assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=1e-6)
+    assert difference["episodes_interval"] == pytest.approx(interval(by_episode))
+
+
+def test_evaluations_with_metrics_of_their_own_are_in_one_table(trained, folders, capsys):
+    given = ["evaluate", str(trained), "--data-dir", str(folders.data_dir), "--split", "validation"]
+    over = ["--over", "evaluation.shots=2,3+1", "--evaluation.episodes", "8"]
+    assert main([*given, *over]) == 0
+    header, _, two, three = rows(capsys.readouterr().out)[:4]
+    shots = [header.index(f"validation {n}-shot (%)") for n in (2, 3, 1)]
+    assert [two[n] == "–" for n in shots] == [False, True, True]
+    assert [three[n] == "–" for n in shots] == [True, False, False]
+    assert main([*given, *over, "--metrics", "validation 3-shot"]) == 0
+    assert main([*given, *over, "--metrics", "novel 3-shot"]) == 2
+    assert "validation 2-shot" in capsys.readouterr().err
 
 
 def test_held_out_images_are_no_training_images(folders):
