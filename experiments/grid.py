@@ -30,6 +30,12 @@ from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)
 
+_PAIRS_NOTES = {
+    "data.subset_seed": "Subsets overlap and share their test images: means and intervals over "
+    "data.subset_seed describe repetition over such subsets, not over new data."
+}
+"""What readers of a table need to know on an option of which the values are repetitions."""
+
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
 
@@ -326,6 +332,7 @@ def run_grid(
     parts = split_axes(axes, [option for option in (pairs_over, *choose) if option])
     shown = [part for split in parts for part in split]
     comparison = parse_comparison(shown, baseline=baseline, pairs_over=pairs_over, choose=choose)
+    pairs_notes = [_PAIRS_NOTES[name] for name in (comparison.pairs_over,) if name in _PAIRS_NOTES]
     cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
     _check_metrics(metrics, plans)
@@ -360,7 +367,7 @@ def run_grid(
             title=title,
             command=command,
             metrics=metrics,
-            notes=notes,
+            notes=[*pairs_notes, *notes],
             comparison=comparison,
             planned=list(dict.fromkeys(_split_place(axes, parts, cell.place) for cell in cells)),
         )

@@ -58,8 +58,8 @@ def select(
       index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
 
     Raises:
-      ConfigError: Too many classes are requested, or a class has no image left for training, or
-        for validation if images are held out.
+      ConfigError: Too many classes are requested, a class has no image left for training, or for
+        validation if images are held out, or `subset_seed` is not 0 and has nothing to choose.
     """
     known = np.unique(labels)
     if classes > len(known) or classes == 1:
@@ -82,6 +82,12 @@ def select(
             raise ConfigError(f"class {label} has too few images for data.holdout = {holdout}")
     available = np.array([part.size for part in rows["train"]])
     wanted = _training_counts(available, samples_per_class, imbalance, tail_from)
+    if subset_seed and len(chosen) == len(known) and wanted.sum() == available.sum():
+        raise ConfigError(
+            f"data.subset_seed = {subset_seed} has no effect, because all classes and all their "
+            "training images are used; set it to 0, or choose fewer of them. In a sweep, set "
+            "both on one axis, as in --over data.classes/data.subset_seed=25/0,25/1,0/0"
+        )
     rows["train"] = [part[:count] for part, count in zip(rows["train"], wanted, strict=True)]
     if not holdout:
         del rows["validation"]

@@ -47,8 +47,8 @@ class ClassificationData(DataConfig):
     samples_per_class: Pixels = 0
     """Largest number of training images per class; 0: all."""
     subset_seed: Seed = 0
-    """Seed that chooses these classes and training images. Test and validation images of a class do
-    not depend on it."""
+    """Seed that chooses these classes and training images; 0 if all are used. Test and validation
+    images of a class do not depend on it."""
     imbalance: Ratio = 1.0
     """Long tail: training images of the rarest class divided by those of the most frequent one,
     with exponential decay between them; 1: as stored."""

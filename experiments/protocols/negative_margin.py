@@ -63,7 +63,7 @@ class MarginData(DataConfig):
     base_classes: Pixels = 0
     """Number of base classes, a subset that does not depend on the seed of the run; 0: all."""
     subset_seed: Seed = 0
-    """Seed that chooses these classes."""
+    """Seed that chooses these classes; 0 if all are used."""
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,19 @@ def test_validation_chooses_from_an_axis_of_several_options(tmp_path, swept, cap
     assert chosen["softmax",] == ["4"]
 
 
+def test_subsets_are_repetitions_only_where_they_differ(tmp_path, swept, capsys):
+    _, command = swept
+    command = [*command, "--directory", str(tmp_path), "--pairs-over", "data.subset_seed"]
+    command += ["--over", "loss.name=loose", "data.subset_seed=0,1"]
+    assert main([*command, "--data.classes", "0"]) == 2
+    assert "data.subset_seed = 1 has no effect" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert "mean and standard deviation over data.subset_seed 0, 1" in output
+    assert "- Subsets overlap and share their test images: means and intervals over" in output
+
+
 def test_a_choice_needs_validation_images(tmp_path, swept, capsys):
     _, command = swept
     command = [*command, "--directory", str(tmp_path), "--data.holdout", "0"]

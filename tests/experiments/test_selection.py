@@ -49,6 +49,18 @@ def test_smaller_subsets_are_part_of_larger_ones():
     np.testing.assert_array_equal(per_class(more, "train"), np.minimum(available, 9))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"classes": 6}, {"samples_per_class": 60}, {"holdout": 0.2}]
+)
+def test_a_subset_seed_that_chooses_nothing_is_refused(options):
+    """Runs of other seeds would be the same run, and no repetitions."""
+    for test_labels in (None, LABELS):
+        select(LABELS, test_labels=test_labels, **options)
+        with pytest.raises(ConfigError, match="data.subset_seed = 3 has no effect"):
+            select(LABELS, test_labels=test_labels, subset_seed=3, **options)
+        select(LABELS, test_labels=test_labels, subset_seed=3, **options | {"imbalance": 0.1})
+
+
 def test_subset_seeds_draw_other_classes_and_training_images():
     """Test and validation images stay: runs of all subsets are compared on them."""
     drawn = [select(LABELS, classes=3, subset_seed=seed) for seed in range(6)]
