@@ -94,7 +94,9 @@ _Validations = dict[tuple[Place, int], float | None]
 """The validation of every finished run, by its pooled label and seed; None if it has none."""
 
 
-def _choice(place: Place, candidates: Mapping[Place, _Validations]) -> Choice:
+def _choice(place: Place, planned: Mapping[Place, _Validations]) -> Choice:
+    # Labels without a run, which only some of the places have, are no candidates.
+    candidates = {label: runs for label, runs in planned.items() if runs} or planned
     compared = set.intersection(*(set(runs) for runs in candidates.values()))
     found = {
         label: [value for run in sorted(compared) if (value := runs[run]) is not None]

@@ -371,6 +371,8 @@ def test_an_unequal_number_of_candidates_is_stated():
     kept = choose(axes, runs, planned, ["G"])
     lines = choice_lines(["G"], kept.choices)
     assert lines[1] == "Values tried: softmax: 1; loose: 2."
+    # Labels that a place does not have are no candidates, though they are on the axis.
+    assert choose(axes, runs, places(axes), ["G"]).choices == kept.choices
     grid = make_grid(kept.axes, kept.runs, planned=kept.planned)
     assert grid.entries[ERROR]["softmax",].complete
 
@@ -380,10 +382,12 @@ def test_where_nothing_has_a_validation_nothing_is_chosen():
     axes = [METHODS, GROUPS]
     kept = choose(axes, runs, places(axes), ["G"])
     (line,) = choice_lines(["G"], kept.choices)
-    assert "softmax: none, because no repetition is finished for all values" in line
+    assert "(seed 0): softmax: none, because no run has a validation; loose: none" in line
     grid = make_grid(kept.axes, kept.runs, planned=kept.planned)
     (entries,) = grid.entries.values()
     assert entries["loose",].diverged
-    runs = [diverged(place, 0) for place in places(axes)]
-    (line,) = choice_lines(["G"], choose(axes, runs, places(axes), ["G"]).choices)
-    assert "(seed 0): softmax: none, because no run has a validation; loose: none" in line
+    # Nor without a repetition in common.
+    runs = [run(("softmax", at), int(at), (ERROR, 0.1), validation=0.5) for at in "24"]
+    kept = choose(axes, runs, [("softmax", at) for at in "24"], ["G"])
+    (line,) = choice_lines(["G"], kept.choices)
+    assert "softmax: none, because no repetition is finished for all values" in line
