@@ -125,11 +125,17 @@ def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):
     assert "no preset 'food10-groups'; did you mean food101-groups" in capsys.readouterr().err
 
 
-def test_settings_has_epochs_of_prepared_data(run, folders, capsys):
-    steps_per_epoch = 4624 // 128
+def test_settings_has_epochs_of_prepared_data(run, folders, monkeypatch, capsys):
+    # A fraction: the steps of the presets do not leave out the last batch of an epoch either.
+    steps_per_epoch = 4650 / 128
+    preset = PRESETS["icons"]
+    model = dataclasses.replace(preset.config.model, drop_block_steps=290)
+    config = dataclasses.replace(preset.config, model=model)
+    monkeypatch.setitem(PRESETS, "icons", preset._replace(config=config))
     assert main(["settings", "icons", "--data-dir", str(folders.data_dir)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
+    assert "| model.drop_block_steps | 290 (7.983 epochs) | – |" in text
 
 
 def test_help_does_not_import_what_only_runs_need():
