@@ -40,8 +40,8 @@ class Evaluate:
     metrics: tuple[str, ...] = ()
     """With --over: metrics that the table and figure show, in this order (by default all)."""
     baseline: str = ""
-    """With --over: OPTION=VALUE of one axis, such as fine_tuning.margin=0; adds a table and a figure
-    of the differences to it, with 95 % confidence intervals over the episodes."""
+    """With --over: OPTION=VALUE of one axis, such as fine_tuning.margin=0; adds a table and a
+    figure of the differences to it, with 95 % confidence intervals over the episodes."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.collections import LineCollection
 
 from experiments.reporting.comparison import choice_lines, choose, differences
 from experiments.reporting.entries import make_grid, places
@@ -102,7 +103,9 @@ def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
     runs += [diverged(("loose",), 2)]
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| loose | −9.00 ± 12.71 (n = 2, 2 missing) |" in text
-    assert "- m missing: pairs of which a run diverged, is not finished or lacks the metric." in text
+    assert (
+        "- m missing: pairs of which a run diverged, is not finished or lacks the metric." in text
+    )
     assert stored["differences"][0]["missing"] == 2
     runs = [*runs_of([0.2, 0.2], "softmax"), diverged(("loose",), 0), diverged(("loose",), 1)]
     text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
@@ -223,10 +226,11 @@ def test_one_seed_is_compared_episode_by_episode(tmp_path):
     caption = " ".join(" ".join(text.get_text() for text in figure.texts).split())
     assert "95 % confidence interval over the episodes of one pair" in caption
     assert "Hollow: there is no interval over the seeds." in caption
+    # The bar is that of the episodes.
     bars, hollow = figure.axes[0].collections[0], figure.axes[0].lines[1]
-    assert np.ptp(np.concatenate(bars.get_segments()), axis=0).max() == pytest.approx(
-        100 * (high - low)
-    )
+    assert isinstance(bars, LineCollection)
+    (segment,) = map(np.asarray, bars.get_segments())
+    assert np.ptp(segment, axis=0).max() == pytest.approx(100 * (high - low))
     assert hollow.get_markerfacecolor() == "white"
 
 

@@ -56,7 +56,7 @@ def test_a_subset_seed_that_chooses_nothing_is_refused(options):
     """Runs of other seeds would be the same run, and no repetitions."""
     for test_labels in (None, LABELS):
         select(LABELS, test_labels=test_labels, **options)
-        with pytest.raises(ConfigError, match="data.subset_seed = 3 has no effect"):
+        with pytest.raises(ConfigError, match="subset_seed = 3 has no effect"):
             select(LABELS, test_labels=test_labels, subset_seed=3, **options)
         select(LABELS, test_labels=test_labels, subset_seed=3, **options | {"imbalance": 0.1})
 
