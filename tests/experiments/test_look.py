@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 import struct
-from functools import cache, partial
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.files import write_atomically
 from experiments.look import view
-from experiments.look.classes import QUERIES, neighbours
+from experiments.look.classes import QUERIES, by_class, neighbours
+from experiments.look.classifier import spectrum
 from experiments.look.episodes import hard_episodes
 from experiments.look.maps import overview
-from experiments.look.view import some_rows, view_run
+from experiments.look.view import View, some_rows, view_run
+from experiments.protocols import build_protocol
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
 from experiments.protocols.hyperspherical import (
@@ -40,7 +42,6 @@ from experiments.protocols.hyperspherical import (
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.protocols.two_way import TwoWayConfig
 from experiments.reporting.look import page as pages
 from experiments.reporting.look.classes import Bars, Shown, accuracy_figure
 from experiments.reporting.look.maps import Cloud, Panel, map_figure
@@ -48,8 +49,7 @@ from experiments.reporting.look.page import Picture, page_html
 from experiments.reporting.look.tiles import drawable, is_dark_on_light, short, tile
 from experiments.reporting.look.training import curves_figure, log_series
 from experiments.reporting.style import new_figure
-from experiments.runs import evaluate_run, plan_run, restore_run, train_run, write_report
-from experiments.training.outputs import build_outputs
+from experiments.runs import describe_run, evaluate_run, plan_run, train_run, write_report
 from tests.experiments import fake_image_sets
 
 DPI = 50
@@ -71,10 +71,9 @@ FEW_SHOT = FewShotConfig(
 )
 RUNS: dict[str, tuple[TrainConfig, list[str]]] = {
     "few-shot": (FEW_SHOT, ["accuracy", "episodes", "spectrum", "overlap"]),
-    "two-way": (TwoWayConfig(**TINY, data=FEW_CLASSES), ["accuracy", "spectrum", "reliability"]),
     "hyperspherical": (
         HypersphericalConfig(
-            **TINY | {"model": ModelConfig(widths=(4, 4, 4, 4), dim=3), "steps": 12},
+            **TINY | {"model": ModelConfig(widths=(4, 4, 4, 4), dim=5), "steps": 12},
             data=LONG_TAIL,
             loss=HypersphericalLoss(criterion="dot-regression"),
             evaluation=HypersphericalEvaluation(calibration="cosines"),
@@ -94,9 +93,10 @@ RUNS: dict[str, tuple[TrainConfig, list[str]]] = {
         ["precision", "spectrum"],
     ),
 }
-"""A run of a protocol, and its pictures beside those of all."""
+"""A run of a protocol, and its pictures beside those of all; other protocols add none."""
 PAGES = ["few-shot", "hyperspherical", "multi-label"]
-"""Runs whose pictures are drawn as PNG: between them they have every picture."""
+"""Runs with a page: between them they have every picture. Of the other one, only the pictures
+beside those of all are computed, and none is written."""
 
 
 class Looked:
@@ -106,23 +106,27 @@ class Looked:
         train_run(plan_run(config), directory, folders)
         given = ["look", str(directory), "--images", "12", "--data-dir", str(folders.data_dir)]
         given += ["--manual-dir", str(folders.manual_dir)] if folders.manual_dir else []
+        views: list[View] = []
+
+        def recorded(*given: Any) -> View:
+            views.append(view_run(*given))
+            return views[-1]
+
         with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"savefig.dpi": DPI}):
+            patch.setattr(look, "view_run", recorded)
             if not drawn:
+                patch.setattr(look, "_DRAWN", [by_class, hard_episodes, spectrum])
                 patch.setattr(pages, "write_picture", lambda path, _: write_atomically(path, b""))
             assert main(given) == 0
-        self.directory, self.folders = directory, folders
+        self.directory, self.folders, (self.view,) = directory, folders, views
         self.numbers = json.loads((directory / "look" / "look.json").read_text())
-        self.run = restore_run(directory)
-        network, counts = self.run.network, self.run.class_counts
-        outputs = build_outputs(network.graphdef, network.objective, config.data, counts)
-        self.images = cache(partial(self.run.plan.protocol.load, folders))
-        self._outputs = cache(lambda split: outputs(self.run.state, self.images(split)))
+        self.sides = {side.split: side for side in self.view.sides}
 
     def outputs(self, split: str) -> Outputs:
-        return self._outputs(split)
+        return self.sides[split].outputs
 
     def names(self, split: str) -> tuple[str, ...]:
-        return self.images(split).class_names
+        return self.sides[split].images.class_names
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +192,7 @@ class Page(HTMLParser):
 @pytest.mark.parametrize("name", RUNS)
 def test_every_protocol_has_its_pictures(trained, name):
     run = trained(name)
-    expected = [*EVERYWHERE, *RUNS[name][1], "training"]
+    expected = [*EVERYWHERE, *RUNS[name][1], "training"] if name in PAGES else RUNS[name][1]
     assert {path.stem for path in (run.directory / "look").glob("*.png")} == set(expected)
     assert sorted(run.numbers) == sorted(expected)
 
@@ -227,18 +231,18 @@ def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
     assert numbers["map"]["images_drawn"] <= 12
 
     found = numbers["neighbours"]
-    for query, neighbours, wrong in zip(
+    for query, nearest, wrong in zip(
         found["queries"], found["neighbours"], found["wrong"], strict=True
     ):
         cosines = units[1] @ units[1][query]
         cosines[query] = -2
         np.testing.assert_allclose(
-            cosines[neighbours], np.sort(cosines)[::-1][:8], rtol=1e-5, atol=1e-6
+            cosines[nearest], np.sort(cosines)[::-1][:8], rtol=1e-5, atol=1e-6
         )
-        assert wrong == (novel.labels[neighbours] != novel.labels[query]).tolist()
+        assert wrong == (novel.labels[nearest] != novel.labels[query]).tolist()
     assert len(set(novel.labels[found["queries"]])) == QUERIES
 
-    kernel = np.asarray(run.run.state.params["classifier"]["kernel"])
+    kernel = np.asarray(run.view.run.state.params["classifier"]["kernel"])
     assert kernel.shape == (128, 100)
     basis = np.linalg.qr(kernel)[0]
     for split, outputs in (("base", base), ("novel", novel)):
@@ -281,22 +285,33 @@ def test_the_hardest_episodes_are_those_of_the_evaluation(trained):
         assert accuracies[0] <= shown["mean_accuracy"]
 
 
-@pytest.mark.parametrize("name", ["two-way", "hyperspherical"])
-def test_accuracy_and_calibration_are_those_of_the_report(trained, name):
-    run = trained(name)
+def test_accuracy_and_calibration_are_those_of_the_report(trained):
+    run = trained("hyperspherical")
     _, report = evaluate_run(run.directory, run.folders)
     shown = run.numbers["accuracy"]["test"]
     assert shown["mean"] == pytest.approx(report["result"]["accuracy"])
     by_name = dict(zip(run.names("test"), report["result"]["class_accuracies"], strict=True))
     assert shown["classes"] == pytest.approx(by_name)
-    if name == "hyperspherical":  # A long tail, from its head.
-        counts = dict(zip(run.names("test"), run.outputs("test").class_counts, strict=True))
-        drawn = [counts[c] for c in shown["classes"]]
-        assert drawn == sorted(drawn, reverse=True)
-        assert run.numbers["assignment"] == report["assignment"]
+    # A long tail, from its head.
+    counts = dict(zip(run.names("test"), run.outputs("test").class_counts, strict=True))
+    drawn = [counts[c] for c in shown["classes"]]
+    assert drawn == sorted(drawn, reverse=True)
+    assert run.numbers["assignment"] == report["assignment"]
     reliability = run.numbers["reliability"]
     assert reliability["calibration_error"] == pytest.approx(report["result"]["calibration_error"])
     assert sum(reliability["counts"]) == report["result"]["samples"]
+
+
+def test_confidence_is_the_softmax_of_the_logits_unless_the_evaluation_says_otherwise(trained):
+    run = trained("hyperspherical")
+    outputs, cosines = run.outputs("test"), run.view.protocol.calibrated
+    protocol = build_protocol(
+        dataclasses.replace(run.view.config, evaluation=HypersphericalEvaluation())
+    )
+    assert protocol.calibrated is not None
+    np.testing.assert_array_equal(protocol.calibrated(outputs), outputs.logits())
+    assert cosines is not None
+    assert abs(cosines(outputs) - outputs.logits()).max() > 0.1
 
 
 def test_a_multi_label_run_shows_average_precision_and_shared_labels(trained):
@@ -307,16 +322,23 @@ def test_a_multi_label_run_shows_average_precision_and_shared_labels(trained):
     known = zip(run.names("test"), report["result"]["class_precisions"], strict=True)
     assert shown["classes"] == pytest.approx({name: ap for name, ap in known if ap is not None})
     labels, found = run.outputs("test").labels > 0, run.numbers["neighbours"]
-    for query, neighbours, wrong in zip(
+    for query, nearest, wrong in zip(
         found["queries"], found["neighbours"], found["wrong"], strict=True
     ):
-        assert wrong == [not (labels[query] & labels[n]).any() for n in neighbours]
+        assert wrong == [not (labels[query] & labels[n]).any() for n in nearest]
 
 
 def test_episodes_of_a_report_of_the_same_evaluation_are_not_computed_again(trained, tmp_path):
     run = trained("few-shot")
-    seen = view_run(run.run, tmp_path, run.folders, "novel", 12)
-    protocol, report = evaluate_run(run.directory, run.folders)
+    seen = run.view._replace(folder=tmp_path)
+    protocol = seen.protocol
+    report = {
+        **describe_run(seen.config, protocol),
+        "num_features": seen.run.plan.num_features,
+        "split": "novel",
+        "step": seen.run.step,
+        **protocol.evaluate("novel", run.outputs),
+    }
     stored = np.ones(30)
     stored[[7, 3, 11, 2]] = 0.1, 0.2, 0.3, 0.4
     report["episodes"]["1-shot accuracy"] = stored.tolist()
