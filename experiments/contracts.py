@@ -14,6 +14,8 @@ from experiments.config import Folders
 if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
     from jax import Array
 
+    from experiments.data.sampling import Episodes
+
 
 class ImageTable(Interface):
     """Images by index: an array in memory, or records that are read when they are needed."""
@@ -122,6 +124,33 @@ class Outputs(NamedTuple):
     """The parameters that `Objective.init_head` began."""
 
 
+class EpisodeClassifier(NamedTuple):
+    """How an evaluation classifies the queries of few-shot episodes, with one number of shots."""
+
+    name: str
+    """In a sentence, such as `the nearest prototype`."""
+    shots: int
+    """Support images per class."""
+    metric: str
+    """The metric of the evaluation split that is the mean over these episodes."""
+    episodes: Callable[[np.ndarray], Episodes]
+    """Of labels [n]; raises a `ConfigError` where they give no such episodes."""
+    accuracies: Callable[[np.ndarray, Episodes], np.ndarray]
+    """Of features [n, d] and episodes: float32 [E], in [0, 1]."""
+    predictions: Callable[[np.ndarray, Episodes, int], np.ndarray]
+    """Of features, episodes and the number of one: int64 [N, Q], the class from 0 to N−1 that each
+    query is assigned to."""
+
+
+class Integration(NamedTuple):
+    """How a metric loss and a linear classifier are integrated."""
+
+    trains_classifier: bool
+    """Whether the loss has a classification term."""
+    power: float | None
+    """Exponent p of a spectral sum; None for other losses."""
+
+
 class Protocol(NamedTuple):
     """One experiment, built from the configuration of a run."""
 
@@ -156,3 +185,9 @@ class Protocol(NamedTuple):
     phrase."""
     diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
+    calibrated: Callable[[Outputs], np.ndarray] | None = None
+    """Logits [n, C] whose softmax is the confidence; None where predictions have none."""
+    episode_classifier: EpisodeClassifier | None = None
+    """The one with the fewest shots, where the evaluation has episodes."""
+    integration: Integration | None = None
+    """Where the protocol integrates two losses."""

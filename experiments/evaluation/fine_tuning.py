@@ -28,7 +28,8 @@ _EPISODES_AT_ONCE = 64
 Classifier = Literal["cosine", "linear"]
 """Logits are cosines, or inner products without a bias."""
 
-_LOGITS = {"cosine": jaxloss.cosine_logits, "linear": jaxloss.linear_logits}
+LOGITS = {"cosine": jaxloss.cosine_logits, "linear": jaxloss.linear_logits}
+"""The logits of each form, of features and weights."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def fine_tune(
     batches = jnp.pad(orders, filled, constant_values=-1).reshape(-1, settings.batch_size)
     basis = jnp.linalg.qr(jnp.concatenate([features.T, weights], axis=1))[0]
     features, weights = product(features, basis), product(basis.T, weights)
-    logits_of = _LOGITS[classifier]
+    logits_of = LOGITS[classifier]
     # Without momentum there is nothing to dampen.
     damped = 1 - settings.dampening if settings.momentum else 1.0
 
@@ -201,7 +202,7 @@ def _accuracies(
             classifier=classifier,
             settings=settings,
         )
-        logits = _LOGITS[classifier](features[query.ravel()], weights)
+        logits = LOGITS[classifier](features[query.ravel()], weights)
         return (logits.argmax(-1) == truth).mean(dtype=jnp.float32)
 
     # Groups of one size, where they divide the episodes: a smaller last one is compiled again.

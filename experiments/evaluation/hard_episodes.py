@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-import jaxloss
-from experiments.data.sampling import Episodes, support_orders
+from experiments.contracts import EpisodeClassifier, Metric
+from experiments.data.sampling import Episodes, evaluation_episodes, support_orders
 from experiments.evaluation.feature_space import unit_features
-from experiments.evaluation.few_shot import Distance
-from experiments.evaluation.fine_tuning import Classifier, FineTuning, fine_tune, first_weights
-
-_LOGITS = {"cosine": jaxloss.cosine_logits, "linear": jaxloss.linear_logits}
+from experiments.evaluation.few_shot import Distance, EpisodeConfig
+from experiments.evaluation.fine_tuning import (
+    LOGITS,
+    Classifier,
+    FineTuning,
+    fine_tune,
+    first_weights,
+)
 
 
 class HardEpisode(NamedTuple):
@@ -56,17 +61,45 @@ def hardest_episodes(
     ]
 
 
+def episode_classifier(
+    config: EpisodeConfig,
+    *,
+    name: str,
+    metric: Callable[[int], Metric],
+    accuracies: Callable[[np.ndarray, Episodes], np.ndarray],
+    predictions: Callable[[np.ndarray, Episodes, int], np.ndarray],
+) -> EpisodeClassifier:
+    """The classifier of an evaluation's episodes with the fewest shots.
+
+    Args:
+      config: The episodes.
+      metric: Maps a number of shots to its metric.
+      name, accuracies, predictions: As in `EpisodeClassifier`.
+    """
+    shots = min(config.shots)
+    episodes = partial(
+        evaluation_episodes,
+        num_episodes=config.episodes,
+        ways=config.ways,
+        shots=shots,
+        queries=config.queries,
+        seed=config.seed,
+    )
+    return EpisodeClassifier(name, shots, metric(shots).name, episodes, accuracies, predictions)
+
+
 def prototype_predictions(
-    features: np.ndarray, support: np.ndarray, query: np.ndarray, *, distance: Distance
+    features: np.ndarray, episodes: Episodes, number: int, *, distance: Distance
 ) -> np.ndarray:
     """The nearest prototype of every query of an episode: int64 [N, Q].
 
     Args:
       features: Floats [n, d].
-      support: Integers [N, K], rows of the features.
-      query: Integers [N, Q].
+      episodes: All episodes.
+      number: The number of this one, from 0.
       distance: Of a query from a prototype.
     """
+    support, query = episodes.support[number], episodes.query[number]
     features = np.asarray(features, np.float64)
     if distance == "cosine":
         features = unit_features(features)
@@ -78,28 +111,27 @@ def prototype_predictions(
 
 def fine_tuned_predictions(
     features: np.ndarray,
-    support: np.ndarray,
-    query: np.ndarray,
+    episodes: Episodes,
+    number: int,
     *,
     classifier: Classifier,
     settings: FineTuning,
     seed: int,
-    episode: int,
 ) -> np.ndarray:
     """The predictions of the classifier that is fine-tuned in an episode: int64 [N, Q].
 
-    Arguments are those of `prototype_predictions` and `fine_tuned_accuracies`; `episode` is the
-    number of the episode, on which first weights and orders depend.
+    Arguments are those of `prototype_predictions` and `fine_tuned_accuracies`.
     """
+    support, query = episodes.support[number], episodes.query[number]
     ways, shots = support.shape
     features = np.asarray(features, np.float32)
     weights = fine_tune(
         features[support.ravel()],
         np.repeat(np.arange(ways), shots),
-        first_weights(jax.random.fold_in(jax.random.key(seed), episode), features.shape[1], ways),
-        support_orders(ways * shots, settings.passes, seed=seed, episode=episode),
+        first_weights(jax.random.fold_in(jax.random.key(seed), number), features.shape[1], ways),
+        support_orders(ways * shots, settings.passes, seed=seed, episode=number),
         classifier=classifier,
         settings=settings,
     )
-    logits = _LOGITS[classifier](features[query.ravel()], weights)
+    logits = LOGITS[classifier](features[query.ravel()], weights)
     return np.asarray(logits).argmax(-1).reshape(query.shape)

@@ -80,6 +80,11 @@ def build(
       extra_results: Further results, as JSON types.
       extra_report: Lines on them.
     """
+
+    def confidence_logits(outputs: Outputs) -> np.ndarray:
+        found = calibrated(outputs)
+        return outputs.logits() if found is None else found
+
     return Protocol(
         splits=SPLITS,
         load=partial(load, data),
@@ -93,6 +98,7 @@ def build(
         evaluate=partial(evaluate, data, calibrated, extra_results),
         description={"label": label} | describe_data(data),
         report=lambda results: report(results) + extra_report(results),
+        calibrated=confidence_logits,
     )
 
 

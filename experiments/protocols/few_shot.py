@@ -11,7 +11,16 @@ import jax
 import numpy as np
 
 from experiments.config import Count, Folders, TrainConfig, to_dict
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
+from experiments.contracts import (
+    ImageSet,
+    Integration,
+    Loss,
+    Metric,
+    Objective,
+    Outputs,
+    Problem,
+    Protocol,
+)
 from experiments.data.builders import split_names
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
@@ -23,6 +32,7 @@ from experiments.evaluation.few_shot import (
     episode_accuracies,
     evaluate_prototypes,
 )
+from experiments.evaluation.hard_episodes import episode_classifier, prototype_predictions
 from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace
 from experiments.protocols.integration import IntegratedLoss, build_loss, label, terms
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
@@ -57,6 +67,7 @@ class FewShotConfig(TrainConfig):
 def build(config: FewShotConfig) -> Protocol:
     """The protocol of a run."""
     loss, evaluation, name = config.loss, config.evaluation, config.data.name
+    parts, distance = terms(loss.name), evaluation.distances[0]
     return Protocol(
         splits=SPLITS,
         load=partial(load, name),
@@ -81,6 +92,17 @@ def build(config: FewShotConfig) -> Protocol:
         },
         report=report,
         diagnose=partial(diagnose, loss),
+        episode_classifier=episode_classifier(
+            evaluation,
+            name=f"the nearest prototype ({distance})",
+            metric=lambda shots: metric(shots, distance),
+            accuracies=partial(episode_accuracies, distance=distance),
+            predictions=partial(prototype_predictions, distance=distance),
+        ),
+        integration=Integration(
+            trains_classifier=parts.classification is not None,
+            power=loss.power if parts.integration == "spectral" else None,
+        ),
     )
 
 

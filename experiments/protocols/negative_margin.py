@@ -40,6 +40,7 @@ from experiments.evaluation.fine_tuning import (
     evaluate_fine_tuning,
     fine_tuned_accuracies,
 )
+from experiments.evaluation.hard_episodes import episode_classifier, fine_tuned_predictions
 from experiments.protocols import few_shot
 from experiments.protocols.linear_head import train_accuracy
 from experiments.reporting.markdown import table
@@ -120,14 +121,14 @@ def build(config: NegativeMarginConfig) -> Protocol:
     data, evaluation = config.data, config.evaluation
     scale = _scale(config.loss, config.model.backbone)
     classifier = _classifier(config.loss, evaluation)
+    tuned: Any = {
+        "classifier": classifier,
+        "settings": config.fine_tuning,
+        "seed": evaluation.seed,
+    }
     validation_accuracies = {
         "nearest": partial(episode_accuracies, distance=evaluation.validation_distance),
-        "fine-tuned": partial(
-            fine_tuned_accuracies,
-            classifier=classifier,
-            settings=config.fine_tuning,
-            seed=evaluation.seed,
-        ),
+        "fine-tuned": partial(fine_tuned_accuracies, **tuned),
     }
     return Protocol(
         splits=few_shot.SPLITS,
@@ -152,6 +153,13 @@ def build(config: NegativeMarginConfig) -> Protocol:
             "base_classes": data.base_classes,
         },
         report=report,
+        episode_classifier=episode_classifier(
+            evaluation,
+            name=f"a fine-tuned {classifier} classifier",
+            metric=partial(_accuracy, "novel"),
+            accuracies=partial(fine_tuned_accuracies, **tuned),
+            predictions=partial(fine_tuned_predictions, **tuned),
+        ),
     )
 
 

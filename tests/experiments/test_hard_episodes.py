@@ -25,9 +25,7 @@ def test_prototypes_predict_as_they_are_evaluated(distance):
     accuracies = episode_accuracies(FEATURES, EPISODES, distance=distance)
 
     def predict(e):
-        return prototype_predictions(
-            FEATURES, EPISODES.support[e], EPISODES.query[e], distance=distance
-        )
+        return prototype_predictions(FEATURES, EPISODES, e, distance=distance)
 
     hardest = hardest_episodes(accuracies, EPISODES, predict, count=12)
     assert [h.number for h in hardest] == np.argsort(accuracies, kind="stable").tolist()
@@ -42,9 +40,7 @@ def test_fine_tuned_classifiers_predict_as_they_are_evaluated(classifier):
     options = {"classifier": classifier, "settings": FineTuning(passes=5), "seed": 3}
     accuracies = fine_tuned_accuracies(FEATURES, EPISODES, **options)
     for e in (0, 5):
-        predictions = fine_tuned_predictions(
-            FEATURES, EPISODES.support[e], EPISODES.query[e], episode=e, **options
-        )
+        predictions = fine_tuned_predictions(FEATURES, EPISODES, e, **options)
         assert predictions.shape == (3, 4)
         assert (predictions == TRUTH).mean() == pytest.approx(accuracies[e])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import matplotlib
 import numpy as np
 import pytest
 
@@ -19,12 +20,20 @@ import jaxloss
 from experiments import look
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, SamplingConfig, TrainConfig
-from experiments.contracts import Metric, Outputs
+from experiments.contracts import ImageSet, Metric, Outputs
+from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
+from experiments.files import write_atomically
+from experiments.look import view
+from experiments.look.classes import QUERIES, by_class, neighbours
+from experiments.look.classifier import spectrum
+from experiments.look.episodes import hard_episodes
+from experiments.look.maps import overview
+from experiments.look.view import View, some_rows, view_run
+from experiments.protocols import build_protocol
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
-from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.protocols.hyperspherical import (
     HypersphericalConfig,
     HypersphericalEvaluation,
@@ -33,17 +42,18 @@ from experiments.protocols.hyperspherical import (
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.protocols.two_way import TwoWayConfig
+from experiments.reporting.look import page as pages
 from experiments.reporting.look.classes import Bars, Shown, accuracy_figure
 from experiments.reporting.look.maps import Cloud, Panel, map_figure
 from experiments.reporting.look.page import Picture, page_html
 from experiments.reporting.look.tiles import drawable, is_dark_on_light, short, tile
 from experiments.reporting.look.training import curves_figure, log_series
 from experiments.reporting.style import new_figure
-from experiments.runs import evaluate_run, plan_run, restore_run, train_run
-from experiments.training.outputs import build_outputs
+from experiments.runs import describe_run, evaluate_run, plan_run, train_run, write_report
 from tests.experiments import fake_image_sets
 
+DPI = 50
+"""Of pictures in tests."""
 TINY: dict[str, Any] = {
     "sampling": SamplingConfig(batch_size=16),
     "model": ModelConfig(widths=(4, 4, 4, 32)),
@@ -61,14 +71,9 @@ FEW_SHOT = FewShotConfig(
 )
 RUNS: dict[str, tuple[TrainConfig, list[str]]] = {
     "few-shot": (FEW_SHOT, ["accuracy", "episodes", "spectrum", "overlap"]),
-    "group-softmax": (
-        GroupSoftmaxConfig(**TINY, data=FEW_CLASSES, loss=GroupLoss(num_groups=2)),
-        ["accuracy", "spectrum", "reliability"],
-    ),
-    "two-way": (TwoWayConfig(**TINY, data=FEW_CLASSES), ["accuracy", "spectrum", "reliability"]),
     "hyperspherical": (
         HypersphericalConfig(
-            **TINY | {"model": ModelConfig(widths=(4, 4, 4, 4), dim=3), "steps": 12},
+            **TINY | {"model": ModelConfig(widths=(4, 4, 4, 4), dim=5), "steps": 12},
             data=LONG_TAIL,
             loss=HypersphericalLoss(criterion="dot-regression"),
             evaluation=HypersphericalEvaluation(calibration="cosines"),
@@ -88,28 +93,40 @@ RUNS: dict[str, tuple[TrainConfig, list[str]]] = {
         ["precision", "spectrum"],
     ),
 }
-"""A run of every protocol, and its pictures beside those of all."""
+"""A run of a protocol, and its pictures beside those of all; other protocols add none."""
+PAGES = ["few-shot", "hyperspherical", "multi-label"]
+"""Runs with a page: between them they have every picture. Of the other one, only the pictures
+beside those of all are computed, and none is written."""
 
 
 class Looked:
     """A run that was looked at."""
 
-    def __init__(self, config: TrainConfig, directory: Path, folders: Folders):
+    def __init__(self, config: TrainConfig, directory: Path, folders: Folders, *, drawn: bool):
         train_run(plan_run(config), directory, folders)
         given = ["look", str(directory), "--images", "12", "--data-dir", str(folders.data_dir)]
         given += ["--manual-dir", str(folders.manual_dir)] if folders.manual_dir else []
-        assert main(given) == 0
-        self.directory, self.folders = directory, folders
+        views: list[View] = []
+
+        def recorded(*given: Any) -> View:
+            views.append(view_run(*given))
+            return views[-1]
+
+        with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"savefig.dpi": DPI}):
+            patch.setattr(look, "view_run", recorded)
+            if not drawn:
+                patch.setattr(look, "_DRAWN", [by_class, hard_episodes, spectrum])
+                patch.setattr(pages, "write_picture", lambda path, _: write_atomically(path, b""))
+            assert main(given) == 0
+        self.directory, self.folders, (self.view,) = directory, folders, views
         self.numbers = json.loads((directory / "look" / "look.json").read_text())
-        self.run = restore_run(directory)
-        network, counts = self.run.network, self.run.class_counts
-        self._outputs = build_outputs(network.graphdef, network.objective, config.data, counts)
+        self.sides = {side.split: side for side in self.view.sides}
 
     def outputs(self, split: str) -> Outputs:
-        return self._outputs(self.run.state, self.run.plan.protocol.load(self.folders, split))
+        return self.sides[split].outputs
 
     def names(self, split: str) -> tuple[str, ...]:
-        return self.run.plan.protocol.load(self.folders, split).class_names
+        return self.sides[split].images.class_names
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +155,8 @@ def trained(tmp_path_factory, folders, voc):
     def of(name: str) -> Looked:
         if name not in known:
             directory = tmp_path_factory.mktemp("runs") / name
-            known[name] = Looked(
-                RUNS[name][0], directory, voc if name == "multi-label" else folders
-            )
+            data = voc if name == "multi-label" else folders
+            known[name] = Looked(RUNS[name][0], directory, data, drawn=name in PAGES)
         return known[name]
 
     return of
@@ -174,16 +190,21 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_protocol_has_its_pictures_on_a_page_of_its_own(trained, name):
+def test_every_protocol_has_its_pictures(trained, name):
+    run = trained(name)
+    expected = [*EVERYWHERE, *RUNS[name][1], "training"] if name in PAGES else RUNS[name][1]
+    assert {path.stem for path in (run.directory / "look").glob("*.png")} == set(expected)
+    assert sorted(run.numbers) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_all_pictures_and_needs_no_other_file(trained, name):
     run = trained(name)
     folder = run.directory / "look"
-    expected = [*EVERYWHERE, *RUNS[name][1], "training"]
-    assert {path.stem for path in folder.glob("*.png")} == set(expected)
     text = (folder / "index.html").read_text()
     page = Page(text)
     assert page.open == []
-    assert sorted(page.sections) == sorted(expected)
-    assert sorted(run.numbers) == sorted(expected)
+    assert sorted(page.sections) == sorted(run.numbers)
     # Nothing outside of the page, and no program.
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
     assert not {"script", "link", "iframe"} & set(page.tags)
@@ -192,8 +213,8 @@ def test_every_protocol_has_its_pictures_on_a_page_of_its_own(trained, name):
         content = base64.b64decode(image["src"].partition(",")[2])
         assert content == (folder / f"{section}.png").read_bytes()
         width, height = struct.unpack(">II", content[16:24])
-        assert 700 < width < 2100
-        assert 400 < height < 1900
+        assert 4.7 < width / DPI < 14
+        assert 2.7 < height / DPI < 13
         assert len(image["alt"]) > 80
 
 
@@ -210,18 +231,18 @@ def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
     assert numbers["map"]["images_drawn"] <= 12
 
     found = numbers["neighbours"]
-    for query, neighbours, wrong in zip(
+    for query, nearest, wrong in zip(
         found["queries"], found["neighbours"], found["wrong"], strict=True
     ):
         cosines = units[1] @ units[1][query]
         cosines[query] = -2
         np.testing.assert_allclose(
-            cosines[neighbours], np.sort(cosines)[::-1][:8], rtol=1e-5, atol=1e-6
+            cosines[nearest], np.sort(cosines)[::-1][:8], rtol=1e-5, atol=1e-6
         )
-        assert wrong == (novel.labels[neighbours] != novel.labels[query]).tolist()
-    assert len(set(novel.labels[found["queries"]])) == look.QUERIES
+        assert wrong == (novel.labels[nearest] != novel.labels[query]).tolist()
+    assert len(set(novel.labels[found["queries"]])) == QUERIES
 
-    kernel = np.asarray(run.run.state.params["classifier"]["kernel"])
+    kernel = np.asarray(run.view.run.state.params["classifier"]["kernel"])
     assert kernel.shape == (128, 100)
     basis = np.linalg.qr(kernel)[0]
     for split, outputs in (("base", base), ("novel", novel)):
@@ -264,22 +285,33 @@ def test_the_hardest_episodes_are_those_of_the_evaluation(trained):
         assert accuracies[0] <= shown["mean_accuracy"]
 
 
-@pytest.mark.parametrize("name", ["two-way", "hyperspherical"])
-def test_accuracy_and_calibration_are_those_of_the_report(trained, name):
-    run = trained(name)
+def test_accuracy_and_calibration_are_those_of_the_report(trained):
+    run = trained("hyperspherical")
     _, report = evaluate_run(run.directory, run.folders)
     shown = run.numbers["accuracy"]["test"]
     assert shown["mean"] == pytest.approx(report["result"]["accuracy"])
     by_name = dict(zip(run.names("test"), report["result"]["class_accuracies"], strict=True))
     assert shown["classes"] == pytest.approx(by_name)
-    if name == "hyperspherical":  # A long tail, from its head.
-        counts = dict(zip(run.names("test"), run.outputs("test").class_counts, strict=True))
-        drawn = [counts[c] for c in shown["classes"]]
-        assert drawn == sorted(drawn, reverse=True)
-        assert run.numbers["assignment"] == report["assignment"]
+    # A long tail, from its head.
+    counts = dict(zip(run.names("test"), run.outputs("test").class_counts, strict=True))
+    drawn = [counts[c] for c in shown["classes"]]
+    assert drawn == sorted(drawn, reverse=True)
+    assert run.numbers["assignment"] == report["assignment"]
     reliability = run.numbers["reliability"]
     assert reliability["calibration_error"] == pytest.approx(report["result"]["calibration_error"])
     assert sum(reliability["counts"]) == report["result"]["samples"]
+
+
+def test_confidence_is_the_softmax_of_the_logits_unless_the_evaluation_says_otherwise(trained):
+    run = trained("hyperspherical")
+    outputs, cosines = run.outputs("test"), run.view.protocol.calibrated
+    protocol = build_protocol(
+        dataclasses.replace(run.view.config, evaluation=HypersphericalEvaluation())
+    )
+    assert protocol.calibrated is not None
+    np.testing.assert_array_equal(protocol.calibrated(outputs), outputs.logits())
+    assert cosines is not None
+    assert abs(cosines(outputs) - outputs.logits()).max() > 0.1
 
 
 def test_a_multi_label_run_shows_average_precision_and_shared_labels(trained):
@@ -290,30 +322,90 @@ def test_a_multi_label_run_shows_average_precision_and_shared_labels(trained):
     known = zip(run.names("test"), report["result"]["class_precisions"], strict=True)
     assert shown["classes"] == pytest.approx({name: ap for name, ap in known if ap is not None})
     labels, found = run.outputs("test").labels > 0, run.numbers["neighbours"]
-    for query, neighbours, wrong in zip(
+    for query, nearest, wrong in zip(
         found["queries"], found["neighbours"], found["wrong"], strict=True
     ):
-        assert wrong == [not (labels[query] & labels[n]).any() for n in neighbours]
+        assert wrong == [not (labels[query] & labels[n]).any() for n in nearest]
+
+
+def test_episodes_of_a_report_of_the_same_evaluation_are_not_computed_again(trained, tmp_path):
+    run = trained("few-shot")
+    seen = run.view._replace(folder=tmp_path)
+    protocol = seen.protocol
+    report = {
+        **describe_run(seen.config, protocol),
+        "num_features": seen.run.plan.num_features,
+        "split": "novel",
+        "step": seen.run.step,
+        **protocol.evaluate("novel", run.outputs),
+    }
+    stored = np.ones(30)
+    stored[[7, 3, 11, 2]] = 0.1, 0.2, 0.3, 0.4
+    report["episodes"]["1-shot accuracy"] = stored.tolist()
+
+    def shown() -> dict[str, Any]:
+        picture = hard_episodes(seen)
+        assert picture is not None
+        return picture.numbers
+
+    computed = run.numbers["episodes"]
+    assert shown() == computed
+    write_report(tmp_path, protocol, report)
+    assert [episode["number"] for episode in shown()["episodes"]] == [7, 3, 11, 2]
+    assert shown()["mean_accuracy"] == pytest.approx(27 / 30)
+    for other in (
+        {"step": report["step"] + 1},
+        {"split": "base"},
+        {"evaluation": report["evaluation"] | {"seed": 1}},
+    ):
+        write_report(tmp_path, protocol, report | other)
+        assert shown() == computed
 
 
 def test_another_split_and_checkpoint_have_a_folder_of_their_own(trained, capsys, monkeypatch):
-    monkeypatch.setattr(look, "MOST_IMAGES", 40)
-    monkeypatch.setattr(look, "_DRAWN", [look._overview, look._hard_episodes])
+    def impossible(view):
+        raise ConfigError("there is nothing to draw")
+
+    monkeypatch.setattr("experiments.look.view.MOST_IMAGES", 40)
+    monkeypatch.setattr(look, "_DRAWN", [overview, neighbours, hard_episodes, impossible])
+    monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", DPI)
     run = trained("few-shot")
     given = ["look", str(run.directory), "--data-dir", str(run.folders.data_dir)]
     assert main([*given, "--split", "base", "--checkpoint", "2"]) == 0
     assert "look-base-step2/index.html" in capsys.readouterr().out
     folder = run.directory / "look-base-step2"
     text = (folder / "index.html").read_text()
-    assert "The base split has 4,650 images; pictures show a random part of 40." in text
-    # Forty images of a hundred classes give no episode.
-    assert "A picture is missing: " in text
-    assert [path.name for path in folder.glob("*.png")] == ["map.png"]
+    assert "The base split has 4,650 images; map and neighbours show a random part of 40." in text
+    assert "A picture is missing: there is nothing to draw." in text
+    assert {path.stem for path in folder.glob("*.png")} == {"map", "neighbours", "episodes"}
+    numbers = json.loads((folder / "look.json").read_text())
+    found = numbers["neighbours"]
+    part = set(some_rows(4650).tolist())
+    assert part.issuperset(np.ravel(found["neighbours"]).tolist() + found["queries"])
+    # Episodes are those of the evaluation, of all images.
+    base = run.outputs("base")
+    config = dataclasses.replace(FEW_SHOT.evaluation, shots=(1,))
+    ((result, _),) = evaluate_prototypes(
+        base.features, base.labels, config=config, distance="euclidean"
+    )
+    assert numbers["episodes"]["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
 
     assert main([*given, "--split", "test"]) == 2
     assert "no split 'test'; it has base, validation, novel" in capsys.readouterr().err
     assert main([*given, "--images", "0"]) == 2
     assert "images must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_of_many_training_images_a_random_part_is_read(monkeypatch):
+    table = np.arange(50, dtype=np.uint8).reshape(50, 1, 1, 1)
+    whole = ImageSet(table, np.arange(50), tuple(map(str, range(50))))
+    assert view._part(whole) is whole
+    monkeypatch.setattr(view, "MOST_IMAGES", 8)
+    part = view._part(whole)
+    assert len(part.images) == len(np.unique(part.labels)) == 8
+    assert (np.diff(part.labels) > 0).all()
+    rows = np.array([5, 0])
+    np.testing.assert_array_equal(part.images[rows].ravel(), part.labels[rows])
 
 
 def test_grey_images_are_ink_and_colours_stay():

@@ -1,0 +1,121 @@
+"""Pictures of what a run did to the feature space, from its checkpoint to one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.config import Folders
+from experiments.errors import ConfigError
+from experiments.look.classes import by_class, neighbours, similarity
+from experiments.look.classifier import overlap, reliability, spectrum
+from experiments.look.episodes import hard_episodes
+from experiments.look.maps import class_map, overview
+from experiments.look.training import assignment, curves
+from experiments.look.view import View, some_rows, view_run
+from experiments.reporting.look.page import Picture, write_page
+from experiments.reporting.run import code_version
+from experiments.runs import describe_run, restore_run, run_directory
+
+
+def look_at_run(
+    path: Path,
+    folders: Folders,
+    *,
+    split: str | None = None,
+    which: str = "best",
+    images: int = 300,
+    command: str = "",
+) -> list[Path]:
+    """Draws every picture that applies to a run, and writes them with a page that has them all.
+
+    Args:
+      path, which: The run and its checkpoint, as in `restore_run`.
+      folders: Where data is stored.
+      split: One of the protocol's splits; by default the one for evaluation.
+      images: Largest number of images in a map.
+      command: The command, for the page.
+
+    Returns:
+      The written files: the page, the numbers of the pictures, the pictures.
+
+    Raises:
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: There is no such split, or `images` is below 1.
+      DivergedError: The features are not finite.
+    """
+    if images < 1:
+        raise ConfigError(f"images must be at least 1, got {images}")
+    run = restore_run(path, which)
+    protocol = run.plan.protocol
+    wanted = split or protocol.splits[-1]
+    if wanted not in protocol.splits:
+        raise ConfigError(
+            f"protocol {run.plan.config.protocol} has no split {wanted!r}; it has "
+            f"{', '.join(protocol.splits)}"
+        )
+    folder = run_directory(path)
+    view = view_run(run, folder, folders, wanted, images)
+    pictures, notes = _pictures(view)
+    given = [] if wanted == protocol.splits[-1] else [wanted]
+    given += [] if which == "best" else [f"step{run.step}"]
+    described = describe_run(run.plan.config, protocol)
+    return write_page(
+        folder / "-".join(["look", *given]),
+        title=f"{described['label']} on {described['data']}",
+        summary=_summary(view, described),
+        pictures=pictures,
+        notes=[*notes, *run.notes, code_version(described)],
+        command=command,
+    )
+
+
+def _pictures(view: View) -> tuple[list[Picture], list[str]]:
+    """Every picture that applies, and sentences on those that cannot be drawn."""
+    pictures, notes = [], []
+    for side in view.sides:
+        count = len(some_rows(side.available))
+        if count < side.available:
+            pictures_of_part = "map and neighbours" if side is view.shown else "pictures"
+            notes.append(
+                f"The {side.split} split has {side.available:,} images; {pictures_of_part} show a "
+                f"random part of {count:,}."
+            )
+    for draw in _DRAWN:
+        try:
+            picture = draw(view)
+        except ConfigError as error:
+            notes.append(f"A picture is missing: {error}.")
+            continue
+        if picture is not None:
+            pictures.append(picture)
+    return pictures, notes
+
+
+def _summary(view: View, described: Mapping[str, Any]) -> str:
+    sides = " and ".join(
+        f"{len(side.images.labels):,} {side.split} images ({len(side.images.class_names)} "
+        f"{side.noun})"
+        for side in view.sides
+    )
+    return (
+        f"Features of {sides}, d = {view.run.plan.num_features}, checkpoint of step "
+        f"{view.run.step}, {described['sampling']} batches, seed {described['seed']}."
+    )
+
+
+_DRAWN: Sequence[Callable[[View], Picture | None]] = (
+    overview,
+    class_map,
+    neighbours,
+    similarity,
+    by_class,
+    hard_episodes,
+    spectrum,
+    overlap,
+    assignment,
+    reliability,
+    curves,
+)
+"""Every picture in the order of the page; None where it does not apply."""
