@@ -13,7 +13,13 @@ from experiments.cli.options import DataFolders
 from experiments.config import Folders, TrainConfig, get_option, option_types
 from experiments.presets import PRESETS
 
-_IN_STEPS = ("steps", "validate_every", "optimizer.warmup_steps", "optimizer.decay_steps")
+_IN_STEPS = (
+    "steps",
+    "validate_every",
+    "model.drop_block_steps",
+    "optimizer.warmup_steps",
+    "optimizer.decay_steps",
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Settings:
 
 
 def _rows(
-    config: TrainConfig, sources: Mapping[str, str], steps_per_epoch: int | None
+    config: TrainConfig, sources: Mapping[str, str], steps_per_epoch: float | None
 ) -> list[tuple[str, str, str | None]]:
     default = type(config)()
     rows = []
@@ -68,8 +74,8 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
-def _steps_per_epoch(config: TrainConfig, folders: Folders) -> int | None:
-    """None unless all data is prepared and has one label an image."""
+def _steps_per_epoch(config: TrainConfig, folders: Folders) -> float | None:
+    """Batches that the training images fill; None unless all data is prepared and of one label."""
     from experiments.data.builders import describe, is_multi_label
     from experiments.data.sampling import batch_size_of
     from experiments.protocols import build_protocol
@@ -80,4 +86,4 @@ def _steps_per_epoch(config: TrainConfig, folders: Folders) -> int | None:
         return None
     protocol = build_protocol(config)
     images = int(protocol.class_counts(folders)[protocol.splits[0]].sum())
-    return images // batch_size_of(config.sampling.strategy, config.sampling.batch_size)
+    return images / batch_size_of(config.sampling.strategy, config.sampling.batch_size)
