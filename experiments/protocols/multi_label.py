@@ -25,6 +25,7 @@ from experiments.config import (
 )
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.builders import is_multi_label, split_names
+from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import load_split, load_targets
 from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
@@ -86,8 +87,8 @@ class MultiLabelLoss(NamedLoss):
     """Margin ε of the two-way loss and its halves, added to the gap between negative and positive
     logits."""
     class_wise_over: Literal["batch", "device"] = "batch"
-    """Images that the class-wise half compares: those of the whole batch, or with
-    --execution.parallel pmap those of a device's share, as in training without communication."""
+    """Images that the class-wise half compares: those of the whole batch, or those of a device's
+    share, as in training without communication; device needs --parallel pmap."""
     positive_focus: Weight = 0.0
     """γ₊ of the asymmetric loss."""
     negative_focus: Weight = 4.0
@@ -242,23 +243,19 @@ def check_options(
     optimizer: OptimizerConfig,
     weights: str,
 ) -> None:
-    """Checks that sampling, mixup and optimiser fit multi-label data, the loss and the weights."""
+    """Checks that sampling, mixing and optimiser fit multi-label data, loss and weights."""
     if parse_strategy(sampling.strategy) is not None:
         raise ConfigError(
             f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
         )
-    check_loss_options(data.mixup, loss, optimizer, weights)
+    check_loss_options(data, loss, optimizer, weights)
 
 
 def check_loss_options(
-    mixup: float, loss: MultiLabelLoss, optimizer: OptimizerConfig, weights: str
+    data: DataConfig, loss: MultiLabelLoss, optimizer: OptimizerConfig, weights: str
 ) -> None:
-    """Checks that mixup fits the loss, and the optimiser the weights."""
-    if mixup and _METHODS[loss.name].compares_samples:
-        raise ConfigError(
-            f"data.mixup = {mixup} needs a loss of single samples, and {loss.name} compares "
-            "samples with each other; set data.mixup = 0"
-        )
+    """Checks that mixed images fit the loss, and the optimiser the weights."""
+    check_mixing(data, loss.name, compares_samples=_METHODS[loss.name].compares_samples)
     if optimizer.backbone_rate < 1 and not weights:
         raise ConfigError(
             f"optimizer.backbone_rate = {optimizer.backbone_rate} is for a pretrained backbone: "

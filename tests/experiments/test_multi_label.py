@@ -260,6 +260,10 @@ def changed(**options) -> MultiLabelConfig:
         (changed(data__holdout=0.1), "holdout = 0.1, but voc2007@16 has validation images of its"),
         (changed(data__mixup=1.0), "data.mixup = 1.0 needs .* two-way compares samples with each"),
         (
+            changed(data__cutmix=1.0),
+            "data.cutmix = 1.0 needs .* two-way compares samples with each",
+        ),
+        (
             changed(optimizer__backbone_rate=0.1),
             "set model.weights, or set optimizer.backbone_rate",
         ),
@@ -278,6 +282,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 ):
     with pytest.raises(ConfigError, match=message):
         train_run(plan_run(config), tmp_path / "run", folders)
+    assert not (tmp_path / "run").exists()
+
+
+def test_losses_by_device_need_a_step_that_sees_the_devices(folders, tmp_path):
+    plan = plan_run(changed(loss__class_wise_over="device"))
+    with pytest.raises(ConfigError, match="class_wise_over = device needs --parallel pmap"):
+        train_run(plan, tmp_path / "run", folders, mode="jit")
     assert not (tmp_path / "run").exists()
 
 
