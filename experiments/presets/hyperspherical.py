@@ -9,9 +9,9 @@ states the difference. An epoch is the number of full batches; the code also tra
 smaller batch. Results on the icons: experiments/RESULTS.md. The photographs do not ship with the
 project and have not been run here.
 
-The loss of the balanced setting is summed over the batch. With plain SGD the mean takes 128 times
-the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy (`fixed-ce`,
-`softmax`) is a mean in the supplement's eq. (10): set `--loss.reduction mean` for these. Dot
+The distances of the balanced setting are summed over the batch. With plain SGD the mean takes 128
+times the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy (`fixed-ce`,
+`softmax`, `cosine-softmax`) is the mean of the supplement's eq. (10), whatever the reduction. Dot
 regression of the long-tailed setting is a mean, and balances the classes of each batch.
 
 The baseline that the authors compare with is `--loss.name cosine-softmax`, a trained classifier on
@@ -271,7 +271,7 @@ PRESETS = {
         _ICONS,
     ),
     # Section 7.1, Table 9 (d = 16, 32, 64; the code also has 25 and 50). Its "Fixed W + CE":
-    # --loss.name fixed-ce --loss.reduction mean
+    # --loss.name fixed-ce
     "cifar100-sphere": Preset(
         "Hyperspherical classification on CIFAR-100 (ResNet-32, 250 epochs).",
         _balanced(

@@ -53,8 +53,9 @@ class HypersphericalLoss(NamedLoss):
     """What the lengths of dot regression balance: the classes of the batch (of all devices), anew
     in every step and before mixup, or the classes of the training set."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Reduction over the batch. With SGD, the sum over n samples equals the mean with n times the
-    learning rate and 1/n of the weight decay."""
+    """Reduction of the distances of dynamic and static over the batch. With SGD, the sum over n
+    samples equals the mean with n times the learning rate and 1/n of the weight decay.
+    Cross-entropy is always a mean, as in the supplement's eq. (10)."""
     decay: Share = 0.9
     """Decay of the moving class means, from which prototypes are assigned."""
     logits: Literal["linear", "cosine"] = "linear"
@@ -122,9 +123,7 @@ def _softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
 
     def loss(features, labels, head, objective_state):
         logits = head_logits(features, head, objective_state)
-        value = jaxloss.softmax_loss(
-            logits, labels, reduction=options.reduction, axis_name=problem.axis_name
-        )
+        value = jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
         return Loss(value, objective_state, train_accuracy(logits, labels))
 
     def init_head(key: Array):
@@ -145,9 +144,7 @@ def _cosine_softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
 
     def loss(features, labels, head, objective_state):
         logits = logits_of(features, head, objective_state)
-        value = jaxloss.softmax_loss(
-            logits, labels, reduction=options.reduction, axis_name=problem.axis_name
-        )
+        value = jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
         return Loss(value, objective_state, train_accuracy(logits, labels))
 
     def init_head(key: Array):
@@ -180,9 +177,7 @@ def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective
     def loss(features, labels, head, objective_state):
         logits = logits_of(features, head, objective_state)
         if options.name == "fixed-ce":
-            value = jaxloss.softmax_loss(
-                logits, labels, reduction=options.reduction, axis_name=axis_name
-            )
+            value = jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
         else:
             value = distance(features, labels, objective_state)
         means = train_accuracy(logits, labels)

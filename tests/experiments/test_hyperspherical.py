@@ -106,6 +106,8 @@ def cells(text: str, heading: str) -> list[str]:
         {"name": "static", "criterion": "dot-regression", "lengths": "batch"},
         {"name": "fixed-ce", "logits": "cosine", "scale": 7.0},
         {"name": "fixed-ce"},
+        # Cross-entropy is a mean whatever the reduction of the distances.
+        {"name": "fixed-ce", "reduction": "sum"},
     ],
 )
 def test_losses_and_their_gradients_are_those_of_the_paper(options):
@@ -132,7 +134,8 @@ def test_losses_and_their_gradients_are_those_of_the_paper(options):
                 total += (balanced[label] * (cosines[label] - 1)) ** 2 / 2
             else:
                 total += (1 - cosines[label]) ** 2
-        return total if options.get("reduction") == "sum" else total / len(x)
+        summed = options.get("reduction") == "sum" and options["name"] != "fixed-ce"
+        return total if summed else total / len(x)
 
     def loss_of(x):
         return objective.loss(x, jnp.asarray(labels), {}, state).value
@@ -175,7 +178,7 @@ def test_the_class_with_the_nearest_prototype_has_the_largest_logit(options):
 
 
 def test_softmax_learns_a_linear_classifier_and_has_no_objective_state():
-    objective = build(name="softmax")
+    objective = build(name="softmax", reduction="sum")
     head = objective.init_head(jax.random.key(0))
     features, labels = samples()
     assert objective.init_state() == ()
@@ -188,7 +191,7 @@ def test_softmax_learns_a_linear_classifier_and_has_no_objective_state():
 
 
 def test_cosine_softmax_learns_directions_and_has_no_scale():
-    objective = build(name="cosine-softmax", scale=7.0)
+    objective = build(name="cosine-softmax", scale=7.0, reduction="sum")
     head = objective.init_head(jax.random.key(0))
     features, labels = samples()
     assert head.keys() == {"kernel"}
