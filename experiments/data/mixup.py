@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from experiments.config import DataConfig
+from experiments.errors import ConfigError
 
 
 class Mixed(NamedTuple):
@@ -168,3 +169,18 @@ def _opposite(x: Array, axis_name: str | None) -> Array:
         return x[::-1]
     last = lax.axis_size(axis_name) - 1
     return lax.ppermute(x[::-1], axis_name, [(i, last - i) for i in range(last + 1)])
+
+
+def check_mixing(data: DataConfig, loss: str, *, compares_samples: bool) -> None:
+    """Checks that images are not mixed for a loss that compares samples.
+
+    Raises:
+      ConfigError: Mixup or CutMix is on, and the loss of this name compares samples.
+    """
+    mixing = {"data.mixup": data.mixup, "data.cutmix": data.cutmix}
+    for option, beta in mixing.items():
+        if beta and compares_samples:
+            raise ConfigError(
+                f"{option} = {beta} needs a loss of single samples, and {loss} compares samples "
+                f"with each other; set {option} = 0"
+            )

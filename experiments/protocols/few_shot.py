@@ -22,6 +22,7 @@ from experiments.contracts import (
     Protocol,
 )
 from experiments.data.builders import split_names
+from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
 from experiments.data.sampling import check_episodes, evaluation_episodes, index_classes
@@ -72,7 +73,9 @@ def build(config: FewShotConfig) -> Protocol:
         splits=SPLITS,
         load=partial(load, name),
         class_counts=partial(held_out_class_counts, name),
-        check_options=lambda num_features: check_mixup(loss, config.data.mixup),
+        check_options=lambda num_features: check_mixing(
+            config.data, loss.name, compares_samples=bool(terms(loss.name).metric)
+        ),
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
@@ -124,15 +127,6 @@ def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarra
             "needs base and novel classes"
         )
     return stored_class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
-
-
-def check_mixup(options: IntegratedLoss, mixup: float) -> None:
-    """Checks that mixup is not combined with a loss that compares samples."""
-    if mixup and terms(options.name).metric:
-        raise ConfigError(
-            f"data.mixup = {mixup} needs a loss of single samples, and {options.name} compares "
-            "samples with each other; set data.mixup = 0"
-        )
 
 
 def check_data(

@@ -25,6 +25,7 @@ from experiments.config import (
 )
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.builders import is_multi_label, split_names
+from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import load_split, load_targets
 from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
@@ -242,23 +243,19 @@ def check_options(
     optimizer: OptimizerConfig,
     weights: str,
 ) -> None:
-    """Checks that sampling, mixup and optimiser fit multi-label data, the loss and the weights."""
+    """Checks that sampling, mixing and optimiser fit multi-label data, loss and weights."""
     if parse_strategy(sampling.strategy) is not None:
         raise ConfigError(
             f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
         )
-    check_loss_options(data.mixup, loss, optimizer, weights)
+    check_loss_options(data, loss, optimizer, weights)
 
 
 def check_loss_options(
-    mixup: float, loss: MultiLabelLoss, optimizer: OptimizerConfig, weights: str
+    data: DataConfig, loss: MultiLabelLoss, optimizer: OptimizerConfig, weights: str
 ) -> None:
-    """Checks that mixup fits the loss, and the optimiser the weights."""
-    if mixup and _METHODS[loss.name].compares_samples:
-        raise ConfigError(
-            f"data.mixup = {mixup} needs a loss of single samples, and {loss.name} compares "
-            "samples with each other; set data.mixup = 0"
-        )
+    """Checks that mixed images fit the loss, and the optimiser the weights."""
+    check_mixing(data, loss.name, compares_samples=_METHODS[loss.name].compares_samples)
     if optimizer.backbone_rate < 1 and not weights:
         raise ConfigError(
             f"optimizer.backbone_rate = {optimizer.backbone_rate} is for a pretrained backbone: "

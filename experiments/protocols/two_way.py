@@ -37,7 +37,7 @@ def build(config: TwoWayConfig) -> Protocol:
         label=multi_label.label(config.loss),
         objective=partial(objective, config.loss),
         check_options=lambda num_features: multi_label.check_loss_options(
-            config.data.mixup, config.loss, config.optimizer, config.model.weights
+            config.data, config.loss, config.optimizer, config.model.weights
         ),
     )
     return protocol._replace(

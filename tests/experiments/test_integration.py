@@ -136,10 +136,11 @@ def test_the_objective_has_a_linear_classifier(name, has_accuracy):
         assert float(loss.means["train_accuracy"]) == pytest.approx(right)
 
 
+@pytest.mark.parametrize("option", ["mixup", "cutmix"])
 @pytest.mark.parametrize("name", ["nca", "sce+proto", "spectral:bce+nca"])
-def test_mixup_needs_a_loss_of_single_samples(name):
-    config = FewShotConfig(data=DataConfig(mixup=0.5), loss=IntegratedLoss(name))
-    with pytest.raises(ConfigError, match=r"data.mixup = 0\.5 needs a loss of single samples"):
+def test_mixed_images_need_a_loss_of_single_samples(name, option):
+    config = FewShotConfig(data=DataConfig(**{option: 0.5}), loss=IntegratedLoss(name))
+    with pytest.raises(ConfigError, match=rf"data.{option} = 0\.5 needs a loss of single samples"):
         few_shot.build(config).check_options(64)
     single = dataclasses.replace(config, loss=IntegratedLoss("sce"))
     few_shot.build(single).check_options(64)

@@ -260,6 +260,10 @@ def changed(**options) -> MultiLabelConfig:
         (changed(data__holdout=0.1), "holdout = 0.1, but voc2007@16 has validation images of its"),
         (changed(data__mixup=1.0), "data.mixup = 1.0 needs .* two-way compares samples with each"),
         (
+            changed(data__cutmix=1.0),
+            "data.cutmix = 1.0 needs .* two-way compares samples with each",
+        ),
+        (
             changed(optimizer__backbone_rate=0.1),
             "set model.weights, or set optimizer.backbone_rate",
         ),

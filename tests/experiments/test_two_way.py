@@ -77,10 +77,11 @@ def test_a_run_has_a_report(folders, tmp_path):
 
 
 def test_what_does_not_fit_is_refused():
-    mixed = dataclasses.replace(TINY, data=ClassificationData(mixup=1.0))
-    with pytest.raises(ConfigError, match="two-way compares samples"):
-        plan_run(mixed)
-    plan_run(dataclasses.replace(mixed, loss=MultiLabelLoss(name="bce")))
+    for data in (ClassificationData(mixup=1.0), ClassificationData(cutmix=1.0)):
+        mixed = dataclasses.replace(TINY, data=data)
+        with pytest.raises(ConfigError, match="two-way compares samples"):
+            plan_run(mixed)
+        plan_run(dataclasses.replace(mixed, loss=MultiLabelLoss(name="bce")))
     slow = dataclasses.replace(TINY, optimizer=OptimizerConfig(backbone_rate=0.1))
     with pytest.raises(ConfigError, match=r"set model\.weights"):
         plan_run(slow)
