@@ -5,58 +5,67 @@
 
 Source: Kobayashi, CVPR 2023, supplement, Tables B and C, and the authors' published configuration
 for MS-COCO: a pretrained ResNet-50, SGD at 224 pixels, 40 epochs; the backbone learns at a tenth of
-the classifier's rate. On several devices, the authors' code computes the class-wise half over each
-device's share of the batch: `--loss.class-wise-over device`. `--model.weights` takes torchvision's
-ResNet-50 as a file *.safetensors, or a run directory. Training from scratch needs
+the classifier's rate. VOC 2007 and NUS-WIDE have the settings of MS-COCO here. On several devices,
+the authors' code computes the class-wise half over each device's share of the batch:
+`--loss.class-wise-over device`; here it is computed over the whole batch. `--model.weights` takes
+torchvision's ResNet-50 as a file *.safetensors, or a run directory. Training from scratch needs
 `--optimizer.backbone-rate 1` and a learning rate of its own. Results on kanji:
 experiments/RESULTS.md. The photographs do not ship with the project and have not been run here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
-from experiments.presets.preset import AUTHORS, OURS, Preset, by_option
+from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 
 _BATCH_SIZE = 512
 _EPOCHS = 40
 
-_SOURCES = by_option(
-    {
-        "Tables B and C": ("model.backbone", "model.widths", "model.pooling"),
-        AUTHORS: (
-            "data.mean",
-            "data.std",
-            "data.pad",
-            "data.image_size",
-            "data.resize",
-            "data.crop_scale",
-            "data.color_jitter",
-            "data.lighting",
-            "sampling.batch_size",
-            "loss.positive_temperature",
-            "loss.negative_temperature",
-            "optimizer.kind",
-            "optimizer.learning_rate",
-            "optimizer.momentum",
-            "optimizer.nesterov",
-            "optimizer.weight_decay",
-            "optimizer.decay_all",
-            "optimizer.schedule",
-            "optimizer.backbone_rate",
-            "steps",
-        ),
-        OURS: ("data.train_on", "validate_every"),
-    }
+_NETWORK = ("model.backbone", "model.widths", "model.pooling")
+_SHARED = {
+    DIFFERS: ("loss.class_wise_over",),
+    OURS: ("data.train_on", "validate_every"),
+}
+_AUTHORS = (
+    "data.mean",
+    "data.std",
+    "data.pad",
+    "data.flip",
+    "data.image_size",
+    "data.resize",
+    "data.crop_scale",
+    "data.crop_ratio",
+    "data.color_jitter",
+    "data.lighting",
+    "sampling.batch_size",
+    "loss.name",
+    "loss.positive_temperature",
+    "loss.negative_temperature",
+    "optimizer.kind",
+    "optimizer.learning_rate",
+    "optimizer.momentum",
+    "optimizer.nesterov",
+    "optimizer.weight_decay",
+    "optimizer.decay_all",
+    "optimizer.schedule",
+    "optimizer.backbone_rate",
+    "steps",
 )
+_OF_COCO = f"{AUTHORS} for MS-COCO"
+_COCO = by_option(_SHARED | {"Table B": _NETWORK, AUTHORS: _AUTHORS})
+_VOC2007 = by_option(_SHARED | {_OF_COCO: (*_NETWORK, *_AUTHORS)})
+_NUS_WIDE = by_option(_SHARED | {"Table C": _NETWORK, _OF_COCO: _AUTHORS})
 
 
 def _photographs(
     description: str,
     name: str,
+    sources: Mapping[str, str],
     *,
     images: int,
     validate: int,
@@ -67,6 +76,7 @@ def _photographs(
     Args:
       description: A line on the preset.
       name: The data set.
+      sources: Where each setting comes from.
       images: Training images.
       validate: Epochs between two checkpoints.
       train_on: Stored splits to train on.
@@ -88,7 +98,7 @@ def _photographs(
         steps=_EPOCHS * epoch,
         validate_every=validate * epoch,
     )
-    return Preset(description, config, _SOURCES)
+    return Preset(description, config, sources)
 
 
 PRESETS = {
@@ -128,6 +138,7 @@ PRESETS = {
     "coco": _photographs(
         "Multi-label classification on MS-COCO (80 labels, pretrained ResNet-50).",
         "coco",
+        _COCO,
         images=82081,
         validate=1,
     ),
@@ -136,6 +147,7 @@ PRESETS = {
     "voc2007": _photographs(
         "Multi-label classification on VOC 2007 (20 labels, pretrained ResNet-50).",
         "voc2007",
+        _VOC2007,
         images=5011,
         validate=10,
         train_on="train+validation",
@@ -146,6 +158,7 @@ PRESETS = {
     "nus-wide": _photographs(
         "Multi-label classification on NUS-WIDE (81 labels, pretrained ResNet-50).",
         "nus_wide",
+        _NUS_WIDE,
         images=125448,
         validate=1,
     ),

@@ -137,13 +137,14 @@ _SOURCES = by_option(
     {
         AUTHORS: [
             *(f"data.{name}" for name in ("novel", "holdout", "mean", "std", "pad", "flip")),
-            "data.color_jitter",
+            *(f"data.{name}" for name in ("color_jitter", "lighting", "mixup")),
             *(f"data.{name}" for name in ("image_size", "resize", "crop_scale", "crop_ratio")),
-            "sampling.batch_size",
+            *(f"sampling.{name}" for name in ("batch_size", "strategy")),
             *(f"model.{name}" for name in ("backbone", "widths", "pooling", *_DROPS)),
             *(f"loss.{name}" for name in ("name", "margin", "scale", "label_smoothing")),
             *(f"optimizer.{name}" for name in ("kind", "learning_rate", "weight_decay")),
-            *(f"optimizer.{name}" for name in ("decay_all", "schedule")),
+            *(f"optimizer.{name}" for name in ("decay_all", "schedule", "decay_steps")),
+            "optimizer.backbone_rate",
             *(f"optimizer.{name}" for name in ("warmup_steps", "warmup_from")),
             "steps",
             "validate_every",
@@ -155,7 +156,7 @@ _SOURCES = by_option(
             *(f"fine_tuning.{name}" for name in ("learning_rate", "momentum", "dampening")),
             "fine_tuning.weight_decay",
         ],
-        OURS: ["evaluation.seed"],
+        OURS: ["evaluation.validation_distance"],
     }
 )
 
@@ -203,13 +204,15 @@ def _photographs(row: _Row, weight_decay: float, margin: float) -> NegativeMargi
 def _presets(name: str, row: _Row) -> dict[str, Preset]:
     """The presets of a row of the table."""
     presets = {}
+    unused = () if row.drop_block else ("model.drop_block_size", "model.drop_block_steps")
+    sources = {option: _SOURCES[option] for option in _SOURCES if option not in unused}
     for shots, (weight_decay, margin) in row.pairs.items():
         suffix = f"-{shots}shot" if len(row.pairs) > 1 and shots > 1 else ""
         presets[name + suffix] = Preset(
             f"Negative margin on {row.dataset.title}, {row.backbone.title}, {row.loss}, settings "
             f"for {shots}-shot).",
             _photographs(row, weight_decay, margin),
-            _SOURCES,
+            sources,
         )
     return presets
 

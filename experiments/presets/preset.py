@@ -11,6 +11,8 @@ AUTHORS = "authors' configuration"
 """Source of a setting that the paper leaves open and its authors' published code fixes."""
 OURS = "our choice"
 """Source of a setting that neither the paper nor its authors' code fixes."""
+DIFFERS = "differs from the published one: see the comment of the preset"
+"""Source of a setting that the paper or its authors' code fixes, and the preset changes."""
 
 
 class Preset(NamedTuple):
@@ -20,8 +22,8 @@ class Preset(NamedTuple):
     """One line, for the command line."""
     config: TrainConfig
     sources: Mapping[str, str] = {}
-    """Where each setting comes from, by option: a table or section of the paper, `AUTHORS` or
-    `OURS`. Complete for the presets on the papers' data sets."""
+    """Where each setting comes from, by option: a table or section of the paper, `AUTHORS`,
+    `OURS` or `DIFFERS`. Complete for the presets on the papers' data sets."""
 
 
 def by_option(options: Mapping[str, Sequence[str]]) -> dict[str, str]:

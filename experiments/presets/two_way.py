@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
-from experiments.presets.preset import AUTHORS, OURS, Preset, by_option
+from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.two_way import TwoWayConfig
 
@@ -36,7 +36,9 @@ PRESETS = {
             steps=800,
         ),
     ),
-    # Table 8 compares with --loss.name softmax, among others.
+    # Table 8 compares with --loss.name softmax, among others. On several devices, the authors' code
+    # computes the class-wise half over each device's share of the batch:
+    # --loss.class-wise-over device
     "imagenet-two-way": Preset(
         "Two-way loss on ImageNet-1K (ResNet-50, 90 epochs), for linear evaluation.",
         TwoWayConfig(
@@ -50,18 +52,23 @@ PRESETS = {
         ),
         by_option(
             {
+                "Table 8": ("loss.name",),
                 "section B": ("model.backbone", "model.widths", "model.pooling"),
                 AUTHORS: ("loss.positive_temperature", "loss.negative_temperature"),
+                DIFFERS: ("loss.class_wise_over",),
                 OURS: (
                     "data.mean",
                     "data.std",
                     "data.pad",
+                    "data.flip",
                     "data.image_size",
                     "data.resize",
                     "data.crop_scale",
                     "sampling.batch_size",
                     "optimizer.kind",
                     "optimizer.learning_rate",
+                    "optimizer.momentum",
+                    "optimizer.nesterov",
                     "optimizer.weight_decay",
                     "optimizer.decay_all",
                     "optimizer.schedule",

@@ -22,3 +22,36 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "inat2017": _EVERYWHERE
     | {"sampling.batch_size": 512, "loss.name": "spectral:sce+nca", "loss.power": 0.5},
 }
+
+
+def _chosen(steps: int, validate_every: int, pad: int = 8) -> dict[str, Any]:
+    return {
+        "data.pad": pad,
+        "data.flip": True,
+        "data.color_jitter": 0.4,
+        "model.pooling": "mean",
+        "model.drop_block": 0.1,
+        "loss.temperature": 1 / 8,
+        "loss.metric_weight": 1.0,
+        "optimizer.kind": "sgd",
+        "optimizer.learning_rate": 0.1,
+        "optimizer.momentum": 0.9,
+        "optimizer.nesterov": True,
+        "optimizer.weight_decay": 5e-4,
+        "optimizer.decay_all": False,
+        "optimizer.schedule": "cosine",
+        "steps": steps,
+        "validate_every": validate_every,
+        "evaluation.distances": ("euclidean", "cosine"),
+        "evaluation.episodes": 2000,
+    }
+
+
+CHOSEN: dict[str, dict[str, Any]] = {
+    "mini-imagenet": _chosen(100 * (38400 // 512), 200),
+    "tiered-imagenet": _chosen(60 * (448695 // 512), 1100),
+    "cub": _chosen(150 * (5885 // 128), 100),
+    "cifar-fs": _chosen(100 * (38400 // 512), 200, pad=4),
+    "inat2017": _chosen(100 * (197612 // 512), 800),
+}
+"""By preset and option: what the paper does not fix."""

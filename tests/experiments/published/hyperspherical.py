@@ -1,4 +1,7 @@
-"""The published settings of protocol C, by preset; a copy that changes only with its source."""
+"""The published settings of protocol C, by preset; a copy that changes only with its source.
+
+Saadabadi et al., CVPR 2024: supplement, sections 7.1 and 7.2, and the authors' published code.
+"""
 
 from typing import Any
 
@@ -30,6 +33,7 @@ def _balanced(epoch: int, dim: int, changes: dict[str, Any]) -> dict[str, Any]:
             "model.dim": dim,
             "loss.criterion": "prototype",
             "loss.reduction": "sum",
+            "loss.decay": 0.9,
             "optimizer.learning_rate": 0.01,
             "optimizer.weight_decay": 1e-4,
             "optimizer.decay_all": True,
@@ -48,7 +52,6 @@ def _long_tailed(
     return (
         SGD
         | {
-            "data.pad": 4,
             "data.flip": True,
             "data.mixup": 1.0,
             "data.imbalance": 0.01,
@@ -57,15 +60,19 @@ def _long_tailed(
             "model.backbone": "resnet32",
             "model.widths": widths,
             "model.pooling": "mean",
+            "model.shortcut": "pad",
+            "model.dim": 0,
             "model.projection": "norm",
             "loss.criterion": "dot-regression",
             "loss.lengths": "batch",
             "loss.reduction": "mean",
+            "loss.decay": 0.9,
             "optimizer.learning_rate": 0.1,
             "optimizer.weight_decay": 2e-4,
             "optimizer.decay_all": True,
             "optimizer.schedule": "step",
             "optimizer.warmup_steps": 5 * epoch,
+            "optimizer.warmup_from": 0.02 / 0.1,
             "optimizer.decay_steps": (160 * epoch, 180 * epoch),
             "steps": 200 * epoch,
             "evaluation.calibration": "cosines",
@@ -77,23 +84,28 @@ def _long_tailed(
 ON_IMAGENET = {
     "data.mean": (0.485, 0.456, 0.406),
     "data.std": (0.229, 0.224, 0.225),
+    "data.pad": 0,
+    "data.resize": 256,
     "data.crop_scale": (0.08, 1.0),
     "data.flip": True,
-    "data.mixup": 1.0,
     "data.mixed_labels": "larger",
     "sampling.batch_size": 1024,
     "model.pooling": "mean",
     "model.dim": 512,
     "loss.criterion": "prototype",
+    "loss.decay": 0.9,
     "optimizer.weight_decay": 2e-5,
     "optimizer.decay_all": True,
     "optimizer.schedule": "cosine",
     "optimizer.warmup_steps": 5 * IMAGENET,
     "optimizer.warmup_from": 0.01,
-    "steps": 100 * IMAGENET,
     "evaluation.calibration": "cosines",
 }
-OF_CIFAR_LT = {"data.mean": (0.4914, 0.4822, 0.4465), "data.std": (0.2023, 0.1994, 0.2010)}
+OF_CIFAR_LT = {
+    "data.pad": 4,
+    "data.mean": (0.4914, 0.4822, 0.4465),
+    "data.std": (0.2023, 0.1994, 0.2010),
+}
 HALF = {"data.mean": (0.5, 0.5, 0.5), "data.std": (0.5, 0.5, 0.5)}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -112,7 +124,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {
         "model.backbone": "resnet50",
         "model.widths": (64, 128, 256, 512),
+        "data.mixup": 1.0,
         "optimizer.learning_rate": 0.5,
+        "steps": 100 * IMAGENET,
     },
     "imagenet-sphere-swin": ON_IMAGENET
     | {
@@ -127,3 +141,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "svhn-lt": _long_tailed(_tail(73257 + 531131, 10), HALF | {"data.name": "svhn_extra"}),
     "stl10-lt": _long_tailed(_tail(5000, 10), HALF),
 }
+
+_OF_IMAGENET: dict[str, tuple[Any, Any]] = {
+    "data.image_size": (244, 224),
+    "loss.reduction": ("sum", "mean"),
+}
+DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = {
+    "imagenet-sphere": _OF_IMAGENET,
+    "imagenet-sphere-swin": _OF_IMAGENET
+    | {"data.mixup": (0.2, 1.0), "steps": (105 * IMAGENET, 100 * IMAGENET)},
+}
+"""By preset and option: the published value, and the one of the preset."""
+CHOSEN: dict[str, dict[str, Any]] = {
+    "imagenet-sphere": {"model.projection": "linear"},
+    "imagenet-sphere-swin": {"model.projection": "linear", "model.stochastic_depth": 0.2},
+    "svhn-lt": {"data.pad": 4},
+    "stl10-lt": {"data.pad": 4},
+}
+"""By preset and option: what neither the paper nor its authors' code fixes."""
