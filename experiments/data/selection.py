@@ -37,6 +37,7 @@ def select(
     tail_from: Literal["largest", "mean"] = "largest",
     holdout: float = 0.0,
     subset_seed: int = 0,
+    option: str = "data.classes",
 ) -> Selection:
     """Selects classes and images.
 
@@ -52,6 +53,7 @@ def select(
       holdout: Fraction of each class's training images for validation.
       subset_seed: Seed that chooses the classes, and the training images of every class. Test and
         validation images of a class are the same for all seeds.
+      option: Name of the option that sets `classes`, for messages.
 
     Returns:
       The selection. The rows of `test` index `test_labels` if they are given; all other rows
@@ -63,7 +65,7 @@ def select(
     """
     known = np.unique(labels)
     if classes > len(known) or classes == 1:
-        raise ConfigError(f"data.classes = {classes} must be from 2 to {len(known)}, or 0 for all")
+        raise ConfigError(f"{option} = {classes} must be from 2 to {len(known)}, or 0 for all")
     chosen = known
     if classes:
         chosen = np.sort(_generator(_CLASSES, seed=subset_seed).permutation(known)[:classes])

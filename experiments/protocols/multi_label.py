@@ -87,8 +87,8 @@ class MultiLabelLoss(NamedLoss):
     """Margin ε of the two-way loss and its halves, added to the gap between negative and positive
     logits."""
     class_wise_over: Literal["batch", "device"] = "batch"
-    """Images that the class-wise half compares: those of the whole batch, or with
-    --execution.parallel pmap those of a device's share, as in training without communication."""
+    """Images that the class-wise half compares: those of the whole batch, or those of a device's
+    share, as in training without communication; device needs --parallel pmap."""
     positive_focus: Weight = 0.0
     """γ₊ of the asymmetric loss."""
     negative_focus: Weight = 4.0

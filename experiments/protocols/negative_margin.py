@@ -219,6 +219,7 @@ def _select_base(data: MarginData, labels: np.ndarray) -> Selection:
         classes=data.base_classes,
         subset_seed=data.subset_seed,
         holdout=data.holdout,
+        option="data.base_classes",
     )
 
 

@@ -285,6 +285,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_losses_by_device_need_a_step_that_sees_the_devices(folders, tmp_path):
+    plan = plan_run(changed(loss__class_wise_over="device"))
+    with pytest.raises(ConfigError, match="class_wise_over = device needs --parallel pmap"):
+        train_run(plan, tmp_path / "run", folders, mode="jit")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("preset", "data", "message"),
     [
