@@ -116,8 +116,9 @@ class ModelConfig:
     dim: Pixels = 0
     """Outputs of an extra linear layer; 0: no such layer."""
     projection: Literal["linear-norm", "linear", "norm"] = "linear-norm"
-    """What follows the backbone: with --model.dim a linear layer and batch normalisation, or a
-    linear layer with a bias; norm: batch normalisation alone."""
+    """What follows the backbone. Without --model.dim, nothing (the default linear-norm), or batch
+    normalisation alone (norm). With it, a linear layer and batch normalisation (linear-norm), or a
+    linear layer with a bias (linear)."""
     shortcut: Literal["pad", "conv3x3"] = "pad"
     """Shortcuts of resnet32 that change the shape: subsampling with zero channels, or 3×3
     convolutions with batch normalisation."""

@@ -200,7 +200,7 @@ def evaluate(
 def describe_data(data: ClassificationData) -> dict[str, Any]:
     """The options that differ from all images of all classes."""
     default = ClassificationData()
-    options = ("classes", "samples_per_class", "subset_seed", "imbalance", "holdout")
+    options = ("classes", "samples_per_class", "subset_seed", "imbalance", "tail_from", "holdout")
     options += ("mixup", "cutmix")
     return {
         option: vars(data)[option]

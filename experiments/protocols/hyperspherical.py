@@ -73,9 +73,9 @@ class HypersphericalEvaluation:
     """How a run is evaluated."""
 
     calibration: Literal["logits", "cosines"] = "logits"
-    """Whose softmax is the confidence in the calibration error: the logits, of prototypes
-    --loss.scale times the cosines; or the cosines without a scale, as the authors' code has it.
-    softmax has no cosines and always takes its logits."""
+    """Confidences of the calibration error. logits: softmax of the run's logits (for prototypes:
+    --loss.scale times the cosine). cosines: softmax of the plain cosines, as in the authors' code;
+    the loss softmax has none and always takes its logits."""
 
 
 @dataclass(frozen=True)

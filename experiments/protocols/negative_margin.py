@@ -28,7 +28,7 @@ from experiments.config import (
 )
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.augment import seen_shape
-from experiments.data.builders import image_shape, share_images, split_names
+from experiments.data.builders import builder_class, image_shape, share_images, split_names
 from experiments.data.pipeline import load_split
 from experiments.data.sampling import Episodes, evaluation_episodes
 from experiments.data.selection import Selection, select
@@ -235,6 +235,17 @@ def check_options(loss: MarginLoss, data: MarginData) -> None:
             f"data.novel = {data.novel} shares images with data.name = {data.name}, all of which "
             "are for training; choose another set, or leave data.novel empty to use the "
             "validation and novel classes of data.name"
+        )
+    _check_base_classes(data)
+
+
+def _check_base_classes(data: MarginData) -> None:
+    published = builder_class(data.name).SPEC.classes
+    # A set without base classes is refused where its splits are read.
+    available = sum(published.get(split, 0) for split in _base_splits(data).split("+"))
+    if data.base_classes == 1 or 0 < available < data.base_classes:
+        raise ConfigError(
+            f"data.base_classes = {data.base_classes} must be from 2 to {available}, or 0 for all"
         )
 
 

@@ -147,13 +147,19 @@ def test_labels_tell_what_is_minimised(options, label):
 
 def test_the_description_has_the_options_of_the_data_that_differ_from_all_images():
     data = ClassificationData(
-        classes=9, samples_per_class=4, subset_seed=2, imbalance=0.5, holdout=0.1, mixup=1
+        classes=9,
+        samples_per_class=4,
+        subset_seed=2,
+        imbalance=0.5,
+        tail_from="mean",
+        holdout=0.1,
+        mixup=1,
     )
     description = group_softmax.build(GroupSoftmaxConfig(data=data)).description
     assert description == {
         "label": "Type II, G = 4",
         **{"classes": 9, "samples_per_class": 4, "subset_seed": 2},
-        **{"imbalance": 0.5, "holdout": 0.1, "mixup": 1},
+        **{"imbalance": 0.5, "tail_from": "mean", "holdout": 0.1, "mixup": 1},
     }
 
 

@@ -464,6 +464,20 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
 
 
 @pytest.mark.parametrize(
+    "data",
+    [
+        MarginData(base_classes=1),
+        MarginData(base_classes=101),
+        MarginData(novel="cub_fewshot", base_classes=180),
+    ],
+)
+def test_a_number_of_base_classes_that_cannot_be_is_refused_before_data_is_read(data):
+    message = rf"data\.base_classes = {data.base_classes} must be from 2 to (100|179), or 0 for all"
+    with pytest.raises(ConfigError, match=message):
+        plan_run(dataclasses.replace(TINY, data=data))
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"loss": MarginLoss(margin=-0.1, label_smoothing=0.05)}, "set one of them to 0"),

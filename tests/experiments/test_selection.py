@@ -84,6 +84,11 @@ def test_the_default_subset_stays():
     }
 
 
+def test_errors_name_the_option_of_the_caller():
+    with pytest.raises(ConfigError, match=r"data\.base_classes = 7 must be from 2 to 6"):
+        select(LABELS, classes=7, option="data.base_classes")
+
+
 def test_classes_are_chosen_with_their_test_images():
     test = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 6])
     chosen = select(LABELS, classes=2, test_labels=test)
