@@ -1,6 +1,6 @@
 """Protocol C: hyperspherical classification, balanced and long-tailed.
 
-    python -m experiments train PRESET --loss.name static --model.dim 16
+    python -m experiments train PRESET --loss.name static
 
 Sources: Saadabadi et al., CVPR 2024, supplement, sections 7.1 (balanced) and 7.2 (long tails), with
 results in Table 9; what the supplement leaves open is taken from the authors' published code

@@ -2,11 +2,14 @@
 
 import re
 import shlex
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import tyro
 
+from experiments import grid
 from experiments.cli.main import verbs
 from experiments.presets import (
     PRESETS,
@@ -42,13 +45,70 @@ def test_the_scale_of_negative_margins_is_the_papers(name):
     assert scale == (softmax if "softmax" in name else 30)
 
 
-def test_the_commands_of_further_experiments_on_negative_margins_can_start():
-    text = (negative_margin.__doc__ or "").replace("\\\n", " ").replace("train PRESET", "")
-    commands = [shlex.split(line) for line in re.findall(r"-m experiments (train .*)", text)]
-    assert [command[1] for command in commands][:2] == ["mini-imagenet-margin-softmax"] * 2
-    for command in commands:
-        verb = tyro.cli(verbs(), args=command)
+def stated_commands(module: ModuleType) -> list[str]:
+    """The commands in the docstring and the comments of a file, of its last preset.
+
+    A command goes on after a backslash, or in lines that are indented deeper.
+    """
+    text = Path(module.__file__ or "").read_text(encoding="utf-8")
+    found: list[str] = []
+    indent = None
+    for line in re.sub(r"^ *#", "", text, flags=re.MULTILINE).splitlines():
+        words, own = line.strip().removesuffix("\\"), len(line) - len(line.lstrip())
+        if words.startswith("python -m experiments "):
+            found.append(words.removeprefix("python -m experiments "))
+            indent = own
+        elif indent is not None and words and own > indent:
+            # An axis may be broken after a comma.
+            found[-1] += words if found[-1].endswith(",") else f" {words}"
+        else:
+            indent = None
+    preset = [*module.PRESETS][-1]
+    remark = re.compile(r"   \(.*\)$")
+    return list(dict.fromkeys(remark.sub("", line).replace("PRESET", preset) for line in found))
+
+
+MODULES = (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin)
+COMMANDS = [(module, command) for module in MODULES for command in stated_commands(module)]
+
+
+def test_all_kinds_of_commands_are_found():
+    verbs_of = {(module, command.split()[0]) for module, command in COMMANDS}
+    assert {(few_shot, "compare"), (few_shot, "sweep"), (group_softmax, "train")} <= verbs_of
+    assert {(multi_label, "sweep"), (two_way, "linear"), (negative_margin, "evaluate")} <= verbs_of
+
+
+@pytest.mark.parametrize(("module", "command"), COMMANDS)
+def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
+    weights = tmp_path / "resnet50.safetensors"
+    weights.touch()
+    words = [str(weights) if word == weights.name else word for word in shlex.split(command)]
+    evaluated = [*module.PRESETS.values()][-1].config if words[0] == "evaluate" else None
+    verb: Any = tyro.cli(verbs(evaluated), args=words)
+    if words[0] == "train":
         plan_run(verb.config)
+    if words[0] == "evaluate" and verb.over:
+        plan_ends(evaluated, [grid.parse_axis(text, evaluated) for text in verb.over])
+    if words[0] in ("sweep", "compare"):
+
+        def run_grid(config, axes, seeds, directory, *rest, **options):
+            plan_ends(config, axes)
+            raise Planned
+
+        monkeypatch.setattr(grid, "run_grid", run_grid)
+        with pytest.raises(Planned):
+            verb.run(words)
+
+
+class Planned(Exception):
+    """The grid could start."""
+
+
+def plan_ends(config, axes):
+    """Plans the first and the last run of a grid."""
+    cells = grid.make_cells(config, axes, [0], Path("root"))
+    for cell in (cells[0], cells[-1]):
+        plan_run(cell.config)
 
 
 def test_two_way_temperatures_of_kanji_are_the_papers():
@@ -97,9 +157,8 @@ def test_presets_keep_the_values_of_their_recorded_results():
 
 
 def test_presets_are_grouped_by_protocol_and_described_in_one_line():
-    modules = (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin)
     protocols = []
-    for module in modules:
+    for module in MODULES:
         found = {PRESETS[name].config.protocol for name in module.PRESETS}
         assert len(found) == 1
         protocols.extend(found)
