@@ -13,7 +13,8 @@ import pytest
 from flax import nnx
 
 from experiments import runs
-from experiments.config import TrainConfig
+from experiments.config import ModelConfig, TrainConfig
+from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, is_multi_label
 from experiments.models.layers import Backbone
 from experiments.presets import PRESETS
@@ -25,14 +26,19 @@ from experiments.training.step import Batch, build_step
 EMBEDDED = [
     name for name, preset in PRESETS.items() if preset.config.data.name in ("icons", "kanji")
 ]
-EXECUTED = ["cifar-fs"]
-"""Presets on photographs whose step is compiled and run, not only traced."""
-REPRESENTATIVES = {
-    (preset.config.model.backbone, preset.config.model.drop_block > 0): name
-    for name, preset in PRESETS.items()
-    if name not in EMBEDDED
-}.values()
-"""A preset for every backbone. The others are traced with `Pooled`: a ResNet-50 takes seconds."""
+EXECUTED = ["cifar-fs", "cifar100-sphere", "imagenet200-sphere", "cifar10-lt", "cifar100-lt"]
+"""Presets on photographs whose step is compiled and run, not only traced: ResNet-12, and every
+variant of ResNet-32."""
+
+
+def network(name: str) -> tuple[ModelConfig, tuple[int, ...]]:
+    """The options of a preset's model, and the shape of the images that it receives."""
+    config = PRESETS[name].config
+    return config.model, seen_shape(image_shape(config.data.name), config.data)
+
+
+REPRESENTATIVES = {network(name): name for name in PRESETS if name not in EMBEDDED}.values()
+"""A preset for every network. The others are traced with `Pooled`: a ResNet-50 takes seconds."""
 IMAGES = 2
 
 
@@ -116,6 +122,12 @@ def fake_batch(name: str, classes: int) -> Batch:
     if is_multi_label(name):
         labels = np.eye(classes, dtype=np.int8)[labels]
     return Batch(images, labels)
+
+
+def test_every_variant_of_resnet32_is_executed():
+    models = {network(name)[0] for name in PRESETS}
+    variants = {model for model in models if model.backbone == "resnet32"}
+    assert variants <= {network(name)[0] for name in EXECUTED}
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in EMBEDDED])
