@@ -83,7 +83,7 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     weights = tmp_path / "resnet50.safetensors"
     weights.touch()
     words = [str(weights) if word == weights.name else word for word in shlex.split(command)]
-    evaluated = [*module.PRESETS.values()][-1].config if words[0] == "evaluate" else None
+    evaluated: Any = [*module.PRESETS.values()][-1].config if words[0] == "evaluate" else None
     verb: Any = tyro.cli(verbs(evaluated), args=words)
     if words[0] == "train":
         plan_run(verb.config)
