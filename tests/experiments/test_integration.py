@@ -139,7 +139,8 @@ def test_the_objective_has_a_linear_classifier(name, has_accuracy):
 @pytest.mark.parametrize("option", ["mixup", "cutmix"])
 @pytest.mark.parametrize("name", ["nca", "sce+proto", "spectral:bce+nca"])
 def test_mixed_images_need_a_loss_of_single_samples(name, option):
-    config = FewShotConfig(data=DataConfig(**{option: 0.5}), loss=IntegratedLoss(name))
+    data = dataclasses.replace(DataConfig(), **{option: 0.5})
+    config = FewShotConfig(data=data, loss=IntegratedLoss(name))
     with pytest.raises(ConfigError, match=rf"data.{option} = 0\.5 needs a loss of single samples"):
         few_shot.build(config).check_options(64)
     single = dataclasses.replace(config, loss=IntegratedLoss("sce"))
