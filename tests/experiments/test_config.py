@@ -239,14 +239,25 @@ def test_every_option_has_a_name_and_a_type():
     assert {f"optimizer.{f.name}" for f in dataclasses.fields(OptimizerConfig)} <= types.keys()
 
 
+CLASSIFICATION = {
+    "classes",
+    "samples_per_class",
+    "subset_seed",
+    "imbalance",
+    "tail_from",
+    "holdout",
+}
+
+
 @pytest.mark.parametrize(
     ("protocol", "own"),
     [
         ("few-shot", set()),
-        ("group-softmax", {"classes", "samples_per_class", "imbalance", "holdout"}),
-        ("hyperspherical", {"classes", "samples_per_class", "imbalance", "holdout"}),
+        ("group-softmax", CLASSIFICATION),
+        ("hyperspherical", CLASSIFICATION),
+        ("two-way", CLASSIFICATION),
         ("multi-label", {"train_on", "holdout"}),
-        ("negative-margin", {"holdout", "novel"}),
+        ("negative-margin", {"holdout", "novel", "base_classes", "subset_seed"}),
     ],
 )
 def test_a_protocol_has_the_options_of_data_that_it_uses(protocol, own):
