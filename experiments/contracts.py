@@ -9,7 +9,7 @@ from typing import Protocol as Interface
 
 import numpy as np
 
-from experiments.config import Folders
+from experiments.config import Folders, ParallelMode
 
 if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
     from jax import Array
@@ -189,5 +189,7 @@ class Protocol(NamedTuple):
     """Logits [n, C] whose softmax is the confidence; None where predictions have none."""
     episode_classifier: EpisodeClassifier | None = None
     """The one with the fewest shots, where the evaluation has episodes."""
+    check_mode: Callable[[ParallelMode], None] = lambda mode: None
+    """Raises a `ConfigError` where the loss cannot be computed by this form of data parallelism."""
     integration: Integration | None = None
     """Where the protocol integrates two losses."""

@@ -201,7 +201,7 @@ def train_run(
       DivergedError, Interrupted: See `experiments.training.loop.train`.
     """
     config, protocol = plan.config, plan.protocol
-    _check_mode(config, mode)
+    protocol.check_mode(mode)
     class_counts = check_data(plan, folders)
     images = protocol.load(folders, protocol.splits[0])
     of_training = class_counts[protocol.splits[0]]
@@ -243,16 +243,6 @@ def train_run(
             "code": code_version(),
         },
     )
-
-
-def _check_mode(config: TrainConfig, mode: ParallelMode) -> None:
-    """Checks that the step sees the devices one by one where the loss needs them."""
-    over = vars(config.loss).get("class_wise_over")
-    if mode == "jit" and over == "device":
-        raise ConfigError(
-            "loss.class_wise_over = device needs --parallel pmap: with jit, a step sees the whole "
-            "batch at once; choose pmap, or set loss.class_wise_over = batch"
-        )
 
 
 def _batches(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-_ATTEMPTS = 10
+from experiments.data.resize import candidate_sides
 
 
 def random_erasing(
@@ -57,12 +57,7 @@ def erased_box(
       int32 [4]: top, left, height, width; both sides are 0 if no attempt succeeds.
     """
     area_key, ratio_key, position_key = jax.random.split(key, 3)
-    areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
-    areas *= height * width
-    low, high = jnp.log(jnp.asarray(ratio, jnp.float32))
-    ratios = jnp.exp(jax.random.uniform(ratio_key, (_ATTEMPTS,), minval=low, maxval=high))
-    heights = jnp.round(jnp.sqrt(areas * ratios)).astype(jnp.int32)
-    widths = jnp.round(jnp.sqrt(areas / ratios)).astype(jnp.int32)
+    heights, widths = candidate_sides(area_key, ratio_key, height * width, scale=scale, ratio=ratio)
     fits = (heights < height) & (widths < width)
     first = jnp.argmax(fits)
     sides = jnp.where(fits.any(), jnp.stack([heights[first], widths[first]]), 0)

@@ -103,13 +103,7 @@ def random_box(
       int32 [4]: top, left, height, width.
     """
     area_key, ratio_key, position_key = jax.random.split(key, 3)
-    areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
-    areas *= height * width
-    bounds = jnp.log(jnp.asarray(ratio, jnp.float32))
-    log_ratios = jax.random.uniform(ratio_key, (_ATTEMPTS,), minval=bounds[0], maxval=bounds[1])
-    ratios = jnp.exp(log_ratios)
-    heights = jnp.round(jnp.sqrt(areas / ratios)).astype(jnp.int32)
-    widths = jnp.round(jnp.sqrt(areas * ratios)).astype(jnp.int32)
+    widths, heights = candidate_sides(area_key, ratio_key, height * width, scale=scale, ratio=ratio)
     fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
     first = jnp.argmax(fits)
     sides = jnp.stack([heights[first], widths[first]])
@@ -125,6 +119,35 @@ def random_box(
         fallback_width,
     ]
     return jnp.where(fits.any(), jnp.concatenate([top_left, sides]), jnp.array(fallback, jnp.int32))
+
+
+def candidate_sides(
+    area_key: Array,
+    ratio_key: Array,
+    area: int,
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[Array, Array]:
+    """Draws the sides of ten boxes.
+
+    Args:
+      area_key: Typed PRNG key of the areas, which are uniform in `scale`, relative to `area`.
+      ratio_key: Typed PRNG key of the aspect ratios, whose logarithm is uniform in `ratio`.
+      area: Pixels of the image.
+      scale: Range of the relative area.
+      ratio: Range of the first side over the second.
+
+    Returns:
+      Two times int32 [10]: the first sides and the second sides, rounded.
+    """
+    areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
+    areas *= area
+    low, high = jnp.log(jnp.asarray(ratio, jnp.float32))
+    ratios = jnp.exp(jax.random.uniform(ratio_key, (_ATTEMPTS,), minval=low, maxval=high))
+    sides = jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)
+    first, second = (jnp.round(side).astype(jnp.int32) for side in sides)
+    return first, second
 
 
 def _interpolation_weights(side: int, start: ArrayLike, length: ArrayLike, size: int) -> Array:

@@ -14,7 +14,13 @@ from annotated_types import Ge
 from jax import Array, lax
 
 from experiments.config import Count, Seed
-from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, index_classes
+from experiments.data.sampling import (
+    ClassIndex,
+    Episodes,
+    episodes_hash,
+    evaluation_episodes,
+    index_classes,
+)
 from jaxloss._linear import exact_product as product
 
 # Episodes classified at once: bounds the gathered features to about 16 MB at 100 × 640.
@@ -114,6 +120,28 @@ def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, 
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
 
 
+def configured_episodes(
+    config: EpisodeConfig,
+    labels: np.ndarray | ClassIndex,
+    *,
+    shots: int,
+    num_episodes: int | None = None,
+) -> Episodes:
+    """The episodes of a configuration with one number of shots, by default all of them.
+
+    Raises:
+      ConfigError: The labels do not give such episodes.
+    """
+    return evaluation_episodes(
+        labels,
+        num_episodes=config.episodes if num_episodes is None else num_episodes,
+        ways=config.ways,
+        shots=shots,
+        queries=config.queries,
+        seed=config.seed,
+    )
+
+
 def evaluate_prototypes(
     features: np.ndarray, labels: np.ndarray, *, config: EpisodeConfig, distance: Distance
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
@@ -153,14 +181,7 @@ def evaluate_episodes(
     index = index_classes(labels)
     results = []
     for shots in config.shots:
-        episodes = evaluation_episodes(
-            index,
-            num_episodes=config.episodes,
-            ways=config.ways,
-            shots=shots,
-            queries=config.queries,
-            seed=config.seed,
-        )
+        episodes = configured_episodes(config, index, shots=shots)
         accuracies = accuracies_of(episodes)
         accuracy, interval = mean_and_interval(accuracies)
         result = EpisodeResult(

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from experiments.contracts import EpisodeClassifier, Metric
-from experiments.data.sampling import Episodes, evaluation_episodes, support_orders
+from experiments.data.sampling import Episodes, support_orders
 from experiments.evaluation.feature_space import unit_features
-from experiments.evaluation.few_shot import Distance, EpisodeConfig
+from experiments.evaluation.few_shot import Distance, EpisodeConfig, configured_episodes
 from experiments.evaluation.fine_tuning import (
     LOGITS,
     Classifier,
@@ -77,14 +77,7 @@ def episode_classifier(
       name, accuracies, predictions: As in `EpisodeClassifier`.
     """
     shots = min(config.shots)
-    episodes = partial(
-        evaluation_episodes,
-        num_episodes=config.episodes,
-        ways=config.ways,
-        shots=shots,
-        queries=config.queries,
-        seed=config.seed,
-    )
+    episodes = partial(configured_episodes, config, shots=shots)
     return EpisodeClassifier(name, shots, metric(shots).name, episodes, accuracies, predictions)
 
 

@@ -161,8 +161,10 @@ def evaluate_linear(
     penalties = np.asarray(penalties, np.float64)
     best = _best_penalty(penalties, on_validation)
     both = Labelled(*(np.concatenate(parts) for parts in zip(train, validation, strict=True)))
-    chosen, whole = fit(both, penalties=[best]), fit(both, penalties=penalties)
+    whole = fit(both, penalties=penalties)
     of_all = path_accuracies(whole, test)
+    at = int(np.flatnonzero(penalties == best)[0])
+    chosen = Path(*(part[at : at + 1] for part in whole))
     (predictions,), labels = _predict(chosen, test)
     per_class = class_accuracies(predictions, labels, num_classes)
     return LinearResult(

@@ -13,7 +13,7 @@ experiments/RESULTS.md. The photographs do not ship with the project and have no
 from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
+from experiments.presets.photographs import IMAGENET_CROP_NAMES, IMAGENET_CROPS, RESNET50
 from experiments.presets.preset import OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
@@ -23,13 +23,7 @@ _BATCH_SIZE = 256
 _SOURCES = by_option(
     {
         "section B.1": (
-            "data.mean",
-            "data.std",
-            "data.pad",
-            "data.flip",
-            "data.image_size",
-            "data.resize",
-            "data.crop_scale",
+            *IMAGENET_CROP_NAMES,
             "sampling.batch_size",
             "optimizer.kind",
             "optimizer.learning_rate",

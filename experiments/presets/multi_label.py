@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
+from experiments.presets.photographs import IMAGENET_CROP_NAMES, IMAGENET_CROPS, RESNET50
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 
@@ -32,13 +32,7 @@ _SHARED = {
     OURS: ("data.train_on", "validate_every"),
 }
 _AUTHORS = (
-    "data.mean",
-    "data.std",
-    "data.pad",
-    "data.flip",
-    "data.image_size",
-    "data.resize",
-    "data.crop_scale",
+    *IMAGENET_CROP_NAMES,
     "data.crop_ratio",
     "data.color_jitter",
     "data.lighting",

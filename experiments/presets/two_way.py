@@ -11,7 +11,7 @@ settings are our choice. ImageNet does not ship with the project and has not bee
 from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_CROPS, RESNET50
+from experiments.presets.photographs import IMAGENET_CROP_NAMES, IMAGENET_CROPS, RESNET50
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.two_way import TwoWayConfig
@@ -57,13 +57,7 @@ PRESETS = {
                 AUTHORS: ("loss.positive_temperature", "loss.negative_temperature"),
                 DIFFERS: ("loss.class_wise_over",),
                 OURS: (
-                    "data.mean",
-                    "data.std",
-                    "data.pad",
-                    "data.flip",
-                    "data.image_size",
-                    "data.resize",
-                    "data.crop_scale",
+                    *IMAGENET_CROP_NAMES,
                     "sampling.batch_size",
                     "optimizer.kind",
                     "optimizer.learning_rate",

@@ -25,11 +25,12 @@ from experiments.data.builders import split_names
 from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
-from experiments.data.sampling import check_episodes, evaluation_episodes, index_classes
+from experiments.data.sampling import Episodes, check_episodes, index_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
+    configured_episodes,
     episode_accuracies,
     evaluate_prototypes,
 )
@@ -80,7 +81,11 @@ def build(config: FewShotConfig) -> Protocol:
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
         validate=partial(
-            validate, evaluation, evaluation.validation_episodes, evaluation.validation_distance
+            validate,
+            evaluation,
+            evaluation.validation_episodes,
+            1,
+            partial(episode_accuracies, distance=evaluation.validation_distance),
         ),
         metrics=[
             metric(shots, distance)
@@ -191,18 +196,17 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
 
 
 def validate(
-    evaluation: EpisodeConfig, num_episodes: int, distance: Distance, outputs: Outputs
+    evaluation: EpisodeConfig,
+    num_episodes: int,
+    shots: int,
+    accuracies_of: Callable[[np.ndarray, Episodes], np.ndarray],
+    outputs: Outputs,
 ) -> float:
-    """1-shot accuracy of the nearest prototype on the validation classes."""
-    episodes = evaluation_episodes(
-        outputs.labels,
-        num_episodes=num_episodes,
-        ways=evaluation.ways,
-        shots=1,
-        queries=evaluation.queries,
-        seed=evaluation.seed,
+    """Mean of the accuracies in episodes of the validation classes."""
+    episodes = configured_episodes(
+        evaluation, outputs.labels, shots=shots, num_episodes=num_episodes
     )
-    return float(np.mean(episode_accuracies(outputs.features, episodes, distance=distance)))
+    return float(np.mean(accuracies_of(outputs.features, episodes)))
 
 
 def _distances(evaluation: FewShotEvaluation) -> list[Distance]:

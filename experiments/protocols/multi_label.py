@@ -17,6 +17,7 @@ from experiments.config import (
     Folders,
     NamedLoss,
     OptimizerConfig,
+    ParallelMode,
     Positive,
     SamplingConfig,
     Share,
@@ -103,7 +104,7 @@ class MultiLabelData(DataConfig):
 
     train_on: Literal["train", "train+validation"] = "train"
     """Stored splits to train on. Without validation images the latest checkpoint is the best;
-    HOLDOUT sets some aside."""
+    --data.holdout sets some aside."""
     holdout: Share = 0.0
     """Fraction of the training images that is held out for validation."""
 
@@ -136,6 +137,7 @@ def build(config: MultiLabelConfig) -> Protocol:
         evaluate=evaluate,
         description=describe(data, loss),
         report=report,
+        check_mode=partial(check_mode, loss),
     )
 
 
@@ -249,6 +251,15 @@ def check_options(
             f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
         )
     check_loss_options(data, loss, optimizer, weights)
+
+
+def check_mode(loss: MultiLabelLoss, mode: ParallelMode) -> None:
+    """Checks that a step sees the devices one by one where the loss needs them."""
+    if mode == "jit" and loss.class_wise_over == "device":
+        raise ConfigError(
+            "loss.class_wise_over = device needs --parallel pmap: with jit, a step sees the whole "
+            "batch at once; choose pmap, or set loss.class_wise_over = batch"
+        )
 
 
 def check_loss_options(

@@ -30,7 +30,6 @@ from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Pr
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
 from experiments.data.pipeline import load_split
-from experiments.data.sampling import Episodes, evaluation_episodes
 from experiments.data.selection import Selection, select
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import Distance, EpisodeConfig, episode_accuracies
@@ -138,7 +137,13 @@ def build(config: NegativeMarginConfig) -> Protocol:
         check_data=partial(check_data, data, evaluation),
         objective=partial(objective, config.loss, scale),
         validation=Metric(f"{evaluation.validation_shots}-shot accuracy"),
-        validate=partial(validate, evaluation, validation_accuracies[evaluation.selection]),
+        validate=partial(
+            few_shot.validate,
+            evaluation,
+            evaluation.validation_episodes,
+            evaluation.validation_shots,
+            validation_accuracies[evaluation.selection],
+        ),
         metrics=metrics(data, evaluation),
         evaluate=partial(evaluate, data, evaluation, classifier, config.fine_tuning),
         description={
@@ -322,23 +327,6 @@ def _classifier(options: MarginLoss, evaluation: MarginEvaluation) -> Classifier
     if evaluation.classifier != "same":
         return evaluation.classifier
     return "cosine" if options.name == "cosine" else "linear"
-
-
-def validate(
-    evaluation: MarginEvaluation,
-    accuracies_of: Callable[[np.ndarray, Episodes], np.ndarray],
-    outputs: Outputs,
-) -> float:
-    """Mean of the accuracies in episodes of the validation classes."""
-    episodes = evaluation_episodes(
-        outputs.labels,
-        num_episodes=evaluation.validation_episodes,
-        ways=evaluation.ways,
-        shots=evaluation.validation_shots,
-        queries=evaluation.queries,
-        seed=evaluation.seed,
-    )
-    return float(np.mean(accuracies_of(outputs.features, episodes)))
 
 
 def evaluate(

@@ -43,6 +43,7 @@ def build(config: TwoWayConfig) -> Protocol:
     return protocol._replace(
         metrics=[*protocol.metrics, *multi_label.METRICS],
         evaluate=partial(evaluate, protocol.evaluate),
+        check_mode=partial(multi_label.check_mode, config.loss),
     )
 
 
