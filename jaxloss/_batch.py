@@ -34,6 +34,37 @@ def labelled_rows(
     return zero_invalid(rows, valid), labels, valid
 
 
+def reference_rows(
+    references: Any,
+    reference_labels: Any,
+    reference_where: Any,
+    features: Float[Array, "n d"],
+) -> tuple[Float[Array, "m d"], Integer[Array, " m"], Bool[Array, " m"]] | None:
+    """Checks the references of a pairwise loss, which are rows like `features`.
+
+    Returns:
+      The rows with zeros in the invalid ones, the labels, and the mask of the valid references.
+      None if there are no references, so that the batch is its own reference.
+    """
+    if references is None or reference_labels is None:
+        given = (references, reference_labels, reference_where)
+        names = ("references", "reference_labels", "reference_where")
+        if all(value is None for value in given):
+            return None
+        got = [f"`{name}`" for name, value in zip(names, given, strict=True) if value is not None]
+        raise ValueError(
+            "`references` and `reference_labels` must be given together, "
+            f"got only {' and '.join(got)}"
+        )
+    rows = _checks.reference_features(references, features)
+    labels = _checks.class_labels(
+        reference_labels, "references", rows, name="reference_labels", shape="m"
+    )
+    where = _checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
+    valid = valid_rows(labels, where)
+    return zero_invalid(rows, valid), labels, valid
+
+
 def valid_rows(labels: Integer[Array, " n"], where: Bool[Array, " n"] | None) -> Bool[Array, " n"]:
     """Returns the samples that are neither padding nor ignored."""
     valid = labels >= 0

@@ -48,6 +48,17 @@ def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Float[A
     return array
 
 
+def reference_features(references: Any, features: Float[Array, "n d"]) -> Float[Array, "m d"]:
+    """Returns `references` as a float array with the number of features of `features`."""
+    array = floating("references", references, "m d")
+    if array.shape[1] != features.shape[1]:
+        raise ValueError(
+            f"`references` must have shape [m, d] with d = {features.shape[1]} to match `features` "
+            f"{features.shape}, got {array.shape}"
+        )
+    return array
+
+
 def same_rows(
     name: str, array: Shaped[Array, " ..."], other_name: str, other: Shaped[Array, " ..."]
 ) -> None:
@@ -60,11 +71,16 @@ def same_rows(
 
 
 def class_labels(
-    labels: Any, scored_name: str, scored: Float[Array, "n _"]
+    labels: Any,
+    scored_name: str,
+    scored: Float[Array, "n _"],
+    *,
+    name: str = "labels",
+    shape: str = "n",
 ) -> Integer[Array, " n"]:
     """Returns the class indices of the rows of `scored`, at least 32 bits wide."""
-    array = integers("labels", labels, "n")
-    same_rows("labels", array, scored_name, scored)
+    array = integers(name, labels, shape)
+    same_rows(name, array, scored_name, scored)
     return array
 
 
@@ -78,16 +94,21 @@ def class_targets(name: str, targets: Any, logits: Float[Array, "n C"]) -> Float
 
 
 def row_mask(
-    where: Any, scored_name: str, scored: Real[Array, "n ..."]
+    where: Any,
+    scored_name: str,
+    scored: Real[Array, "n ..."],
+    *,
+    name: str = "where",
+    shape: str = "n",
 ) -> Bool[Array, " n"] | None:
     """Returns `where` as a bool array, or None."""
     if where is None:
         return None
-    array = _as_array("where", where)
+    array = _as_array(name, where)
     if array.dtype != jnp.bool_:
-        raise TypeError(f"`where` must have dtype bool, got {array.dtype}")
-    _check_rank("where", array, "n")
-    same_rows("where", array, scored_name, scored)
+        raise TypeError(f"`{name}` must have dtype bool, got {array.dtype}")
+    _check_rank(name, array, shape)
+    same_rows(name, array, scored_name, scored)
     return array
 
 
@@ -204,9 +225,11 @@ def _check_rank(name: str, array: Shaped[Array, " ..."], shape: str) -> None:
     axes = shape.split()
     if array.ndim != len(axes):
         raise ValueError(f"`{name}` must have shape {_brackets(shape)}, got {array.shape}")
-    if any(size == 0 and axis != "n" for size, axis in zip(array.shape, axes, strict=True)):
+    empty = [axis for axis, size in zip(axes, array.shape, strict=True) if size == 0]
+    if fixed := [axis for axis in empty if axis not in ("n", "m")]:
         raise ValueError(
-            f"`{name}` must have shape {_brackets(shape)}, where only n may be 0, got {array.shape}"
+            f"`{name}` must have shape {_brackets(shape)} with {fixed[0]} at least 1, "
+            f"got {array.shape}"
         )
 
 

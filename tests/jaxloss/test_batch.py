@@ -1,0 +1,66 @@
+"""The rows that a loss compares its samples with."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxloss._batch import reference_rows
+from tests.jaxloss.harness import raises
+
+FEATURES = jnp.ones((3, 2))
+REFERENCES, LABELS = jnp.ones((4, 2)), jnp.array([0, -1, 2, 1])
+
+
+def checked(references, labels, where=None):
+    rows = reference_rows(references, labels, where, FEATURES)
+    assert rows is not None
+    return rows
+
+
+def test_no_references():
+    assert reference_rows(None, None, None, FEATURES) is None
+
+
+def test_references_without_a_mask():
+    rows, labels, valid = checked(REFERENCES, LABELS)
+    np.testing.assert_array_equal(valid, [True, False, True, True])
+    np.testing.assert_array_equal(rows, [[1, 1], [0, 0], [1, 1], [1, 1]])
+    np.testing.assert_array_equal(labels, LABELS)
+
+
+def test_masked_references_are_zero():
+    where = jnp.array([True, True, False, True])
+    rows = REFERENCES.at[2].set(jnp.nan)
+    rows, _, valid = checked(rows, LABELS, where)
+    np.testing.assert_array_equal(valid, [True, False, False, True])
+    np.testing.assert_array_equal(rows, [[1, 1], [0, 0], [0, 0], [1, 1]])
+
+
+def test_no_rows_are_references_too():
+    rows, labels, valid = checked(REFERENCES[:0], LABELS[:0])
+    assert rows.shape == (0, 2)
+    assert labels.shape == valid.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "mentions"),
+    [
+        ((REFERENCES, None, None), ValueError, ("`reference_labels`", "only `references`")),
+        ((None, LABELS, None), ValueError, ("`references`", "only `reference_labels`")),
+        ((None, None, LABELS > 0), ValueError, ("`references`", "only `reference_where`")),
+        ((REFERENCES[:, :1], LABELS, None), ValueError, ("`references`", "d = 2", r"\(4, 1\)")),
+        ((REFERENCES[0], LABELS, None), ValueError, ("`references`", r"\[m, d\]")),
+        ((REFERENCES, LABELS[:3], None), ValueError, ("`reference_labels`", r"\(4, 2\)")),
+        ((REFERENCES, LABELS[None], None), ValueError, ("`reference_labels`", r"\[m\]")),
+        ((REFERENCES, LABELS, jnp.ones(3, bool)), ValueError, ("`reference_where`", r"\(3,\)")),
+        ((LABELS[:, None], LABELS, None), TypeError, ("`references`", "int32")),
+        ((REFERENCES, jnp.ones(4), None), TypeError, ("`reference_labels`", "float32")),
+        ((REFERENCES, LABELS, jnp.ones(4)), TypeError, ("`reference_where`", "float32")),
+        (([[1.0, 2.0]], LABELS, None), TypeError, ("`references`", "list")),
+    ],
+)
+def test_wrong_references(given, error, mentions):
+    with raises(error) as caught:
+        reference_rows(*given, FEATURES)
+    for mention in mentions:
+        assert caught.match(mention)
