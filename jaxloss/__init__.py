@@ -18,6 +18,16 @@ Common keywords:
 
 A sample counts if it is not padding, its label is not negative, and the loss is defined for it.
 
+Pairwise losses compare each sample, the anchor, with references:
+  references: floats `[m, d]`, such as a second view, a queue of earlier batches, or class means. An
+    anchor is compared with all of them, and not with its batch; leave out what it must not be
+    compared with. Gradients reach them. By default the references are the other samples of the
+    batch. With `axis_name`, they are split over the devices like the batch.
+  reference_labels: integers `[m]`. A negative label means "ignore this reference".
+  reference_where: bool `[m]`. False marks padding.
+  block_size: the number of rows in a tile of pairs. Memory grows with its square instead of n·m.
+    Value and gradient do not depend on it. By default it suits the shapes and the backend.
+
 Labels:
   Class indices are integers `[n]`. A negative label means "ignore this sample", as padding does.
   A label of C or more gives NaN.

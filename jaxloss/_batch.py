@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Literal, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
@@ -28,10 +29,21 @@ def labelled_rows(
     Returns:
       The rows with zeros in the invalid ones, the labels, and the mask of the valid samples.
     """
+    rows, labels, valid = checked_rows(name, rows, labels, where)
+    return zero_invalid(rows, valid), labels, valid
+
+
+def checked_rows(
+    name: Literal["features", "logits"], rows: Any, labels: Any, where: Any
+) -> tuple[Float[Array, "n k"], Integer[Array, " n"], Bool[Array, " n"]]:
+    """Checks the samples of a loss that does not use its invalid rows.
+
+    Returns:
+      The rows as they are, the labels, and the mask of the valid samples.
+    """
     rows = _checks.floating(name, rows, "n C" if name == "logits" else "n d")
     labels = _checks.class_labels(labels, name, rows)
-    valid = valid_rows(labels, _checks.row_mask(where, name, rows))
-    return zero_invalid(rows, valid), labels, valid
+    return rows, labels, valid_rows(labels, _checks.row_mask(where, name, rows))
 
 
 def reference_rows(
@@ -171,6 +183,18 @@ def gather(
 ) -> Shaped[Array, " m *shape"]:
     """Returns the rows of all devices in the order of the axis. Gradients reach all of them."""
     return rows if axis_name is None else lax.all_gather(rows, axis_name, tiled=True)
+
+
+def axis_size(axis_name: AxisName) -> int:
+    """Returns the number of devices."""
+    return lax.axis_size(axis_name)
+
+
+def pass_on(rows: Any, axis_name: AxisName) -> Any:
+    """Returns the arrays of the device before, in a ring. After as many calls they are back."""
+    size = axis_size(axis_name)
+    ring = [(device, (device + 1) % size) for device in range(size)]
+    return jax.tree.map(lambda array: lax.ppermute(array, axis_name, ring), rows)
 
 
 def own_positions(num_rows: int, axis_name: AxisName | None) -> Int32[Array, " n"]:

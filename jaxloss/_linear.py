@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxloss import _checks
@@ -12,8 +13,13 @@ from jaxloss import _checks
 
 def widen(*arrays: Float[Array, " ..."]) -> tuple[Float[Array, " ..."], ...]:
     """Returns the arrays in one dtype: float64 if any of them is float64, otherwise float32."""
-    wide = jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+    wide = wide_dtype(*arrays)
     return tuple(array.astype(wide) for array in arrays)
+
+
+def wide_dtype(*arrays: Float[Array, " ..."]) -> DTypeLike:
+    """Returns the dtype in which functions of these arrays are computed."""
+    return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
 
 
 def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Array, " *n m"]:

@@ -13,16 +13,19 @@ from jaxloss import _checks
 from jaxloss._batch import (
     AxisName,
     Reduction,
+    checked_rows,
     gather,
     labelled_rows,
     logsumexp_over,
     nan_where_no_class,
     own_positions,
     reduce,
+    reference_rows,
     sum_over,
 )
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, squared_distances, widen
+from jaxloss._tiles import LOGSUMEXP, Statistic, anchors_and_references, pair_statistics
 
 # NCA ----
 
@@ -32,6 +35,9 @@ def nca_loss(
     labels: Integer[Array, " n"],
     *,
     temperature: Number = 1.0,
+    references: Float[Array, "m d"] | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
     block_size: int | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
@@ -43,16 +49,18 @@ def nca_loss(
     .. math:: \ell_i = -\log \sum_{j≠i,\, y_j = y_i} e^{-\|x_i - x_j\|^2 / T}
        + \log \sum_{j≠i} e^{-\|x_i - x_j\|^2 / T}
 
+    The memory does not grow with n². There is no forward mode: `jax.jvp` of the loss raises an
+    error. `jax.jvp` and `jax.grad` of its gradient work.
+
     Args:
       features: `[n, d]`. Squared distances grow with d. A temperature of about d, or features
         divided by √d, keeps the exponentials in a useful range.
       labels: `[n]`, class indices without an upper limit.
       temperature: T > 0.
-      block_size: The number of samples to compare with at a time. It limits the memory to
-        n·block_size instead of n², and computes the distances twice. Value and gradient are the
-        same. By default all samples are one block.
+      references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
+        `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
-        without another sample of its class, on any device, does not count.
+        without another sample or a reference of its class, on any device, does not count.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
@@ -72,126 +80,28 @@ def nca_loss(
       Goldberger et al., Neighbourhood Components Analysis, NeurIPS 2004.
     """
     temperature = _checks.in_range("temperature", temperature, above=0)
-    if block_size is not None:
-        _checks.positive_count("block_size", block_size)
-    features, labels, valid = labelled_rows("features", features, labels, where)
-    (features,) = widen(features)
-    anchors, references = _rows_and_references(features, labels, valid, axis_name)
-
-    def compare(block: _Rows) -> _ClassSums:
-        return _compare(anchors, block, temperature)
-
-    if block_size is None or block_size >= references.labels.shape[0]:
-        sums = compare(anchors if axis_name is None else references)
-    else:
-        # Checkpointing computes the comparisons again for the gradient instead of storing them.
-        sums = _join(lax.map(jax.checkpoint(compare), _blocks(references, block_size)))
+    features, labels, valid = checked_rows("features", features, labels, where)
+    given = reference_rows(references, reference_labels, reference_where, features)
+    anchors, compared = anchors_and_references(features, labels, valid, given, axis_name)
+    (sums,) = pair_statistics(
+        (Statistic(LOGSUMEXP, _over_temperature),),
+        jnp.asarray(temperature),
+        anchors,
+        compared,
+        similarity="negative_squared_distance",
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    has_positive, has_negative = sums.positive != -jnp.inf, sums.negative != -jnp.inf
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
-    values = _softplus_where(sums.has_negative, sums.negative - sums.positive)
-    return reduce(values, valid & sums.has_positive, sample_weights, reduction, axis_name)
+    values = _softplus_where(has_positive & has_negative, sums.negative - sums.positive)
+    return reduce(values, valid & has_positive, sample_weights, reduction, axis_name)
 
 
-class _Rows(NamedTuple):
-    """Samples, with their positions in the global batch."""
-
-    features: Float[Array, "n d"]
-    labels: Integer[Array, " n"]
-    valid: Bool[Array, " n"]
-    positions: Int32[Array, " n"]
-
-
-class _ClassSums(NamedTuple):
-    """Log-sum-exps of each anchor over its own class and the other classes; 0 if empty."""
-
-    positive: Float[Array, " n"]
-    has_positive: Bool[Array, " n"]
-    negative: Float[Array, " n"]
-    has_negative: Bool[Array, " n"]
-
-
-def _rows_and_references(
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    valid: Bool[Array, " n"],
-    axis_name: AxisName | None,
-) -> tuple[_Rows, _Rows]:
-    """Returns the samples of this device and of all devices, both relative to the batch mean."""
-    all_features, all_labels = gather(features, axis_name), gather(labels, axis_name)
-    all_valid = gather(valid, axis_name)
-    mean = _mean(jnp.sum(all_features, axis=0), jnp.sum(all_valid))
-    own = own_positions(features.shape[0], axis_name)
-    positions = jnp.arange(all_labels.shape[0], dtype=jnp.int32)
-    return (
-        _Rows(_centered(features, mean), labels, valid, own),
-        _Rows(_centered(all_features, mean), all_labels, all_valid, positions),
-    )
-
-
-def _compare(anchors: _Rows, references: _Rows, temperature: Number) -> _ClassSums:
-    others = references.valid[None, :] & (
-        anchors.positions[:, None] != references.positions[None, :]
-    )
-    same_class = anchors.labels[:, None] == references.labels[None, :]
-    rows = None if references is anchors else references.features
-    similarities = -squared_distances(anchors.features, rows) / temperature
-    return _class_sums(similarities, others & same_class, others & ~same_class)
-
-
-def _class_sums(
-    logits: Float[Array, "n m"], positives: Bool[Array, "n m"], negatives: Bool[Array, "n m"]
-) -> _ClassSums:
-    """Returns `log Σ_j e^{z_ij}` over each of two disjoint masks.
-
-    Both share one exponential, because each logit is relative to the maximum of its own mask.
-    """
-    has_positive, has_negative = jnp.any(positives, axis=1), jnp.any(negatives, axis=1)
-    constants = lax.stop_gradient(logits)
-
-    def maximum(mask: Bool[Array, "n m"], present: Bool[Array, " n"]) -> Float[Array, " n"]:
-        largest = jnp.max(constants, axis=1, where=mask, initial=-jnp.inf)
-        return jnp.where(present, largest, 0)
-
-    positive_peak, negative_peak = (
-        maximum(positives, has_positive),
-        maximum(negatives, has_negative),
-    )
-    peaks = jnp.where(positives, positive_peak[:, None], negative_peak[:, None])
-    used = positives | negatives
-    terms = jnp.where(used, jnp.exp(jnp.where(used, logits - peaks, 0)), 0)
-
-    def logarithm(
-        mask: Bool[Array, "n m"], present: Bool[Array, " n"], peak: Float[Array, " n"]
-    ) -> Float[Array, " n"]:
-        total = jnp.sum(jnp.where(mask, terms, 0), axis=1)
-        return jnp.log(jnp.where(present, total, 1)) + peak
-
-    return _ClassSums(
-        positive=logarithm(positives, has_positive, positive_peak),
-        has_positive=has_positive,
-        negative=logarithm(negatives, has_negative, negative_peak),
-        has_negative=has_negative,
-    )
-
-
-def _blocks(rows: _Rows, size: int) -> _Rows:
-    """Returns every array `[m, ...]` as `[ceil(m / size), size, ...]`, padded with zeros."""
-    missing = -rows.labels.shape[0] % size
-
-    def split(array: Array) -> Array:
-        padding = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
-        return jnp.pad(array, padding).reshape(-1, size, *array.shape[1:])
-
-    return _Rows(*map(split, rows))
-
-
-def _join(sums: _ClassSums) -> _ClassSums:
-    """Joins the sums of blocks, arrays `[blocks, n]`, into those over all of them."""
-    return _ClassSums(
-        positive=logsumexp_over(sums.positive, sums.has_positive, axis=0),
-        has_positive=jnp.any(sums.has_positive, axis=0),
-        negative=logsumexp_over(sums.negative, sums.has_negative, axis=0),
-        has_negative=jnp.any(sums.has_negative, axis=0),
-    )
+def _over_temperature(
+    similarities: Float[Array, "a b"], _positives: Bool[Array, "a b"], temperature: Float[Array, ""]
+) -> Float[Array, "a b"]:
+    return similarities / temperature
 
 
 # Prototypical loss ----
@@ -337,6 +247,33 @@ def _means_by_class(
 
 
 # Both ----
+
+
+class _Rows(NamedTuple):
+    """Samples, with their positions in the global batch."""
+
+    features: Float[Array, "n d"]
+    labels: Integer[Array, " n"]
+    valid: Bool[Array, " n"]
+    positions: Int32[Array, " n"]
+
+
+def _rows_and_references(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    axis_name: AxisName | None,
+) -> tuple[_Rows, _Rows]:
+    """Returns the samples of this device and of all devices, both relative to the batch mean."""
+    all_features, all_labels = gather(features, axis_name), gather(labels, axis_name)
+    all_valid = gather(valid, axis_name)
+    mean = _mean(jnp.sum(all_features, axis=0), jnp.sum(all_valid))
+    own = own_positions(features.shape[0], axis_name)
+    positions = jnp.arange(all_labels.shape[0], dtype=jnp.int32)
+    return (
+        _Rows(_centered(features, mean), labels, valid, own),
+        _Rows(_centered(all_features, mean), all_labels, all_valid, positions),
+    )
 
 
 def _mean(

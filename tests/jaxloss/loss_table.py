@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +23,11 @@ CLASSES = 4
 DIM = 7
 ASSIGNMENT = np.array([4, 1, 5, 0], np.int32)
 LENGTHS = np.array([0.5, 1.25, 2.0, 0.75])
+REFERENCES = {
+    # Multiples of 1/8, which no dtype rounds.
+    "references": np.round(np.random.default_rng(1).normal(0, 5, (8, DIM))).astype(np.float32) / 8,
+    "reference_labels": np.array([1, 0, 2, -1, 0, 0, 3, 1], np.int32),
+}
 
 
 def from_torch(name: str, **options: Any) -> Callable[..., Any]:
@@ -322,18 +328,36 @@ VARIANTS = (
         bounds_labels=False,
         multi_hot=True,
     ),
-    # Blocks that do not divide the batch.
+    # Tiles that do not divide the batch, on and below the diagonal.
     LossRow(
-        name="nca_in_blocks",
+        name="nca_in_tiles",
         function=jaxloss.nca_loss,
         kind="features",
         make_inputs=features_and_labels,
         reference=partial(references.nca_loss, temperature=1.3),
         torch_reference=from_torch("nca_loss", temperature=1.3),
         differentiable=(0,),
-        kwargs=MappingProxyType({"block_size": 5, "temperature": 1.3}),
+        kwargs=MappingProxyType({"block_size": 3, "temperature": 1.3}),
         bounds_labels=False,
         needs_positives=True,
+    ),
+    # On several devices, each has all of these references. NCA does not change if every reference
+    # is there several times.
+    *(
+        LossRow(
+            name=name,
+            function=jaxloss.nca_loss,
+            kind="features",
+            make_inputs=features_and_labels,
+            reference=partial(references.nca_loss, **REFERENCES),
+            torch_reference=from_torch("nca_loss", **REFERENCES),
+            differentiable=(0,),
+            kwargs=MappingProxyType(
+                {**jax.tree.map(jnp.asarray, REFERENCES), "block_size": block_size}
+            ),
+            bounds_labels=False,
+        )
+        for name, block_size in (("nca_references", None), ("nca_references_in_tiles", 3))
     ),
     LossRow(
         name="prototypical_num_classes",

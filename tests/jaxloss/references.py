@@ -136,16 +136,24 @@ def cosine_logits(features, weights):
 
 
 @over_rows
-def nca_loss(features, labels, *, temperature=1.0):
+def nca_loss(features, labels, *, temperature=1.0, references=None, reference_labels=()):
+    if references is None:
+        compared = list(zip(range(len(labels)), features, labels, strict=True))
+    else:
+        compared = [
+            (None, row, label)
+            for row, label in zip(references, reference_labels, strict=True)
+            if label >= 0
+        ]
     losses = []
     for i in range(len(labels)):
         same, everyone = [], []
-        for j in range(len(labels)):
+        for j, row, label in compared:
             if j == i:
                 continue
-            score = -squared_distance(features[i], features[j]) / temperature
+            score = -squared_distance(features[i], row) / temperature
             everyone.append(score)
-            if labels[j] == labels[i]:
+            if label == labels[i]:
                 same.append(score)
         losses.append(log_sum_exp(everyone) - log_sum_exp(same) if same else None)
     return losses

@@ -60,7 +60,8 @@ def test_no_rows_are_references_too():
     ],
 )
 def test_wrong_references(given, error, mentions):
+    references, labels, where = given
     with raises(error) as caught:
-        reference_rows(*given, FEATURES)
+        reference_rows(references, labels, where, FEATURES)
     for mention in mentions:
         assert caught.match(mention)

@@ -74,12 +74,17 @@ def cosine_logits(features, weights):
 
 
 @over_rows
-def nca_loss(features, labels, *, temperature=1.0):
-    scores = -(features[:, None] - features[None]).pow(2).sum(dim=2) / temperature
+def nca_loss(features, labels, *, temperature=1.0, references=None, reference_labels=None):
+    others, other_labels = features, labels
+    if references is not None:
+        known = torch.as_tensor(reference_labels) >= 0
+        others = torch.as_tensor(references).to(features)[known]
+        other_labels = torch.as_tensor(reference_labels)[known]
+    scores = -(features[:, None] - others[None]).pow(2).sum(dim=2) / temperature
     losses = []
     for i in range(len(labels)):
-        other = torch.arange(len(labels)) != i
-        same = other & (labels == labels[i])
+        other = torch.arange(len(other_labels)) != (i if references is None else -1)
+        same = other & (other_labels == labels[i])
         defined = bool(same.any())
         losses.append(
             scores[i, other].logsumexp(0) - scores[i, same].logsumexp(0) if defined else None

@@ -1,0 +1,585 @@
+"""Pairs of anchors and references, visited tile by tile.
+
+A pairwise loss is a short rule on statistics of each anchor: the log-sum-exp, the sum or the
+largest of some value over the references of its own class, and over those of the other classes.
+`pair_statistics` computes them and their gradients from tiles of similarities. It keeps nothing but
+the statistics, unless all pairs fit into one tile, whose similarities are kept.
+
+Where the anchors are their own references, a tile below the diagonal serves both of its sides, so
+that only half of the similarities are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Integer
+
+from jaxloss import _checks
+from jaxloss._batch import AxisName, axis_size, gather, own_positions, pass_on, sum_over
+from jaxloss._linear import exact_product, wide_dtype, widen
+
+Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
+Params: TypeAlias = Any
+"""A pytree of float arrays that a statistic depends on, such as a temperature."""
+
+GATHERED_BYTES = 2**24
+"""References of all devices are gathered up to this size; larger ones are passed around a ring."""
+
+
+class Rows(NamedTuple):
+    """Samples: anchors or references."""
+
+    features: Float[Array, "n d"]
+    labels: Integer[Array, " n"]
+    valid: Bool[Array, " n"]
+    positions: Int32[Array, " n"]
+    """A reference at the position of the anchor is the anchor itself, and left out."""
+
+
+class ByClass(NamedTuple):
+    """A statistic of each anchor over the references of its own class and of other classes."""
+
+    positive: Any
+    negative: Any
+
+
+class Reduction(NamedTuple):
+    """How the values of the pairs of an anchor become one number.
+
+    A part of the pairs is reduced to a peak and a total.
+    """
+
+    reduce: Callable[[Array, Array, int], _Partial]
+    """`(values, mask, axis)` of a tile to the peaks and totals along an axis."""
+    merge: Callable[[_Partial, _Partial], _Partial]
+    result: Callable[[_Partial], Array]
+    share: Callable[[Array, Array], Array]
+    """`(values, peaks)` to the derivatives of the results, times the totals."""
+    divides: bool
+    """Whether derivatives are divided by the totals."""
+
+
+class _Partial(NamedTuple):
+    peak: Any
+    total: Any
+
+
+class Statistic(NamedTuple):
+    """What a loss asks for: a reduction of `value(similarities, positives, params)`."""
+
+    reduction: Reduction
+    value: Callable[[Float[Array, "a b"], Bool[Array, "a b"], Params], Float[Array, "a b"]]
+
+
+# Reductions ----
+
+
+def _peaks(values: Array, mask: Array, axis: int) -> tuple[Array, Array]:
+    """Returns the values with -inf outside the mask, and their maxima."""
+    # A value of -inf must not look like an empty set.
+    lowest = jnp.finfo(values.dtype).min
+    values = jnp.where(mask, jnp.maximum(values, lowest), -jnp.inf)
+    return values, jnp.max(values, axis=axis, initial=-jnp.inf)
+
+
+def _or_zero(peak: Array) -> Array:
+    return jnp.where(peak == -jnp.inf, 0, peak)
+
+
+def _reduce_logsumexp(values: Array, mask: Array, axis: int) -> _Partial:
+    values, peak = _peaks(values, mask, axis)
+    peak = lax.stop_gradient(peak)
+    shifted = values - jnp.expand_dims(_or_zero(peak), axis)
+    return _Partial(peak, jnp.sum(jnp.exp(shifted), axis=axis))
+
+
+def _merge_logsumexp(a: _Partial, b: _Partial) -> _Partial:
+    peak = jnp.maximum(a.peak, b.peak)
+    shift = _or_zero(peak)
+    return _Partial(peak, a.total * jnp.exp(a.peak - shift) + b.total * jnp.exp(b.peak - shift))
+
+
+def _logsumexp_result(state: _Partial) -> Array:
+    empty = state.peak == -jnp.inf
+    return jnp.log(jnp.where(empty, 1, state.total)) + state.peak
+
+
+def _reduce_max(values: Array, mask: Array, axis: int) -> _Partial:
+    values, peak = _peaks(values, mask, axis)
+    ties = mask & (values == jnp.expand_dims(peak, axis))
+    return _Partial(peak, jnp.sum(ties, axis=axis).astype(values.dtype))
+
+
+def _merge_max(a: _Partial, b: _Partial) -> _Partial:
+    peak = jnp.maximum(a.peak, b.peak)
+    ties = jnp.where(a.peak == peak, a.total, 0) + jnp.where(b.peak == peak, b.total, 0)
+    return _Partial(peak, ties)
+
+
+def _reduce_sum(values: Array, mask: Array, axis: int) -> _Partial:
+    total = jnp.sum(jnp.where(mask, values, 0), axis=axis)
+    return _Partial(jnp.zeros_like(total), total)
+
+
+LOGSUMEXP = Reduction(
+    _reduce_logsumexp,
+    _merge_logsumexp,
+    _logsumexp_result,
+    lambda values, peaks: jnp.exp(values - peaks),
+    divides=True,
+)
+"""`log Σ e^v`; -inf for no pair."""
+MAX = Reduction(
+    _reduce_max,
+    _merge_max,
+    lambda state: state.peak,
+    lambda values, peaks: (values == peaks).astype(values.dtype),
+    divides=True,
+)
+"""The largest value; -inf for no pair. Equal largest values share the gradient."""
+SUM = Reduction(
+    _reduce_sum,
+    lambda a, b: _Partial(a.peak, a.total + b.total),
+    lambda state: state.total,
+    lambda values, peaks: jnp.ones_like(values),
+    divides=False,
+)
+"""`Σ v`; 0 for no pair."""
+
+
+# Statistics ----
+
+
+class _Plan(NamedTuple):
+    statistics: tuple[Statistic, ...]
+    similarity: Similarity
+    dtype: Any
+    """Of all computations."""
+    axis_name: AxisName | None
+    """The axis of the ring; None without a ring."""
+
+
+def pair_statistics(
+    statistics: tuple[Statistic, ...],
+    params: Params,
+    anchors: Rows,
+    references: Rows | None = None,
+    *,
+    similarity: Similarity,
+    block_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> tuple[ByClass, ...]:
+    """Returns statistics of each anchor over all references, with their gradients.
+
+    Args:
+      statistics: What to compute.
+      params: Arrays that the statistics depend on; they get gradients.
+      anchors: The rows of this device.
+      references: The references of this device. None: the anchors of all devices.
+      similarity: Of a pair: the inner product, or the negative squared distance.
+      block_size: Rows of a tile. By default it depends on the shapes and the backend.
+      axis_name: Mapped axis over which anchors and references are spread.
+
+    Returns:
+      For each statistic `[n]` for the own class, and `[n]` for the other classes.
+    """
+    if block_size is not None:
+        _checks.positive_count("block_size", block_size)
+    ring = None
+    if axis_name is not None:
+        references = anchors if references is None else references
+        num_bytes = references.features.size * references.features.dtype.itemsize
+        if num_bytes * axis_size(axis_name) <= GATHERED_BYTES:
+            references = jax.tree.map(partial(gather, axis_name=axis_name), references)
+        else:
+            ring = axis_name
+    counterpart = anchors if references is None else references
+    dtype = wide_dtype(anchors.features, counterpart.features)
+    # A parameter is the same on all devices, its gradient in a tile is not.
+    varying = jnp.sum(jnp.zeros_like(anchors.labels))
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype) + varying.astype(dtype), params)
+    center = _center(anchors, axis_name) if similarity != "product" else None
+    shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
+    sizes = _block_sizes(*shapes, block_size)
+    results = _statistics(
+        _Plan(statistics, similarity, dtype, ring),
+        params,
+        center,
+        _blocks(anchors, sizes[0]),
+        None if references is None else _blocks(references, sizes[1]),
+    )
+    return jax.tree.map(lambda blocks: blocks.reshape(-1)[: shapes[0]], results)
+
+
+def anchors_and_references(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    references: tuple[Array, Array, Array] | None,
+    axis_name: AxisName | None,
+) -> tuple[Rows, Rows | None]:
+    """Returns the anchors of this device, and what `reference_rows` returned as rows."""
+    positions = own_positions(labels.shape[0], axis_name)
+    if references is None:
+        return Rows(features, labels, valid, positions), None
+    others, other_labels, other_valid = references
+    wider = max(labels.dtype, other_labels.dtype, key=lambda dtype: dtype.itemsize)
+    return (
+        Rows(features, labels.astype(wider), valid, positions),
+        Rows(
+            others,
+            other_labels.astype(wider),
+            other_valid,
+            jnp.full_like(other_labels, -1, jnp.int32),
+        ),
+    )
+
+
+def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
+    """Returns the numbers of anchors and of references in a tile."""
+    if block_size is not None:
+        return min(block_size, max(num_anchors, 1)), min(block_size, max(num_references, 1))
+    # Small tiles stay in the caches of a CPU. Accelerators need large ones to be busy.
+    largest = 2**10 if jax.default_backend() == "cpu" else 2**12
+    if num_anchors * num_references <= largest**2:
+        return max(num_anchors, 1), max(num_references, 1)
+    return _even_size(num_anchors, largest), _even_size(num_references, largest)
+
+
+def _even_size(num_rows: int, largest: int) -> int:
+    """Returns a block size of at most `largest` that leaves the fewest rows of padding."""
+    fewest = -(-num_rows // largest)
+    sizes = [-(-num_rows // blocks) for blocks in range(fewest, 2 * fewest + 1)]
+    return min(sizes, key=lambda size: (-num_rows % size, -size))
+
+
+def _blocks(rows: Rows, size: int) -> Rows:
+    """Returns every array `[n, ...]` as `[ceil(n / size), size, ...]`, padded with zeros."""
+    missing = -rows.labels.shape[0] % size if rows.labels.shape[0] else size
+
+    def split(array: Array) -> Array:
+        if missing:
+            array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
+        return array.reshape(-1, size, *array.shape[1:])
+
+    return Rows(*map(split, rows))
+
+
+def _center(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
+    """Returns the mean of the valid rows. Distances relative to it are rounded less."""
+    (features,) = widen(rows.features)
+    total = sum_over(jnp.sum(jnp.where(rows.valid[:, None], features, 0), axis=0), axis_name)
+    number = sum_over(jnp.sum(rows.valid), axis_name)
+    return lax.stop_gradient(total / jnp.maximum(number, 1).astype(total.dtype))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _statistics(
+    plan: _Plan, params: Params, center: Array | None, anchors: Rows, references: Rows | None
+) -> tuple[ByClass, ...]:
+    """Returns the statistics `[blocks, size]` of anchors and references in blocks."""
+    return _forward(plan, params, center, anchors, references)[0]
+
+
+def _forward(
+    plan: _Plan, params: Params, center: Array | None, anchors: Rows, references: Rows | None
+) -> tuple[tuple[ByClass, ...], Any]:
+    """Returns the statistics, and what the backward pass needs."""
+    load = partial(_tile, plan, center, anchors)
+    kept = None
+
+    def visit(block: Rows | None, state: _State, i: Index, j: Index, part: Part) -> _State:
+        tile = load(block, i, j, kept)
+        state = _merge_at(plan, state, i, _reduce(plan, params, tile, axis=1))
+        if part != "lower":
+            return state
+        return _merge_at(plan, state, j, _reduce(plan, params, tile, axis=0))
+
+    state = _nothing(plan, anchors)
+    if plan.axis_name is not None and references is not None:
+
+        def step(carry: tuple[_State, Rows], _: None) -> tuple[tuple[_State, Rows], None]:
+            state, block = carry
+            state = _each_tile(partial(visit, block), state, anchors, block)
+            return (state, pass_on(block, plan.axis_name)), None
+
+        (state, _), _ = lax.scan(step, (state, references), length=axis_size(plan.axis_name))
+    else:
+        if all(rows is None or rows.labels.shape[0] == 1 for rows in (anchors, references)):
+            kept = load(references, 0, 0).similarities
+        state = _each_tile(partial(visit, references), state, anchors, references)
+    results = tuple(
+        ByClass(*map(statistic.reduction.result, parts))
+        for statistic, parts in zip(plan.statistics, state, strict=True)
+    )
+    return results, (params, center, anchors, references, state, kept)
+
+
+def _backward(plan: _Plan, residuals: Any, cotangents: tuple[ByClass, ...]) -> Any:
+    params, center, anchors, references, state, kept = residuals
+    factors = _factors(plan, state, cotangents)
+
+    def visit(
+        block: Rows | None, gradients: _Gradients, i: Index, j: Index, part: Part
+    ) -> _Gradients:
+        tile = _tile(plan, center, anchors, block, i, j, kept)
+        return _add_gradients(plan, params, tile, factors, gradients, i, j, part)
+
+    gradients = _Gradients(
+        jax.tree.map(jnp.zeros_like, params),
+        _zero_features(plan, anchors),
+        None if references is None else _zero_features(plan, references),
+    )
+    if plan.axis_name is not None and references is not None:
+
+        def step(carry: tuple[_Gradients, Rows], _: None) -> tuple[tuple[_Gradients, Rows], None]:
+            gradients, block = carry
+            gradients = _each_tile(partial(visit, block), gradients, anchors, block)
+            # The gradient of a block travels with it, and is home after the last step.
+            block, gradient = pass_on((block, gradients.references), plan.axis_name)
+            return (gradients._replace(references=gradient), block), None
+
+        (gradients, _), _ = lax.scan(
+            step, (gradients, references), length=axis_size(plan.axis_name)
+        )
+    else:
+        gradients = _each_tile(partial(visit, references), gradients, anchors, references)
+
+    def of_rows(gradient: Any, rows: Rows | None) -> Any:
+        return rows and Rows(gradient.astype(rows.features.dtype), *(None,) * 3)  # pyright: ignore
+
+    return (
+        gradients.params,
+        None,
+        of_rows(gradients.anchors, anchors),
+        of_rows(gradients.references, references),
+    )
+
+
+_statistics.defvjp(_forward, _backward)
+
+
+# Tiles ----
+
+Index: TypeAlias = int | Int32[Array, ""]
+Part: TypeAlias = Literal["diagonal", "lower", "rectangle"]
+"""Where a tile is: on or below the diagonal of the anchors among themselves, or elsewhere."""
+_State: TypeAlias = tuple[ByClass, ...]
+"""A `_Partial` of arrays `[blocks, size]` for each statistic and side."""
+
+
+class _Tile(NamedTuple):
+    anchors: Float[Array, "a d"]
+    references: Float[Array, "b d"]
+    similarities: Float[Array, "a b"]
+    used: Bool[Array, "a b"]
+    positives: Bool[Array, "a b"]
+
+
+class _Gradients(NamedTuple):
+    params: Params
+    anchors: Float[Array, "k a d"]
+    references: Float[Array, "l b d"] | None
+
+
+def _each_tile(
+    visit: Callable[[Any, Index, Index, Part], Any],
+    carry: Any,
+    anchors: Rows,
+    references: Rows | None,
+) -> Any:
+    """Returns the carry after a visit of each tile, `visit(carry, i, j, part)`."""
+
+    def visit_all(carry: Any, i: np.ndarray, j: np.ndarray, part: Part) -> Any:
+        if len(i) <= 1:
+            return visit(carry, int(i[0]), int(j[0]), part) if len(i) else carry
+
+        def step(carry: Any, indices: tuple[Array, Array]) -> tuple[Any, None]:
+            return visit(carry, *indices, part), None
+
+        indices = jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32)
+        return lax.scan(step, carry, indices)[0]
+
+    num_anchors = anchors.labels.shape[0]
+    if references is not None:
+        i, j = np.indices((num_anchors, references.labels.shape[0])).reshape(2, -1)
+        return visit_all(carry, i, j, "rectangle")
+    diagonal = np.arange(num_anchors)
+    carry = visit_all(carry, diagonal, diagonal, "diagonal")
+    return visit_all(carry, *np.tril_indices(num_anchors, -1), "lower")
+
+
+def _at(blocks: Any, i: Index) -> Any:
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), blocks)
+
+
+def _put(blocks: Any, i: Index, block: Any) -> Any:
+    return jax.tree.map(lambda x, new: lax.dynamic_update_index_in_dim(x, new, i, 0), blocks, block)
+
+
+def _zero_features(plan: _Plan, blocks: Rows) -> Float[Array, "k a d"]:
+    return jnp.zeros_like(blocks.features, plan.dtype)
+
+
+def _tile(
+    plan: _Plan,
+    center: Float[Array, " d"] | None,
+    anchors: Rows,
+    references: Rows | None,
+    i: Index,
+    j: Index,
+    similarities: Float[Array, "a b"] | None = None,
+) -> _Tile:
+    """Returns the tile of anchors i and references j. Similarities at hand are used."""
+    a, b = _at(anchors, i), _at(anchors if references is None else references, j)
+    used = a.valid[:, None] & b.valid[None, :] & (a.positions[:, None] != b.positions[None, :])
+    own, other = _load(plan, a, center), _load(plan, b, center)
+    if similarities is None:
+        similarities = exact_product(own, other.T)
+        if plan.similarity == "negative_squared_distance":
+            squared = jnp.sum(own * own, axis=1)[:, None] + jnp.sum(other * other, axis=1)[None, :]
+            similarities = 2 * similarities - squared
+            # Clamp the value only: a clamped gradient has wrong second derivatives.
+            excess = lax.stop_gradient(jnp.maximum(similarities, 0))
+            similarities = similarities - excess
+    return _Tile(own, other, similarities, used, a.labels[:, None] == b.labels[None, :])
+
+
+def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, "a d"]:
+    """Returns the features of a block, relative to the center; zeros in the invalid rows."""
+    features = rows.features.astype(plan.dtype)
+    if center is not None:
+        features = features - center.astype(plan.dtype)[None, :]
+    return jnp.where(rows.valid[:, None], features, 0)
+
+
+def _nothing(plan: _Plan, anchors: Rows) -> _State:
+    """Returns the statistics over no reference."""
+    zero = jnp.zeros_like(anchors.labels, plan.dtype)
+    none = {LOGSUMEXP: zero - jnp.inf, MAX: zero - jnp.inf, SUM: zero}
+    empty = [_Partial(none[statistic.reduction], zero) for statistic in plan.statistics]
+    return tuple(ByClass(part, part) for part in empty)
+
+
+def _reduce(plan: _Plan, params: Params, tile: _Tile, axis: int) -> _State:
+    """Reduces a tile along an axis; the anchors are along the other one."""
+
+    def reduce(statistic: Statistic) -> ByClass:
+        values = statistic.value(tile.similarities, tile.positives, params)
+        masks = tile.used & tile.positives, tile.used & ~tile.positives
+        return ByClass(*(statistic.reduction.reduce(values, mask, axis) for mask in masks))
+
+    return tuple(map(reduce, plan.statistics))
+
+
+def _merge_at(plan: _Plan, state: _State, i: Index, parts: _State) -> _State:
+    """Merges the statistics over further references into those of block i."""
+    merged = tuple(
+        ByClass(*map(statistic.reduction.merge, old, new))
+        for statistic, old, new in zip(plan.statistics, _at(state, i), parts, strict=True)
+    )
+    return _put(state, i, merged)
+
+
+def _factors(plan: _Plan, state: _State, cotangents: tuple[ByClass, ...]) -> _State:
+    """Returns the peaks, and by what the share of a pair in its statistic is multiplied."""
+
+    def factor(statistic: Statistic, part: _Partial, cotangent: Array) -> _Partial:
+        peak = _or_zero(part.peak)
+        if statistic.reduction.divides:
+            cotangent = cotangent / jnp.where(part.total == 0, 1, part.total)
+        return _Partial(peak, cotangent)
+
+    return tuple(
+        ByClass(*map(partial(factor, statistic), parts, cotangent))
+        for statistic, parts, cotangent in zip(plan.statistics, state, cotangents, strict=True)
+    )
+
+
+def _add_gradients(
+    plan: _Plan,
+    params: Params,
+    tile: _Tile,
+    factors: _State,
+    gradients: _Gradients,
+    i: Index,
+    j: Index,
+    part: Part,
+) -> _Gradients:
+    """Adds the gradients through the similarities of a tile."""
+    sides = [(_at(factors, i), 1)]
+    if part != "rectangle":
+        sides.append((_at(factors, j), 0))
+    d_tile, d_params = _tile_gradient(plan, params, tile, sides)
+    if part == "diagonal":  # Which holds each pair twice.
+        d_params = jax.tree.map(lambda gradient: gradient / 2, d_params)
+    d_params = jax.tree.map(jnp.add, gradients.params, d_params)
+    pull = partial(_row_gradient, plan.similarity)
+
+    def add(blocks: Array, k: Index, gradient: Array) -> Array:
+        return _put(blocks, k, _at(blocks, k) + gradient)
+
+    d_anchors = add(gradients.anchors, i, pull(d_tile, tile.anchors, tile.references))
+    d_references = gradients.references
+    if part == "lower":
+        d_anchors = add(d_anchors, j, pull(d_tile.T, tile.references, tile.anchors))
+    elif part == "rectangle":
+        d_references = add(d_references, j, pull(d_tile.T, tile.references, tile.anchors))
+    return _Gradients(d_params, d_anchors, d_references)
+
+
+def _tile_gradient(
+    plan: _Plan, params: Params, tile: _Tile, sides: list[tuple[_State, int]]
+) -> tuple[Float[Array, "a b"], Params]:
+    """Returns the gradients of a tile's similarities and of the parameters.
+
+    Args:
+      sides: The factors of the anchors, and the axis along which the anchor does not change.
+    """
+    total, d_params = jnp.zeros_like(tile.similarities), jax.tree.map(jnp.zeros_like, params)
+    for k, statistic in enumerate(plan.statistics):
+
+        def value(similarities: Array, params: Params, of: Statistic = statistic) -> Array:
+            return of.value(similarities, tile.positives, params)
+
+        values, back = jax.vjp(value, tile.similarities, params)
+        shares = [_shares(statistic, tile, values, factors[k], axis) for factors, axis in sides]
+        d_values, d_value_params = back(sum(shares[1:], shares[0]))
+        total = total + d_values
+        d_params = jax.tree.map(jnp.add, d_params, d_value_params)
+    return total, d_params
+
+
+def _shares(
+    statistic: Statistic, tile: _Tile, values: Array, factors: ByClass, axis: int
+) -> Float[Array, "a b"]:
+    """Returns the gradients of a tile's values."""
+
+    def select(positive: Array, negative: Array) -> Array:
+        expand = partial(jnp.expand_dims, axis=axis)
+        return jnp.where(tile.positives, expand(positive), expand(negative))
+
+    peaks = select(factors.positive.peak, factors.negative.peak)
+    factor = select(factors.positive.total, factors.negative.total)
+    share = statistic.reduction.share(jnp.where(tile.used, values, peaks), peaks)
+    return jnp.where(tile.used, factor * share, 0)
+
+
+def _row_gradient(
+    similarity: Similarity,
+    d_tile: Float[Array, "a b"],
+    own: Float[Array, "a d"],
+    other: Float[Array, "b d"],
+) -> Float[Array, "a d"]:
+    """Returns the gradient of the rows of a tile."""
+    products = exact_product(d_tile, other)
+    if similarity == "product":
+        return products
+    return 2 * (products - jnp.sum(d_tile, axis=1, keepdims=True) * own)

@@ -1,0 +1,321 @@
+"""Statistics of pairs in tiles equal those of plain arrays, with all derivatives."""
+
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxloss
+from jaxloss import _tiles
+from jaxloss._tiles import LOGSUMEXP, MAX, SUM, Rows, Statistic, pair_statistics
+from tests.jaxloss.harness import QUICK
+
+P = PartitionSpec
+DEVICES = 4
+
+
+def scaled(similarities, _positives, params):
+    return similarities * params["scale"]
+
+
+def curved(similarities, positives, params):
+    """Differs by class, and is not linear."""
+    bent = jnp.square(similarities - params["shift"])
+    return jnp.where(positives, -bent, similarities * params["scale"] + bent / 4)
+
+
+STATISTICS = (
+    Statistic(LOGSUMEXP, scaled),
+    Statistic(SUM, curved),
+    Statistic(MAX, scaled),
+    Statistic(LOGSUMEXP, curved),
+)
+
+
+def make_rows(rng, n, dim=5, positions=None) -> Any:
+    labels = rng.integers(0, 3, n).astype(np.int32)
+    labels[: n // 4] = -1
+    valid = (labels >= 0) & (np.arange(n) != n - 2)
+    positions = np.arange(n, dtype=np.int32) if positions is None else positions
+    return rng.normal(0.4, 0.7, (n, dim)), labels, valid, positions
+
+
+PARAMS = {"scale": np.float64(1.3), "shift": np.float64(0.2)}
+
+
+def plain(params, anchors, references, similarity):
+    """The statistics by arrays of all pairs, written another way."""
+    products = anchors.features @ references.features.T
+    if similarity != "product":
+        gaps = anchors.features[:, None, :] - references.features[None, :, :]
+        products = -jnp.sum(gaps**2, axis=2)
+    used = anchors.valid[:, None] & references.valid[None, :]
+    used &= anchors.positions[:, None] != references.positions[None, :]
+    same = anchors.labels[:, None] == references.labels[None, :]
+    reductions = {
+        LOGSUMEXP: lambda v, m: jax.nn.logsumexp(v, axis=1, where=m),
+        SUM: lambda v, m: jnp.sum(v, axis=1, where=m),
+        MAX: lambda v, m: jnp.max(v, axis=1, where=m, initial=-jnp.inf),
+    }
+    results = []
+    for statistic in STATISTICS:
+        values = statistic.value(products, same, params)
+        reduce = reductions[statistic.reduction]
+        results.append((reduce(values, used & same), reduce(values, used & ~same)))
+    return results
+
+
+def combine(results, weights):
+    """A scalar of the statistics of the anchors that have them."""
+    total = 0.0
+    for pair, factor in zip(results, weights, strict=True):
+        for values, numbers in zip(pair, factor, strict=True):
+            finite = values != -jnp.inf
+            total += jnp.sum(jnp.where(finite, jnp.sin(jnp.where(finite, values, 0)) * numbers, 0))
+    return total
+
+
+def arrays(rows) -> Any:
+    return None if rows is None else Rows(*map(jnp.asarray, rows))
+
+
+def problem(seed, n=8, m=None) -> Any:
+    rng = np.random.default_rng(seed)
+    anchors = make_rows(rng, n)
+    references = None if m is None else make_rows(rng, m, positions=np.full(m, -1, np.int32))
+    weights = rng.normal(size=(len(STATISTICS), 2, n))
+    return anchors, references, weights
+
+
+@pytest.mark.parametrize(
+    ("similarity", "m", "block_size"),
+    [
+        ("product", None, 3),
+        ("negative_squared_distance", None, 3),
+        ("negative_squared_distance", None, None),
+        ("product", 7, None),
+        ("negative_squared_distance", 7, 3),
+    ],
+)
+def test_statistics_and_derivatives(similarity, m, block_size):
+    anchors, references, weights = problem(80, m=m)
+    with jax.enable_x64(True):
+        anchors, references = arrays(anchors), arrays(references)
+        weights = jnp.asarray(weights)
+        params = jax.tree.map(jnp.asarray, PARAMS)
+        inputs = (params, anchors.features, None if m is None else references.features)
+
+        def tiled(params, own, other):
+            others = None if other is None else references._replace(features=other)
+            return pair_statistics(
+                STATISTICS,
+                params,
+                anchors._replace(features=own),
+                others,
+                similarity=similarity,
+                block_size=block_size,
+            )
+
+        def untiled(params, own, other):
+            rows = anchors._replace(features=own)
+            others = rows if other is None else references._replace(features=other)
+            return plain(params, rows, others, similarity)
+
+        def scalar(statistics):
+            return lambda inputs: combine(statistics(*inputs), weights)
+
+        def everything(statistics, inputs, direction):
+            """Statistics, a gradient, and a product of the Hessian in both ways."""
+
+            def scalar(inputs):
+                return combine(statistics(*inputs), weights)
+
+            def along(inputs):
+                gradient = jax.grad(scalar)(inputs)
+                return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, direction)))
+
+            gradient, product = jax.jvp(jax.grad(scalar), (inputs,), (direction,))
+            return jax.tree.leaves(statistics(*inputs)), gradient, product, jax.grad(along)(inputs)
+
+        direction = jax.tree.map(lambda x: jnp.cos(3 * x + 1), inputs)
+        run = jax.jit(everything, static_argnums=0, compiler_options=QUICK)
+        got, expected = run(tiled, inputs, direction), run(untiled, inputs, direction)
+    assert any(np.isinf(values).any() for values in map(np.asarray, expected[0]))
+    chex.assert_trees_all_close(got, expected, rtol=1e-8, atol=1e-10)
+    chex.assert_trees_all_close(got[2], got[3], rtol=1e-8, atol=1e-10)
+
+
+def test_equal_largest_values_share_the_gradient():
+    features = jnp.array([[0.0], [1.0], [-1.0], [1.0], [3.0]])
+    rows = Rows(
+        features, jnp.zeros(5, jnp.int32), jnp.ones(5, bool), jnp.arange(5, dtype=jnp.int32)
+    )
+    statistic = Statistic(MAX, lambda s, _positives, _params: s)
+
+    def nearest(x, block_size):
+        (values,) = pair_statistics(
+            (statistic,),
+            (),
+            rows._replace(features=x),
+            similarity="negative_squared_distance",
+            block_size=block_size,
+        )
+        return values.positive[0]  # The rows 1, 2 and 3 are equally far from row 0.
+
+    for block_size in (None, 2):
+        value, gradient = jax.value_and_grad(partial(nearest, block_size=block_size))(features)
+        assert value == -1
+        np.testing.assert_allclose(gradient[:, 0], np.array([2, -2, 2, -2, 0]) / 3, rtol=1e-6)
+
+
+def test_tiles_bound_the_memory():
+    rows = jax.ShapeDtypeStruct((4096, 16), jnp.float32)
+    labels = jax.ShapeDtypeStruct((4096,), jnp.int32)
+
+    def memory(size):
+        loss = jax.jit(partial(jaxloss.nca_loss, block_size=size))
+        analysis = loss.lower(rows, labels).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    assert memory(256) < memory(4096) / 20
+
+
+# Devices ----
+
+
+@pytest.fixture(params=["gathered", "ring"])
+def way(request, monkeypatch):
+    """The references of all devices are gathered, or passed around."""
+    monkeypatch.setattr(_tiles, "GATHERED_BYTES", 2**30 if request.param == "gathered" else 0)
+    return request.param
+
+
+def nca_problem(with_references):
+    """Features are inputs times a kernel; devices differ in their numbers of valid rows."""
+    rng = np.random.default_rng(81)
+    n = DEVICES * 5
+    batch = {
+        "inputs": rng.normal(size=(n, 3)),
+        "labels": rng.integers(-1, 3, n).astype(np.int32),
+        "where": np.arange(n) % 5 < np.arange(n) // 5 + 1,
+    }
+    if with_references:
+        m = DEVICES * 3
+        batch["references"] = rng.normal(size=(m, 3))
+        batch["reference_labels"] = rng.integers(-1, 3, m).astype(np.int32)
+        batch["reference_where"] = np.arange(m) % 4 != 1
+    params = {"kernel": rng.normal(size=(3, 6)), "temperature": np.float64(1.7)}
+    return params, batch
+
+
+def nca_step(axis_name, block_size, params, batch):
+    """Value and gradients; queries and references share the kernel."""
+
+    def loss(params):
+        given = dict(batch)
+        for name in ("inputs", "references"):
+            if name in given:
+                given[name] = given[name] @ params["kernel"]
+        return jaxloss.nca_loss(
+            given.pop("inputs"),
+            given.pop("labels"),
+            temperature=params["temperature"],
+            axis_name=axis_name,
+            block_size=block_size,
+            **given,
+        )
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    if axis_name is not None:
+        gradients = jax.lax.pmean(gradients, axis_name)
+    return value, gradients
+
+
+@pytest.mark.parametrize("with_references", [False, True], ids=["own", "references"])
+@pytest.mark.parametrize("how", ["pmap", "check_vma", "unchecked", "two axes"])
+def test_devices(way, with_references, how):
+    assert way
+    params, batch = nca_problem(with_references)
+    with jax.enable_x64(True):
+        expected = jax.jit(partial(nca_step, None, None))(params, batch)
+        if how == "pmap":
+            split = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
+            run = jax.pmap(partial(nca_step, "b", 2), axis_name="b", in_axes=(None, 0))
+            results = run(params, split)
+            results = [jax.tree.map(lambda x, k=k: x[k], results) for k in range(DEVICES)]
+        else:
+            axes = ("host", "chip") if how == "two axes" else ("b",)
+            shape = (2, 2) if how == "two axes" else (DEVICES,)
+            devices = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(axes))
+            checked = how != "unchecked"
+
+            def step(params, batch):
+                outcome = nca_step(axes, None, params, batch)
+                return outcome if checked else jax.tree.map(lambda x: x[None], outcome)
+
+            run = jax.shard_map(
+                step,
+                mesh=devices,
+                in_specs=(P(), P(axes)),
+                out_specs=P() if checked else P(axes),
+                check_vma=checked,
+            )
+            outcome = jax.jit(run, compiler_options=QUICK)(params, batch)
+            results = (
+                [outcome]
+                if checked
+                else [jax.tree.map(lambda x, k=k: x[k], outcome) for k in range(DEVICES)]
+            )
+    for result in results:
+        chex.assert_trees_all_close(
+            jax.tree.map(np.asarray, result), jax.tree.map(np.asarray, expected), rtol=1e-9
+        )
+
+
+def test_second_derivatives_around_the_ring(way):
+    assert way
+    params, batch = nca_problem(with_references=True)
+    with jax.enable_x64(True):
+        devices = jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,))
+
+        def hessian_product(axis_name, params, batch):
+            def gradient(params):
+                return nca_step(axis_name, 2, params, batch)[1]
+
+            direction = jax.tree.map(lambda x: jnp.sin(x + 1), params)
+            _, product = jax.jvp(gradient, (params,), (direction,))
+            return product if axis_name is None else jax.lax.pmean(product, axis_name)
+
+        run = jax.shard_map(
+            partial(hessian_product, "b"), mesh=devices, in_specs=(P(), P("b")), out_specs=P()
+        )
+        got = jax.jit(run, compiler_options=QUICK)(params, batch)
+        expected = jax.jit(partial(hessian_product, None))(params, batch)
+    chex.assert_trees_all_close(
+        jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-9
+    )
+
+
+def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
+    """No array of the whole batch in the program of a device."""
+    monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)
+    rows, dim = 6, 11
+    devices = jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,))
+    step = jax.shard_map(
+        lambda x, y: jax.grad(partial(jaxloss.nca_loss, axis_name="b"))(x, y),
+        mesh=devices,
+        in_specs=P("b"),
+        out_specs=P("b"),
+    )
+    features = jax.ShapeDtypeStruct((DEVICES * rows, dim), jnp.float32)
+    labels = jax.ShapeDtypeStruct((DEVICES * rows,), jnp.int32)
+    text = str(jax.jit(step).lower(features, labels).compile().as_text())
+    assert "collective-permute" in text
+    assert "all-gather" not in text
+    assert f"{DEVICES * rows},{dim}]" not in text
