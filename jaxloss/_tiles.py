@@ -530,7 +530,7 @@ def _add_gradients(
     d_references = gradients.references
     if part == "lower":
         d_anchors = add(d_anchors, j, pull(d_tile.T, tile.references, tile.anchors))
-    elif part == "rectangle":
+    elif d_references is not None:
         d_references = add(d_references, j, pull(d_tile.T, tile.references, tile.anchors))
     return _Gradients(d_params, d_anchors, d_references)
 
