@@ -61,7 +61,7 @@ from jaxloss._hypersphere import (
 )
 from jaxloss._integration import direct_sum_loss, spectral_sum_loss, sum_loss
 from jaxloss._linear import cosine_logits, linear_logits
-from jaxloss._metric import nca_loss, prototypical_loss
+from jaxloss._metric import nca_loss
 from jaxloss._multilabel import (
     asymmetric_loss,
     class_wise_loss,
@@ -77,6 +77,7 @@ from jaxloss._prototypes import (
     simplex_prototypes,
     uniform_prototypes,
 )
+from jaxloss._prototypical import prototypical_loss
 from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss._subspace import (
     project_classifier,

@@ -77,6 +77,14 @@ def reference_rows(
     return zero_invalid(rows, valid), labels, valid
 
 
+def comparable(
+    labels: Integer[Array, " n"], reference_labels: Integer[Array, " m"]
+) -> tuple[Integer[Array, " n"], Integer[Array, " m"]]:
+    """Returns both labels in the wider of their dtypes, in which valid labels stay different."""
+    wide = max(labels.dtype, reference_labels.dtype, key=lambda dtype: dtype.itemsize)
+    return labels.astype(wide), reference_labels.astype(wide)
+
+
 def valid_rows(labels: Integer[Array, " n"], where: Bool[Array, " n"] | None) -> Bool[Array, " n"]:
     """Returns the samples that are neither padding nor ignored."""
     valid = labels >= 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -25,33 +24,6 @@ def wide_dtype(*arrays: Float[Array, " ..."]) -> DTypeLike:
 def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Array, " *n m"]:
     """Returns `a @ b` in full precision. Accelerators round float32 factors by default."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
-@jax.custom_jvp
-def _gram(a: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Returns `a aᵀ`. Its gradient takes one product instead of one for each factor."""
-    return exact_product(a, a.T)
-
-
-@_gram.defjvp
-def _gram_jvp(
-    primals: tuple[Float[Array, "n d"]], tangents: tuple[Float[Array, "n d"]]
-) -> tuple[Float[Array, "n n"], Float[Array, "n n"]]:
-    (a,), (d_a,) = primals, tangents
-    half = exact_product(a, d_a.T)
-    return _gram(a), half + half.T
-
-
-def squared_distances(
-    a: Float[Array, "n d"], b: Float[Array, "m d"] | None = None
-) -> Float[Array, "n k"]:
-    """Returns `‖a_i − b_j‖²` `[n, m]`, never negative; `b` is `a` by default."""
-    norms_a = jnp.sum(a * a, axis=1)
-    norms_b = norms_a if b is None else jnp.sum(b * b, axis=1)
-    products = _gram(a) if b is None else exact_product(a, b.T)
-    squared = norms_a[:, None] + norms_b[None, :] - 2 * products
-    # Clamp the value only: a clamped gradient has wrong second derivatives.
-    return squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)
 
 
 def _scaled(

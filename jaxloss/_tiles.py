@@ -22,7 +22,15 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, axis_size, gather, own_positions, pass_on, sum_over
+from jaxloss._batch import (
+    AxisName,
+    axis_size,
+    comparable,
+    gather,
+    own_positions,
+    pass_on,
+    sum_over,
+)
 from jaxloss._linear import exact_product, wide_dtype, widen
 
 Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
@@ -230,15 +238,11 @@ def anchors_and_references(
     if references is None:
         return Rows(features, labels, valid, positions), None
     others, other_labels, other_valid = references
-    wider = max(labels.dtype, other_labels.dtype, key=lambda dtype: dtype.itemsize)
+    labels, other_labels = comparable(labels, other_labels)
+    elsewhere = jnp.full_like(other_labels, -1, jnp.int32)
     return (
-        Rows(features, labels.astype(wider), valid, positions),
-        Rows(
-            others,
-            other_labels.astype(wider),
-            other_valid,
-            jnp.full_like(other_labels, -1, jnp.int32),
-        ),
+        Rows(features, labels, valid, positions),
+        Rows(others, other_labels, other_valid, elsewhere),
     )
 
 

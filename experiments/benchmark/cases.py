@@ -169,7 +169,6 @@ ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
 )
 LINEAR = Floor(_linear, "3 products n·d·C")
 CLASS_MEANS = Floor(_class_means, "3 products n·d·C")
-SAMPLE_MEANS = Floor(lambda x, labels: _linear(x, labels, x[::-1].T), "3 products n·n·d")
 PAIRS = Floor(_pairs, "2 products n·n·d")
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
 DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
@@ -284,7 +283,7 @@ CASES = (
     _metric(
         "prototypical_by_samples",
         _at_temperature_d(jaxloss.prototypical_loss),
-        floor=SAMPLE_MEANS,
+        floor=CLASS_MEANS,
         source=f"{_MINI_IMAGENET}; without num_classes",
     ),
     _softmax_and_nca("sum", partial(jaxloss.sum_loss, metric_loss=_nca), floor=SUM),

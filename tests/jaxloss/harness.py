@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from tests.jaxloss.loss_table import LossRow
 
@@ -174,3 +175,17 @@ def magnitude(tree: Any) -> float:
 
 def finite(tree: Any) -> bool:
     return all(bool(np.all(np.isfinite(np.asarray(x, np.float64)))) for x in jax.tree.leaves(tree))
+
+
+def array_shapes(function, *args):
+    """The shapes of all arrays in the jaxpr of a function and its inner jaxprs."""
+    shapes = set()
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            shapes.update(tuple(v.aval.shape) for v in equation.outvars)
+            for inner in jaxprs_in_params(equation.params):
+                visit(inner)
+
+    visit(jax.make_jaxpr(function)(*args).jaxpr)
+    return shapes

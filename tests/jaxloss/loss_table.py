@@ -7,7 +7,7 @@ options of the same losses.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -152,6 +152,25 @@ def features_weights_and_bias(rng, n, dtype):
     return (*features_and_weights(rng, n, dtype), rng.normal(0, 0.3, CLASSES).astype(dtype))
 
 
+def towers(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss with references that are made of the batch, so that a row of the table tests them.
+
+    Classes 0 and 1 are one class of the references, and the largest class has no reference.
+    """
+
+    @wraps(loss)
+    def call(features, labels, *, where=None, **options):
+        if jnp.issubdtype(features.dtype, jnp.floating) and jnp.issubdtype(
+            labels.dtype, jnp.integer
+        ):
+            options["references"] = -0.5 * features
+            options["reference_labels"] = jnp.where(labels > 0, labels - 1, labels)
+            options["reference_where"] = where
+        return loss(features, labels, where=where, **options)
+
+    return call
+
+
 def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRow:
     """The row of a multi-label loss. Its references take the same hyperparameters."""
     kwargs = options.pop("kwargs", {})
@@ -227,7 +246,12 @@ LOSSES = (
         differentiable=(0,),
         bounds_labels=False,
         needs_positives=True,
-        invalid=(("temperature", 0.0), ("temperature", -1.0), ("num_classes", 0)),
+        invalid=(
+            ("temperature", 0.0),
+            ("temperature", -1.0),
+            ("num_classes", 0),
+            ("block_size", 0),
+        ),
     ),
     LossRow(
         name="sum",
@@ -359,16 +383,43 @@ VARIANTS = (
         )
         for name, block_size in (("nca_references", None), ("nca_references_in_tiles", 3))
     ),
-    LossRow(
-        name="prototypical_num_classes",
-        function=jaxloss.prototypical_loss,
-        kind="features",
-        make_inputs=features_and_labels,
-        reference=partial(references.prototypical_loss, num_classes=CLASSES, temperature=1.3),
-        torch_reference=from_torch("prototypical_loss", temperature=1.3),
-        differentiable=(0,),
-        kwargs=MappingProxyType({"num_classes": CLASSES, "temperature": 1.3}),
-        needs_positives=True,
+    # Tiles of one class, and tiles that do not divide the classes.
+    *(
+        LossRow(
+            name=name,
+            function=jaxloss.prototypical_loss,
+            kind="features",
+            make_inputs=features_and_labels,
+            reference=partial(references.prototypical_loss, temperature=1.3, **classes),
+            torch_reference=from_torch("prototypical_loss", temperature=1.3),
+            differentiable=(0,),
+            kwargs=MappingProxyType({"temperature": 1.3, **classes, **tiles}),
+            bounds_labels=bool(classes),
+            needs_positives=True,
+        )
+        for name, classes, tiles in (
+            ("prototypical_in_tiles", {}, {"block_size": 1}),
+            ("prototypical_num_classes", {"num_classes": CLASSES}, {}),
+            ("prototypical_num_classes_in_tiles", {"num_classes": CLASSES}, {"block_size": 3}),
+        )
+    ),
+    *(
+        LossRow(
+            name=name,
+            function=towers(jaxloss.prototypical_loss),
+            kind="features",
+            make_inputs=features_and_labels,
+            reference=partial(references.towers_prototypical_loss, temperature=1.3, **classes),
+            torch_reference=from_torch("towers_prototypical_loss", temperature=1.3),
+            differentiable=(0,),
+            kwargs=MappingProxyType({"temperature": 1.3, **classes, **tiles}),
+            bounds_labels=bool(classes),
+        )
+        for name, classes, tiles in (
+            ("prototypical_references", {}, {}),
+            ("prototypical_references_in_tiles", {}, {"block_size": 2}),
+            ("prototypical_references_num_classes", {"num_classes": CLASSES}, {}),
+        )
     ),
     # Here the metric loss has a gradient for the classifier.
     *(

@@ -159,24 +159,45 @@ def nca_loss(features, labels, *, temperature=1.0, references=None, reference_la
     return losses
 
 
-@over_rows
-def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
+def prototypical_values(
+    features, labels, *, references=None, reference_labels=None, num_classes=None, temperature=1.0
+):
+    """The losses of valid rows, with valid references."""
+    own = references is None
+    rows, row_labels = (features, labels) if own else (references, np.asarray(reference_labels))
     losses = []
     for i in range(len(labels)):
         if num_classes is not None and labels[i] >= num_classes:
             losses.append(math.nan)
             continue
         logits = {}
-        for c in sorted(set(labels.tolist())):
-            others = [features[j] for j in range(len(labels)) if labels[j] == c and j != i]
-            if others:
-                mean = [sum(column) / len(others) for column in zip(*others, strict=True)]
+        for c in sorted(set(row_labels.tolist())):
+            members = [
+                rows[j] for j in range(len(rows)) if row_labels[j] == c and not (own and j == i)
+            ]
+            if members:
+                mean = [sum(column) / len(members) for column in zip(*members, strict=True)]
                 logits[c] = -squared_distance(features[i], mean) / temperature
         if labels[i] in logits:
             losses.append(log_sum_exp(list(logits.values())) - logits[labels[i]])
         else:
             losses.append(None)
     return losses
+
+
+prototypical_loss = over_rows(prototypical_values)
+
+
+@over_rows
+def towers_prototypical_loss(features, labels, **options):
+    """The references are those of `loss_table.towers`, without the masked rows."""
+    return prototypical_values(
+        features,
+        labels,
+        references=-0.5 * features,
+        reference_labels=np.where(labels > 0, labels - 1, labels),
+        **options,
+    )
 
 
 # Subspaces ----

@@ -93,20 +93,36 @@ def nca_loss(features, labels, *, temperature=1.0, references=None, reference_la
 
 
 @over_rows
-def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
+def prototypical_loss(
+    features, labels, *, num_classes=None, temperature=1.0, references=None, reference_labels=None
+):
     del num_classes  # The classes of the batch are the candidates with and without it.
     losses = []
     for i in range(len(labels)):
         left = torch.arange(len(labels)) != i
-        present = labels[left].unique()
-        target = torch.nonzero(present == labels[i])[:, 0]
-        if len(target) == 0:
-            losses.append(None)
-            continue
-        means = torch.stack([features[left & (labels == c)].mean(dim=0) for c in present])
-        logits = -(features[i] - means).pow(2).sum(dim=1) / temperature
-        losses.append(F.cross_entropy(logits, target[0]))
+        rows = (
+            (features[left], labels[left]) if references is None else (references, reference_labels)
+        )
+        losses.append(_prototypical(features[i], labels[i], *rows, temperature))
     return losses
+
+
+@over_rows
+def towers_prototypical_loss(features, labels, *, temperature=1.0):
+    """The references are those of `loss_table.towers`, without the masked rows."""
+    rows, row_labels = -0.5 * features, torch.where(labels > 0, labels - 1, labels)
+    pairs = zip(features, labels, strict=True)
+    return [_prototypical(x, y, rows, row_labels, temperature) for x, y in pairs]
+
+
+def _prototypical(feature, label, rows, row_labels, temperature):
+    """The loss of one sample, None without a row of its class."""
+    present = row_labels.unique()
+    target = torch.nonzero(present == label)[:, 0]
+    if len(target) == 0:
+        return None
+    means = torch.stack([rows[row_labels == c].mean(dim=0) for c in present])
+    return F.cross_entropy(-(feature - means).pow(2).sum(dim=1) / temperature, target[0])
 
 
 def classifier_projector(weights, epsilon=1e-4):

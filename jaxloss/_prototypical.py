@@ -1,0 +1,380 @@
+"""Prototypical loss: every sample is compared with the means of the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Integer
+
+from jaxloss import _checks
+from jaxloss._batch import (
+    AxisName,
+    Reduction,
+    comparable,
+    gather,
+    labelled_rows,
+    nan_where_no_class,
+    reduce,
+    reference_rows,
+    sum_over,
+)
+from jaxloss._checks import Number
+from jaxloss._linear import exact_product, widen
+
+
+def prototypical_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    num_classes: int | None = None,
+    temperature: Number = 1.0,
+    references: Float[Array, "m d"] | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Prototypical loss (Proto): softmax over the distances to the class means.
+
+    .. math:: \ell_i = -\log \frac{e^{-\|x_i - μ_{y_i∖i}\|^2 / T}}
+       {\sum_c e^{-\|x_i - μ_{c∖i}\|^2 / T}},
+       \quad μ_{c∖i} = \underset{j≠i,\, y_j = c}{\mathrm{mean}} x_j
+
+    With `references` (a support set), the means are those of the references, and no sample is left
+    out. The loss visits the classes tile by tile, as many tiles as the batch needs. There is no
+    forward mode: `jax.jvp` of the loss raises an error. `jax.jvp` and `jax.grad` of its gradient
+    work.
+
+    Args:
+      features: `[n, d]`. As for `nca_loss`, a temperature of about d keeps the exponentials in a
+        useful range.
+      labels: `[n]`, class indices. They have no upper limit without `num_classes`.
+      num_classes: C. If None, the loss sorts the labels to find the classes. Devices then exchange
+        their labels. In both cases they exchange sums over classes, and no features.
+      temperature: T > 0.
+      references, reference_labels, reference_where: The keywords of pairwise losses in `jaxloss`.
+        A reference label of C or more makes all losses NaN.
+      block_size: The number of classes in a tile. Memory grows with n·block_size. Value and
+        gradient do not depend on it. All tiles after the first are computed twice. The default is
+        64, or 512 with `num_classes`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without another sample or a reference of its class, on any device, does not count. A class
+        without a sample or a reference is not a candidate.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `temperature`, `num_classes` or `block_size` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
+      >>> labels = jnp.array([0, 0, 1, 1])
+      >>> print(f"{jaxloss.prototypical_loss(features, labels, num_classes=2):.4f}")
+      0.2415
+      >>> print(f"{jaxloss.prototypical_loss(features, labels):.4f}")
+      0.2415
+      >>> support = {"references": features, "reference_labels": labels}
+      >>> print(f"{jaxloss.prototypical_loss(jnp.zeros((1, 2)), jnp.array([0]), **support):.4f}")
+      0.1269
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (i).
+      Snell et al., Prototypical Networks for Few-shot Learning, NeurIPS 2017.
+    """
+    temperature = _checks.in_range("temperature", temperature, above=0)
+    for name, count in (("num_classes", num_classes), ("block_size", block_size)):
+        if count is not None:
+            _checks.positive_count(name, count)
+    features, labels, valid = labelled_rows("features", features, labels, where)
+    support = reference_rows(references, reference_labels, reference_where, features)
+    rows, row_labels, row_valid = (features, labels, valid) if support is None else support
+    anchors, rows = widen(features, rows)
+    if support is not None and num_classes is not None:
+        in_range = nan_where_no_class(jnp.ones_like(rows[:, 0]), row_labels, row_valid, num_classes)
+        rows = rows * in_range[:, None]
+
+    # Distances stay the same around the mean, and are rounded less far from zero.
+    number = sum_over(jnp.sum(row_valid.astype(rows.dtype)), axis_name)
+    center = sum_over(jnp.sum(rows, axis=0), axis_name) / jnp.maximum(number, 1)
+    center = lax.stop_gradient(center)[None, :]
+    scale = lax.rsqrt(jnp.asarray(temperature, rows.dtype))
+    tiles, keys = _tiles(
+        *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name
+    )
+    references = None if support is None else (rows - center) * scale
+    terms: Any = _class_terms(tiles, _Rows((anchors - center) * scale, references), keys)
+
+    least, own = 1, terms.own
+    if support is None:  # Without the anchor, the mean of its class is further away.
+        least, own = 2, own * (terms.own_size / jnp.maximum(terms.own_size - 1, 1)) ** 2
+    has_rival = terms.num_rivals > 0
+    log_odds = jnp.where(has_rival, terms.rivals - own, 0)
+    values = jnp.where(has_rival, jax.nn.softplus(log_odds), 0)
+    defined = valid & (terms.own_size >= least)
+    if num_classes is not None:
+        values = nan_where_no_class(values, labels, valid, num_classes)
+        defined = defined | (valid & (labels >= num_classes))
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+# Classes in tiles ----
+
+
+class _Tiles(NamedTuple):
+    """How the classes are split, known when a function is traced."""
+
+    size: int
+    """The number of classes in a tile."""
+    limit: int
+    """The largest number of tiles."""
+    axis_name: AxisName | None
+    """The axis over which the rows are split."""
+
+
+class _Rows(NamedTuple):
+    """The samples that are compared with class means, and those of the means."""
+
+    anchors: Float[Array, "n d"]
+    references: Float[Array, "m d"] | None
+    """None if the anchors are the references."""
+
+
+class _Keys(NamedTuple):
+    """The classes of the rows, and of the global batch."""
+
+    anchors: Integer[Array, " n"]
+    references: Integer[Array, " m"]
+    valid: Bool[Array, " m"]
+    """The references that are not padding."""
+    classes: Integer[Array, " k"]
+    """The classes to compare with, padded to whole tiles."""
+    num_classes: Int32[Array, ""]
+
+
+class _Tile(NamedTuple):
+    """A few classes, and their logits `−‖x_i − μ_c‖²`."""
+
+    member: Float[Array, "m b"]
+    """1 where a reference is of a class."""
+    sizes: Float[Array, " b"]
+    means: Float[Array, "b d"]
+    is_own: Bool[Array, "n b"]
+    is_rival: Bool[Array, "n b"]
+    logits: Float[Array, "n b"]
+
+
+def _tiles(
+    labels: Integer[Array, " n"],
+    reference_labels: Integer[Array, " m"],
+    valid: Bool[Array, " m"],
+    num_classes: int | None,
+    block_size: int | None,
+    axis_name: AxisName | None,
+) -> tuple[_Tiles, _Keys]:
+    if num_classes is None:
+        all_labels, all_valid = gather(reference_labels, axis_name), gather(valid, axis_name)
+        classes, count = _distinct(all_labels, all_valid)
+        default = 64  # A batch of fewer classes takes as long.
+    else:
+        classes, count = jnp.arange(num_classes, dtype=labels.dtype), jnp.int32(num_classes)
+        default = 512
+    most = max(classes.shape[0], 1)
+    size = min(default if block_size is None else block_size, most)
+    limit = -(-most // size)
+    classes = jnp.pad(classes, (0, size * limit - classes.shape[0]))
+    keys = _Keys(labels, reference_labels, valid, classes, count)
+    return _Tiles(size, limit, axis_name), keys
+
+
+def _distinct(
+    labels: Integer[Array, " m"], valid: Bool[Array, " m"]
+) -> tuple[Integer[Array, " m"], Int32[Array, ""]]:
+    """Returns the classes of the valid rows in ascending order, padded, and their number."""
+    largest = jnp.max(labels, where=valid, initial=0)
+    ordered = jnp.sort(jnp.where(valid, labels, largest))
+    repeated = (ordered == jnp.roll(ordered, 1)) & (jnp.arange(ordered.shape[0]) > 0)
+    classes = jnp.sort(jnp.where(repeated, largest, ordered))
+    return classes, jnp.sum(~repeated, dtype=jnp.int32)
+
+
+def _tile(
+    tiles: _Tiles,
+    position: int | Int32[Array, ""],
+    rows: _Rows,
+    squares: Float[Array, " n"],
+    keys: _Keys,
+) -> _Tile:
+    """Returns the tile at a position. `squares` are the squared norms of the anchors."""
+    first = position * tiles.size
+    classes = lax.dynamic_slice_in_dim(keys.classes, first, tiles.size)
+    references = rows.anchors if rows.references is None else rows.references
+    member = (keys.references[:, None] == classes[None, :]) & keys.valid[:, None]
+    member = member.astype(references.dtype)
+    sizes = sum_over(jnp.sum(member, axis=0), tiles.axis_name)
+    sums = sum_over(exact_product(member.T, references), tiles.axis_name)
+    means = sums / jnp.maximum(sizes, 1)[:, None]
+    is_padding = first + jnp.arange(tiles.size, dtype=jnp.int32) >= keys.num_classes
+    present = ((sizes > 0) & ~is_padding)[None, :]
+    is_own = keys.anchors[:, None] == classes[None, :]
+    products = exact_product(rows.anchors, means.T)
+    squared = squares[:, None] + jnp.sum(means * means, axis=1)[None, :] - 2 * products
+    # Clamp the value only: a clamped gradient has wrong second derivatives.
+    squared = squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)
+    return _Tile(member, sizes, means, is_own & present, ~is_own & present, -squared)
+
+
+def _fold(
+    step: Callable[[_Tile, Any, Any], Any],
+    tiles: _Tiles,
+    state: Any,
+    rows: _Rows,
+    keys: _Keys,
+    shared: Any,
+) -> Any:
+    """Returns the state after `state = step(tile, state, shared)` for every tile with classes."""
+    operands = (rows, jnp.sum(rows.anchors * rows.anchors, axis=1), keys)
+    # Outside the loop, the compiler shares the first tile between the loss and its gradient.
+    state = step(_tile(tiles, 0, *operands), state, shared)
+    return state if tiles.limit == 1 else _loop(step, tiles, state, operands, shared)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _loop(
+    step: Callable[[_Tile, Any, Any], Any], tiles: _Tiles, state: Any, operands: Any, shared: Any
+) -> Any:
+    """Visits the tiles after the first. Their number is known at run time only."""
+    *_, keys = operands
+    return lax.fori_loop(
+        1,
+        -(-keys.num_classes // tiles.size),
+        lambda position, state: step(_tile(tiles, position, *operands), state, shared),
+        state,
+    )
+
+
+@_loop.defjvp
+def _loop_jvp(
+    step: Callable[[_Tile, Any, Any], Any], tiles: _Tiles, primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    """Visits as many tiles as there may be: a loop of a fixed length has a reverse mode."""
+
+    def loop(state: Any, operands: Any, shared: Any) -> Any:
+        *_, keys = operands
+
+        def visit(state: Any, position: Int32[Array, ""]) -> tuple[Any, None]:
+            used = position * tiles.size < keys.num_classes
+
+            def visit_used(state: Any) -> Any:
+                return step(_tile(tiles, position, *operands), state, shared)
+
+            return lax.cond(used, visit_used, lambda state: state, state), None
+
+        return lax.scan(visit, state, jnp.arange(1, tiles.limit, dtype=jnp.int32))[0]
+
+    return jax.jvp(loop, primals, tangents)
+
+
+# Own class and rivals ----
+
+
+class _Terms(NamedTuple):
+    """What the loss of an anchor is made of."""
+
+    own: Float[Array, " n"]
+    """The logit of its class, 0 if this class is absent."""
+    own_size: Float[Array, " n"]
+    """The number of references in its class."""
+    rivals: Float[Array, " n"]
+    """The log-sum-exp of the logits of the other classes, 0 without any."""
+    num_rivals: Float[Array, " n"]
+
+
+class _Sums(NamedTuple):
+    """Sums over the tiles so far, for each anchor."""
+
+    peak: Float[Array, " n"]
+    """The largest logit of a rival."""
+    total: Float[Array, " n"]
+    """The sum over rivals of the exponentials, relative to the peak."""
+    own: Float[Array, " n"]
+    own_size: Float[Array, " n"]
+    num_rivals: Float[Array, " n"]
+
+
+class _Gradients(NamedTuple):
+    """Sums over the tiles so far."""
+
+    anchors: Float[Array, "n d"]
+    references: Float[Array, "m d"] | None
+    weights: Float[Array, " n"]
+    """The derivatives by the logits of an anchor, summed over the classes."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _class_terms(tiles: _Tiles, rows: _Rows, keys: _Keys) -> _Terms:
+    return _forward(tiles, rows, keys)[0]
+
+
+def _forward(tiles: _Tiles, rows: _Rows, keys: _Keys) -> tuple[_Terms, Any]:
+    zero = jnp.zeros_like(rows.anchors[:, 0])
+    sums = _fold(_add_tile, tiles, _Sums(zero - jnp.inf, zero, zero, zero, zero), rows, keys, ())
+    peak = jnp.where(sums.peak > -jnp.inf, sums.peak, 0)
+    rivals = jnp.log(jnp.where(sums.num_rivals > 0, sums.total, 1)) + peak
+    return _Terms(sums.own, sums.own_size, rivals, sums.num_rivals), (rows, keys, rivals)
+
+
+def _add_tile(tile: _Tile, sums: _Sums, _: tuple[()]) -> _Sums:
+    peak = jnp.max(tile.logits, axis=1, where=tile.is_rival, initial=-jnp.inf)
+    peak = lax.stop_gradient(jnp.maximum(sums.peak, peak))
+    shift = jnp.where(peak > -jnp.inf, peak, 0)
+    shifted = jnp.where(tile.is_rival, tile.logits - shift[:, None], -jnp.inf)
+    return _Sums(
+        peak=peak,
+        total=sums.total * jnp.exp(sums.peak - shift) + jnp.sum(jnp.exp(shifted), axis=1),
+        own=sums.own + jnp.sum(jnp.where(tile.is_own, tile.logits, 0), axis=1),
+        own_size=sums.own_size + jnp.sum(jnp.where(tile.is_own, tile.sizes[None, :], 0), axis=1),
+        num_rivals=sums.num_rivals + jnp.sum(tile.is_rival.astype(shift.dtype), axis=1),
+    )
+
+
+def _backward(tiles: _Tiles, residuals: Any, cotangents: _Terms) -> tuple[_Rows, None]:
+    rows, keys, rivals = residuals
+    zeros = _Gradients(*jax.tree.map(jnp.zeros_like, rows), weights=jnp.zeros_like(rivals))
+    shared = (rows.anchors, rivals, cotangents.own, cotangents.rivals)
+    sums = _fold(partial(_add_gradients, tiles.axis_name), tiles, zeros, rows, keys, shared)
+    return _Rows(sums.anchors - 2 * sums.weights[:, None] * rows.anchors, sums.references), None
+
+
+def _add_gradients(
+    axis_name: AxisName | None, tile: _Tile, sums: _Gradients, shared: tuple[Array, ...]
+) -> _Gradients:
+    """With `D` the derivatives by the logits: `2 D μ` for the anchors, `2 (Dᵀ x − Σ D μ)` for μ."""
+    anchors, rivals, d_own, d_rivals = shared
+    log_softmax = jnp.where(tile.is_rival, tile.logits - rivals[:, None], -jnp.inf)
+    d_logits = d_rivals[:, None] * jnp.exp(log_softmax)
+    d_logits = d_logits + jnp.where(tile.is_own, d_own[:, None], 0)
+    d_means = exact_product(d_logits.T, anchors) - jnp.sum(d_logits, axis=0)[:, None] * tile.means
+    d_sums = 2 * sum_over(d_means, axis_name) / jnp.maximum(tile.sizes, 1)[:, None]
+    weights = sums.weights + jnp.sum(d_logits, axis=1)
+    if sums.references is None:  # One product for both roles of the anchors.
+        left, right = [2 * d_logits, tile.member], [tile.means, d_sums]
+        product = exact_product(jnp.concatenate(left, axis=1), jnp.concatenate(right))
+        return _Gradients(sums.anchors + product, None, weights)
+    return _Gradients(
+        anchors=sums.anchors + 2 * exact_product(d_logits, tile.means),
+        references=sums.references + exact_product(tile.member, d_sums),
+        weights=weights,
+    )
+
+
+_class_terms.defvjp(_forward, _backward)

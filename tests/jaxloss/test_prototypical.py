@@ -1,0 +1,389 @@
+"""Properties of the prototypical loss that the contract does not cover."""
+
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.harness import QUICK, array_shapes, raises
+from tests.jaxloss.loss_table import make_features, make_labels, towers
+
+loss: Any = jaxloss.prototypical_loss
+proto: Any = jax.jit(loss, static_argnames=("num_classes", "block_size", "reduction"))
+
+
+def few_shot(rng, n=9, m=7, dim=5):
+    """Queries and a support set: arrays of anchors and of references, all classes different."""
+    queries, support = rng.normal(size=(n, dim)), rng.normal(0.3, 1.2, (m, dim))
+    return queries, rng.integers(0, 4, n), support, np.resize([2, 0, 3, 2, 5, 0, 2], m)
+
+
+# Classes ----
+
+
+def test_with_and_without_num_classes():
+    """The candidates are the classes of the batch either way, for any class indices."""
+    rng = np.random.default_rng(52)
+    features = make_features(rng, 14, np.float64)
+    labels = rng.choice(np.array([-1, 2, 5, 6, 40], np.int32), 14)
+    where = rng.random(14) < 0.8
+    with jax.enable_x64(True):
+        y, w = jnp.asarray(labels), jnp.asarray(where)
+        run = jax.jit(
+            jax.value_and_grad(lambda x, **options: loss(x, y, where=w, **options)),
+            static_argnames=("num_classes", "block_size"),
+        )
+        results = [
+            jax.tree.map(np.asarray, run(jnp.asarray(features), **options))
+            for options in (
+                {},
+                {"num_classes": 41},
+                {"num_classes": 100},
+                {"block_size": 2},
+                {"num_classes": 41, "block_size": 7},
+            )
+        ]
+    expected = references.prototypical_loss(features, labels, where=where)
+    np.testing.assert_allclose(results[0][0], expected, rtol=1e-10)
+    for other in results[1:]:
+        chex.assert_trees_all_close(other, results[0], rtol=1e-10, atol=1e-13)
+
+
+def test_as_many_tiles_as_the_batch_has_classes():
+    """One compiled function, for batches of one class up to a class per pair of samples."""
+    rng = np.random.default_rng(56)
+    features = make_features(rng, 24, np.float64)
+    with jax.enable_x64(True):
+        run: Any = jax.jit(jax.value_and_grad(partial(loss, block_size=4)))
+        whole = jax.jit(jax.value_and_grad(partial(loss, num_classes=24)))
+        for count in (1, 3, 4, 5, 8, 12, 24):
+            labels = jnp.asarray(rng.permutation(np.arange(24) % count))
+            got, expected = (f(jnp.asarray(features), labels) for f in (run, whole))
+            chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-13)
+            expected = references.prototypical_loss(features, np.asarray(labels))
+            np.testing.assert_allclose(got[0], expected, rtol=1e-10)
+    assert run._cache_size() == 1
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 64])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint8], ids=str)
+def test_labels_of_any_size(block_size, dtype):
+    """Padding looks like no class, not even the first or the largest one of the dtype."""
+    rng = np.random.default_rng(57)
+    features = jnp.asarray(make_features(rng, 12, np.float32))
+    kinds = np.array([0, 7, np.iinfo(dtype).max - 1, np.iinfo(dtype).max], dtype)
+    index = make_labels(rng, 12)
+    where = jnp.asarray(np.arange(12) % 5 != 1)
+    got = proto(features, jnp.asarray(kinds[index]), where=where, block_size=block_size)
+    expected = proto(features, jnp.asarray(index), where=where, num_classes=4)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_absent_classes_are_no_candidates():
+    """One class lies around zero, where the mean of an absent class would be."""
+    features = jnp.array([[0.1, 0.0], [-0.1, 0.0], [3.0, 0.1], [3.0, -0.1]])
+    labels = jnp.array([1, 1, 3, 3])
+    got = proto(features, labels, num_classes=50)
+    np.testing.assert_allclose(got, proto(features, labels), rtol=1e-6)
+    np.testing.assert_allclose(
+        got, references.prototypical_loss(np.asarray(features), np.asarray(labels)), rtol=1e-4
+    )
+
+
+def test_num_classes_must_be_an_integer():
+    with raises(TypeError, match="num_classes"):
+        proto(jnp.zeros((3, 2)), jnp.zeros(3, int), num_classes=2.5)
+
+
+# Memory ----
+
+
+@pytest.mark.parametrize("options", [{}, {"num_classes": 32}, {"block_size": 8}], ids=str)
+def test_no_array_of_samples_by_samples(options):
+    n, dim = 256, 16
+    rng = np.random.default_rng(50)
+    features = jnp.asarray(make_features(rng, n, np.float32, dim))
+    labels = jnp.asarray(rng.integers(0, 32, n))
+    shapes = array_shapes(jax.value_and_grad(partial(loss, **options)), features, labels)
+    assert (n, dim) in shapes
+    # Two coefficients for each sample and class of a tile.
+    assert max(int(np.prod(shape)) for shape in shapes) <= n * 128
+
+
+def test_tiles_bound_the_memory():
+    """For 16,384 samples of 10,000 classes, all logits would be 625 MiB."""
+    features = jax.ShapeDtypeStruct((16384, 32), jnp.float32)
+    labels = jax.ShapeDtypeStruct((16384,), jnp.int32)
+    for options in ({}, {"num_classes": 10_000, "block_size": 64}):
+        run = jax.jit(jax.value_and_grad(partial(loss, **options)))
+        memory = run.lower(features, labels).compile().memory_analysis()
+        assert memory is not None
+        assert memory.temp_size_in_bytes < 64 * 2**20
+
+
+# References ----
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_classes": 6}, {"block_size": 2}, {"num_classes": 6, "block_size": 4}],
+    ids=str,
+)
+def test_references(options):
+    """Class 1 has no reference, classes 2 and 5 are candidates, and one reference is masked."""
+    queries, labels, support, support_labels = few_shot(np.random.default_rng(60))
+    labels[:5] = [0, 1, 2, 3, -1]
+    keep = np.arange(7) != 5
+    support[5] = np.nan
+    with jax.enable_x64(True):
+        got = np.asarray(
+            proto(
+                jnp.asarray(queries),
+                jnp.asarray(labels),
+                references=jnp.asarray(support),
+                reference_labels=jnp.asarray(support_labels),
+                reference_where=jnp.asarray(keep),
+                temperature=1.7,
+                reduction="none",
+                **options,
+            )
+        )
+    expected = references.prototypical_loss(
+        queries,
+        labels,
+        references=support[keep],
+        reference_labels=support_labels[keep],
+        temperature=1.7,
+        reduction="none",
+    )
+    assert got[1] == got[4] == 0
+    np.testing.assert_allclose(got, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_classes": 6}, {"block_size": 2}], ids=str)
+def test_gradients_reach_anchors_and_references(options):
+    """Both gradients equal those of PyTorch's autograd."""
+    torch = pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
+    queries, labels, support, support_labels = few_shot(np.random.default_rng(61))
+    with jax.enable_x64(True):
+        gradient = jax.jit(
+            jax.grad(
+                lambda x, r, t: loss(
+                    x,
+                    jnp.asarray(labels),
+                    references=r,
+                    reference_labels=jnp.asarray(support_labels),
+                    temperature=t,
+                    **options,
+                ),
+                argnums=(0, 1, 2),
+            )
+        )
+        got = gradient(jnp.asarray(queries), jnp.asarray(support), jnp.float64(1.7))
+    leaves = [torch.tensor(a, requires_grad=True) for a in (queries, support, np.float64(1.7))]
+    value = torch_references.prototypical_loss(
+        leaves[0],
+        torch.tensor(labels),
+        references=leaves[1],
+        reference_labels=torch.tensor(support_labels),
+        temperature=leaves[2],
+    )
+    value.backward()
+    for a, leaf in zip(got, leaves, strict=True):
+        assert np.abs(a).max() > 1e-3
+        np.testing.assert_allclose(a, leaf.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_batch_as_references_leaves_nothing_out():
+    """A sample that is its own reference is closer to the mean of its class."""
+    rng = np.random.default_rng(62)
+    features, labels = jnp.asarray(make_features(rng, 12, np.float32)), make_labels(rng, 12)
+    labels = jnp.asarray(labels)
+    own = proto(features, labels, reduction="none")
+    given = proto(features, labels, references=features, reference_labels=labels, reduction="none")
+    counted = own > 0
+    assert counted.sum() == 11
+    assert (given[counted] < own[counted]).all()
+    assert given[~counted] > 0  # It is alone in its class, but now a reference.
+
+
+def test_references_of_another_dtype():
+    queries, labels, support, support_labels = few_shot(np.random.default_rng(63))
+    with jax.enable_x64(True):
+        expected = proto(
+            jnp.asarray(queries, np.float32),
+            jnp.asarray(labels, np.int32),
+            references=jnp.asarray(support, jnp.bfloat16).astype(np.float32),
+            reference_labels=jnp.asarray(support_labels, np.int32),
+        )
+        for label_dtype in (np.uint8, np.int64, np.uint32):
+            got = proto(
+                jnp.asarray(queries, np.float32),
+                jnp.asarray(labels, np.int32),
+                references=jnp.asarray(support, jnp.bfloat16),
+                reference_labels=jnp.asarray(support_labels, label_dtype),
+            )
+            assert got.dtype == np.float32
+            np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [None, 3])
+def test_no_references_at_all(num_classes):
+    """No sample counts, as for a queue that is still empty."""
+    run = jax.value_and_grad(
+        lambda x: loss(
+            x,
+            jnp.array([0, 1]),
+            references=jnp.zeros((0, 2)),
+            reference_labels=jnp.zeros(0, int),
+            num_classes=num_classes,
+        )
+    )
+    value, gradient = run(jnp.ones((2, 2)))
+    assert value == 0
+    assert not gradient.any()
+
+
+def test_label_of_a_reference_out_of_range_is_nan():
+    queries, labels, support, support_labels = few_shot(np.random.default_rng(64))
+    run = partial(
+        proto,
+        jnp.asarray(queries),
+        jnp.asarray(labels),
+        references=jnp.asarray(support),
+        reference_labels=jnp.asarray(support_labels),
+        reduction="none",
+    )
+    assert np.isfinite(run(num_classes=6)).all()
+    assert np.isnan(run(num_classes=5)[labels == 0]).all()
+    # A masked one is in range.
+    assert np.isfinite(run(num_classes=5, reference_where=jnp.asarray(support_labels < 5))).all()
+
+
+def test_references_without_labels():
+    queries, labels, support, _ = few_shot(np.random.default_rng(65))
+    with raises(ValueError, match="`references` and `reference_labels`"):
+        proto(jnp.asarray(queries), jnp.asarray(labels), references=jnp.asarray(support))
+
+
+# Derivatives ----
+
+TILED = [
+    pytest.param(loss, {}, id="one_tile"),
+    pytest.param(loss, {"block_size": 1}, id="tiles"),
+    pytest.param(loss, {"num_classes": 4, "block_size": 3}, id="num_classes"),
+    pytest.param(towers(loss), {"block_size": 1}, id="references"),
+    pytest.param(towers(loss), {}, id="references_one_tile"),
+]
+
+
+@pytest.mark.parametrize(("function", "options"), TILED)
+def test_second_derivatives(function, options):
+    """Reverse-over-reverse and forward-over-reverse equal finite differences of the gradient.
+
+    A second derivative visits all tiles that there may be, and skips those without classes.
+    """
+    rng = np.random.default_rng(66)
+    features, labels = make_features(rng, 10, np.float64, 3), make_labels(rng, 10)
+    where = jnp.asarray(np.arange(10) != 4)
+    direction = rng.normal(size=features.shape)
+    with jax.enable_x64(True):
+        gradient = jax.jit(
+            jax.grad(lambda x: function(x, jnp.asarray(labels), where=where, **options))
+        )
+        x, v = jnp.asarray(features), jnp.asarray(direction)
+        forward = jax.jit(lambda x: jax.jvp(gradient, (x,), (v,))[1], compiler_options=QUICK)(x)
+        reverse = jax.jit(jax.grad(lambda x: jnp.sum(gradient(x) * v)), compiler_options=QUICK)(x)
+        expected = (gradient(x + 1e-5 * v) - gradient(x - 1e-5 * v)) / 2e-5
+        np.testing.assert_allclose(forward, expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(reverse, forward, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(("function", "options"), TILED)
+def test_vmap_over_batches_of_different_numbers_of_classes(function, options):
+    rng = np.random.default_rng(67)
+    features = jnp.asarray(rng.normal(size=(4, 8, 3)), np.float32)
+    labels = jnp.asarray([np.arange(8) % count for count in (1, 2, 4, 3)])
+
+    def run(x, y):
+        return jax.value_and_grad(jax.checkpoint(partial(function, **options)))(x, y)
+
+    got = jax.jit(jax.vmap(run), compiler_options=QUICK)(features, labels)
+    expected = [jax.jit(run)(x, y) for x, y in zip(features, labels, strict=True)]
+    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected)
+    chex.assert_trees_all_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_there_is_no_forward_mode():
+    x = jnp.ones((3, 2))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda x: loss(x, jnp.array([0, 0, 1])), (x,), (x,))
+
+
+# Devices ----
+
+
+def sharded(function, in_specs, out_specs, **options):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("options", [{}, {"block_size": 2}, {"num_classes": 6}], ids=str)
+def test_references_of_other_devices(options, check_vma):
+    """Other numbers of anchors and of references, and a device without valid references."""
+    rows, spec = PartitionSpec("batch"), PartitionSpec()
+    queries, labels, support, support_labels = few_shot(np.random.default_rng(68), n=12, m=8)
+    keep = np.array([1, 1, 0, 0, 1, 1, 0, 1], bool)
+
+    def step(kernel, x, y, r, s, w, axis_name=None):
+        def mean(kernel):
+            given = {"references": jnp.tanh(r @ kernel), "reference_labels": s}
+            return loss(x @ kernel, y, **given, reference_where=w, axis_name=axis_name, **options)
+
+        value, gradient = jax.value_and_grad(mean)(kernel)
+        return value, gradient if axis_name is None else jax.lax.pmean(gradient, axis_name)
+
+    with jax.enable_x64(True):
+        kernel = jnp.asarray(np.random.default_rng(69).normal(size=(5, 4)))
+        arrays = [jnp.asarray(a) for a in (queries, labels, support, support_labels, keep)]
+        expected = jax.jit(step)(kernel, *arrays)
+        run = sharded(
+            partial(step, axis_name="batch"),
+            (spec, *[rows] * 5),
+            (spec, spec),
+            check_vma=check_vma,
+        )
+        got = jax.jit(run, compiler_options=QUICK)(kernel, *arrays)
+        chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_classes": 4}], ids=str)
+def test_features_are_not_gathered(options):
+    """Devices exchange labels, and sums over the classes of a tile."""
+    run = sharded(
+        jax.value_and_grad(partial(loss, axis_name="batch", **options)),
+        (PartitionSpec("batch"), PartitionSpec("batch")),
+        (PartitionSpec(), PartitionSpec("batch")),
+    )
+    gathered = set()
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            if "gather" in equation.primitive.name and "all" in equation.primitive.name:
+                gathered.add(equation.invars[0].aval.ndim)
+            for inner in jaxprs_in_params(equation.params):
+                visit(inner)
+
+    visit(jax.make_jaxpr(run)(jnp.ones((8, 3)), jnp.zeros(8, int)).jaxpr)
+    assert gathered == (set() if options else {1})
