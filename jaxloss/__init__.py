@@ -25,8 +25,8 @@ Pairwise losses compare each sample, the anchor, with references:
     batch. With `axis_name`, they are split over the devices like the batch.
   reference_labels: integers `[m]`. A negative label means "ignore this reference".
   reference_where: bool `[m]`. False marks padding.
-  block_size: the number of rows in a tile of pairs. Memory grows with its square instead of n·m.
-    Value and gradient do not depend on it. By default it suits the shapes and the backend.
+  block_size: how many rows, or classes, are compared at a time. It limits the memory. Value and
+    gradient do not depend on it. By default it suits the shapes and the backend.
 
 Labels:
   Class indices are integers `[n]`. A negative label means "ignore this sample", as padding does.

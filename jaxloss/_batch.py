@@ -55,8 +55,8 @@ def reference_rows(
     """Checks the references of a pairwise loss, which are rows like `features`.
 
     Returns:
-      The rows with zeros in the invalid ones, the labels, and the mask of the valid references.
-      None if there are no references, so that the batch is its own reference.
+      The rows as they are, the labels, and the mask of the valid references. None if there are no
+      references, so that the batch is its own reference.
     """
     if references is None or reference_labels is None:
         given = (references, reference_labels, reference_where)
@@ -73,8 +73,7 @@ def reference_rows(
         reference_labels, "references", rows, name="reference_labels", shape="m"
     )
     where = _checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
-    valid = valid_rows(labels, where)
-    return zero_invalid(rows, valid), labels, valid
+    return rows, labels, valid_rows(labels, where)
 
 
 def comparable(

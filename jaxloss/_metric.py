@@ -1,4 +1,4 @@
-"""Metric losses on features: every sample is compared with the others of its batch."""
+"""Metric losses on pairs: every sample is compared with the others, or with references."""
 
 from __future__ import annotations
 

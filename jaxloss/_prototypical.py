@@ -22,6 +22,7 @@ from jaxloss._batch import (
     reduce,
     reference_rows,
     sum_over,
+    zero_invalid,
 )
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, widen
@@ -98,7 +99,7 @@ def prototypical_loss(
     features, labels, valid = labelled_rows("features", features, labels, where)
     support = reference_rows(references, reference_labels, reference_where, features)
     rows, row_labels, row_valid = (features, labels, valid) if support is None else support
-    anchors, rows = widen(features, rows)
+    anchors, rows = widen(features, zero_invalid(rows, row_valid))
     if support is not None and num_classes is not None:
         in_range = nan_where_no_class(jnp.ones_like(rows[:, 0]), row_labels, row_valid, num_classes)
         rows = rows * in_range[:, None]
