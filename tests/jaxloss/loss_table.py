@@ -11,7 +11,6 @@ from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,11 +22,6 @@ CLASSES = 4
 DIM = 7
 ASSIGNMENT = np.array([4, 1, 5, 0], np.int32)
 LENGTHS = np.array([0.5, 1.25, 2.0, 0.75])
-REFERENCES = {
-    # Multiples of 1/8, which no dtype rounds.
-    "references": np.round(np.random.default_rng(1).normal(0, 5, (8, DIM))).astype(np.float32) / 8,
-    "reference_labels": np.array([1, 0, 2, -1, 0, 0, 3, 1], np.int32),
-}
 
 
 def from_torch(name: str, **options: Any) -> Callable[..., Any]:
@@ -365,23 +359,19 @@ VARIANTS = (
         bounds_labels=False,
         needs_positives=True,
     ),
-    # On several devices, each has all of these references. NCA does not change if every reference
-    # is there several times.
     *(
         LossRow(
             name=name,
-            function=jaxloss.nca_loss,
+            function=towers(jaxloss.nca_loss),
             kind="features",
             make_inputs=features_and_labels,
-            reference=partial(references.nca_loss, **REFERENCES),
-            torch_reference=from_torch("nca_loss", **REFERENCES),
+            reference=partial(references.towers_nca_loss, temperature=1.3),
+            torch_reference=from_torch("towers_nca_loss", temperature=1.3),
             differentiable=(0,),
-            kwargs=MappingProxyType(
-                {**jax.tree.map(jnp.asarray, REFERENCES), "block_size": block_size}
-            ),
+            kwargs=MappingProxyType({"temperature": 1.3, **tiles}),
             bounds_labels=False,
         )
-        for name, block_size in (("nca_references", None), ("nca_references_in_tiles", 3))
+        for name, tiles in (("nca_references", {}), ("nca_references_in_tiles", {"block_size": 3}))
     ),
     # Tiles of one class, and tiles that do not divide the classes.
     *(

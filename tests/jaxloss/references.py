@@ -135,28 +135,25 @@ def cosine_logits(features, weights):
 # Metric losses ----
 
 
-@over_rows
-def nca_loss(features, labels, *, temperature=1.0, references=None, reference_labels=()):
-    if references is None:
-        compared = list(zip(range(len(labels)), features, labels, strict=True))
-    else:
-        compared = [
-            (None, row, label)
-            for row, label in zip(references, reference_labels, strict=True)
-            if label >= 0
-        ]
+def nca_values(features, labels, *, references=None, reference_labels=None, temperature=1.0):
+    """The losses of valid rows, with valid references."""
+    own = references is None
+    rows, row_labels = (features, labels) if own else (references, reference_labels)
     losses = []
     for i in range(len(labels)):
         same, everyone = [], []
-        for j, row, label in compared:
-            if j == i:
+        for j in range(len(rows)):
+            if own and j == i:
                 continue
-            score = -squared_distance(features[i], row) / temperature
+            score = -squared_distance(features[i], rows[j]) / temperature
             everyone.append(score)
-            if label == labels[i]:
+            if row_labels[j] == labels[i]:
                 same.append(score)
         losses.append(log_sum_exp(everyone) - log_sum_exp(same) if same else None)
     return losses
+
+
+nca_loss = over_rows(nca_values)
 
 
 def prototypical_values(
@@ -188,16 +185,21 @@ def prototypical_values(
 prototypical_loss = over_rows(prototypical_values)
 
 
-@over_rows
-def towers_prototypical_loss(features, labels, **options):
+def over_towers(values):
     """The references are those of `loss_table.towers`, without the masked rows."""
-    return prototypical_values(
-        features,
-        labels,
-        references=-0.5 * features,
-        reference_labels=np.where(labels > 0, labels - 1, labels),
-        **options,
-    )
+
+    @over_rows
+    def loss(features, labels, **options):
+        shifted = np.where(labels > 0, labels - 1, labels)
+        return values(
+            features, labels, references=-0.5 * features, reference_labels=shifted, **options
+        )
+
+    return loss
+
+
+towers_nca_loss = over_towers(nca_values)
+towers_prototypical_loss = over_towers(prototypical_values)
 
 
 # Subspaces ----

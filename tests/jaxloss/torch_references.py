@@ -74,17 +74,24 @@ def cosine_logits(features, weights):
 
 
 @over_rows
-def nca_loss(features, labels, *, temperature=1.0, references=None, reference_labels=None):
-    others, other_labels = features, labels
-    if references is not None:
-        known = torch.as_tensor(reference_labels) >= 0
-        others = torch.as_tensor(references).to(features)[known]
-        other_labels = torch.as_tensor(reference_labels)[known]
-    scores = -(features[:, None] - others[None]).pow(2).sum(dim=2) / temperature
+def nca_loss(features, labels, *, temperature=1.0):
+    return _nca(features, labels, features, labels, temperature, leave_out=True)
+
+
+@over_rows
+def towers_nca_loss(features, labels, *, temperature=1.0):
+    """The references are those of `loss_table.towers`, without the masked rows."""
+    shifted = torch.where(labels > 0, labels - 1, labels)
+    return _nca(features, labels, -0.5 * features, shifted, temperature, leave_out=False)
+
+
+def _nca(features, labels, rows, row_labels, temperature, *, leave_out):
+    scores = -(features[:, None] - rows[None]).pow(2).sum(dim=2) / temperature
     losses = []
     for i in range(len(labels)):
-        other = torch.arange(len(other_labels)) != (i if references is None else -1)
-        same = other & (other_labels == labels[i])
+        other = torch.ones(len(rows), dtype=torch.bool)
+        other[i] = not leave_out
+        same = other & (row_labels == labels[i])
         defined = bool(same.any())
         losses.append(
             scores[i, other].logsumexp(0) - scores[i, same].logsumexp(0) if defined else None
