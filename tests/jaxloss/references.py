@@ -135,7 +135,7 @@ def cosine_logits(features, weights):
 # Metric losses ----
 
 
-def nca_values(features, labels, *, references=None, reference_labels=None, temperature=1.0):
+def nca_values(features, labels, *, references=None, reference_labels=(), temperature=1.0):
     """The losses of valid rows, with valid references."""
     own = references is None
     rows, row_labels = (features, labels) if own else (references, reference_labels)
