@@ -46,6 +46,7 @@ Errors:
   docstrings list only further conditions, such as the range of a hyperparameter.
 """
 
+from jaxloss._classifier import classifier_loss
 from jaxloss._diagnostics import Discriminability, discriminability
 from jaxloss._grouping import (
     contiguous_groups,
@@ -95,6 +96,7 @@ __all__ = [
     "asymmetric_loss",
     "class_balanced_lengths",
     "class_wise_loss",
+    "classifier_loss",
     "contiguous_groups",
     "cosine_logits",
     "direct_sum_loss",

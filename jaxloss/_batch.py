@@ -206,5 +206,32 @@ def pass_on(rows: Any, axis_name: AxisName) -> Any:
 
 def own_positions(num_rows: int, axis_name: AxisName | None) -> Int32[Array, " n"]:
     """Returns the positions of this device's rows among the gathered ones."""
-    positions = jnp.arange(num_rows, dtype=jnp.int32)
-    return positions if axis_name is None else positions + lax.axis_index(axis_name) * num_rows
+    return jnp.arange(num_rows, dtype=jnp.int32) + first_position(num_rows, axis_name)
+
+
+def first_position(num_own: int, axis_name: AxisName | None) -> Int32[Array, ""] | int:
+    """Returns the position of this device's first of `num_own` rows or classes among all."""
+    return 0 if axis_name is None else lax.axis_index(axis_name) * num_own
+
+
+def axis_names(axis_name: AxisName | None) -> frozenset[Hashable]:
+    """Returns the names of the mapped axes."""
+    if axis_name is None:
+        return frozenset()
+    return frozenset(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+
+
+def vary_alike(arrays: Any) -> Any:
+    """Returns the arrays, each marked as varying over every axis that any of them varies over.
+
+    A custom gradient needs this under `check_vma=True`: it gives a cotangent that varies over all
+    of these axes for each array. The mark adds the cotangents up where the array does not vary.
+    """
+    axes = frozenset().union(*(_varying(array) for array in jax.tree.leaves(arrays)))
+    return jax.tree.map(
+        lambda array: lax.pcast(array, tuple(axes - _varying(array)), to="varying"), arrays
+    )
+
+
+def _varying(array: Array) -> frozenset[Hashable]:
+    return jax.typeof(array).manual_axis_type.varying

@@ -183,6 +183,30 @@ def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRo
     )
 
 
+def classifier_row(name: str, block_size: int | None = None, **options: Any) -> LossRow:
+    """A row of `classifier_loss`. Cosines take no bias, so their arguments are as of prototypes."""
+    cosine = options.get("similarity") == "cosine"
+    blocks = {} if block_size is None else {"block_size": block_size}
+    return LossRow(
+        name=name,
+        function=jaxloss.classifier_loss,
+        kind="prototypes" if cosine else "classifier",
+        make_inputs=prototype_inputs if cosine else classifier_inputs,
+        reference=partial(references.classifier_loss, **options),
+        torch_reference=from_torch("classifier_loss", **options),
+        differentiable=(0, 2) if cosine else (0, 2, 3),
+        kwargs=MappingProxyType({**blocks, **options}),
+        invalid=(
+            ("scale", 0.0),
+            ("scale", -1.0),
+            ("label_smoothing", -0.1),
+            ("label_smoothing", 1.0),
+            ("block_size", 0),
+            ("similarity", "l2"),
+        ),
+    )
+
+
 TEMPERATURES_OUT_OF_RANGE = tuple(
     (f"{sign}_temperature", value) for sign in ("positive", "negative") for value in (0.0, -1.0)
 )
@@ -322,6 +346,7 @@ LOSSES = (
         ),
     ),
     targets_row("warp", piecewise_linear=True),
+    classifier_row("classifier"),
 )
 
 VARIANTS = (
@@ -499,6 +524,22 @@ VARIANTS = (
         "asymmetric",
         name="asymmetric_unclipped",
         kwargs={"positive_focus": 1.5, "negative_focus": 0.5, "clip": 0.0},
+    ),
+    # In blocks of 3 of the 4 classes, the smaller block has one class.
+    classifier_row("classifier_in_blocks", block_size=3),
+    classifier_row(
+        "classifier_smoothed_in_blocks", block_size=1, margin=-0.3, scale=1.7, label_smoothing=0.2
+    ),
+    *(
+        classifier_row(
+            f"classifier_{name}",
+            block_size=block_size,
+            similarity="cosine",
+            margin=0.2,
+            scale=3.0,
+            label_smoothing=0.1,
+        )
+        for name, block_size in (("cosine", None), ("cosine_in_blocks", 3))
     ),
 )
 

@@ -132,6 +132,30 @@ def cosine_logits(features, weights):
     return logits
 
 
+@over_rows
+def classifier_loss(
+    features,
+    labels,
+    weights,
+    bias=None,
+    *,
+    similarity="inner",
+    margin=0.0,
+    scale=1.0,
+    label_smoothing=0.0,
+):
+    inner = similarity == "inner"
+    logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
+    losses = []
+    for z, y in zip(logits, labels, strict=True):
+        classes = len(z)
+        scaled = [scale * (z[c] - (margin if c == y else 0.0)) for c in range(classes)]
+        mean = sum(scaled) / classes
+        target = scaled[y] if y < classes else math.nan
+        losses.append(log_sum_exp(scaled) - (1 - label_smoothing) * target - label_smoothing * mean)
+    return losses
+
+
 # Metric losses ----
 
 

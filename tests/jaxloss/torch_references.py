@@ -74,6 +74,28 @@ def cosine_logits(features, weights):
 
 
 @over_rows
+def classifier_loss(
+    features,
+    labels,
+    weights,
+    bias=None,
+    *,
+    similarity="inner",
+    margin=0.0,
+    scale=1.0,
+    label_smoothing=0.0,
+):
+    if similarity == "inner":
+        logits = linear_logits(features, weights, bias)
+    else:
+        logits = cosine_logits(features, weights)
+    lowered = logits - margin * F.one_hot(labels, logits.shape[1]).to(logits)
+    return list(
+        F.cross_entropy(scale * lowered, labels, reduction="none", label_smoothing=label_smoothing)
+    )
+
+
+@over_rows
 def nca_loss(features, labels, *, temperature=1.0):
     return _nca(features, labels, features, labels, temperature, leave_out=True)
 

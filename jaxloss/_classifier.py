@@ -1,0 +1,340 @@
+"""Softmax cross-entropy of a classifier, with its classes visited block by block.
+
+Of each row three numbers are kept: the log-sum-exp over the other classes, the target's logit, and
+the sum of the logits. The gradient visits the blocks again and computes their logits anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Integer
+
+from jaxloss import _checks
+from jaxloss._batch import (
+    AxisName,
+    Reduction,
+    axis_names,
+    axis_size,
+    first_position,
+    labelled_rows,
+    logsumexp_over,
+    nan_where_no_class,
+    reduce,
+    sum_over,
+    vary_alike,
+)
+from jaxloss._checks import Number
+from jaxloss._linear import exact_product, l2_normalize, wide_dtype
+
+Similarity: TypeAlias = Literal["inner", "cosine"]
+_Carry = TypeVar("_Carry")
+
+
+class _Rows(NamedTuple):
+    """What the loss needs of the logits `[n, C]` of its rows, each `[n]`."""
+
+    rest: Float[Array, " n"]
+    """Log-sum-exp over the classes other than the target; the lowest float if there are none."""
+    target: Float[Array, " n"]
+    """Logit of the target; 0 if it is not among the classes."""
+    total: Float[Array, " n"]
+    """Sum over the classes."""
+
+
+def classifier_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None = None,
+    *,
+    similarity: Similarity = "inner",
+    margin: Number = 0.0,
+    scale: Number = 1.0,
+    label_smoothing: Number = 0.0,
+    block_size: int | None = None,
+    class_axis_name: AxisName | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Softmax cross-entropy of a linear or cosine classifier, for any number of classes.
+
+    .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{a_{ic}}}{\sum_k e^{a_{ik}}},
+       \quad a_{ic} = β (z_{ic} - m [y_i = c]),
+       \quad t_{ic} = (1-ε) [y_i = c] + ε / C
+
+    It equals `margin_softmax_loss` of `linear_logits` or `cosine_logits`; with m = 0 and β = 1, it
+    equals `softmax_loss` of them. It does not hold the logits `[n, C]`: it visits the classes in
+    blocks, and its gradient computes the logits of each block again.
+
+    Args:
+      features: `[n, d]`.
+      labels: `[n]`, class indices.
+      weights: `[d, C]`, one column per class.
+      bias: `[C]`, or None. Cosines take none.
+      similarity: `"inner"` for z of `linear_logits`, `"cosine"` for z of `cosine_logits`.
+      margin: m, any number.
+      scale: β > 0.
+      label_smoothing: ε in [0, 1). It smooths the targets of the scaled logits a, so the margin
+        also lowers the target's logit in the mean over the classes.
+      block_size: Number of classes in a block. By default it follows from the shapes and the
+        backend, with a single block where n·C is small. A single block keeps its logits for the
+        gradient. Several blocks have a custom gradient, without forward mode (`jax.jvp` of the
+        loss); second derivatives work by reverse mode over it and by forward mode over it.
+      class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
+        device passes its columns of `weights` and `bias`, in the order of the axis, and the same
+        features and labels. Labels stay indices among all classes. Devices exchange three numbers
+        per row. Take the gradient outside `jax.shard_map`, or inside with `check_vma=True`: the
+        weights' gradient is that of the device's own columns, and the features' gradient is
+        complete on every device. Inside `jax.pmap`, or with `check_vma=False`, JAX adds up the
+        loss of all devices of the axis: divide the gradients of `weights` and `bias` by the size
+        of the axis, and take `jax.lax.pmean` of the other gradients over it.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `scale`, `label_smoothing` or `block_size` is out of range, `similarity` is
+        unknown, cosines get a `bias`, or `class_axis_name` has an axis of `axis_name`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features, labels = jnp.array([[1.0, 2.0], [2.0, 0.0]]), jnp.array([1, 0])
+      >>> print(f"{jaxloss.classifier_loss(features, labels, jnp.eye(2), block_size=1):.4f}")
+      0.2201
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), (8).
+      Milakov and Gimelshein, Online Normalizer Calculation for Softmax, 2018.
+    """
+    _checks.choice("similarity", similarity, ("inner", "cosine"))
+    margin = _checks.in_range("margin", margin)
+    scale = _checks.in_range("scale", scale, above=0)
+    label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
+    if block_size is not None:
+        _checks.positive_count("block_size", block_size)
+    features, labels, valid = labelled_rows("features", features, labels, where)
+    weights, bias = _checks.classifier(features, weights, bias)
+    if similarity == "cosine" and bias is not None:
+        raise ValueError(f"`bias` must be None for cosines, got shape {bias.shape}")
+    if shared := axis_names(axis_name) & axis_names(class_axis_name):
+        raise ValueError(
+            f"`class_axis_name` and `axis_name` must have no axis in common, got {sorted(shared)}"
+        )
+
+    wide = wide_dtype(features, weights, *(() if bias is None else (bias,)))
+    features = features.astype(wide)
+    if similarity == "cosine":
+        features = l2_normalize(features)
+    bias = None if bias is None else scale * bias.astype(wide)
+    rows = _global_rows(
+        *(scale * features, labels, weights, bias), similarity, block_size, class_axis_name
+    )
+    num_classes = weights.shape[1]
+    if class_axis_name is not None:
+        num_classes *= axis_size(class_axis_name)
+    target = rows.target - scale * margin
+    values = jax.nn.softplus(rows.rest - target)
+    if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
+        mean = (rows.total - scale * margin) / num_classes
+        values = values + label_smoothing * (target - mean)
+    values = nan_where_no_class(values, labels, valid, num_classes)
+    return reduce(values, valid, sample_weights, reduction, axis_name)
+
+
+def _global_rows(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None,
+    similarity: Similarity,
+    block_size: int | None,
+    class_axis_name: AxisName | None,
+) -> _Rows:
+    """Returns what the loss needs of all classes, also of those on other devices."""
+    if block_size is None:
+        block_size = _default_block_size(*features.shape, weights.shape[1])
+    if class_axis_name is not None:
+        first = first_position(weights.shape[1], class_axis_name)
+        labels = labels - first.astype(labels.dtype)
+    visit = _one_block if block_size >= weights.shape[1] else partial(_in_blocks, block_size)
+    rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
+    if class_axis_name is None:
+        return rows
+    every = jnp.ones_like(rows.rest, dtype=bool)
+    rest = logsumexp_over(rows.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name)
+    target, total = (sum_over(part, class_axis_name) for part in (rows.target, rows.total))
+    return _Rows(rest, target, total)
+
+
+def _default_block_size(num_samples: int, dim: int, num_classes: int) -> int:
+    """Returns C where the logits are few enough to keep them.
+
+    A block's logits and weights fit into a cache of 1 MB on a CPU. Accelerators need larger ones.
+    """
+    kept, visited = (2**20, 2**18) if jax.default_backend() == "cpu" else (2**24, 2**25)
+    if num_samples * num_classes <= kept:
+        return num_classes
+    return max(256, visited // (num_samples + dim) // 128 * 128)
+
+
+class _Sums(NamedTuple):
+    """`_Rows` of some of the classes, with `rest = peak + log(exponentials)`."""
+
+    peak: Float[Array, " n"]
+    exponentials: Float[Array, " n"]
+    target: Float[Array, " n"]
+    total: Float[Array, " n"]
+
+
+def _sums(logits: Float[Array, "n B"], is_target: Bool[Array, "n B"]) -> _Sums:
+    others = jnp.where(is_target, jnp.finfo(logits.dtype).min, logits)
+    peak = lax.stop_gradient(jnp.max(others, axis=1))
+    exponentials = jnp.sum(jnp.exp(others - peak[:, None]), axis=1)
+    target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
+    return _Sums(peak, exponentials, target, jnp.sum(logits, axis=1))
+
+
+def _merge(a: _Sums, b: _Sums) -> _Sums:
+    peak = jnp.maximum(a.peak, b.peak)
+    exponentials = a.exponentials * jnp.exp(a.peak - peak) + b.exponentials * jnp.exp(b.peak - peak)
+    return _Sums(peak, exponentials, a.target + b.target, a.total + b.total)
+
+
+def _rows(sums: _Sums) -> _Rows:
+    return _Rows(sums.peak + jnp.log(sums.exponentials), sums.target, sums.total)
+
+
+def _class_vectors(
+    weights: Float[Array, "d B"], dtype: Any, similarity: Similarity
+) -> Float[Array, "d B"]:
+    """Returns the vectors whose inner products with the features are the logits."""
+    weights = weights.astype(dtype)
+    return l2_normalize(weights, axis=0) if similarity == "cosine" else weights
+
+
+def _logits(
+    features: Float[Array, "n d"], vectors: Float[Array, "d B"], bias: Float[Array, " B"] | None
+) -> Float[Array, "n B"]:
+    logits = exact_product(features, vectors)
+    return logits if bias is None else logits + bias[None, :]
+
+
+def _is_target(
+    labels: Integer[Array, " n"], first: Integer[Array, ""] | int, size: int
+) -> Bool[Array, "n B"]:
+    """Returns which of the classes from `first` on is the target of a row."""
+    classes = first + jnp.arange(size, dtype=jnp.int32)
+    return labels[:, None] == classes.astype(labels.dtype)[None, :]
+
+
+def _one_block(
+    similarity: Similarity,
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None,
+) -> _Rows:
+    logits = _logits(features, _class_vectors(weights, features.dtype, similarity), bias)
+    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
+
+
+def _visit_blocks(
+    block_size: int,
+    similarity: Similarity,
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None,
+) -> _Rows:
+    """Returns the same as `_one_block`, without logits of more than a block of classes."""
+
+    def visit(sums: _Sums, first: Integer[Array, ""] | int, size: int) -> _Sums:
+        block, block_bias = _block((weights, bias), first, size)
+        logits = _logits(features, _class_vectors(block, features.dtype, similarity), block_bias)
+        return _merge(sums, _sums(logits, _is_target(labels, first, size)))
+
+    zero = jnp.zeros_like(features, shape=labels.shape)
+    nothing = _Sums(zero + jnp.finfo(zero.dtype).min, zero, zero, zero)
+    return _rows(_over_blocks(visit, nothing, weights.shape[1], block_size))
+
+
+def _visit_blocks_forward(
+    block_size: int,
+    similarity: Similarity,
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None,
+) -> tuple[_Rows, Any]:
+    rows = _visit_blocks(block_size, similarity, features, labels, weights, bias)
+    return rows, (features, labels, weights, bias, rows.rest)
+
+
+def _visit_blocks_backward(
+    block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
+) -> tuple[Any, None, Any, Any]:
+    features, labels, weights, bias, rest = residuals
+    # XLA multiplies row-major factors fastest on a CPU.
+    columns = features.T
+
+    def visit(gradients: Any, first: Integer[Array, ""] | int, size: int) -> Any:
+        block, block_bias = _block((weights, bias), first, size)
+        vectors, pull_back = jax.vjp(
+            lambda block: _class_vectors(block, features.dtype, similarity), block
+        )
+        is_target = _is_target(labels, first, size)
+        logits = _logits(features, vectors, block_bias)
+        softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
+        d_logits = jnp.where(
+            is_target, cotangents.target[:, None], cotangents.rest[:, None] * softmax
+        )
+        d_logits = d_logits + cotangents.total[:, None]
+        (d_block,) = pull_back(exact_product(columns, d_logits))
+        d_features, d_weights, d_bias = gradients
+        d_features = d_features + exact_product(d_logits, vectors.T)
+        d_weights = lax.dynamic_update_slice_in_dim(d_weights, d_block, first, axis=1)
+        if d_bias is not None:
+            d_bias = lax.dynamic_update_slice_in_dim(d_bias, jnp.sum(d_logits, axis=0), first, 0)
+        return d_features, d_weights, d_bias
+
+    zeros = jax.tree.map(jnp.zeros_like, (features, weights, bias))
+    gradients = _over_blocks(visit, zeros, weights.shape[1], block_size)
+    return gradients[0], None, *gradients[1:]
+
+
+_in_blocks = jax.custom_vjp(_visit_blocks, nondiff_argnums=(0, 1))
+_in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward)
+
+
+def _block(arrays: Any, first: Integer[Array, ""] | int, size: int) -> Any:
+    """Returns `size` classes of the last axis of every array."""
+    return jax.tree.map(
+        lambda array: lax.dynamic_slice_in_dim(array, first, size, array.ndim - 1), arrays
+    )
+
+
+def _over_blocks(
+    visit: Callable[[_Carry, Integer[Array, ""] | int, int], _Carry],
+    carry: _Carry,
+    num_classes: int,
+    block_size: int,
+) -> _Carry:
+    """Calls `visit(carry, first class, number of classes)` on every block of the classes.
+
+    The last block, which is smaller, comes first: what it computes is then in the carry, and not in
+    memory during the scan.
+    """
+    num_blocks, remainder = divmod(num_classes, block_size)
+    if remainder:
+        carry = visit(carry, num_blocks * block_size, remainder)
+    starts = jnp.arange(num_blocks, dtype=jnp.int32) * block_size
+    return lax.scan(lambda carry, first: (visit(carry, first, block_size), None), carry, starts)[0]
