@@ -301,14 +301,14 @@ def _visit_blocks_backward(
         (d_block,) = pull_back(exact_product(columns, d_logits))
         d_features, d_weights, d_bias = gradients
         d_features = d_features + exact_product(d_logits, vectors.T)
-        d_weights = lax.dynamic_update_slice_in_dim(d_weights, d_block, first, axis=1)
+        d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
-            d_bias = lax.dynamic_update_slice_in_dim(d_bias, jnp.sum(d_logits, axis=0), first, 0)
+            d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
         return d_features, d_weights, d_bias
 
-    zeros = jax.tree.map(jnp.zeros_like, (features, weights, bias))
-    gradients = _over_blocks(visit, zeros, weights.shape[1], block_size)
-    return gradients[0], None, *gradients[1:]
+    zeros = jax.tree.map(_empty_gradient, (features, weights, bias))
+    d_features, d_weights, d_bias = _over_blocks(visit, zeros, weights.shape[1], block_size)
+    return d_features, None, d_weights.astype(weights.dtype), d_bias
 
 
 _in_blocks = jax.custom_vjp(_visit_blocks, nondiff_argnums=(0, 1))
@@ -317,9 +317,24 @@ _in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward)
 
 def _block(arrays: Any, first: Integer[Array, ""] | int, size: int) -> Any:
     """Returns `size` classes of the last axis of every array."""
+    # Without the barrier, XLA on a CPU converts all of a bfloat16 array ahead of the loop.
+    arrays, first = lax.optimization_barrier((arrays, first))
     return jax.tree.map(
         lambda array: lax.dynamic_slice_in_dim(array, first, size, array.ndim - 1), arrays
     )
+
+
+def _with_block(array: Array, block: Array, first: Integer[Array, ""] | int) -> Array:
+    """Returns `array` with `block` in place of classes of its last axis."""
+    block = block.astype(array.dtype)
+    return lax.dynamic_update_slice_in_dim(array, block, first, array.ndim - 1)
+
+
+def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
+    """Returns the zeros into which the gradients of blocks are written."""
+    # For each block of a bfloat16 array, XLA on a CPU would convert the array there and back.
+    slow = array.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+    return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
 
 
 def _over_blocks(

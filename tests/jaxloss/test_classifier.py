@@ -1,0 +1,308 @@
+"""The classifier's loss in blocks of classes, on one device and with its classes on several."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxloss
+from tests.jaxloss.harness import magnitude, raises
+
+P = PartitionSpec
+CLASSES = 12
+OPTIONS = {
+    "inner": {},
+    "inner, scaled": {"margin": -0.3, "scale": 1.7, "label_smoothing": 0.2},
+    "cosine": {"similarity": "cosine", "margin": 0.2, "scale": 6.0, "label_smoothing": 0.1},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def composition(features, labels, weights, bias, **options):
+    """The same loss of logits `[n, C]`."""
+    options = {"similarity": "inner", "margin": 0.0, "scale": 1.0, "label_smoothing": 0.0} | options
+    if options["similarity"] == "cosine":
+        logits = jaxloss.cosine_logits(features, weights)
+    else:
+        logits = jaxloss.linear_logits(features, weights, bias)
+    target = jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
+    scaled = options["scale"] * (logits - options["margin"] * target)
+    return jaxloss.softmax_loss(scaled, labels, label_smoothing=options["label_smoothing"])
+
+
+def problem(options, dtype=np.float32, n=16, dim=6, classes=CLASSES):
+    rng = np.random.default_rng(110)
+    bias = None if options.get("similarity") == "cosine" else rng.normal(size=classes)
+    arrays = rng.normal(size=(n, dim)), rng.normal(size=(dim, classes)), bias
+    features, weights, bias = (None if a is None else jnp.asarray(a, dtype) for a in arrays)
+    return features, jnp.asarray(rng.integers(0, classes, n), jnp.int32), weights, bias
+
+
+def assert_close(got, expected, tolerance):
+    """The tolerance is relative to the largest number of each array."""
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
+
+
+@every_option
+@pytest.mark.parametrize("block_size", [None, 1, 5, 6, CLASSES - 1, CLASSES, 100])
+def test_equals_the_loss_of_the_logits(options, block_size):
+    """In value and gradients, those of traced hyperparameters too."""
+    numbers = {k: v for k, v in options.items() if k != "similarity"}
+    similarity = {k: v for k, v in options.items() if k == "similarity"}
+
+    def run(loss, arrays, labels, numbers, **static):
+        def value(leaves):
+            (features, weights, bias), numbers = leaves
+            return loss(features, labels, weights, bias, **similarity, **static, **numbers)
+
+        return jax.jit(jax.value_and_grad(value))((arrays, numbers))
+
+    for dtype, tolerance in ((np.float32, 2e-6), (np.float64, 1e-13)):
+        with jax.enable_x64(dtype == np.float64):
+            features, labels, weights, bias = problem(options, dtype)
+            traced = {name: jnp.asarray(value, dtype) for name, value in numbers.items()}
+            args = (features, weights, bias), labels, traced
+            value, (grads, d_numbers) = run(jaxloss.classifier_loss, *args, block_size=block_size)
+            expected, (expected_grads, expected_d_numbers) = run(composition, *args)
+            assert_close((value, grads), (expected, expected_grads), tolerance)
+            # Sums over all samples, whose terms nearly cancel.
+            assert_close(d_numbers, expected_d_numbers, 5 * tolerance)
+
+
+def test_without_options_it_is_the_softmax_loss_and_with_them_the_margin_softmax_loss():
+    features, labels, weights, bias = problem({})
+    got = jaxloss.classifier_loss(features, labels, weights, bias, block_size=5)
+    logits = jaxloss.linear_logits(features, weights, bias)
+    np.testing.assert_allclose(got, jaxloss.softmax_loss(logits, labels), rtol=1e-6)
+    options = {"margin": 0.2, "scale": 6.0}
+    got = jaxloss.classifier_loss(
+        features, labels, weights, similarity="cosine", block_size=5, **options
+    )
+    cosines = jaxloss.cosine_logits(features, weights)
+    np.testing.assert_allclose(
+        got, jaxloss.margin_softmax_loss(cosines, labels, **options), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("order", ["increasing", "decreasing"])
+def test_large_logits_in_different_blocks(order):
+    """The peak of a row moves from block to block, and single classes are far below it."""
+    logits = np.linspace(-1e4, 1e4, CLASSES)[:: 1 if order == "increasing" else -1]
+    labels = jnp.arange(CLASSES, dtype=jnp.int32)
+    features, bias = jnp.zeros((CLASSES, 1)), jnp.asarray(logits, jnp.float32)
+    loss = partial(jaxloss.classifier_loss, reduction="none")
+    args = (features, labels, jnp.zeros((1, CLASSES)), bias)
+    np.testing.assert_allclose(loss(*args, block_size=5), 1e4 - logits, rtol=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_a_single_class_is_certain(block_size):
+    value, grads = jax.value_and_grad(jaxloss.classifier_loss, argnums=(0, 2))(
+        jnp.ones((3, 2)), jnp.zeros(3, jnp.int32), jnp.ones((2, 1)), block_size=block_size
+    )
+    assert value == 0
+    assert magnitude(grads) == 0
+
+
+@every_option
+def test_reverse_over_reverse(options):
+    with jax.enable_x64(True):
+        features, labels, weights, bias = problem(options, np.float64)
+        leaves = (features, weights, bias)
+        direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), leaves)
+
+        def product(loss):
+            def slope(leaves):
+                grads = jax.grad(lambda x: loss(x[0], labels, *x[1:], **options))(leaves)
+                terms = jax.tree.map(lambda g, v: jnp.sum(g * v), grads, direction)
+                return sum(jax.tree.leaves(terms))
+
+            return jax.jit(jax.grad(slope))(leaves)
+
+        got = product(partial(jaxloss.classifier_loss, block_size=5))
+        expected = product(composition)
+        assert magnitude(expected) > 1e-3
+        assert_close(got, expected, 1e-12)
+
+
+def test_forward_mode_takes_a_single_block():
+    features, labels, weights, _ = problem({})
+
+    def tangent(block_size):
+        def loss(features):
+            return jaxloss.classifier_loss(features, labels, weights, block_size=block_size)
+
+        return jax.jvp(loss, (features,), (features,))[1]
+
+    assert magnitude(tangent(CLASSES)) > 0
+    with pytest.raises(TypeError, match="custom_vjp"):
+        tangent(CLASSES - 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("similarity", ["inner", "cosine"])
+def test_memory(similarity, dtype):
+    """There are no logits of all classes, and no copy of the weights in any dtype."""
+    n, dim, classes, block_size = 48, 64, 5000, 256
+    specs = (
+        jax.ShapeDtypeStruct((n, dim), np.float32),
+        jax.ShapeDtypeStruct((n,), np.int32),
+        jax.ShapeDtypeStruct((dim, classes), dtype),
+    )
+    loss = partial(jaxloss.classifier_loss, similarity=similarity, block_size=block_size)
+
+    def temporaries(function):
+        compiled = jax.jit(function).lower(*specs).compile()
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        assert text is not None
+        assert memory is not None
+        assert f"[{n},{classes}]" not in text
+        return memory.temp_size_in_bytes
+
+    bound = dim * classes  # A quarter of the weights in float32.
+    assert temporaries(loss) < bound
+    # On a CPU, the gradient of bfloat16 weights is collected in float32.
+    collected = 4 * dim * classes if dtype == jnp.bfloat16 else 0
+    assert temporaries(jax.value_and_grad(loss, argnums=(0, 2))) < bound + collected
+
+
+def test_errors():
+    features, labels, weights, bias = problem({})
+    with raises(ValueError, match="bias"):
+        jaxloss.classifier_loss(features, labels, weights, bias, similarity="cosine")
+    for axis_name in ("classes", ("batch", "classes")):
+        with raises(ValueError, match="class_axis_name"):
+            jaxloss.classifier_loss(
+                features, labels, weights, axis_name=axis_name, class_axis_name="classes"
+            )
+
+
+# Classes on several devices ----
+
+
+def mesh(shape):
+    return jax.make_mesh(shape, ("batch", "classes"), axis_types=(AxisType.Auto,) * 2)
+
+
+INPUTS = 5
+
+
+@cache
+def sharded_problem(name, masked=True):
+    """Parameters and a batch. A kernel makes the features, so that there is a shared parameter."""
+    features, labels, weights, bias = problem(OPTIONS[name], np.float64)
+    rng = np.random.default_rng(111)
+    params = {
+        "kernel": rng.normal(size=(INPUTS, features.shape[1])),
+        "weights": np.asarray(weights),
+        "bias": None if bias is None else np.asarray(bias),
+    }
+    batch = {"inputs": rng.normal(size=(len(labels), INPUTS)), "labels": np.array(labels)}
+    if masked:
+        batch["labels"][[2, 9]] = -1
+        batch["where"] = np.arange(len(labels)) > 4
+        batch["sample_weights"] = rng.uniform(0.2, 2.0, len(labels))
+    return params, batch
+
+
+def objective(params, batch, **options):
+    batch = dict(batch)
+    features = batch.pop("inputs") @ params["kernel"]
+    labels, weights, bias = batch.pop("labels"), params["weights"], params["bias"]
+    return jaxloss.classifier_loss(features, labels, weights, bias, **batch, **options)
+
+
+SPECS = ({"kernel": P(), "weights": P(None, "classes"), "bias": P("classes")}, P("batch"))
+
+
+def check_sharded(name, run, shape, masked=True, **shard_map_options):
+    """Compares `run(loss)`, a function of parameters and batch, with one device."""
+    options = {**OPTIONS[name], "block_size": 2}
+    with jax.enable_x64(True):
+        params, batch = sharded_problem(name, masked)
+        single = jax.jit(jax.value_and_grad(partial(objective, **OPTIONS[name])))
+        expected = single(params, batch)
+        sharded = partial(objective, axis_name="batch", class_axis_name="classes", **options)
+        function = run(sharded, partial(jax.shard_map, mesh=mesh(shape), **shard_map_options))
+        got = jax.jit(function)(params, batch)
+        assert magnitude(expected[1]["kernel"]) > 1e-2
+        assert_close(got, expected, 1e-12)
+
+
+every_mesh = pytest.mark.parametrize("shape", [(2, 2), (1, 4), (4, 1)], ids=str)
+every_name = pytest.mark.parametrize("name", OPTIONS)
+
+
+@every_mesh
+@every_name
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
+def test_classes_on_devices_with_the_gradient_inside(name, shape, masked):
+    def run(loss, shard_map):
+        def step(params, batch):
+            value, grads = jax.value_and_grad(loss)(params, batch)
+            return value, lax.pmean(grads, "batch")
+
+        return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]))
+
+    check_sharded(name, run, shape, masked)
+
+
+@every_mesh
+@every_name
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_classes_on_devices_with_the_gradient_outside(name, shape, check_vma):
+    def run(loss, shard_map):
+        return jax.value_and_grad(shard_map(loss, in_specs=SPECS, out_specs=P()))
+
+    check_sharded(name, run, shape, check_vma=check_vma)
+
+
+@every_mesh
+@every_name
+def test_classes_on_devices_with_the_gradient_inside_unchecked(name, shape):
+    """The docstring says what the caller does with the gradients."""
+
+    def run(loss, shard_map):
+        def step(params, batch):
+            value, grads = jax.value_and_grad(loss)(params, batch)
+            grads = lax.pmean(grads, "batch")
+            shares = {k: grads.pop(k) for k in ("weights", "bias")}
+            shares = jax.tree.map(lambda g: g / lax.axis_size("classes"), shares)
+            return value, lax.pmean(grads, "classes") | shares
+
+        return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]))
+
+    check_sharded(name, run, shape, check_vma=False)
+
+
+def test_classes_on_devices_by_pmap():
+    """Each device has all rows and its columns."""
+    features, labels, weights, bias = problem({})
+    columns = jnp.moveaxis(weights.reshape(*weights.shape[:1], 4, -1), 1, 0)
+    loss = partial(jaxloss.classifier_loss, class_axis_name="classes", block_size=2)
+    run = jax.pmap(loss, "classes", in_axes=(None, None, 0, 0))
+    got = run(features, labels, columns, bias.reshape(4, -1))
+    expected = jaxloss.classifier_loss(features, labels, weights, bias)
+    np.testing.assert_allclose(got, np.full(4, expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
+def test_labels_are_indices_among_all_classes(dtype):
+    features, labels, weights, bias = problem({})
+    labels = labels.at[3].set(CLASSES).astype(dtype)
+    loss = partial(
+        jaxloss.classifier_loss, class_axis_name="classes", block_size=2, reduction="none"
+    )
+    specs = (P(), P(), P(None, "classes"), P("classes"))
+    got = jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P())(
+        features, labels, weights, bias
+    )
+    expected = jaxloss.classifier_loss(features, labels, weights, bias, reduction="none")
+    assert np.isnan(got[3])
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
