@@ -176,12 +176,13 @@ def _global_rows(
 
 
 def _default_block_size(num_samples: int, dim: int, num_classes: int) -> int:
-    """Returns C where the logits are few enough to keep them.
+    """Returns C where the logits are few, or not many more than the features.
 
-    A block's logits and weights fit into a cache of 1 MB on a CPU. Accelerators need larger ones.
+    On a CPU, the logits and the weights of a block fit into a cache of 1 MB. Accelerators need
+    larger blocks.
     """
     kept, visited = (2**20, 2**18) if jax.default_backend() == "cpu" else (2**24, 2**25)
-    if num_samples * num_classes <= kept:
+    if num_classes <= 4 * dim or num_samples * num_classes <= kept:
         return num_classes
     return max(256, visited // (num_samples + dim) // 128 * 128)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -44,15 +45,21 @@ def sum_loss(
       labels: `[n]`, class indices.
       weights: `[d, C]`, one column per class.
       bias: `[C]`, or None.
-      classification_loss: A loss of logits and labels, such as `softmax_loss` or `sigmoid_loss`.
-      metric_loss: A loss of features and labels. Set its options with `functools.partial`, as in
-        `partial(nca_loss, temperature=64.0)`.
+      classification_loss: A loss of logits and labels, such as `softmax_loss` or `sigmoid_loss`, or
+        a loss with a parameter `weights`, which gets features, labels, weights and bias, such as
+        `classifier_loss` or `group_softmax_loss`. Set its options with `functools.partial`, as in
+        `partial(classifier_loss, similarity="cosine", scale=10.0)`.
+      metric_loss: A loss of features and labels, such as `partial(nca_loss, temperature=64.0)`.
       metric_weight: w.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. Each of the two
         losses is reduced on its own, over the samples that count for it.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      TypeError: If `classification_loss` is neither of these: a function without `weights` that
+        takes features, or other than two arrays.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -196,9 +203,34 @@ def _combined_loss(
     weights, bias = _checks.classifier(features, weights, bias)
     keywords = dict(zip(("where", "sample_weights", "reduction", "axis_name"), common, strict=True))
     metric_features = transform(features, weights)
-    logits = linear_logits(features, weights, bias)
-    classification = classification_loss(logits, labels, **keywords)
+    if _takes_classifier(classification_loss):
+        classification = classification_loss(features, labels, weights, bias, **keywords)
+    else:
+        logits = linear_logits(features, weights, bias)
+        classification = classification_loss(logits, labels, **keywords)
     return classification + metric_weight * metric_loss(metric_features, labels, **keywords)
+
+
+def _takes_classifier(loss: Loss) -> bool:
+    """Returns whether a classification loss takes a classifier; otherwise it takes logits."""
+    if not callable(loss):
+        raise TypeError(f"`classification_loss` must be a function, got {type(loss).__name__}")
+    parameters = list(inspect.signature(loss).parameters.values())
+    if any(parameter.name == "weights" for parameter in parameters):
+        return True
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    if "features" in required or (len(required) != 2 and not any_number):
+        raise TypeError(
+            "`classification_loss` must take logits and labels, or features, labels, weights and "
+            f"bias; got a function of {', '.join(required) or 'no arrays'}"
+        )
+    return False
 
 
 def _nonempty_complement(

@@ -27,6 +27,20 @@ CLASSIFICATION = {
         partial(references.margin_softmax_loss, margin=-0.2, scale=2.0),
     ),
 }
+OF_A_CLASSIFIER = {
+    "classifier": (
+        partial(jaxloss.classifier_loss, scale=1.7, margin=0.1, block_size=3),
+        partial(references.classifier_loss, scale=1.7, margin=0.1),
+    ),
+    "cosine": (
+        partial(jaxloss.classifier_loss, similarity="cosine", scale=10.0),
+        partial(references.classifier_loss, similarity="cosine", scale=10.0),
+    ),
+    "group softmax": (
+        partial(jaxloss.group_softmax_loss, num_groups=3),
+        partial(references.group_softmax_loss, num_groups=3),
+    ),
+}
 METRIC = {
     "nca": (jaxloss.nca_loss, references.nca_loss),
     "nca 3": (
@@ -250,3 +264,50 @@ def test_helpers_make_what_they_promise():
     weights = make_weights(np.random.default_rng(0), np.float64)
     assert weights.shape == (DIM, CLASSES)
     assert np.linalg.svd(weights, compute_uv=False).min() > 0.1
+
+
+@every_sum
+@pytest.mark.parametrize("classification", OF_A_CLASSIFIER)
+def test_classification_losses_of_a_classifier(name, classification):
+    ours, theirs = OF_A_CLASSIFIER[classification]
+    args = problem(101)
+    args = args[:3] if classification == "cosine" else args
+    where, weights = np.arange(12) != 4, np.linspace(0.4, 1.6, 12)
+    with jax.enable_x64(True):
+        arrays = tuple(map(jnp.asarray, args))
+        options = {"where": jnp.asarray(where), "sample_weights": jnp.asarray(weights)}
+        got = jax.jit(partial(SUMS[name], classification_loss=ours))(*arrays, **options)
+        zero = partial(SUMS[name], classification_loss=ours, metric_weight=0.0)
+        classification_part = np.asarray(jax.jit(zero)(*arrays, **options))
+        metric_part = np.asarray(got) - classification_part
+        softmax = partial(SUMS[name], metric_weight=1.0)
+        same_metric = jax.jit(softmax)(*arrays, **options)
+        without = jax.jit(partial(softmax, metric_weight=0.0))(*arrays, **options)
+    expected = theirs(*args, where=where, sample_weights=weights)
+    np.testing.assert_allclose(classification_part, expected, rtol=1e-10)
+    np.testing.assert_allclose(metric_part, np.asarray(same_metric - without), rtol=1e-8)
+
+
+def test_a_jitted_classification_loss_takes_the_classifier():
+    args = tuple(map(jnp.asarray, problem(102)))
+    args = (args[0].astype(np.float32), args[1], *(a.astype(np.float32) for a in args[2:]))
+    jitted = jax.jit(jaxloss.classifier_loss, static_argnames=("reduction", "axis_name"))
+    got = jaxloss.sum_loss(*args, classification_loss=jitted)
+    np.testing.assert_allclose(got, jaxloss.sum_loss(*args), rtol=1e-5)
+
+
+@every_sum
+@pytest.mark.parametrize(
+    ("loss", "mentions"),
+    [
+        (jaxloss.nca_loss, "features, labels"),
+        (jaxloss.prototype_loss, "features, labels, prototypes"),
+        (lambda logits, **_: logits, "logits"),
+        (lambda **_: 0, "no arrays"),
+    ],
+    ids=["metric", "prototypes", "no labels", "no arrays"],
+)
+def test_other_classification_losses_raise(name, loss, mentions):
+    args = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in problem(103)]
+    with raises(TypeError, match=f"classification_loss.*{mentions}"):
+        jax.eval_shape(partial(SUMS[name], classification_loss=loss), *args)

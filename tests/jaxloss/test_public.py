@@ -34,6 +34,7 @@ def test_names():
         "softmax_loss",
         "sigmoid_loss",
         "margin_softmax_loss",
+        "classifier_loss",
         "linear_logits",
         "cosine_logits",
         "nca_loss",
