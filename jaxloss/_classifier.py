@@ -127,17 +127,18 @@ def classifier_loss(
         raise ValueError(f"`bias` must be None for cosines, got shape {bias.shape}")
     if shared := axis_names(axis_name) & axis_names(class_axis_name):
         raise ValueError(
-            f"`class_axis_name` and `axis_name` must have no axis in common, got {sorted(shared)}"
+            f"`class_axis_name` and `axis_name` must have no axis in common, got {set(shared)}"
         )
 
-    wide = wide_dtype(features, weights, *(() if bias is None else (bias,)))
+    wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
     features = features.astype(wide)
     if similarity == "cosine":
         features = l2_normalize(features)
+    # Scaled features and a scaled bias have scaled logits.
+    features = scale * features
     bias = None if bias is None else scale * bias.astype(wide)
-    rows = _global_rows(
-        *(scale * features, labels, weights, bias), similarity, block_size, class_axis_name
-    )
+    arrays = (features, labels, weights, bias)
+    rows = _global_rows(arrays, similarity, block_size, class_axis_name)
     num_classes = weights.shape[1]
     if class_axis_name is not None:
         num_classes *= axis_size(class_axis_name)
@@ -151,21 +152,23 @@ def classifier_loss(
 
 
 def _global_rows(
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    weights: Float[Array, "d C"],
-    bias: Float[Array, " C"] | None,
+    arrays: tuple[Array, Array, Array, Array | None],
     similarity: Similarity,
     block_size: int | None,
     class_axis_name: AxisName | None,
 ) -> _Rows:
-    """Returns what the loss needs of all classes, also of those on other devices."""
-    if block_size is None:
-        block_size = _default_block_size(*features.shape, weights.shape[1])
-    if class_axis_name is not None:
-        first = first_position(weights.shape[1], class_axis_name)
-        labels = labels - first.astype(labels.dtype)
-    visit = _one_block if block_size >= weights.shape[1] else partial(_in_blocks, block_size)
+    """Returns what the loss needs of all classes, also of those on other devices.
+
+    Args:
+      arrays: Features, labels, weights and bias.
+      similarity, block_size, class_axis_name: As in `classifier_loss`.
+    """
+    features, labels, weights, bias = arrays
+    (num_samples, dim), num_classes = features.shape, weights.shape[1]
+    size = _default_block_size(num_samples, dim, num_classes) if block_size is None else block_size
+    first = first_position(num_classes, class_axis_name)
+    labels = labels - jnp.asarray(first, labels.dtype)
+    visit = _one_block if size >= num_classes else partial(_in_blocks, size)
     rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
     if class_axis_name is None:
         return rows

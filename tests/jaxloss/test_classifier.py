@@ -1,6 +1,7 @@
 """The classifier's loss in blocks of classes, on one device and with its classes on several."""
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ def composition(features, labels, weights, bias, **options):
     return jaxloss.softmax_loss(scaled, labels, label_smoothing=options["label_smoothing"])
 
 
-def problem(options, dtype=np.float32, n=16, dim=6, classes=CLASSES):
+def problem(options, dtype: Any = np.float32, n=16, dim=6, classes=CLASSES) -> tuple[Any, ...]:
     rng = np.random.default_rng(110)
     bias = None if options.get("similarity") == "cosine" else rng.normal(size=classes)
     arrays = rng.normal(size=(n, dim)), rng.normal(size=(dim, classes)), bias
@@ -50,7 +51,7 @@ def assert_close(got, expected, tolerance):
 
 
 @every_option
-@pytest.mark.parametrize("block_size", [None, 1, 5, 6, CLASSES - 1, CLASSES, 100])
+@pytest.mark.parametrize("block_size", [None, 1, 5, CLASSES, 100])
 def test_equals_the_loss_of_the_logits(options, block_size):
     """In value and gradients, those of traced hyperparameters too."""
     numbers = {k: v for k, v in options.items() if k != "similarity"}
@@ -77,17 +78,20 @@ def test_equals_the_loss_of_the_logits(options, block_size):
 
 def test_without_options_it_is_the_softmax_loss_and_with_them_the_margin_softmax_loss():
     features, labels, weights, bias = problem({})
-    got = jaxloss.classifier_loss(features, labels, weights, bias, block_size=5)
-    logits = jaxloss.linear_logits(features, weights, bias)
-    np.testing.assert_allclose(got, jaxloss.softmax_loss(logits, labels), rtol=1e-6)
-    options = {"margin": 0.2, "scale": 6.0}
-    got = jaxloss.classifier_loss(
-        features, labels, weights, similarity="cosine", block_size=5, **options
-    )
-    cosines = jaxloss.cosine_logits(features, weights)
-    np.testing.assert_allclose(
-        got, jaxloss.margin_softmax_loss(cosines, labels, **options), rtol=1e-6
-    )
+
+    @jax.jit
+    def losses():
+        logits = jaxloss.linear_logits(features, weights, bias)
+        cosines = jaxloss.cosine_logits(features, weights)
+        softmax = jaxloss.softmax_loss(logits, labels)
+        margin_softmax = jaxloss.margin_softmax_loss(cosines, labels, margin=0.2, scale=6.0)
+        inner = jaxloss.classifier_loss(features, labels, weights, bias, block_size=5)
+        loss = partial(jaxloss.classifier_loss, similarity="cosine", block_size=5)
+        cosine = loss(features, labels, weights, margin=0.2, scale=6.0)
+        return (inner, cosine), (softmax, margin_softmax)
+
+    got, expected = losses()
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("order", ["increasing", "decreasing"])
@@ -235,7 +239,7 @@ def check_sharded(name, run, shape, masked=True, **shard_map_options):
         assert_close(got, expected, 1e-12)
 
 
-every_mesh = pytest.mark.parametrize("shape", [(2, 2), (1, 4), (4, 1)], ids=str)
+every_mesh = pytest.mark.parametrize("shape", [(2, 2), (1, 4)], ids=str)
 every_name = pytest.mark.parametrize("name", OPTIONS)
 
 
@@ -300,9 +304,8 @@ def test_labels_are_indices_among_all_classes(dtype):
         jaxloss.classifier_loss, class_axis_name="classes", block_size=2, reduction="none"
     )
     specs = (P(), P(), P(None, "classes"), P("classes"))
-    got = jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P())(
-        features, labels, weights, bias
-    )
+    run = jax.jit(jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P()))
+    got = run(features, labels, weights, bias)
     expected = jaxloss.classifier_loss(features, labels, weights, bias, reduction="none")
     assert np.isnan(got[3])
     np.testing.assert_allclose(got, expected, rtol=1e-5)
