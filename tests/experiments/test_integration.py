@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from tests.jaxloss import references
 
 DIM, CLASSES = 7, 4
 CLASSIFICATION = {"sce": references.softmax_loss, "bce": references.sigmoid_loss}
-OPTIONS = {"metric_weight": 0.7, "temperature": 0.3, "epsilon": 1e-2, "power": 0.6}
+OPTIONS: dict[str, Any] = {"metric_weight": 0.7, "temperature": 0.3, "epsilon": 1e-2, "power": 0.6}
 PROBLEM = Problem(DIM, np.full(CLASSES, 9))
 
 
