@@ -81,9 +81,11 @@ from jaxloss._prototypes import (
 from jaxloss._prototypical import prototypical_loss
 from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss._subspace import (
+    SpectralBasis,
     project_classifier,
     project_complement,
     project_spectral_complement,
+    spectral_basis,
     spectral_overlap,
 )
 
@@ -92,6 +94,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Discriminability",
     "PrototypeSeparation",
+    "SpectralBasis",
     "assign_prototypes",
     "asymmetric_loss",
     "class_balanced_lengths",
@@ -119,6 +122,7 @@ __all__ = [
     "sigmoid_loss",
     "simplex_prototypes",
     "softmax_loss",
+    "spectral_basis",
     "spectral_overlap",
     "spectral_sum_loss",
     "sum_loss",

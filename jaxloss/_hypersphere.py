@@ -18,10 +18,17 @@ from jaxloss._batch import (
     reduce,
     sum_over,
     valid_rows,
-    zero_invalid,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import cosine_gaps, l2_normalize, widen
+from jaxloss._linear import (
+    cosine_gaps,
+    inverse_or_zero,
+    l2_normalize,
+    row_norms,
+    row_products,
+    unit_gaps,
+    widen,
+)
 
 
 def update_class_means(
@@ -187,7 +194,7 @@ def prototype_loss(
     features, targets, column, valid = _features_and_targets(
         features, labels, prototypes, assignment, None, where
     )
-    values = cosine_gaps(features, targets) ** 2
+    values = cosine_gaps(features, targets, valid) ** 2
     values = nan_where_no_class(values, column, valid, prototypes.shape[1])
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -239,14 +246,14 @@ def dot_regression_loss(
     features, targets, column, valid = _features_and_targets(
         features, labels, prototypes, assignment, lengths, where
     )
-    norms = lax.stop_gradient(_norms(features))
-    directions = features / jnp.where(norms == 0, 1, norms)[:, None]
-    units = l2_normalize(targets)
-    # 1 − cos cancels for small angles. Take its gradient from here and its value from ½‖x̂ − q̂‖².
-    gap = 1 - jnp.sum(directions * units, axis=1)
-    gap += lax.stop_gradient(jnp.sum((directions - units) ** 2, axis=1) / 2 - gap)
-    # ‖x‖ is factored out of the square, which then neither overflows nor divides by 0.
-    shortfall = _norms(targets) * gap
+    norms = lax.stop_gradient(row_norms(features, valid))
+    lengths_of_targets = row_norms(targets, valid)
+    inverse = inverse_or_zero(norms)
+    # ‖x‖ is factored out of the square, which then neither overflows nor divides by 0. The
+    # difference cancels for small angles. Take its gradient from here and its value from 1 − cos.
+    shortfall = lengths_of_targets - row_products(features, targets, valid) * inverse
+    gaps = unit_gaps(features, targets, inverse, inverse_or_zero(lengths_of_targets))
+    shortfall += lax.stop_gradient(lengths_of_targets * gaps - shortfall)
     values = 0.5 * norms * shortfall**2
     values = nan_where_no_class(values, column, valid, prototypes.shape[1])
     return reduce(values, valid, sample_weights, reduction, axis_name)
@@ -259,9 +266,11 @@ def _features_and_targets(
 
     Returns:
       The features, their prototypes, the columns of these (M if there is none), and the mask of the
-      valid samples.
+      valid samples. The other rows may hold anything.
     """
-    features, labels, valid = labelled_rows("features", features, labels, where)
+    features = _checks.floating("features", features, "n d")
+    labels = _checks.class_labels(labels, "features", features)
+    valid = valid_rows(labels, _checks.row_mask(where, "features", features))
     prototypes = _checks.columns(
         "prototypes", prototypes, "d M", features.shape[1], f"`features` {features.shape}"
     )
@@ -279,7 +288,7 @@ def _features_and_targets(
     if lengths is not None:
         lengths = _checked_lengths(lengths, num_classes).astype(targets.dtype)
         targets = targets * lengths[in_range][:, None]
-    return features, zero_invalid(targets, valid), column, valid
+    return features, targets, column, valid
 
 
 def _checked_lengths(lengths: Any, num_classes: int) -> Float[Array, " C"]:
@@ -290,8 +299,3 @@ def _checked_lengths(lengths: Any, num_classes: int) -> Float[Array, " C"]:
             f"`prototypes` without it), got {lengths.shape}"
         )
     return lengths
-
-
-def _norms(rows: Float[Array, "n d"]) -> Float[Array, " n"]:
-    """Returns `‖x_i‖`, with a zero gradient at 0."""
-    return jnp.sum(rows * l2_normalize(rows), axis=1)

@@ -16,7 +16,7 @@ from jaxloss._checks import Number
 from jaxloss._linear import linear_logits
 from jaxloss._metric import nca_loss
 from jaxloss._softmax import softmax_loss
-from jaxloss._subspace import project_complement, project_spectral_complement
+from jaxloss._subspace import SpectralBasis, project_complement, project_spectral_complement
 
 Loss: TypeAlias = Callable[..., Array]
 Transform: TypeAlias = Callable[[Array, Array], Array]
@@ -141,6 +141,7 @@ def spectral_sum_loss(
     metric_weight: Number = 1.0,
     power: Number = 0.3,
     stop_gradient: bool = True,
+    basis: SpectralBasis | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
@@ -154,15 +155,15 @@ def spectral_sum_loss(
     Args:
       features: `[n, d]`. d may be smaller than C.
       labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`.
-      power, stop_gradient: As in `project_spectral_complement`. By default the metric loss has no
-        gradient for the weights.
+      power, stop_gradient, basis: As in `project_spectral_complement`. By default the metric loss
+        has no gradient for the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: If `power` is negative.
+      ValueError: If `power` is negative, or there is a `basis` and `stop_gradient` is False.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -175,7 +176,7 @@ def spectral_sum_loss(
       eq. (viii) to (xi).
     """
     return _combined_loss(
-        partial(project_spectral_complement, power=power, stop_gradient=stop_gradient),
+        partial(project_spectral_complement, power=power, stop_gradient=stop_gradient, basis=basis),
         (features, labels, weights, bias),
         (classification_loss, metric_loss, metric_weight),
         (where, sample_weights, reduction, axis_name),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -47,15 +50,105 @@ def l2_normalize(x: Float[Array, "a b"], axis: int = -1) -> Float[Array, "a b"]:
     return jnp.where(zero, 0, x * inverse_norm)
 
 
-def cosine_gaps(a: Float[Array, "n d"], b: Float[Array, "n d"]) -> Float[Array, " n"]:
-    """Returns `1 − cos(a_i, b_i)`, which is 1 for a zero row.
+@jax.custom_jvp
+def row_norms(x: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `‖x_i‖`, and 0 in invalid rows. A zero row has a zero gradient.
+
+    It reads the rows as they are. Zeros in place of the invalid ones would be another array.
+    """
+    limits = jnp.finfo(x.dtype)
+    squared = jnp.sum(x * x, axis=1)
+    # False if a square has overflowed or underflowed in a valid row, for NaN, and for a zero row.
+    in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
+    exact = jnp.all(in_range | ~valid)
+    norms = lax.cond(exact, lambda squared, _: jnp.sqrt(squared), _scaled_norms, squared, x)
+    return jnp.where(valid, norms, 0)
+
+
+def _scaled_norms(_: Float[Array, " n"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    scale = jnp.max(jnp.abs(x), axis=1)
+    zero = scale < jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
+    scaled = x / jnp.where(zero, 1, scale)[:, None]
+    return jnp.where(zero, 0, scale * jnp.sqrt(jnp.sum(scaled * scaled, axis=1)))
+
+
+@row_norms.defjvp
+def _row_norms_jvp(
+    primals: tuple[Float[Array, "n d"], Bool[Array, " n"]],
+    tangents: tuple[Float[Array, "n d"], Any],
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    (x, valid), (d_x, _) = primals, tangents
+    norms = row_norms(x, valid)
+    units = jnp.where(valid[:, None], x, 0) * inverse_or_zero(norms)[:, None]
+    return norms, jnp.sum(units * d_x, axis=1)
+
+
+def inverse_or_zero(norms: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `1 / ‖x‖`, and 0 for a zero row."""
+    return jnp.where(norms == 0, 0, 1 / jnp.where(norms == 0, 1, norms))
+
+
+@jax.custom_jvp
+def row_products(
+    a: Float[Array, "n d"], b: Float[Array, "n d"], valid: Bool[Array, " n"]
+) -> Float[Array, " n"]:
+    """Returns `a_i · b_i`, and 0 in invalid rows, which it reads as they are."""
+    return jnp.where(valid, jnp.sum(a * b, axis=1), 0)
+
+
+@row_products.defjvp
+def _row_products_jvp(
+    primals: tuple[Float[Array, "n d"], Float[Array, "n d"], Bool[Array, " n"]],
+    tangents: tuple[Float[Array, "n d"], Float[Array, "n d"], Any],
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    (a, b, valid), (d_a, d_b, _) = primals, tangents
+    zeroed_a, zeroed_b = jnp.where(valid[:, None], a, 0), jnp.where(valid[:, None], b, 0)
+    return row_products(a, b, valid), jnp.sum(zeroed_a * d_b + zeroed_b * d_a, axis=1)
+
+
+def unit_gaps(
+    a: Float[Array, "n d"],
+    b: Float[Array, "n d"],
+    inverse_a: Float[Array, " n"],
+    inverse_b: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """Returns `1 − cos(a_i, b_i)` from the rows and their inverse norms; 1 for a zero row.
 
     It is computed as `½‖â − b̂‖²`, which does not cancel for cosines close to 1.
     """
-    a, inverse_a, zero_a = _scaled(a, 1)
-    b, inverse_b, zero_b = _scaled(b, 1)
-    gaps = jnp.sum((a * inverse_a - b * inverse_b) ** 2, axis=1, keepdims=True) / 2
-    return jnp.where(zero_a | zero_b, 1, gaps)[:, 0]
+    gaps = jnp.sum((a * inverse_a[:, None] - b * inverse_b[:, None]) ** 2, axis=1) / 2
+    return jnp.where((inverse_a == 0) | (inverse_b == 0), 1, gaps)
+
+
+@jax.custom_jvp
+def cosine_gaps(
+    a: Float[Array, "n d"], b: Float[Array, "n d"], valid: Bool[Array, " n"]
+) -> Float[Array, " n"]:
+    """Returns `1 − cos(a_i, b_i)`, which is 1 for a zero row. Invalid rows have no gradient."""
+    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
+    return unit_gaps(a, b, inverse_a, inverse_b)
+
+
+@cosine_gaps.defjvp
+def _cosine_gaps_jvp(
+    primals: tuple[Float[Array, "n d"], Float[Array, "n d"], Bool[Array, " n"]],
+    tangents: tuple[Float[Array, "n d"], Float[Array, "n d"], Any],
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """`∂(1 − cos)/∂a = (cos · â − b̂) / ‖a‖`, in one pass over both factors."""
+    (a, b, valid), (d_a, d_b, _) = primals, tangents
+    gaps = cosine_gaps(a, b, valid)
+    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
+    a, b = jnp.where(valid[:, None], a, 0), jnp.where(valid[:, None], b, 0)
+    cosines = jnp.where((inverse_a == 0) | (inverse_b == 0), 0, 1 - gaps)
+
+    def part(
+        x: Array, y: Array, inverse_x: Array, inverse_y: Array, d_x: Array
+    ) -> Float[Array, " n"]:
+        # Without the halves, XLA writes out [n, d] broadcasts that it shares with the value.
+        towards = x * (cosines * inverse_x / 2)[:, None] - y * (inverse_y / 2)[:, None]
+        return jnp.sum(towards * (2 * inverse_x)[:, None] * d_x, axis=1)
+
+    return gaps, part(a, b, inverse_a, inverse_b, d_a) + part(b, a, inverse_b, inverse_a, d_b)
 
 
 def linear_logits(

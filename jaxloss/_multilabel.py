@@ -20,15 +20,23 @@ def _prepare(
     logits: Any, targets: Any, where: Any
 ) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
     """Checks logits and targets, and sets them to 0 and −1 where they are unknown or padding."""
+    logits, targets, known = _checked(logits, targets, where)
+    # A NaN target stays visible: it becomes a positive with a logit and a gradient of NaN.
+    nan = known & jnp.isnan(targets)
+    logits = jnp.where(known, logits, 0) * jnp.where(nan, jnp.nan, 1).astype(logits.dtype)
+    return logits, jnp.where(known, jnp.where(nan, 1, targets), -1)
+
+
+def _checked(
+    logits: Any, targets: Any, where: Any
+) -> tuple[Float[Array, "n C"], Float[Array, "n C"], Bool[Array, "n C"]]:
+    """Checks logits and targets. Returns both in one dtype, and the mask of known targets."""
     logits = _checks.floating("logits", logits, "n C")
     (logits,) = widen(logits)
     targets = _checks.class_targets("targets", targets, logits)
     mask = _checks.row_mask(where, "logits", logits)
     known = ~(targets < 0) if mask is None else ~(targets < 0) & mask[:, None]
-    # A NaN target stays visible: it becomes a positive with a logit and a gradient of NaN.
-    nan = known & jnp.isnan(targets)
-    logits = jnp.where(known, logits, 0) * jnp.where(nan, jnp.nan, 1).astype(logits.dtype)
-    return logits, jnp.where(known, jnp.where(nan, 1, targets), -1)
+    return logits, targets, known
 
 
 def sample_wise_loss(
@@ -300,13 +308,16 @@ def multilabel_softmax_loss(
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, the softmax baseline.
     """
-    logits, targets = _prepare(logits, targets, where)
-    positive = targets > 0
-    amounts = jnp.where(positive, targets, 0)
-    defined = jnp.any(positive, axis=1)
-    proportions = amounts / jnp.where(defined, jnp.sum(amounts, axis=1), 1)[:, None]
-    log_total = logsumexp_over(logits, targets >= 0, axis=1)
-    values = jnp.sum(proportions * jnp.where(positive, log_total[:, None] - logits, 0), axis=1)
+    logits, targets, known = _checked(logits, targets, where)
+    amounts = jnp.where(known, targets, 0)
+    total_amount = jnp.sum(amounts, axis=1)
+    defined = total_amount != 0  # True for NaN, so that NaN stays visible.
+    exponents = jnp.where(known, logits, -jnp.inf)
+    peak = jnp.max(lax.stop_gradient(exponents), axis=1)
+    peak = jnp.where(jnp.isneginf(peak), 0, peak)[:, None]
+    log_total = jnp.log(jnp.where(defined, jnp.sum(jnp.exp(exponents - peak), axis=1), 1))
+    weighted = amounts * jnp.where(amounts == 0, 0, logits - peak)
+    values = log_total - jnp.sum(weighted, axis=1) / jnp.where(defined, total_amount, 1)
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Integer, Real
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, labelled_rows, nan_where_no_class, reduce
+from jaxloss._batch import AxisName, Reduction, nan_where_no_class, reduce, valid_rows
 from jaxloss._checks import Number
 from jaxloss._linear import widen
 
@@ -54,11 +55,11 @@ def softmax_loss(
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
     """
     label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
-    logits, labels, valid = labelled_rows("logits", logits, labels, where)
-    (logits,) = widen(logits)
-    values = _cross_entropy(logits, labels, valid)
+    logits, labels, valid = _checked(logits, labels, where)
+    relative, log_total = relative_to_peak(logits, valid)
+    values = cross_entropy(relative, log_total, labels, valid)
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
-        uniform = jax.nn.logsumexp(logits, axis=1) - jnp.mean(logits, axis=1)
+        uniform = log_total - jnp.mean(relative, axis=1)
         values = (1 - label_smoothing) * values + label_smoothing * uniform
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -104,20 +105,47 @@ def margin_softmax_loss(
     """
     margin = _checks.in_range("margin", margin)
     scale = _checks.in_range("scale", scale, above=0)
-    logits, labels, valid = labelled_rows("logits", logits, labels, where)
-    (logits,) = widen(logits)
+    logits, labels, valid = _checked(logits, labels, where)
     is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
-    values = _cross_entropy(scale * jnp.where(is_target, logits - margin, logits), labels, valid)
+    scaled = scale * jnp.where(is_target, logits - margin, logits)
+    values = cross_entropy(*relative_to_peak(scaled, valid), labels, valid)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
-def _cross_entropy(
-    logits: Float[Array, "n C"], labels: Integer[Array, " n"], valid: Bool[Array, " n"]
+def _checked(
+    logits: Any, labels: Any, where: Any
+) -> tuple[Float[Array, "n C"], Integer[Array, " n"], Bool[Array, " n"]]:
+    """Checks the arguments. Returns the logits as they are, labels, and the mask of valid rows."""
+    logits = _checks.floating("logits", logits, "n C")
+    labels = _checks.class_labels(labels, "logits", logits)
+    valid = valid_rows(labels, _checks.row_mask(where, "logits", logits))
+    (logits,) = widen(logits)
+    return logits, labels, valid
+
+
+def relative_to_peak(
+    logits: Float[Array, "n C"], valid: Bool[Array, " n"]
+) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
+    """Returns `z − max z` and `log Σ e^{z − max z}` of each row; zeros and `log C` if not valid.
+
+    The maximum reads the logits as they are. Zeros in the invalid rows would be another array.
+    """
+    peak = jnp.where(valid, jnp.max(lax.stop_gradient(logits), axis=1), 0)
+    relative = jnp.where(valid[:, None], logits - peak[:, None], 0)
+    return relative, jnp.log(jnp.sum(jnp.exp(relative), axis=1))
+
+
+def cross_entropy(
+    relative: Float[Array, "n C"],
+    log_total: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
 ) -> Float[Array, " n"]:
-    num_classes = logits.shape[1]
+    """Returns `−log p_y` from the results of `relative_to_peak`; NaN if a label is C or more."""
+    num_classes = relative.shape[1]
     in_range = jnp.clip(labels, 0, num_classes - 1)
-    values = optax.softmax_cross_entropy_with_integer_labels(logits, in_range)
-    return nan_where_no_class(values, labels, valid, num_classes)
+    own = jnp.take_along_axis(relative, in_range[:, None], axis=1)[:, 0]
+    return nan_where_no_class(log_total - own, labels, valid, num_classes)
 
 
 def sigmoid_loss(
@@ -155,35 +183,43 @@ def sigmoid_loss(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (BCE).
     """
+    if np.ndim(labels) != 2:
+        logits, labels, valid = _checked(logits, labels, where)
+        is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
+        signed = jnp.where(is_target, -logits, logits)
+        values = jnp.sum(_softplus(jnp.where(valid[:, None], signed, 0)), axis=1)
+        values = nan_where_no_class(values, labels, valid, logits.shape[1])
+        return reduce(values, valid, sample_weights, reduction, axis_name)
     logits = _checks.floating("logits", logits, "n C")
     (logits,) = widen(logits)
-    if np.ndim(labels) == 2:
-        targets = _checks.class_targets("labels", labels, logits)
-    else:
-        targets = _one_hot_targets(_checks.class_labels(labels, "logits", logits), logits)
+    targets = _checks.class_targets("labels", labels, logits)
     mask = _checks.row_mask(where, "logits", logits)
     known = ~(targets < 0)  # True for NaN, so that NaN stays visible.
     known = known if mask is None else known & mask[:, None]
-    values = _binary_cross_entropy(jnp.where(known, logits, 0), jnp.clip(targets, 0, 1))
+    logits, targets = jnp.where(known, logits, 0), jnp.clip(targets, 0, 1)
+    # Subtract before adding the small term, which would be lost in `softplus(z) − t z`.
+    values = jnp.where(logits >= 0, logits, 0) - targets * logits + _decay(logits)
     values = jnp.sum(jnp.where(known, values, 0), axis=1)
     return reduce(values, jnp.any(known, axis=1), sample_weights, reduction, axis_name)
 
 
-def _one_hot_targets(
-    labels: Integer[Array, " n"], logits: Float[Array, "n C"]
-) -> Float[Array, "n C"]:
-    """Returns multi-label targets: unknown for a negative label, NaN for a label of C or more."""
-    num_classes = logits.shape[1]
-    targets = jax.nn.one_hot(labels, num_classes, dtype=logits.dtype)
-    outside = jnp.where(labels < 0, -1, jnp.nan).astype(logits.dtype)
-    is_class = (labels >= 0) & (labels < num_classes)
-    return jnp.where(is_class[:, None], targets, outside[:, None])
+def _decay(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """Returns `log(1 + e^{−|z|})`. Its derivatives at 0 are those from the right."""
+    return jnp.log1p(jnp.exp(jnp.where(logits >= 0, -logits, logits)))
 
 
-def _binary_cross_entropy(
-    logits: Float[Array, "n C"], targets: Float[Array, "n C"]
-) -> Float[Array, "n C"]:
-    """Returns `log(1 + e^z) − t z`, with a single exponential per logit."""
+@jax.custom_jvp
+def _softplus(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """Returns `log(1 + e^z)`, with a single exponential per logit for value and gradient."""
+    return jnp.where(logits >= 0, logits, 0) + _decay(logits)
+
+
+@_softplus.defjvp
+def _softplus_jvp(
+    primals: tuple[Float[Array, "n C"]], tangents: tuple[Float[Array, "n C"]]
+) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
+    (logits,), (d_logits,) = primals, tangents
     positive = logits >= 0
-    decay = jnp.log1p(jnp.exp(jnp.where(positive, -logits, logits)))
-    return jnp.where(positive, logits, 0) - targets * logits + decay
+    smaller = jnp.exp(jnp.where(positive, -logits, logits))
+    slope = jnp.where(positive, 1, smaller) / (1 + smaller)
+    return _softplus(logits), slope * d_logits

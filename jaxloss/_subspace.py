@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,12 +168,57 @@ def _cholesky(
     return factor, jnp.where(used > requested, used, epsilon)
 
 
+class SpectralBasis(NamedTuple):
+    """Where a classifier's weights lie: what `spectral_basis` returns."""
+
+    vectors: Float[Array, "d r"]
+    """Left singular vectors, one per column, with r = min(d, C)."""
+    values: Float[Array, " r"]
+    """Singular values λ, largest first. They are exactly 0 for null directions."""
+
+
+def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
+    r"""Left singular vectors and singular values of a classifier's weights.
+
+    .. math:: W = \tilde W \operatorname{diag}(λ) V^\top
+
+    The decomposition costs far more than all other parts of a spectral sum, above all on
+    accelerators, and the weights change slowly. So compute the basis every few training steps, keep
+    it in the training state, and pass it as `basis`. It is a constant: it has no gradient.
+
+    Args:
+      weights: `[d, C]`, one column per class.
+
+    Returns:
+      The basis, a pytree of float32 or float64 arrays. Values below the rank tolerance,
+      max(d, C)·eps·max λ, are 0.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features, weights = jnp.array([[1.0, 1.0, 1.0]]), jnp.diag(jnp.array([4.0, 1.0, 0.0]))
+      >>> basis = jaxloss.spectral_basis(weights)
+      >>> print(basis.values)
+      [4. 1. 0.]
+      >>> print(jaxloss.project_spectral_complement(features, weights, power=0.5, basis=basis))
+      [[0.  0.5 1. ]]
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 3.4, supplement
+      eq. (viii) to (xi).
+    """
+    weights = _checks.floating("weights", weights, "d C")
+    (weights,) = widen(weights)
+    vectors, values, _ = _decomposed(lax.stop_gradient(weights))
+    return SpectralBasis(vectors, values)
+
+
 def project_spectral_complement(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
     *,
     power: Number = 0.3,
     stop_gradient: bool = True,
+    basis: SpectralBasis | None = None,
 ) -> Float[Array, "n d"]:
     r"""Soft projection of features onto the directions that the classifier uses least.
 
@@ -191,12 +236,14 @@ def project_spectral_complement(
       stop_gradient: Treat the projection as a constant, so that only features get a gradient. If
         False, the first derivative is exact for repeated singular values too. The second needs
         distinct ones.
+      basis: The `spectral_basis` of the weights, or of slightly older ones. It is used as it is,
+        and the weights get no gradient. By default, it is computed from the weights.
 
     Returns:
       Projected features `[n, d]`.
 
     Raises:
-      ValueError: If `power` is negative.
+      ValueError: If `power` is negative, or there is a `basis` and `stop_gradient` is False.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -210,13 +257,18 @@ def project_spectral_complement(
     """
     power = _checks.in_range("power", power, at_least=0)
     features, weights = _checked(features, weights, stop_gradient)
-    if stop_gradient:
-        basis, _, spectral_weights, _ = _spectrum(weights, power)
-        return features - _weighted_projection(features, basis, spectral_weights)
-    return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
+    if basis is None and not stop_gradient:
+        return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
+    if not stop_gradient:
+        raise ValueError("`stop_gradient` must be True with a `basis`, which is a constant")
+    basis = spectral_basis(weights) if basis is None else basis
+    vectors, values = _checked_basis(basis, weights)
+    return features - _weighted_projection(features, vectors, _spectral_weights(values, power))
 
 
-def spectral_overlap(weights: Float[Array, "d C"], power: Number) -> Float[Array, ""]:
+def spectral_overlap(
+    weights: Float[Array, "d C"], power: Number, *, basis: SpectralBasis | None = None
+) -> Float[Array, ""]:
     r"""The spectral norm of the overlap between the classifier and its spectral complement.
 
     .. math:: \|W^\top \tilde W \operatorname{diag}(1 - \tilde λ^p) \tilde W^\top\|_2
@@ -225,6 +277,7 @@ def spectral_overlap(weights: Float[Array, "d C"], power: Number) -> Float[Array
     Args:
       weights: `[d, C]`, one column per class.
       power: p ≥ 0.
+      basis: As in `project_spectral_complement`.
 
     Returns:
       A scalar.
@@ -243,35 +296,66 @@ def spectral_overlap(weights: Float[Array, "d C"], power: Number) -> Float[Array
     power = _checks.in_range("power", power, at_least=0)
     weights = _checks.floating("weights", weights, "d C")
     (weights,) = widen(weights)
-    values = jnp.linalg.svd(weights, compute_uv=False)
-    used = values > _rank_tolerance(weights.shape, values[0])
-    relative = jnp.where(used, values, 1) / jnp.where(values[0] > 0, values[0], 1)
-    return jnp.max(jnp.where(used, values * (1 - relative**power), 0))
+    if basis is None:
+        values = jnp.linalg.svd(weights, compute_uv=False)
+        values = _zero_if_null(values, weights.shape)
+    else:
+        values = _checked_basis(basis, weights).values
+    return jnp.max(values * (1 - _spectral_weights(values, power)))
 
 
-def _spectrum(
-    weights: Float[Array, "d C"], power: Number
-) -> tuple[Float[Array, "d r"], Float[Array, " r"], Float[Array, " r"], Float[Array, "r C"]]:
-    """Returns left singular vectors, singular values (0 if null), `λ̃^p`, and right vectors."""
+def _checked_basis(basis: Any, weights: Float[Array, "d C"]) -> SpectralBasis:
+    """Returns the basis of weights of this shape, as a constant in their dtype."""
+    if not isinstance(basis, SpectralBasis):
+        raise TypeError(f"`basis` must be what spectral_basis returns, got {type(basis).__name__}")
+    vectors = _checks.floating("basis.vectors", basis.vectors, "d r")
+    values = _checks.floating("basis.values", basis.values, "r")
+    rank = min(weights.shape)
+    if (vectors.shape, values.shape) != ((weights.shape[0], rank), (rank,)):
+        raise ValueError(
+            f"`basis` must be of weights of shape {weights.shape}, with vectors "
+            f"{(weights.shape[0], rank)} and values {(rank,)}, got {vectors.shape} and "
+            f"{values.shape}"
+        )
+    basis = SpectralBasis(vectors.astype(weights.dtype), values.astype(weights.dtype))
+    return lax.stop_gradient(basis)
+
+
+def _decomposed(
+    weights: Float[Array, "d C"],
+) -> tuple[Float[Array, "d r"], Float[Array, " r"], Float[Array, "r C"]]:
+    """Returns left singular vectors, singular values (0 if null), and right singular vectors."""
     left, values, right = jnp.linalg.svd(weights, full_matrices=False)
-    largest = values[0]
-    null = values <= _rank_tolerance(weights.shape, largest)
-    safe = jnp.where(null, 1, values)
-    relative = safe / jnp.where(largest > 0, largest, 1)
-    return left, jnp.where(null, 0, values), jnp.where(null, 0, relative**power), right
+    return left, _zero_if_null(values, weights.shape), right
 
 
-def _rank_tolerance(shape: tuple[int, ...], largest: Float[Array, ""]) -> Float[Array, ""]:
-    return largest * max(shape) * jnp.finfo(largest.dtype).eps
+def _zero_if_null(values: Float[Array, " r"], shape: tuple[int, ...]) -> Float[Array, " r"]:
+    """Returns the singular values with 0 for those below the rank tolerance."""
+    tolerance = values[0] * max(shape) * jnp.finfo(values.dtype).eps
+    return jnp.where(values <= tolerance, 0, values)  # NaN stays NaN.
+
+
+def _spectral_weights(values: Float[Array, " r"], power: Number) -> Float[Array, " r"]:
+    """Returns `λ̃^p`, and 0 for null directions whatever p is."""
+    null = values == 0
+    largest = jnp.where(values[0] > 0, values[0], 1)
+    return jnp.where(null, 0, (jnp.where(null, largest, values) / largest) ** power)
 
 
 def _weighted_projection(
     features: Float[Array, "n d"],
-    basis: Float[Array, "d r"],
+    vectors: Float[Array, "d r"],
     spectral_weights: Float[Array, " r"],
 ) -> Float[Array, "n d"]:
-    """Returns `x U diag(w) Uᵀ`."""
-    return exact_product(exact_product(features, basis) * spectral_weights[None, :], basis.T)
+    """Returns `x U diag(w) Uᵀ`.
+
+    With its gradient this takes 4 products of n·d·r, or 2 of n·d·d after one of d·d·r.
+    """
+    (num_samples, dim), rank = features.shape, vectors.shape[1]
+    if 2 * num_samples * dim + dim * rank < 4 * num_samples * rank:
+        weighted = vectors * spectral_weights[None, :]
+        return exact_product(features, exact_product(weighted, vectors.T))
+    return exact_product(exact_product(features, vectors) * spectral_weights[None, :], vectors.T)
 
 
 @jax.custom_jvp
@@ -279,8 +363,8 @@ def _spectral_part(
     features: Float[Array, "n d"], weights: Float[Array, "d C"], power: Float[Array, ""]
 ) -> Float[Array, "n d"]:
     """Returns `x U diag(λ̃^p) Uᵀ`, the part that the spectral complement removes."""
-    basis, _, spectral_weights, _ = _spectrum(weights, power)
-    return _weighted_projection(features, basis, spectral_weights)
+    vectors, values, _ = _decomposed(weights)
+    return _weighted_projection(features, vectors, _spectral_weights(values, power))
 
 
 @_spectral_part.defjvp
@@ -295,7 +379,8 @@ def _spectral_part_jvp(
     """
     features, weights, power = primals
     d_features, d_weights, d_power = tangents
-    left, values, spectral_weights, right = _spectrum(weights, power)
+    left, values, right = _decomposed(weights)
+    spectral_weights = _spectral_weights(values, power)
     largest = jnp.where(values[0] > 0, values[0], 1)
     kept = spectral_weights > 0
     safe = jnp.where(kept, values, 1)

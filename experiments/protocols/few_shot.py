@@ -36,7 +36,14 @@ from experiments.evaluation.few_shot import (
 )
 from experiments.evaluation.hard_episodes import episode_classifier, prototype_predictions
 from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace
-from experiments.protocols.integration import IntegratedLoss, build_loss, label, terms
+from experiments.protocols.integration import (
+    IntegratedLoss,
+    build_loss,
+    init_basis,
+    label,
+    renew_basis,
+    terms,
+)
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
 from experiments.reporting.markdown import format_value
 from experiments.reporting.run import episodes_table
@@ -183,7 +190,9 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
     has_classifier = terms(options.name).classification is not None
 
     def loss(features, labels, head, objective_state):
-        value = loss_of(features, labels, head["kernel"], head["bias"])
+        objective_state = renew_basis(options, head["kernel"], objective_state)
+        kept = {"basis": objective_state["basis"]} if objective_state else {}
+        value = loss_of(features, labels, head["kernel"], head["bias"], **kept)
         means = {}
         if has_classifier:
             means = train_accuracy(head_logits(features, head, objective_state), labels)
@@ -192,7 +201,8 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
     def init_head(key: jax.Array):
         return init_linear_head(key, problem.num_features, len(problem.class_counts))
 
-    return Objective(init_head, loss, head_logits)
+    init_state = partial(init_basis, options, problem)
+    return Objective(init_head, loss, head_logits, init_state)
 
 
 def validate(

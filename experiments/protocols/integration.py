@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from jax import Array
+import jax.numpy as jnp
+from jax import Array, lax
 
 import jaxloss
-from experiments.config import NamedLoss, Positive, Weight
+from experiments.config import Count, NamedLoss, Positive, Weight
 from experiments.contracts import Problem
 
 Name = Literal[
@@ -39,7 +40,7 @@ _CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
 _LABELS = {"sce": "SCE", "bce": "BCE", "nca": "NCA", "proto": "Proto"}
 _OPERATORS = {"sum": "+", "direct": "⊕", "spectral": "⊕̃"}
 
-LossOfBatch = Callable[[Array, Array, Array, Array], Array]
+LossOfBatch = Callable[..., Array]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class IntegratedLoss(NamedLoss):
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: Weight = 0.3
     """Exponent p of the spectral sum."""
+    basis_every: Count = 1
+    """Decompose the classifier of a spectral sum anew every this many steps; 1 is exact."""
 
 
 class Terms(NamedTuple):
@@ -104,6 +107,8 @@ def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
 def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
     """The loss of a batch: `(features, labels, kernel, bias) -> scalar`.
 
+    That of a spectral sum also takes `basis`, as `jaxloss.spectral_sum_loss`.
+
     Args:
       options: Which loss, and its hyperparameters.
       problem: Number of features, which scales the temperature; classes; the mapped axis.
@@ -136,6 +141,29 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
         metric_weight=options.metric_weight,
         axis_name=axis_name,
     )
+
+
+def init_basis(options: IntegratedLoss, problem: Problem) -> Any:
+    """The first objective state: the `basis` of a spectral sum that keeps it, and its `age`.
+
+    The age is the number of steps since the decomposition, modulo `basis_every`. Losses that keep
+    no basis have an empty state.
+    """
+    if terms(options.name).integration != "spectral" or options.basis_every == 1:
+        return ()
+    dim, num_classes = problem.num_features, len(problem.class_counts)
+    rank = min(dim, num_classes)
+    basis = jaxloss.SpectralBasis(jnp.zeros((dim, rank)), jnp.zeros(rank))
+    return {"basis": basis, "age": jnp.zeros((), jnp.int32)}
+
+
+def renew_basis(options: IntegratedLoss, kernel: Array, objective_state: Any) -> Any:
+    """The objective state with the basis of this step, a new one every `basis_every` steps."""
+    if not objective_state:
+        return objective_state
+    basis, age = objective_state["basis"], objective_state["age"]
+    basis = lax.cond(age == 0, jaxloss.spectral_basis, lambda _: basis, lax.stop_gradient(kernel))
+    return {"basis": basis, "age": (age + 1) % options.basis_every}
 
 
 def _classify(

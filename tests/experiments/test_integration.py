@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxloss
 from experiments.config import DataConfig
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
@@ -24,7 +26,7 @@ from tests.jaxloss import references
 
 DIM, CLASSES = 7, 4
 CLASSIFICATION = {"sce": references.softmax_loss, "bce": references.sigmoid_loss}
-OPTIONS = {"metric_weight": 0.7, "temperature": 0.3, "epsilon": 1e-2, "power": 0.6}
+OPTIONS: dict[str, Any] = {"metric_weight": 0.7, "temperature": 0.3, "epsilon": 1e-2, "power": 0.6}
 PROBLEM = Problem(DIM, np.full(CLASSES, 9))
 
 
@@ -134,6 +136,41 @@ def test_the_objective_has_a_linear_classifier(name, has_accuracy):
     if has_accuracy:
         right = np.mean(logits.argmax(1) == labels)
         assert float(loss.means["train_accuracy"]) == pytest.approx(right)
+
+
+@pytest.mark.parametrize("name", ["spectral:sce+nca", "spectral:bce+proto"])
+def test_the_basis_of_a_spectral_sum_is_renewed_every_few_steps(name):
+    """Steps 0 and 3 decompose the classifier; the steps between use the same basis."""
+    objective = few_shot.objective(IntegratedLoss(name, basis_every=3), PROBLEM)
+    exact = build_loss(IntegratedLoss(name), PROBLEM)
+    rng = np.random.default_rng(6)
+    labels = jnp.asarray([0, 1, 1, 2, 0, 3, 3, 2])
+    state, renewed = objective.init_state(), jaxloss.spectral_basis(jnp.ones((DIM, CLASSES)))
+    step = jax.jit(lambda x, head, state: objective.loss(x, labels, head, state))
+    for number in range(5):
+        head = {
+            "kernel": jnp.float32(rng.normal(size=(DIM, CLASSES))),
+            "bias": jnp.float32(rng.normal(size=CLASSES)),
+        }
+        x = jnp.float32(rng.normal(size=(8, DIM)))
+        if number % 3 == 0:
+            renewed = jaxloss.spectral_basis(head["kernel"])
+        loss = step(x, head, state)
+        state = loss.objective_state
+        for found, expected in zip(state["basis"], renewed, strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+        expected = exact(x, labels, head["kernel"], head["bias"], basis=renewed)
+        assert float(loss.value) == pytest.approx(float(expected), rel=1e-5)
+        own = float(exact(x, labels, head["kernel"], head["bias"]))
+        assert (float(loss.value) == pytest.approx(own, rel=1e-5)) == (number % 3 == 0)
+    assert state["age"] == 2
+
+
+@pytest.mark.parametrize(
+    "options", [IntegratedLoss("spectral:sce+nca"), IntegratedLoss("sce+nca", basis_every=5)]
+)
+def test_without_need_no_basis_is_kept(options):
+    assert few_shot.objective(options, PROBLEM).init_state() == ()
 
 
 @pytest.mark.parametrize("option", ["mixup", "cutmix"])

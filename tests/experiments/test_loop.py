@@ -19,6 +19,7 @@ from experiments.config import Folders, SamplingConfig, TrainConfig
 from experiments.data.pipeline import RecordImages, load_split
 from experiments.errors import ConfigError
 from experiments.protocols import few_shot
+from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import plan_run, train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
@@ -33,9 +34,18 @@ def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
     return train_run(plan_run(config), directory, folders)
 
 
-@pytest.mark.parametrize("strategy", ["random", "4x4"])
-def test_a_resumed_run_ends_bit_identical(tmp_path, folders, strategy, killed_after):
-    config = dataclasses.replace(TINY, sampling=SamplingConfig(batch_size=16, strategy=strategy))
+# Of the last, the checkpoint at step 2 has the basis of step 0, which step 2 still uses.
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": SamplingConfig(batch_size=16, strategy="random")},
+        {"sampling": SamplingConfig(batch_size=16, strategy="4x4")},
+        {"loss": IntegratedLoss("spectral:sce+nca", basis_every=3)},
+    ],
+    ids=["random", "4x4", "kept basis"],
+)
+def test_a_resumed_run_ends_bit_identical(tmp_path, folders, changes, killed_after):
+    config = dataclasses.replace(TINY, **changes)
     train(config, tmp_path / "whole", folders)
 
     killed_after(3, lambda: train(config, tmp_path / "cut", folders))

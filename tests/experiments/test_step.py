@@ -52,9 +52,17 @@ def run_steps(config: TrainConfig, mode: ParallelMode, num_steps: int = 3):
     return jax.device_get((run.single(running), run.single(metrics)))
 
 
-@pytest.mark.parametrize(("loss", "model"), [("sce", RESNET), ("direct:sce+nca", TINY.model)])
+@pytest.mark.parametrize(
+    ("loss", "model"),
+    [
+        (IntegratedLoss("sce"), RESNET),
+        (IntegratedLoss("direct:sce+nca"), TINY.model),
+        (IntegratedLoss("spectral:sce+nca", power=1.0, basis_every=2), TINY.model),
+    ],
+    ids=["sce", "direct sum", "kept basis"],
+)
 def test_pmap_and_sharded_jit_give_the_same_numbers(loss, model):
-    config = dataclasses.replace(TINY, model=model, loss=IntegratedLoss(name=loss))
+    config = dataclasses.replace(TINY, model=model, loss=loss)
     assert jax.device_count() == 4
     chex.assert_trees_all_close(
         run_steps(config, "pmap"), run_steps(config, "jit"), rtol=2e-4, atol=2e-5

@@ -165,6 +165,16 @@ def towers(loss: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# A basis of other weights than those of the classifier.
+BASIS_WEIGHTS = make_weights(np.random.default_rng(9), np.float64)
+
+
+def basis_of(weights: np.ndarray) -> jaxloss.SpectralBasis:
+    """The basis by NumPy, of weights without null directions."""
+    vectors, values, _ = np.linalg.svd(weights, full_matrices=False)
+    return jaxloss.SpectralBasis(vectors, values)  # pyright: ignore[reportArgumentType]
+
+
 def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRow:
     """The row of a multi-label loss. Its references take the same hyperparameters."""
     kwargs = options.pop("kwargs", {})
@@ -480,6 +490,16 @@ VARIANTS = (
             }
         ),
         constant=(2,),
+    ),
+    LossRow(
+        name="spectral_sum_of_a_basis",
+        function=jaxloss.spectral_sum_loss,
+        kind="classifier",
+        make_inputs=classifier_inputs,
+        reference=partial(references.spectral_sum_loss, basis_weights=BASIS_WEIGHTS),
+        torch_reference=from_torch("spectral_sum_loss", basis_weights=BASIS_WEIGHTS),
+        differentiable=(0, 2, 3),
+        kwargs=MappingProxyType({"basis": basis_of(BASIS_WEIGHTS)}),
     ),
     LossRow(
         name="group_softmax_tight",

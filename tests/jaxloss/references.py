@@ -335,10 +335,13 @@ def spectral_sum_loss(
     metric=nca_loss,
     metric_weight=1.0,
     power=0.3,
+    basis_weights=None,
     **common,
 ):
+    spanning = weights if basis_weights is None else basis_weights
+
     def transform(x):
-        return project_spectral_complement(x, weights, power=power)
+        return project_spectral_complement(x, spanning, power=power)
 
     return _integrated(
         transform, features, labels, weights, bias, classification, metric, metric_weight, common

@@ -522,6 +522,140 @@ def test_spectral_overlap_of_half_precision_and_of_zero():
     assert jaxloss.spectral_overlap(jnp.zeros((4, 3)), 0.3) == 0
 
 
+# A basis that the caller keeps ----
+
+
+@every_shape
+@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+def test_spectral_basis_is_the_decomposition(case, dtype):
+    _, weights, singular = case_inputs(case)
+    with precision(dtype):
+        basis = jax.jit(jaxloss.spectral_basis)(jnp.asarray(weights, dtype))
+        vectors, values = map(np.asarray, basis)
+    assert vectors.dtype == values.dtype == dtype
+    rank = min(weights.shape)
+    assert vectors.shape == (weights.shape[0], rank)
+    tolerance = 1e-12 if dtype == np.float64 else 1e-6
+    np.testing.assert_allclose(values[: len(singular)], singular, rtol=10 * tolerance)
+    assert not values[len(singular) :].any()
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(rank), atol=tolerance)
+    used = vectors[:, : len(singular)]
+    np.testing.assert_allclose(used @ used.T @ weights, weights, atol=10 * tolerance)
+
+
+@every_shape
+@pytest.mark.parametrize("n", [2, 40])
+def test_a_basis_at_hand_changes_nothing(case, n):
+    """Few and many samples: the order of the products depends on their number."""
+    _, weights, _ = case_inputs(case)
+    features = np.random.default_rng(90).normal(size=(n, len(weights)))
+    with jax.enable_x64(True):
+        x, w = jnp.asarray(features), jnp.asarray(weights)
+        basis = jaxloss.spectral_basis(w)
+        for power in POWERS:
+            got = jaxloss.project_spectral_complement(x, w, power=power, basis=basis)
+            own = jaxloss.project_spectral_complement(x, w, power=power)
+            expected = references.project_spectral_complement(features, weights, power=power)
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(own))
+            np.testing.assert_allclose(np.asarray(got), expected, atol=1e-11)
+            overlap = jaxloss.spectral_overlap(w, power, basis=basis)
+            np.testing.assert_allclose(
+                float(overlap), references.spectral_overlap(weights, power), atol=1e-11
+            )
+
+
+def test_a_basis_of_older_weights_is_used_as_it_is():
+    rng = np.random.default_rng(91)
+    features, weights, older = (rng.normal(size=shape) for shape in [(5, 7), (7, 4), (7, 4)])
+    cotangent = rng.normal(size=features.shape)
+
+    @jax.jit
+    def run(x, w, basis):
+        project = partial(jaxloss.project_spectral_complement, power=0.4)
+        value, pull_back = jax.vjp(lambda x, w, b: project(x, w, basis=b), x, w, basis)
+        return (
+            value,
+            pull_back(jnp.asarray(cotangent)),
+            jaxloss.spectral_overlap(w, 0.4, basis=basis),
+        )
+
+    with jax.enable_x64(True):
+        basis = jaxloss.spectral_basis(jnp.asarray(older))
+        value, grads, overlap = run(jnp.asarray(features), jnp.asarray(weights), basis)
+        slope = jax.grad(lambda w: jaxloss.spectral_overlap(w, 0.4, basis=basis))(weights)
+    projector = references.spectral_complement_projector(older, 0.4)
+    np.testing.assert_allclose(np.asarray(value), features @ projector, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(grads[0]), cotangent @ projector, atol=1e-12)
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves((grads[1:], slope)))
+    singular = np.linalg.svd(older, compute_uv=False)
+    relative = singular / singular[0]
+    np.testing.assert_allclose(float(overlap), np.max(singular * (1 - relative**0.4)), rtol=1e-12)
+
+
+def test_a_basis_maps_and_has_no_gradient():
+    rng = np.random.default_rng(92)
+    features, weights = rng.normal(size=(3, 5, 7)), rng.normal(size=(3, 7, 4))
+    with jax.enable_x64(True):
+        stacked = jnp.asarray(features), jnp.asarray(weights)
+        bases = jax.vmap(jaxloss.spectral_basis)(stacked[1])
+        got = jax.vmap(lambda x, w, b: jaxloss.project_spectral_complement(x, w, basis=b))(
+            *stacked, bases
+        )
+        for k in range(3):
+            expected = references.project_spectral_complement(features[k], weights[k])
+            np.testing.assert_allclose(np.asarray(got[k]), expected, atol=1e-11)
+        slope = jax.grad(lambda w: jnp.sum(jaxloss.spectral_basis(w).vectors))(jnp.eye(4))
+    assert not np.asarray(slope).any()
+
+
+def test_a_basis_of_half_precision_weights_is_float32():
+    weights = jnp.asarray(np.random.default_rng(93).normal(size=(6, 4)), jnp.bfloat16)
+    basis = jaxloss.spectral_basis(weights)
+    assert basis.vectors.dtype == basis.values.dtype == np.float32
+    features = jnp.ones((2, 6), jnp.bfloat16)
+    got = jaxloss.project_spectral_complement(features, weights, basis=basis)
+    assert got.dtype == np.float32
+    # NaN in the weights stays visible.
+    assert np.isnan(jaxloss.spectral_basis(weights.at[0, 0].set(jnp.nan)).values).all()
+
+
+def test_derivative_by_the_power_with_a_basis():
+    with jax.enable_x64(True):
+        features, weights = map(jnp.asarray, case_inputs("rank deficient, d < C")[:2])
+        basis = jaxloss.spectral_basis(weights)
+
+        def objective(power):
+            projected = jaxloss.project_spectral_complement(
+                features, weights, power=power, basis=basis
+            )
+            return jnp.sum(jnp.sin(projected))
+
+        step = 1e-6
+        expected = (objective(0.3 + step) - objective(0.3 - step)) / (2 * step)
+        np.testing.assert_allclose(jax.grad(objective)(0.3), expected, rtol=1e-7)
+
+
+def test_errors_of_a_basis():
+    features, weights = jnp.ones((5, 4)), jnp.ones((4, 3))
+    project = partial(jaxloss.project_spectral_complement, features, weights)
+    basis = jaxloss.spectral_basis(weights)
+    with raises(ValueError, match="stop_gradient.*basis"):
+        project(basis=basis, stop_gradient=False)
+    for other in [jnp.ones((3, 4)), jnp.ones((4, 2)), jnp.ones((5, 3))]:
+        with raises(ValueError, match=r"basis.*\(4, 3\)"):
+            project(basis=jaxloss.spectral_basis(other))
+    with raises(TypeError, match="basis.*spectral_basis.*tuple"):
+        project(basis=tuple(basis))  # pyright: ignore[reportArgumentType]
+    with raises(TypeError, match=r"basis\.values"):
+        project(basis=basis._replace(values=jnp.ones(3, int)))
+    with raises(ValueError, match=r"basis\.vectors"):
+        jaxloss.spectral_overlap(weights, 0.3, basis=basis._replace(vectors=jnp.ones(4)))
+    with raises(ValueError, match="weights"):
+        jaxloss.spectral_basis(jnp.ones(4))
+    with raises(TypeError, match="weights"):
+        jaxloss.spectral_basis(jnp.ones((4, 3), int))
+
+
 # Errors ----
 
 

@@ -215,10 +215,19 @@ def direct_sum_loss(
 
 
 def spectral_sum_loss(
-    features, labels, weights, bias=None, *, power=0.3, stop_gradient=True, **options
+    features,
+    labels,
+    weights,
+    bias=None,
+    *,
+    power=0.3,
+    stop_gradient=True,
+    basis_weights=None,
+    **options,
 ):
     def transform(x, w):
-        return project_spectral_complement(x, w, power=power, stop_gradient=stop_gradient)
+        spanning = w if basis_weights is None else torch.tensor(basis_weights).to(w)
+        return project_spectral_complement(x, spanning, power=power, stop_gradient=stop_gradient)
 
     return sum_loss(features, labels, weights, bias, transform=transform, **options)
 
