@@ -22,15 +22,15 @@ Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
 def labelled_rows(
-    name: Literal["features", "logits"], rows: Any, labels: Any, where: Any
-) -> tuple[Float[Array, "n k"], Integer[Array, " n"], Bool[Array, " n"]]:
-    """Checks the samples of a loss.
+    features: Any, labels: Any, where: Any
+) -> tuple[Float[Array, "n d"], Integer[Array, " n"], Bool[Array, " n"]]:
+    """Checks the samples of a loss on features.
 
     Returns:
-      The rows with zeros in the invalid ones, the labels, and the mask of the valid samples.
+      The features with zeros in the invalid rows, the labels, and the mask of the valid samples.
     """
-    rows, labels, valid = checked_rows(name, rows, labels, where)
-    return zero_invalid(rows, valid), labels, valid
+    features, labels, valid = checked_rows("features", features, labels, where)
+    return zero_invalid(features, valid), labels, valid
 
 
 def checked_rows(

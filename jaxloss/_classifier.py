@@ -121,7 +121,7 @@ def classifier_loss(
     label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
-    features, labels, valid = labelled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows(features, labels, where)
     weights, bias = _checks.classifier(features, weights, bias)
     if similarity == "cosine" and bias is not None:
         raise ValueError(f"`bias` must be None for cosines, got shape {bias.shape}")

@@ -54,7 +54,7 @@ def discriminability(
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, eq. (9) to (11).
     """
-    features, labels, valid = labelled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows(features, labels, where)
     (features,) = widen(features)
     units = gather(l2_normalize(features), axis_name)
     labels, valid = gather(labels, axis_name), gather(valid, axis_name)

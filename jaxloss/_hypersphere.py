@@ -77,7 +77,7 @@ def update_class_means(
       CVPR 2024 (moving averages of the class means).
     """
     decay = _checks.in_range("decay", decay, at_least=0, below=1)
-    features, labels, valid = labelled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows(features, labels, where)
     class_means = _checks.columns(
         "class_means", class_means, "d C", features.shape[1], f"`features` {features.shape}"
     )

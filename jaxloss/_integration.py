@@ -200,7 +200,7 @@ def _combined_loss(
     features, labels, weights, bias = arrays
     classification_loss, metric_loss, metric_weight = losses
     metric_weight = _checks.in_range("metric_weight", metric_weight)
-    features, labels, _ = labelled_rows("features", features, labels, common[0])
+    features, labels, _ = labelled_rows(features, labels, common[0])
     weights, bias = _checks.classifier(features, weights, bias)
     keywords = dict(zip(("where", "sample_weights", "reduction", "axis_name"), common, strict=True))
     metric_features = transform(features, weights)

@@ -96,7 +96,7 @@ def prototypical_loss(
     for name, count in (("num_classes", num_classes), ("block_size", block_size)):
         if count is not None:
             _checks.positive_count(name, count)
-    features, labels, valid = labelled_rows("features", features, labels, where)
+    features, labels, valid = labelled_rows(features, labels, where)
     support = reference_rows(references, reference_labels, reference_where, features)
     rows, row_labels, row_valid = (features, labels, valid) if support is None else support
     anchors, rows = widen(features, zero_invalid(rows, row_valid))

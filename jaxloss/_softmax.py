@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Integer, Real
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, nan_where_no_class, reduce, valid_rows
+from jaxloss._batch import AxisName, Reduction, checked_rows, nan_where_no_class, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
 
@@ -55,7 +53,8 @@ def softmax_loss(
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
     """
     label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
-    logits, labels, valid = _checked(logits, labels, where)
+    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    (logits,) = widen(logits)
     relative, log_total = relative_to_peak(logits, valid)
     values = cross_entropy(relative, log_total, labels, valid)
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
@@ -105,22 +104,12 @@ def margin_softmax_loss(
     """
     margin = _checks.in_range("margin", margin)
     scale = _checks.in_range("scale", scale, above=0)
-    logits, labels, valid = _checked(logits, labels, where)
+    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    (logits,) = widen(logits)
     is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
     scaled = scale * jnp.where(is_target, logits - margin, logits)
     values = cross_entropy(*relative_to_peak(scaled, valid), labels, valid)
     return reduce(values, valid, sample_weights, reduction, axis_name)
-
-
-def _checked(
-    logits: Any, labels: Any, where: Any
-) -> tuple[Float[Array, "n C"], Integer[Array, " n"], Bool[Array, " n"]]:
-    """Checks the arguments. Returns the logits as they are, labels, and the mask of valid rows."""
-    logits = _checks.floating("logits", logits, "n C")
-    labels = _checks.class_labels(labels, "logits", logits)
-    valid = valid_rows(labels, _checks.row_mask(where, "logits", logits))
-    (logits,) = widen(logits)
-    return logits, labels, valid
 
 
 def relative_to_peak(
@@ -184,7 +173,8 @@ def sigmoid_loss(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (BCE).
     """
     if np.ndim(labels) != 2:
-        logits, labels, valid = _checked(logits, labels, where)
+        logits, labels, valid = checked_rows("logits", logits, labels, where)
+        (logits,) = widen(logits)
         is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
         signed = jnp.where(is_target, -logits, logits)
         values = jnp.sum(_softplus(jnp.where(valid[:, None], signed, 0)), axis=1)

@@ -30,6 +30,7 @@ from jaxloss._batch import (
     own_positions,
     pass_on,
     sum_over,
+    vary_alike,
 )
 from jaxloss._linear import exact_product, wide_dtype, widen
 
@@ -210,9 +211,8 @@ def pair_statistics(
             ring = axis_name
     counterpart = anchors if references is None else references
     dtype = wide_dtype(anchors.features, counterpart.features)
-    # A parameter is the same on all devices, its gradient in a tile is not.
-    varying = jnp.sum(jnp.zeros_like(anchors.labels))
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype) + varying.astype(dtype), params)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    params, anchors, references = vary_alike((params, anchors, references))
     center = _center(anchors, axis_name) if similarity != "product" else None
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
     sizes = _block_sizes(*shapes, block_size)
