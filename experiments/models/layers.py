@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from experiments.models.batch_norm import BatchNorm
+from experiments.models.convolution import Conv
 
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 _STAGES_WITH_DROP_BLOCK = 2
@@ -88,7 +89,8 @@ def conv(
     both sides. `SAME` would pad one pixel less at the left and top where a stride of 2 meets an
     even size, which shifts the images relative to weights that were trained elsewhere.
     """
-    return nnx.Conv(
+    kind = Conv if stride == 1 else nnx.Conv
+    return kind(
         channels_in,
         channels_out,
         (kernel_size, kernel_size),
