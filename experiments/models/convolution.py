@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -38,7 +40,14 @@ def convolve(x: Array, kernel: Array) -> Array:
 
     Returns:
       [n, h, w, o].
+
+    Raises:
+      ValueError: The numbers of channels differ.
     """
+    if x.shape[-1] != kernel.shape[2]:
+        raise ValueError(
+            f"a kernel for {kernel.shape[2]} channels does not fit images of {x.shape[-1]}"
+        )
     if x.dtype != jnp.float32:
         return _by_xla(x, kernel)
     # Inside `shard_map`, the kernel then varies over the devices as the images do, so that JAX sums
@@ -84,10 +93,8 @@ def _of_one_channel(x: Array, kernel: Array) -> Array:
     """A sum of shifted images, each times o numbers: one pass that writes the result."""
     size = len(kernel)
     shifted = _shifted(x, size)
-    return sum(
-        (shifted(i, j) * kernel[i, j, 0] for i in range(size) for j in range(size)),
-        start=jnp.zeros((), x.dtype),
-    )
+    terms = [shifted(i, j) * kernel[i, j, 0] for i in range(size) for j in range(size)]
+    return functools.reduce(operator.add, terms)
 
 
 def _kernel_gradient(x: Array, gradient: Array, kernel: Array) -> Array:
