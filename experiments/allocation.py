@@ -23,6 +23,6 @@ def keep_freed_memory() -> bool:
         library = ctypes.CDLL(None)
         library.gnu_get_libc_version  # noqa: B018
         settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_ARENA_MAX, 1))
-        return all([library.mallopt(*setting) for setting in settings])
+        return 0 not in [library.mallopt(*setting) for setting in settings]
     except (AttributeError, OSError, TypeError):  # Another C library, or none that can be found.
         return False

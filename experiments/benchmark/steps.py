@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +14,6 @@ from experiments.benchmark.cases import SizeName
 from experiments.benchmark.measure import interleave, num_cores
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig
 from experiments.contracts import Objective, Problem
-from experiments.data.augment import normalize
 from experiments.models import build_backbone
 from experiments.protocols.few_shot import objective
 from experiments.protocols.integration import IntegratedLoss
@@ -85,7 +82,7 @@ class Steps(NamedTuple):
 
 def measure_steps(size: SizeName, *, repeats: int) -> list[dict[str, Any]]:
     """Times training steps, and the loss and its gradient alone."""
-    return [measure_training(training, repeats=repeats) for training in TRAININGS[size]]
+    return [measure_training(training, repeats=repeats) for training in TRAININGS.get(size, ())]
 
 
 def measure_training(training: Training, *, repeats: int) -> dict[str, Any]:
@@ -196,7 +193,7 @@ def torch_steps(training: Training, parts: Parts) -> Steps:
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(torch.tensor(_value(values, name.split("."))))
-    network = network.to(device, memory_format=torch.channels_last)
+    network = network.to(device).to(memory_format=torch.channels_last)
     head = [
         torch.tensor(np.asarray(parts.state.params["classifier"][name]), device=device)
         for name in ("kernel", "bias")

@@ -116,7 +116,8 @@ def _in_turns(x: Array, gradient: Array, size: int) -> Array:
     parts = [a.reshape(together, turns, *a.shape[1:]) for a in (x, gradient)]
 
     def of_turn(turn: Array | int) -> Array:
-        return _many_channels(*(lax.dynamic_index_in_dim(a, turn, 1, False) for a in parts), size)
+        images, share = (lax.dynamic_index_in_dim(a, turn, 1, False) for a in parts)
+        return _many_channels(images, share, size)
 
     return lax.fori_loop(1, turns, lambda turn, total: total + of_turn(turn), of_turn(0))
 

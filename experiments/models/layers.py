@@ -179,9 +179,7 @@ def larger(a: Array, b: Array) -> Array:
 
 
 @larger.defjvp
-def _larger_jvp(
-    primals: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
+def _larger_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (a, b), (of_a, of_b) = primals, tangents
     half = jnp.asarray(0.5, a.dtype)
     share = half * (a > b) + half * (a >= b)
