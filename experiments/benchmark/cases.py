@@ -5,6 +5,7 @@ The forms in PyTorch are in `experiments.benchmark.torch_forms`, under the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +14,12 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array
+from jax import Array, lax
 
 import jaxloss
 from jaxloss._linear import exact_product as product
 
-SizeName = Literal["paper", "large"]
+SizeName = Literal["paper", "large", "own"]
 
 
 class Size(NamedTuple):
@@ -40,6 +41,18 @@ class Floor(NamedTuple):
     text: str
 
 
+class OwnSize(NamedTuple):
+    """A size of one loss, such as one at which most forms do not fit into memory."""
+
+    size: Size
+    forms: tuple[str, ...] = ()
+    """What is measured beside jaxloss and the floor, keys of `figure.STYLES`."""
+    turns: int = 3
+    """The most turns of each form."""
+    floor: Floor | None = None
+    """In place of that of the loss."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A loss and everything that its measurement needs, except its PyTorch forms."""
@@ -58,6 +71,9 @@ class Case:
     """What is ten times larger at the large size."""
     optax: Callable[..., Array] | None = None
     """The same loss by optax, if it has it."""
+    composition: Callable[..., Array] | None = None
+    """The same loss from simpler functions of `jaxloss`."""
+    own_sizes: tuple[OwnSize, ...] = ()
 
     @property
     def differentiable(self) -> tuple[int, ...]:
@@ -65,11 +81,13 @@ class Case:
         constant = {"labels", "targets", "prototypes", "assignment"}
         return tuple(i for i, name in enumerate(self.arrays) if name not in constant)
 
-    def size(self, name: SizeName) -> Size:
-        """The size of that name; `large` is ten times `paper`."""
+    def sizes(self, name: SizeName) -> tuple[Size, ...]:
+        """The sizes of that name; `large` is ten times `paper`."""
+        if name == "own":
+            return tuple(own.size for own in self.own_sizes)
         if name == "paper":
-            return self.paper
-        return self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)})
+            return (self.paper,)
+        return (self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)}),)
 
     def make_arrays(self, rng: np.random.Generator, size: Size) -> tuple[np.ndarray, ...]:
         """Random arrays of that size, float32 and int32."""
@@ -134,6 +152,16 @@ def _pairs(features: Array, *_: Array) -> tuple[Array, ...]:
     return products, product(products, features)
 
 
+def _pairs_in_blocks(features: Array, *_: Array) -> Array:
+    """The same products for 1024 anchors at a time: no more of the n·n numbers exist."""
+    blocks = features.reshape(-1, math.gcd(1024, len(features)), features.shape[1])
+    return lax.map(lambda block: _pairs_of(block, features), blocks)
+
+
+def _pairs_of(anchors: Array, features: Array) -> Array:
+    return product(product(anchors, features.T), features)
+
+
 def _complement(features: Array, coordinates: Array, basis: Array) -> tuple[Array, ...]:
     """Pairs in the complement of a subspace: projects the features, and their gradient."""
     products, gradient = _pairs(features - product(coordinates, basis.T))
@@ -169,7 +197,10 @@ ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
 )
 LINEAR = Floor(_linear, "3 products n·d·C")
 CLASS_MEANS = Floor(_class_means, "3 products n·d·C")
-PAIRS = Floor(_pairs, "2 products n·n·d")
+PAIRS = Floor(_pairs, "2 products n·n·d, 4n²d operations; 3n²d cannot be avoided")
+PAIRS_IN_BLOCKS = Floor(
+    _pairs_in_blocks, "2 products n·n·d in blocks of rows, 4n²d operations; none can be avoided"
+)
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
 DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
 SPECTRAL_SUM = Floor(

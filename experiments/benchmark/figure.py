@@ -37,6 +37,7 @@ STYLES = {
     "eager": Style("PyTorch eager", Mark(VERMILLION, "s", "--")),
     "compile": Style("torch.compile", Mark(ORANGE, "D", "--")),
     "metric_learning": Style("pytorch-metric-learning", Mark(PURPLE, "^", "--")),
+    "composition": Style("composition", Mark(BLUE, "x", "--")),
     "optax": Style("optax", Mark(GREEN, "v", "--")),
     "floor": Style("floor", Mark(GREY, "_", ":")),
 }

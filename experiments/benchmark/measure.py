@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+_WATCHED_SECONDS = 2.0
 _TURN = 0.005
 _FEWEST_TURNS = 3
 _MOST_CALLS = 50
@@ -30,6 +32,36 @@ def num_cores() -> int:
     """The cores that this process may use: XLA takes all of them."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def cores_of_others() -> float | None:
+    """The cores that other programs use, of those that this process may use.
+
+    They are watched for two seconds. None where `/proc/stat` does not exist.
+    """
+    started = time.perf_counter(), time.process_time()
+    before = _busy_seconds()
+    time.sleep(_WATCHED_SECONDS)
+    after = _busy_seconds()
+    elapsed, own = time.perf_counter() - started[0], time.process_time() - started[1]
+    if before is None or after is None:
+        return None
+    return max(0.0, (after - before - own) / elapsed)
+
+
+def _busy_seconds() -> float | None:
+    """Seconds in which the cores that this process may use have not been idle."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    ticks = 0
+    for name, *fields in (line.split() for line in lines if line.startswith("cpu")):
+        if name in cores:
+            user, nice, system, _idle, _waiting, *interrupts_and_steal = map(int, fields[:8])
+            ticks += user + nice + system + sum(interrupts_and_steal)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def jax_form(
@@ -137,7 +169,7 @@ def interleave(
     Args:
       runs: Forms, ready to run; `jaxloss` is one of them.
       repeats: Number of turns.
-      seconds: No further turn begins after this time, but there are at least three.
+      seconds: No further turn begins after this time, but there are at least three, or `repeats`.
 
     Returns:
       For each form the median, the interquartile range and the fastest of its calls in

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmark.figure import STYLES, benchmark_figure
-from experiments.benchmark.run import best_torch
+from experiments.benchmark.run import QUIET, best_torch
 from experiments.files import write_atomically, write_json, write_picture
 from experiments.reporting.markdown import MISSING, bold, table
 
-_SIZES = {"paper": "The size of the paper", "large": "Ten times larger"}
+_SIZES = {
+    "paper": "The size of the paper",
+    "large": "Ten times larger",
+    "own": "Sizes of single losses",
+}
 
 _HOW_TO_READ = """
 How it is measured:
@@ -26,7 +30,11 @@ How to read the tables:
 - **All other columns** are ratios: jaxloss's time divided by that of the column. Below 1, jaxloss
   is faster. Ratios use the fastest call of each form, which other programs disturb least.
 - **best**: the fastest form in PyTorch.
-- **floor**: a compiled JAX function that does only what the loss and its gradient cannot avoid.
+- **floor**: a compiled JAX function that does little more than what the loss and its gradient
+  cannot avoid. A product n·n·d takes 2n²d operations. For a loss of all pairs of a batch, the
+  similarities are symmetric, so that 3n²d operations would do where they are kept for the
+  gradient; where they are computed twice, 4n²d. The floor takes two bare products, 4n²d.
+- **composition**: the same loss from simpler functions of jaxloss.
 - **size**: n × d × C, or n × C for a loss on logits.
 - **Temporary memory**: the most that a run holds beside its arguments, its value and its gradients.
 """
@@ -49,8 +57,17 @@ mean lies near a prototype of its own. *Random*: it points in any direction.
 """
 
 
+_STEPS = """
+A step of `experiments.training` with SCE⊕NCA: backbone, loss, gradients, SGD with momentum. PyTorch
+makes the same step in `channels_last`, from the same parameters; its first losses agree. Random
+crops and flips are left out of both. The ratio is as above. *loss*: the loss and its gradient
+alone, as a share of the step. The C library keeps freed memory, as in all commands of the
+experiments, which both need.
+"""
+
+
 def write_benchmark(directory: Path, report: dict[str, Any]) -> list[Path]:
-    """Writes benchmark.md and benchmark.json and, if losses were measured, benchmark.png.
+    """Writes benchmark.md and benchmark.json, and benchmark.png of the losses at common sizes.
 
     Args:
       directory: Created if it does not exist.
@@ -62,11 +79,11 @@ def write_benchmark(directory: Path, report: dict[str, Any]) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     text = markdown(report)
     paths = [write_json(directory / "benchmark.json", report)]
-    if report["losses"]:
+    if drawn := [row for row in report["losses"] if row["size"] != "own"]:
         text += "\n![Time and temporary memory of every loss](benchmark.png)\n"
         machine = report["machine"]
         title = f"Loss and gradient: {machine['device']}, {_cores(machine)}"
-        figure = benchmark_figure(report["losses"], title=title)
+        figure = benchmark_figure(drawn, title=title)
         paths.append(write_picture(directory / "benchmark.png", figure))
     return [write_atomically(directory / "benchmark.md", text), *paths]
 
@@ -75,7 +92,14 @@ def markdown(report: dict[str, Any]) -> str:
     """All tables of a benchmark."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    lines = [
+    lines = []
+    if (others := machine["cores_of_others"]) is not None and others > QUIET:
+        lines = [
+            f"**Other programs used {others:.1f} of {_cores(machine)} at the start: the times are "
+            "those of a busy machine.**",
+            "",
+        ]
+    lines += [
         f"Command: `{report['command']}`",
         "",
         f"{machine['processor']}, {_cores(machine)}, device {machine['device']}; "
@@ -95,6 +119,7 @@ def markdown(report: dict[str, Any]) -> str:
         ("blocks", "NCA in blocks", _block_table),
         ("uniform_prototypes", "uniform_prototypes", _spread_table),
         ("assign_prototypes", "assign_prototypes", _assign_table),
+        ("steps", "Training steps", _step_table),
     ):
         if report[key]:
             lines += ["", f"### {heading}", "", *describe(report[key])]
@@ -177,6 +202,10 @@ def _assign_table(rows: list[dict[str, Any]]) -> list[str]:
     else:
         verdict = "**The solvers find assignments with different sums of cosines.**"
     return [*_solver_table(rows), _ASSIGNMENTS + verdict]
+
+
+def _step_table(rows: list[dict[str, Any]]) -> list[str]:
+    return [*_solver_table(rows), _STEPS.rstrip()]
 
 
 def _solver_table(rows: list[dict[str, Any]]) -> list[str]:

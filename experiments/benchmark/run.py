@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -17,18 +18,25 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxloss
-from experiments.benchmark.cases import CASES, Case, SizeName
+from experiments.benchmark.cases import CASES, Case, OwnSize, Size, SizeName
 from experiments.benchmark.measure import (
     Form,
+    cores_of_others,
     disagreement,
     interleave,
     jax_form,
     num_cores,
     torch_form,
 )
-from experiments.benchmark.solvers import SOLVERS
+from experiments.benchmark.solvers import SOLVERS as PROTOTYPE_SOLVERS
+from experiments.benchmark.steps import measure_steps
 from experiments.errors import ConfigError
 
+SOLVERS = PROTOTYPE_SOLVERS | {"steps": measure_steps}
+"""What is measured beside losses: at a size, rows with a `problem`, `forms` and a `result`, which
+are what is computed, the times, and what else tables show, each by heading."""
+QUIET = 0.1
+"""The most cores that other programs may use."""
 TOLERANCE = 1e-3
 """Largest disagreement of forms that are timed."""
 _SECONDS_PER_CASE = 8.0
@@ -63,6 +71,7 @@ def run_benchmark(
     repeats: int,
     compiled: bool,
     command: str,
+    allow_load: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Measures the losses at the sizes, one after the other.
@@ -73,20 +82,27 @@ def run_benchmark(
       repeats: Turns of every form.
       compiled: Also measure PyTorch's forms under `torch.compile`.
       command: The command line, for the report.
+      allow_load: Measure although other programs run, and say so in the report.
       say: Receives a line after each measurement.
 
     Returns:
       What `experiments.benchmark.report` writes.
 
     Raises:
-      ConfigError: A name is unknown.
+      ConfigError: A name is unknown, or other programs run.
     """
     cases, solvers = select(names)
+    others = cores_of_others()
+    if others is not None and others > QUIET and not allow_load:
+        raise ConfigError(
+            f"other programs use {others:.1f} of {num_cores()} cores, which would change the "
+            "times; stop them, or measure with --allow-load"
+        )
     notes: list[str] = []
     torch_losses = _torch_losses(notes, compiled=compiled)
     report: dict[str, Any] = {
         "command": command,
-        "machine": _machine(),
+        "machine": _machine() | {"cores_of_others": others},
         "versions": _versions(),
         "repeats": repeats,
         "notes": notes,
@@ -94,9 +110,12 @@ def run_benchmark(
         "blocks": [],
         **{name: [] for name in SOLVERS},
     }
-    work: list[tuple[Case, SizeName]] = [(case, size) for size in sizes for case in cases]
-    for number, (case, size) in enumerate(work, start=1):
-        row = measure_case(case, size, torch_losses, repeats=repeats)
+    work: list[tuple[Case, SizeName, Size]] = [
+        (case, name, size) for name in sizes for case in cases for size in case.sizes(name)
+    ]
+    for number, (case, size_name, size) in enumerate(work, start=1):
+        own = next((own for own in case.own_sizes if size_name == "own" and own.size == size), None)
+        row = measure_case(case, size_name, size, torch_losses, repeats=repeats, own=own)
         report["losses"].append(row)
         say(f"[{number}/{len(work)}] {_line(row)}")
     if "large" in sizes and any(case.name == "nca_in_blocks" for case in cases):
@@ -104,18 +123,32 @@ def run_benchmark(
         say(f"memory of nca_loss at n = {_BLOCK_BATCH:,} by block_size: compiled")
     for name in solvers:
         for size in sizes:
-            rows = SOLVERS[name](size, repeats=max(2, repeats // 10))
-            report[name] += rows
-            say(f"{name}, {size}: {len(rows)} measured")
+            if rows := SOLVERS[name](size, repeats=max(2, repeats // 10)):
+                report[name] += rows
+                say(f"{name}, {size}: {len(rows)} measured")
     report["machine"]["load_at_end"] = _load()
     return report
 
 
 def measure_case(
-    case: Case, size: SizeName, torch_losses: TorchLosses, *, repeats: int
+    case: Case,
+    size_name: SizeName,
+    shape: Size,
+    torch_losses: TorchLosses,
+    *,
+    repeats: int,
+    own: OwnSize | None = None,
 ) -> dict[str, Any]:
     """One loss at one size. Forms that disagree with jaxloss's are not timed."""
-    shape = case.size(size)
+    if own is not None:
+        repeats = min(repeats, own.turns)
+        case = dataclasses.replace(
+            case,
+            floor=own.floor or case.floor,
+            optax=case.optax if "optax" in own.forms else None,
+            composition=case.composition if "composition" in own.forms else None,
+        )
+        torch_losses = {form: losses for form, losses in torch_losses.items() if form in own.forms}
     arrays = case.make_arrays(np.random.default_rng(0), shape)
     forms, failures = _forms(case, arrays, torch_losses)
     expected = forms["jaxloss"].results
@@ -138,7 +171,7 @@ def measure_case(
         }
     return {
         "loss": case.name,
-        "size": size,
+        "size": size_name,
         "shape": shape._asdict(),
         "grows": case.grows,
         "source": case.source,
@@ -165,8 +198,9 @@ def _forms(
             if not compiled:
                 raise
             failures[name] = str(error).partition("\n")[0][:60]
-    if case.optax:
-        forms["optax"] = jax_form(case.optax, arrays, case.differentiable)
+    for name, function in (("composition", case.composition), ("optax", case.optax)):
+        if function is not None:
+            forms[name] = jax_form(function, arrays, case.differentiable)
     forms["floor"] = jax_form(case.floor.run, arrays, None)
     return forms, failures
 

@@ -40,14 +40,14 @@ _TOLERANCE = 1e-3
 
 def measure_spreads(size: SizeName, *, repeats: int) -> list[dict[str, Any]]:
     """`uniform_prototypes` and the loop in PyTorch: time, and largest cosine beside its bound."""
-    return [_measure_spread(*spread, repeats=repeats) for spread in SPREADS[size]]
+    return [_measure_spread(*spread, repeats=repeats) for spread in SPREADS.get(size, ())]
 
 
 def measure_assignments(size: SizeName, *, repeats: int) -> list[dict[str, Any]]:
     """`assign_prototypes` against scipy's and optax's, each with the matrix of cosines."""
     return [
         _measure_assignment(*shape, trained=trained, repeats=repeats)
-        for shape in ASSIGNMENTS[size]
+        for shape in ASSIGNMENTS.get(size, ())
         for trained in (True, False)
     ]
 
@@ -56,8 +56,6 @@ SOLVERS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "uniform_prototypes": measure_spreads,
     "assign_prototypes": measure_assignments,
 }
-"""Measures a solver at a size. Each row has a `problem`, `forms` and a `result`: by heading, what
-is solved, the times, and what else tables show."""
 
 
 def _bound(num_prototypes: int, dim: int) -> tuple[str, float]:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from experiments.errors import ConfigError
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 _SIZES: dict[str, tuple[SizeName, ...]] = {
     "paper": ("paper",),
     "large": ("large",),
-    "all": ("paper", "large"),
+    "own": ("own",),
+    "all": ("paper", "large", "own"),
 }
 
 
@@ -28,19 +31,22 @@ class Benchmark:
 
     All forms of a loss run in one process on the same arrays, in turns, after a check that their
     values and gradients agree. Columns of PyTorch and pytorch-metric-learning need the extra
-    `benchmark`. On two CPU cores, the papers' sizes take about five minutes and the large sizes
-    ten more.
+    `benchmark`. On two CPU cores, the papers' sizes take about seven minutes and the large sizes
+    fifteen more.
     """
 
-    loss: tuple[str, ...] = ()
-    """Losses such as `softmax nca direct_sum`, and `uniform_prototypes`, `assign_prototypes` (by
-    default all)."""
-    size: Literal["paper", "large", "all"] = "paper"
-    """The size of each loss's paper, one ten times larger, or both."""
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
+    """Losses such as `softmax nca direct_sum`, and `uniform_prototypes`, `assign_prototypes`,
+    `steps` (by default all)."""
+    size: Literal["paper", "large", "own", "all"] = "paper"
+    """The size of each loss's paper, one ten times larger, further sizes of single losses, or
+    all."""
     out: Path = Path("runs", "benchmark")
     """Folder for benchmark.md, benchmark.json and benchmark.png."""
     repeats: int = 100
     """Turns of each form; a loss takes at most 8 seconds."""
+    allow_load: bool = False
+    """Measure although other programs use the machine; the report then begins with that."""
     compile: bool = True
     """Also measure torch.compile, which needs a C++ compiler."""
 
@@ -54,11 +60,12 @@ class Benchmark:
         from experiments.benchmark.run import run_benchmark
 
         report = run_benchmark(
-            self.loss,
+            self.names,
             _SIZES[self.size],
             repeats=self.repeats,
             compiled=self.compile,
             command=shlex.join(command),
+            allow_load=self.allow_load,
             say=partial(print, flush=True),
         )
         paths = write_benchmark(self.out, report)
