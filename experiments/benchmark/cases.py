@@ -79,6 +79,7 @@ class Case:
     def differentiable(self) -> tuple[int, ...]:
         """Positions of the arrays that gradients are taken for."""
         constant = {"labels", "targets", "prototypes", "assignment"}
+        constant |= {"references", "reference_labels", "vectors", "values"}
         return tuple(i for i, name in enumerate(self.arrays) if name not in constant)
 
     def sizes(self, name: SizeName) -> tuple[Size, ...]:
@@ -128,8 +129,13 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     "bias": lambda rng, size: rng.normal(0, 0.1, size.C),
     "prototypes": _prototypes,
     "assignment": lambda rng, size: rng.permutation(size.C),
+    "references": lambda rng, size: rng.normal(0.2, 1, (NUM_REFERENCES, size.d)),
+    "reference_labels": lambda rng, size: rng.integers(0, size.C, NUM_REFERENCES),
+    "vectors": lambda rng, size: np.linalg.qr(rng.normal(size=(size.d, size.d)))[0],
+    "values": lambda rng, size: np.linspace(2, 0.1, size.d),
 }
 CLASSIFIER = ("features", "labels", "weights", "bias")
+NUM_REFERENCES = 65_536
 
 # ---------------------------------------------------------------------------------------- floors
 # The factors of a backward product have the shapes of the real ones, not their values. Products are
@@ -150,6 +156,12 @@ def _pairs(features: Array, *_: Array) -> tuple[Array, ...]:
     """All inner products, and the gradient of the features."""
     products = product(features, features.T)
     return products, product(products, features)
+
+
+def _references(features: Array, _labels: Array, references: Array, *_: Array) -> object:
+    """All inner products, and the gradient of the features, for 1024 references at a time."""
+    blocks = references.reshape(-1, 1024, references.shape[1])
+    return lax.map(lambda block: _pairs_of(features, block), blocks)
 
 
 def _pairs_in_blocks(features: Array, *_: Array) -> Array:
@@ -201,6 +213,7 @@ PAIRS = Floor(_pairs, "2 products n·n·d, 4n²d operations; 3n²d cannot be avo
 PAIRS_IN_BLOCKS = Floor(
     _pairs_in_blocks, "2 products n·n·d in blocks of rows, 4n²d operations; none can be avoided"
 )
+REFERENCES = Floor(_references, "2 products n·m·d for m references, in blocks of references")
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
 DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
 SPECTRAL_SUM = Floor(
@@ -230,6 +243,22 @@ def _cosine_margin_softmax(features: Array, labels: Array, weights: Array) -> Ar
 
 _margin_softmax = partial(jaxloss.margin_softmax_loss, margin=MARGIN, scale=SCALE)
 _nca = _at_temperature_d(jaxloss.nca_loss)
+
+
+def _nca_references(
+    features: Array, labels: Array, references: Array, reference_labels: Array
+) -> Array:
+    return _nca(features, labels, references=references, reference_labels=reference_labels)
+
+
+def _spectral_sum_with_basis(*arrays: Array) -> Array:
+    *arguments, vectors, values = arrays
+    basis = jaxloss.SpectralBasis(vectors, values)
+    return jaxloss.spectral_sum_loss(*arguments, metric_loss=_nca, basis=basis)
+
+
+def _classifier_composition(features: Array, labels: Array, weights: Array, bias: Array) -> Array:
+    return jaxloss.softmax_loss(jaxloss.linear_logits(features, weights, bias), labels)
 
 
 def _optax_softmax(logits: Array, labels: Array) -> Array:
@@ -298,12 +327,23 @@ CASES = (
         paper=Size(256, 640, BASE_CLASSES),
         source="mini-ImageNet, ResNet-12, batch 256",
     ),
-    _metric("nca", _nca, floor=PAIRS, source=_MINI_IMAGENET),
     _metric(
-        "nca_in_blocks",
-        _at_temperature_d(jaxloss.nca_loss, block_size=256),
+        "nca",
+        _nca,
         floor=PAIRS,
-        source=f"{_MINI_IMAGENET}; block_size=256",
+        source=_MINI_IMAGENET,
+        own_sizes=(
+            OwnSize(Size(16_384, 640, BASE_CLASSES), floor=PAIRS_IN_BLOCKS),
+            OwnSize(Size(65_536, 64, BASE_CLASSES), floor=PAIRS_IN_BLOCKS),
+        ),
+    ),
+    Case(
+        "nca_references",
+        _nca_references,
+        arrays=("features", "labels", "references", "reference_labels"),
+        floor=REFERENCES,
+        paper=Size(256, 128, BASE_CLASSES),
+        source=f"a queue of {NUM_REFERENCES:,} earlier rows, batch 256, d = 128",
     ),
     _metric(
         "prototypical",
@@ -327,6 +367,28 @@ CASES = (
         floor=SPECTRAL_SUM,
         paper=Size(512, 640, 908),
         source="iNaturalist2017, ResNet-12, batch 512; softmax and NCA",
+    ),
+    Case(
+        "spectral_sum_with_basis",
+        _spectral_sum_with_basis,
+        arrays=(*CLASSIFIER, "vectors", "values"),
+        floor=SPECTRAL_SUM,
+        paper=Size(512, 640, 908),
+        source="the same, with a basis at hand",
+    ),
+    Case(
+        "classifier",
+        jaxloss.classifier_loss,
+        arrays=CLASSIFIER,
+        floor=LINEAR,
+        paper=Size(256, 512, 1000),
+        source="ImageNet, batch 256, d = 512",
+        composition=_classifier_composition,
+        own_sizes=(
+            OwnSize(Size(256, 512, 10_000), forms=("composition",), turns=20),
+            OwnSize(Size(256, 512, 100_000), forms=("composition",)),
+            OwnSize(Size(256, 512, 1_000_000)),
+        ),
     ),
     Case(
         "group_softmax",

@@ -116,7 +116,6 @@ def markdown(report: dict[str, Any]) -> str:
             lines += ["", f"### {heading}: time", "", *_time_table(of_size)]
             lines += ["", f"### {heading}: temporary memory (MB)", "", *_memory_table(of_size)]
     for key, heading, describe in (
-        ("blocks", "NCA in blocks", _block_table),
         ("uniform_prototypes", "uniform_prototypes", _spread_table),
         ("assign_prototypes", "assign_prototypes", _assign_table),
         ("steps", "Training steps", _step_table),
@@ -177,19 +176,6 @@ def _memory_table(rows: list[dict[str, Any]]) -> list[str]:
         for row in rows
     ]
     return table(["loss", "size", *(STYLES[name].label for name in names), "gradients"], cells)
-
-
-def _block_table(rows: list[dict[str, Any]]) -> list[str]:
-    cells = [
-        [f"{row['block_size']:,}" if row["block_size"] else "without", _megabytes(row)]
-        for row in rows
-    ]
-    return [
-        f"Value and gradient of `nca_loss` at n = {rows[0]['n']:,}, d = {rows[0]['d']}, taken from "
-        "the compiled program without running it.",
-        "",
-        *table(["block_size", "temporary memory (MB)"], cells),
-    ]
 
 
 def _spread_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -9,12 +9,10 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxloss
@@ -40,8 +38,6 @@ QUIET = 0.1
 TOLERANCE = 1e-3
 """Largest disagreement of forms that are timed."""
 _SECONDS_PER_CASE = 8.0
-_BLOCK_BATCH, _BLOCK_DIM = 16384, 640
-_BLOCK_SIZES = (None, 4096, 1024, 256)
 _PACKAGES = ("jax", "jaxlib", "optax", "numpy", "scipy", "torch", "pytorch-metric-learning")
 _INSTALL = 'pip install -e ".[benchmark]"'
 
@@ -107,7 +103,6 @@ def run_benchmark(
         "repeats": repeats,
         "notes": notes,
         "losses": [],
-        "blocks": [],
         **{name: [] for name in SOLVERS},
     }
     work: list[tuple[Case, SizeName, Size]] = [
@@ -118,9 +113,6 @@ def run_benchmark(
         row = measure_case(case, size_name, size, torch_losses, repeats=repeats, own=own)
         report["losses"].append(row)
         say(f"[{number}/{len(work)}] {_line(row)}")
-    if "large" in sizes and any(case.name == "nca_in_blocks" for case in cases):
-        report["blocks"] = block_memory()
-        say(f"memory of nca_loss at n = {_BLOCK_BATCH:,} by block_size: compiled")
     for name in solvers:
         for size in sizes:
             if rows := SOLVERS[name](size, repeats=max(2, repeats // 10)):
@@ -210,26 +202,6 @@ def best_torch(row: dict[str, Any]) -> dict[str, Any] | None:
     forms = [row["forms"].get(name, {}) for name in ("eager", "compile", "metric_learning")]
     timed = [form for form in forms if "fastest_ms" in form]
     return min(timed, key=lambda form: form["fastest_ms"], default=None)
-
-
-def block_memory() -> list[dict[str, Any]]:
-    """Temporary memory of NCA and its gradient at a batch that is compiled but not run."""
-    features = jax.ShapeDtypeStruct((_BLOCK_BATCH, _BLOCK_DIM), jnp.float32)
-    labels = jax.ShapeDtypeStruct((_BLOCK_BATCH,), jnp.int32)
-    rows = []
-    for block_size in _BLOCK_SIZES:
-        loss = partial(jaxloss.nca_loss, temperature=_BLOCK_DIM, block_size=block_size)
-        compiled = jax.jit(jax.value_and_grad(loss)).lower(features, labels).compile()
-        memory = compiled.memory_analysis()
-        rows.append(
-            {
-                "n": _BLOCK_BATCH,
-                "d": _BLOCK_DIM,
-                "block_size": block_size,
-                "temporary_bytes": None if memory is None else memory.temp_size_in_bytes,
-            }
-        )
-    return rows
 
 
 def _machine() -> dict[str, Any]:

@@ -116,6 +116,35 @@ def spectral_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: T
     return sum_loss(features, labels, weights, bias, features - within)
 
 
+def spectral_sum_with_basis_loss(
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    vectors: Tensor,
+    values: Tensor,
+) -> Tensor:
+    """The same with the singular vectors and values at hand."""
+    within = ((features @ vectors) * (values / values[0]) ** 0.3) @ vectors.T
+    return sum_loss(features, labels, weights, bias, features - within)
+
+
+def nca_references_loss(
+    features: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
+) -> Tensor:
+    """NCA with other rows than the batch."""
+    squares = features.square().sum(1)[:, None] + references.square().sum(1)[None, :]
+    scores = -(squares - 2 * features @ references.T).clamp(min=0) / features.shape[1]
+    same = labels[:, None] == reference_labels[None, :]
+    own = scores.masked_fill(~same, -torch.inf).logsumexp(1)
+    return (scores.logsumexp(1) - own).mean()
+
+
+def classifier_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """Softmax cross-entropy of a linear classifier."""
+    return F.cross_entropy(F.linear(features, weights.T, bias), labels)
+
+
 def group_softmax_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """The loose bound: groups by sorting the features, G masked products."""
     with torch.no_grad():
@@ -200,12 +229,14 @@ TORCH_FORMS: Mapping[str, TorchLoss] = {
     "margin_softmax": margin_softmax_loss,
     "cosine_margin_softmax": cosine_margin_softmax_loss,
     "nca": nca_loss,
-    "nca_in_blocks": nca_loss,
     "prototypical": partial(prototypical_loss, num_classes=BASE_CLASSES),
     "prototypical_by_samples": prototypical_by_samples_loss,
     "sum": sum_loss,
     "direct_sum": direct_sum_loss,
     "spectral_sum": spectral_sum_loss,
+    "spectral_sum_with_basis": spectral_sum_with_basis_loss,
+    "nca_references": nca_references_loss,
+    "classifier": classifier_loss,
     "group_softmax": group_softmax_loss,
     "prototype": prototype_loss,
     "dot_regression": dot_regression_loss,
@@ -233,4 +264,4 @@ def metric_learning_forms() -> Mapping[str, TorchLoss]:
         scale: Any = 1 / features.shape[1]
         return losses.NCALoss(softmax_scale=scale, distance=distance)(features, labels)
 
-    return {"nca": nca, "nca_in_blocks": nca}
+    return {"nca": nca}
