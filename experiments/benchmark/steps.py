@@ -112,10 +112,8 @@ def measure_training(training: Training, *, repeats: int) -> dict[str, Any]:
         },
         "forms": {name: times[name] for name in ("jaxloss", _TORCH) if name in times} | failures,
         "result": {
-            "images/s": round(1e3 * training.batch_size / fastest["jaxloss"]),
-            "images/s, PyTorch": (
-                round(1e3 * training.batch_size / fastest[_TORCH]) if _TORCH in fastest else None
-            ),
+            "images/s": _rate(training, fastest, "jaxloss"),
+            "images/s, PyTorch": _rate(training, fastest, _TORCH),
             "loss": _share(fastest, _LOSS_ALONE, "jaxloss"),
             "loss, PyTorch": _share(fastest, _TORCH_LOSS_ALONE, _TORCH),
             "temporary memory (MB)": (
@@ -123,6 +121,13 @@ def measure_training(training: Training, *, repeats: int) -> dict[str, Any]:
             ),
         },
     }
+
+
+def _rate(training: Training, fastest: dict[str, float], name: str) -> str | None:
+    if name not in fastest:
+        return None
+    rate = 1e3 * training.batch_size / fastest[name]
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def _share(fastest: dict[str, float], part: str, whole: str) -> str | None:
@@ -193,7 +198,8 @@ def torch_steps(training: Training, parts: Parts) -> Steps:
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(torch.tensor(_value(values, name.split("."))))
-    network = network.to(device).to(memory_format=torch.channels_last)
+    channels_last: Any = {"memory_format": torch.channels_last}
+    network = network.to(device, **channels_last)
     head = [
         torch.tensor(np.asarray(parts.state.params["classifier"][name]), device=device)
         for name in ("kernel", "bias")
