@@ -131,8 +131,8 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     "assignment": lambda rng, size: rng.permutation(size.C),
     "references": lambda rng, size: rng.normal(0.2, 1, (NUM_REFERENCES, size.d)),
     "reference_labels": lambda rng, size: rng.integers(0, size.C, NUM_REFERENCES),
-    "vectors": lambda rng, size: np.linalg.qr(rng.normal(size=(size.d, size.d)))[0],
-    "values": lambda rng, size: np.linspace(2, 0.1, size.d),
+    "vectors": lambda rng, size: np.linalg.qr(rng.normal(size=(size.d, min(size.d, size.C))))[0],
+    "values": lambda rng, size: np.linspace(2, 0.1, min(size.d, size.C)),
 }
 CLASSIFIER = ("features", "labels", "weights", "bias")
 NUM_REFERENCES = 65_536
