@@ -185,7 +185,7 @@ def _direct_sum(features: Array, labels: Array, weights: Array, _bias: Array) ->
     return gradients, _complement(features, logits, weights), product(weights.T, weights)
 
 
-def _spectral_sum(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
+def _spectral_sum(features: Array, labels: Array, weights: Array, *_: Array) -> object:
     basis = weights[:, : weights.shape[0]]  # In place of the singular vectors.
     pairs = _complement(features, product(features, basis), basis)
     return _linear(features, labels, weights)[1:], pairs
