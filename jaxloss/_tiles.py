@@ -490,16 +490,24 @@ def _tile(
     used = a.valid[:, None] & b.valid[None, :] & (a.positions[:, None] != b.positions[None, :])
     own, other = _load(plan, a, center), _load(plan, b, center)
     if similarities is None:
-        products = exact_product(own, other.T)
-        if squares_a is None or squares_b is None:
-            similarities = products
-        else:
-            distances = squares_a[:, None] + squares_b[None, :] - 2 * products
-            # Clamp the value only: a clamped gradient has wrong second derivatives.
-            distances = distances + lax.stop_gradient(jnp.maximum(-distances, 0))
-            # Computed once, and not again for each statistic.
-            similarities = lax.optimization_barrier(-distances)
+        similarities = _similarities(own, other, squares_a, squares_b)
     return _Tile(own, other, similarities, used, a.labels[:, None] == b.labels[None, :])
+
+
+def _similarities(
+    own: Float[Array, "a d"],
+    other: Float[Array, "b d"],
+    own_squares: Float[Array, " a"] | None,
+    other_squares: Float[Array, " b"] | None,
+) -> Float[Array, "a b"]:
+    products = exact_product(own, other.T)
+    if own_squares is None or other_squares is None:
+        return products
+    distances = own_squares[:, None] + other_squares[None, :] - 2 * products
+    # Clamp the value only: a clamped gradient has wrong second derivatives.
+    distances = distances + lax.stop_gradient(jnp.maximum(-distances, 0))
+    # Computed once, and not again for each statistic.
+    return lax.optimization_barrier(-distances)
 
 
 def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:

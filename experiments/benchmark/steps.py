@@ -17,6 +17,7 @@ from experiments.contracts import Objective, Problem
 from experiments.models import build_backbone
 from experiments.protocols.few_shot import objective
 from experiments.protocols.integration import IntegratedLoss
+from experiments.training import parallel
 from experiments.training.optimizer import build_optimizer
 from experiments.training.state import TrainState, initial_state
 from experiments.training.step import Batch, Step, build_step
@@ -63,9 +64,11 @@ class Parts(NamedTuple):
     """A training of this project, ready to be compiled."""
 
     step: Step
+    """Of one device among several."""
     state: TrainState
     batch: Batch
     objective: Objective
+    """On one device."""
     num_features: int
 
 
@@ -143,14 +146,18 @@ def build(training: Training) -> Parts:
         rng.integers(0, 256, (n, *training.image_shape), np.uint8),
         rng.permutation(np.arange(n) % classes).astype(np.int32),
     )
+    axis_name = parallel.axis_name("pmap")
     model = build_backbone(
-        training.model, image_shape=training.image_shape, axis_name=None, rngs=nnx.Rngs(0)
+        training.model, image_shape=training.image_shape, axis_name=axis_name, rngs=nnx.Rngs(0)
     )
-    chosen = objective(_LOSS, Problem(model.num_features, np.ones(_CLASSES, int)))
+    problem = Problem(model.num_features, np.ones(_CLASSES, int))
+    spread = objective(_LOSS, problem._replace(axis_name=axis_name))
     optimizer = build_optimizer(_OPTIMIZER, _NEVER_ENDS)
-    graphdef, state = initial_state(model, chosen, optimizer, seed=0)
-    step = build_step(graphdef, chosen, optimizer, _DATA, key=jax.random.key(0), axis_name=None)
-    return Parts(step, state, batch, chosen, model.num_features)
+    graphdef, state = initial_state(model, spread, optimizer, seed=0)
+    step = build_step(
+        graphdef, spread, optimizer, _DATA, key=jax.random.key(0), axis_name=axis_name
+    )
+    return Parts(step, state, batch, objective(_LOSS, problem), model.num_features)
 
 
 def _random_features(parts: Parts) -> np.ndarray:
@@ -159,19 +166,19 @@ def _random_features(parts: Parts) -> np.ndarray:
 
 
 def jax_steps(parts: Parts) -> Steps:
-    """The step and the loss alone, compiled."""
-    batch = jax.device_put(parts.batch)
-    # A step consumes the state that it gets.
-    state = jax.tree.map(lambda leaf: leaf.copy(), parts.state)
-    step = jax.jit(parts.step, donate_argnums=0).lower(state, batch).compile()
+    """The step over all devices, as in a run, and the loss alone on one, compiled."""
+    spread = parallel.data_parallel("pmap", parts.step)
+    batch = jax.tree.map(jax.device_put, spread.split(parts.batch))
+    state = spread.replicate(parts.state)
+    step = spread.step.lower(state, batch).compile()
 
     def run() -> float:
         nonlocal state
         state, metrics = step(state, batch)
-        return float(metrics["loss"])
+        return float(spread.single(metrics)["loss"])
 
     def loss(features, head):
-        return parts.objective.loss(features, batch.labels, head, ()).value
+        return parts.objective.loss(features, parts.batch.labels, head, ()).value
 
     head = parts.state.params["classifier"]
     arguments = jax.device_put((_random_features(parts), head))

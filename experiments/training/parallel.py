@@ -24,7 +24,8 @@ class DataParallel(NamedTuple):
     """Copies a tree to all devices."""
     split: Callable[[Batch], Any]
     """Spreads this process's rows of a batch over its devices."""
-    step: Callable[[Any, Any], tuple[Any, Any]]
+    step: jax.stages.Wrapped
+    """From the state and a batch to the next state and the metrics."""
     single: Callable[[Any], Any]
     """One copy of a replicated tree, on one device."""
 
