@@ -66,15 +66,20 @@ class Plan(NamedTuple):
     num_features: int
 
 
-def plan_run(config: TrainConfig) -> Plan:
+def plan_run(config: TrainConfig, *, num_devices: int | None = None) -> Plan:
     """Plans a run whose options fit each other and the devices; touches no data.
+
+    Args:
+      config: The options.
+      num_devices: Of the machines that will train it. None: those of all processes.
 
     Raises:
       ConfigError: A value is out of bounds, or does not fit the others or the devices.
     """
     check_config(config)
     sampling, model = config.sampling, config.model
-    parallel.check_batch_size(batch_size_of(sampling.strategy, sampling.batch_size))
+    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    parallel.check_batch_size(batch_size, num_devices or jax.device_count())
     learning_rate(config.optimizer, config.steps)
     check_settings(config.data, image_shape(config.data.name)[-1])
     if model.weights and not Path(model.weights).exists():

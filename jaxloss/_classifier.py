@@ -30,7 +30,7 @@ from jaxloss._batch import (
     vary_alike,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, l2_normalize, wide_dtype
+from jaxloss._linear import exact_product, l2_normalize, on_cpu, wide_dtype
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
 _Carry = TypeVar("_Carry")
@@ -184,7 +184,7 @@ def _default_block_size(num_samples: int, dim: int, num_classes: int) -> int:
     On a CPU, the logits and the weights of a block fit into a cache of 1 MB. Accelerators need
     larger blocks.
     """
-    kept, visited = (2**20, 2**18) if jax.default_backend() == "cpu" else (2**24, 2**25)
+    kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**25)
     if num_classes <= 4 * dim or num_samples * num_classes <= kept:
         return num_classes
     return max(256, visited // (num_samples + dim) // 128 * 128)
@@ -337,7 +337,7 @@ def _with_block(array: Array, block: Array, first: Integer[Array, ""] | int) -> 
 def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
     """Returns the zeros into which the gradients of blocks are written."""
     # For each block of a bfloat16 array, XLA on a CPU would convert the array there and back.
-    slow = array.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+    slow = array.dtype == jnp.bfloat16 and on_cpu()
     return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
 
 

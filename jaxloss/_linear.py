@@ -24,6 +24,14 @@ def wide_dtype(*arrays: Float[Array, " ..."]) -> DTypeLike:
     return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
 
 
+def on_cpu() -> bool:
+    """Whether programs are compiled for a CPU: the default device counts, then the backend."""
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if device is None:
+        return jax.default_backend() == "cpu"
+    return (device if isinstance(device, str) else device.platform) == "cpu"
+
+
 def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Array, " *n m"]:
     """Returns `a @ b` in full precision. Accelerators round float32 factors by default."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

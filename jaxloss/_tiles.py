@@ -32,7 +32,7 @@ from jaxloss._batch import (
     sum_over,
     vary_alike,
 )
-from jaxloss._linear import exact_product, wide_dtype, widen
+from jaxloss._linear import exact_product, on_cpu, wide_dtype, widen
 
 Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
 Params: TypeAlias = Any
@@ -268,7 +268,7 @@ def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) 
     if block_size is not None:
         return min(block_size, max(num_anchors, 1)), min(block_size, max(num_references, 1))
     # Small tiles stay in the caches of a CPU. Accelerators need large ones to be busy.
-    largest = 2**10 if jax.default_backend() == "cpu" else 2**12
+    largest = 2**10 if on_cpu() else 2**12
     if num_anchors * num_references <= largest**2:
         return max(num_anchors, 1), max(num_references, 1)
     return _even_size(num_anchors, largest), _even_size(num_references, largest)
@@ -598,7 +598,7 @@ def _add_gradients(
 
 def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
     """Returns `a.T @ rows`."""
-    if jax.default_backend() != "cpu":
+    if not on_cpu():
         return exact_product(a.T, rows)
     # XLA for CPUs is up to five times as fast where neither factor is a transpose.
     product = lax.optimization_barrier(exact_product(lax.optimization_barrier(rows.T), a))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import jax_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import ParallelMode
 from experiments.errors import ConfigError
@@ -35,12 +35,12 @@ def axis_name(mode: ParallelMode) -> str | None:
     return AXIS if mode == "pmap" else None
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Checks that a batch spreads evenly over all devices."""
-    if batch_size % jax.device_count():
+def check_batch_size(batch_size: int, num_devices: int) -> None:
+    """Checks that a batch spreads evenly over the devices."""
+    if batch_size % num_devices:
         raise ConfigError(
-            f"a batch of {batch_size} does not spread evenly over {jax.device_count()} devices; "
-            f"choose a multiple of {jax.device_count()}"
+            f"a batch of {batch_size} does not spread evenly over {num_devices} devices; "
+            f"choose a multiple of {num_devices}"
         )
 
 
@@ -76,6 +76,44 @@ def data_parallel(mode: ParallelMode, step: Step) -> DataParallel:
         step=jax.jit(step, donate_argnums=0, out_shardings=replicated),
         single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0), tree),
     )
+
+
+def lower(
+    mode: ParallelMode, step: Step, state: Any, batch: Batch, devices: Sequence[Any]
+) -> jax.stages.Lowered:
+    """The step of `data_parallel` for devices that this machine need not have.
+
+    Args:
+      mode, step: As in `data_parallel`.
+      state: Shapes and types of the state, as arrays or `jax.ShapeDtypeStruct`.
+      batch: Those of the batch of all devices.
+      devices: Such as those of a TPU topology.
+    """
+    num_devices = len(devices)
+    if mode == "pmap":
+
+        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((num_devices, *leaf.shape), leaf.dtype)
+
+        def split(leaf: Any) -> jax.ShapeDtypeStruct:
+            rows = leaf.shape[0] // num_devices
+            return jax.ShapeDtypeStruct((num_devices, rows, *leaf.shape[1:]), leaf.dtype)
+
+        mapped = jax.pmap(step, axis_name=AXIS, donate_argnums=0, devices=devices)
+        return mapped.lower(jax.tree.map(stacked, state), jax.tree.map(split, batch))
+
+    mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+    def placed(tree: Any, spec: PartitionSpec) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        )
+
+    traced = jax.jit(
+        step, donate_argnums=0, out_shardings=NamedSharding(mesh, PartitionSpec())
+    ).trace(placed(state, PartitionSpec()), placed(batch, PartitionSpec(AXIS)))
+    return traced.lower(lowering_platforms=(devices[0].platform,))
 
 
 def _by_local_device(rows: np.ndarray) -> np.ndarray:

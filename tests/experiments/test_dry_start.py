@@ -13,9 +13,10 @@ import pytest
 from flax import nnx
 
 from experiments import runs
+from experiments.compilation import num_classes
 from experiments.config import ModelConfig, TrainConfig
 from experiments.data.augment import seen_shape
-from experiments.data.builders import builder_class, image_shape, is_multi_label
+from experiments.data.builders import image_shape, is_multi_label
 from experiments.models.layers import Backbone
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical
@@ -79,15 +80,6 @@ def config_of(tmp_path) -> Callable[[str], TrainConfig]:
         )
 
     return config_of
-
-
-def num_classes(plan: Plan) -> int:
-    """Classes to train on, as the builder declares them."""
-    classes = builder_class(plan.config.data.name).SPEC.classes
-    split, data = plan.protocol.splits[0], vars(plan.config.data)
-    # Classification uses all classes of a few-shot set, protocol E if novel ones are of another.
-    every = split not in classes or data.get("novel")
-    return data.get("classes") or (sum(classes.values()) if every else classes[split])
 
 
 def first_step(

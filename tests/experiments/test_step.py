@@ -71,7 +71,7 @@ def test_pmap_and_sharded_jit_give_the_same_numbers(loss, model):
 
 def test_a_batch_that_does_not_spread_evenly_is_refused():
     with pytest.raises(ValueError, match="batch of 6 does not spread evenly over 4 devices"):
-        parallel.check_batch_size(6)
+        parallel.check_batch_size(6, jax.device_count())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""The verb `compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.cli.options import AnyPreset
+from experiments.config import ParallelMode
+
+
+@dataclass(frozen=True)
+class Compile:
+    """Compile a preset's training step for a TPU pod, and print what a chip needs.
+
+    No TPU and no data are needed. The exit status is 1 if the step does not fit into the memory of
+    a chip.
+    """
+
+    config: AnyPreset
+    """The preset, and options that differ from it."""
+    topology: str = "v5e:2x2"
+    """Kind and arrangement of the chips, such as v5e:16x16 for 256 of them."""
+    parallel: ParallelMode = "pmap"
+    """As in `train`."""
+
+    def run(self, command: Sequence[str]) -> int:
+        """Prints the report."""
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
+        from experiments.compilation import (
+            DoesNotFitError,
+            compilation_lines,
+            compile_step,
+            tpu_devices,
+        )
+
+        devices = tpu_devices(self.topology)
+        heading = f"# {self.config.preset} on {self.topology}, by {self.parallel}"
+        try:
+            step = compile_step(self.config, devices, mode=self.parallel)
+        except DoesNotFitError as error:
+            print(f"{heading}\n\nThe step does not fit. The compiler's words:\n\n{error}")
+            return 1
+        print("\n".join([heading, "", *compilation_lines(step)]))
+        return 1 if step.fits is False else 0
