@@ -71,8 +71,8 @@ def classifier_loss(
        \quad t_{ic} = (1-ε) [y_i = c] + ε / C
 
     It equals `margin_softmax_loss` of `linear_logits` or `cosine_logits`; with m = 0 and β = 1, it
-    equals `softmax_loss` of them. It does not hold the logits `[n, C]`: it visits the classes in
-    blocks, and its gradient computes the logits of each block again.
+    equals `softmax_loss` of them. Many classes are visited in blocks, so that the logits `[n, C]`
+    are never held: the gradient computes those of each block again.
 
     Args:
       features: `[n, d]`.
@@ -85,9 +85,9 @@ def classifier_loss(
       label_smoothing: ε in [0, 1). It smooths the targets of the scaled logits a, so the margin
         also lowers the target's logit in the mean over the classes.
       block_size: Number of classes in a block. By default it follows from the shapes and the
-        backend, with a single block where n·C is small. A single block keeps its logits for the
-        gradient. Several blocks have a custom gradient, without forward mode (`jax.jvp` of the
-        loss); second derivatives work by reverse mode over it and by forward mode over it.
+        backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
+        for the gradient. Several blocks have a custom gradient, without forward mode (`jax.jvp` of
+        the loss); second derivatives work by reverse mode over it and by forward mode over it.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
         device passes its columns of `weights` and `bias`, in the order of the axis, and the same
         features and labels. Labels stay indices among all classes. Devices exchange three numbers
@@ -200,8 +200,10 @@ class _Sums(NamedTuple):
 
 
 def _sums(logits: Float[Array, "n B"], is_target: Bool[Array, "n B"]) -> _Sums:
-    others = jnp.where(is_target, jnp.finfo(logits.dtype).min, logits)
-    peak = lax.stop_gradient(jnp.max(others, axis=1))
+    lowest = jnp.finfo(logits.dtype).min
+    others = jnp.where(is_target, lowest, logits)
+    # All logits of a block may be -inf.
+    peak = lax.stop_gradient(jnp.max(others, axis=1, initial=lowest))
     exponentials = jnp.sum(jnp.exp(others - peak[:, None]), axis=1)
     target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
     return _Sums(peak, exponentials, target, jnp.sum(logits, axis=1))

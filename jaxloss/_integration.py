@@ -55,7 +55,8 @@ def sum_loss(
         losses is reduced on its own, over the samples that count for it.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`.
+      A scalar, or `[n]` for `reduction="none"`. It has a forward mode if both losses have one, and
+      `nca_loss` has none.
 
     Raises:
       TypeError: If `classification_loss` is neither of these: a function without `weights` that
@@ -107,7 +108,7 @@ def direct_sum_loss(
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`.
+      A scalar, or `[n]` for `reduction="none"`. Forward mode as in `sum_loss`.
 
     Raises:
       ValueError: If d ≤ C (use `spectral_sum_loss`), or `epsilon` is negative.
@@ -160,7 +161,7 @@ def spectral_sum_loss(
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`.
+      A scalar, or `[n]` for `reduction="none"`. Forward mode as in `sum_loss`.
 
     Raises:
       ValueError: If `power` is negative, or there is a `basis` and `stop_gradient` is False.
@@ -217,7 +218,7 @@ def _takes_classifier(loss: Loss) -> bool:
     if not callable(loss):
         raise TypeError(f"`classification_loss` must be a function, got {type(loss).__name__}")
     parameters = list(inspect.signature(loss).parameters.values())
-    if any(parameter.name == "weights" for parameter in parameters):
+    if {"features", "weights"} <= {parameter.name for parameter in parameters}:
         return True
     required = [
         parameter.name

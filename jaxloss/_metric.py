@@ -38,8 +38,8 @@ def nca_loss(
     .. math:: \ell_i = -\log \sum_{j≠i,\, y_j = y_i} e^{-\|x_i - x_j\|^2 / T}
        + \log \sum_{j≠i} e^{-\|x_i - x_j\|^2 / T}
 
-    The memory does not grow with n². There is no forward mode: `jax.jvp` of the loss raises an
-    error. `jax.jvp` and `jax.grad` of its gradient work.
+    The memory of the value and its gradient does not grow with n². There is no forward mode:
+    `jax.jvp` of the loss raises an error. `jax.jvp` and `jax.grad` of its gradient work.
 
     Args:
       features: `[n, d]`. Squared distances grow with d. A temperature of about d, or features

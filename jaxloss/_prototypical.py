@@ -22,6 +22,7 @@ from jaxloss._batch import (
     reduce,
     reference_rows,
     sum_over,
+    vary_alike,
     zero_invalid,
 )
 from jaxloss._checks import Number
@@ -113,7 +114,8 @@ def prototypical_loss(
         *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name
     )
     references = None if support is None else (rows - center) * scale
-    terms: Any = _class_terms(tiles, _Rows((anchors - center) * scale, references), keys)
+    rows, keys = vary_alike((_Rows((anchors - center) * scale, references), keys))
+    terms: Any = _class_terms(tiles, rows, keys)
 
     least, own = 1, terms.own
     if support is None:  # Without the anchor, the mean of its class is further away.

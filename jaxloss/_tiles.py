@@ -73,6 +73,8 @@ class Reduction(NamedTuple):
     """`(values, peaks)` to the derivatives of the results, times the totals."""
     divides: bool
     """Whether derivatives are divided by the totals."""
+    empty: float
+    """The peak of no pair."""
 
 
 class _Partial(NamedTuple):
@@ -160,14 +162,17 @@ LOGSUMEXP = Reduction(
     _logsumexp_result,
     lambda values, peaks: jnp.exp(values - peaks),
     divides=True,
+    empty=-jnp.inf,
 )
 """`log Σ e^v`; -inf for no pair."""
 MAX = Reduction(
     _reduce_max,
     _merge_max,
     lambda state: state.peak,
+    # This takes it that the gradient computes the same bits as the value did.
     lambda values, peaks: (values == peaks).astype(values.dtype),
     divides=True,
+    empty=-jnp.inf,
 )
 """The largest value; -inf for no pair. Equal largest values share the gradient."""
 SUM = Reduction(
@@ -176,6 +181,7 @@ SUM = Reduction(
     lambda state: state.total,
     lambda values, peaks: jnp.ones_like(values),
     divides=False,
+    empty=0.0,
 )
 """`Σ v`; 0 for no pair."""
 
@@ -218,6 +224,10 @@ def pair_statistics(
     """
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
+    # The other rows: an anchor that is not finite then reaches no other anchor.
+    center = None
+    if similarity != "product":
+        center = _center(anchors if references is None else references, axis_name)
     ring = None
     if axis_name is not None:
         references = anchors if references is None else references
@@ -230,7 +240,6 @@ def pair_statistics(
     dtype = wide_dtype(anchors.features, counterpart.features)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     params, anchors, references = vary_alike((params, anchors, references))
-    center = _center(anchors, axis_name) if similarity != "product" else None
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
     sizes = _block_sizes(*shapes, block_size)
     results = _statistics(
@@ -521,8 +530,7 @@ def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[A
 def _nothing(plan: _Plan, anchors: Rows) -> _State:
     """Returns the statistics over no reference."""
     zero = jnp.zeros_like(anchors.labels, plan.dtype)
-    none = {LOGSUMEXP: zero - jnp.inf, MAX: zero - jnp.inf, SUM: zero}
-    empty = [_Partial(none[statistic.reduction], zero) for statistic in plan.statistics]
+    empty = [_Partial(zero + statistic.reduction.empty, zero) for statistic in plan.statistics]
     return tuple(ByClass(part, part) for part in empty)
 
 

@@ -97,7 +97,7 @@ def measure_training(training: Training, *, repeats: int) -> dict[str, Any]:
     losses = [ours.run() for _ in range(_STEPS_THAT_AGREE)]
     if importlib.util.find_spec("torch"):
         theirs = torch_steps(training, parts)
-        difference = max(abs(theirs.run() / loss - 1) for loss in losses)
+        difference = np.max([abs(theirs.run() / loss - 1) for loss in losses])
         if difference <= _TOLERANCE:
             runs |= {_TORCH: theirs.run, _TORCH_LOSS_ALONE: theirs.loss_alone}
         else:

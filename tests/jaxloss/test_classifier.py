@@ -50,6 +50,23 @@ def assert_close(got, expected, tolerance):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
 
 
+@pytest.mark.parametrize("block_size", [None, 1, 4, 5])
+def test_classes_that_are_switched_off(block_size):
+    """Whole blocks of logits of -inf, as of classes that fill up the last device."""
+    features, labels, weights, bias = problem({})
+    labels, bias = labels % 4, bias.at[4:].set(-jnp.inf)
+
+    def run(loss, **options):
+        def value(features, weights):
+            return loss(features, labels, weights, bias, **options)
+
+        return jax.value_and_grad(value, (0, 1))(features, weights)
+
+    expected = run(composition)
+    assert np.isfinite(expected[0])
+    assert_close(run(jaxloss.classifier_loss, block_size=block_size), expected, 1e-6)
+
+
 @every_option
 @pytest.mark.parametrize("block_size", [None, 1, 5, CLASSES, 100])
 def test_equals_the_loss_of_the_logits(options, block_size):

@@ -233,8 +233,8 @@ def nca_step(axis_name, block_size, params, batch):
 
 @pytest.mark.parametrize("with_references", [False, True], ids=["own", "references"])
 @pytest.mark.parametrize("how", ["pmap", "check_vma", "unchecked", "two axes"])
-def test_devices(way, with_references, how):
-    assert way
+@pytest.mark.usefixtures("way")
+def test_devices(with_references, how):
     params, batch = nca_problem(with_references)
     with jax.enable_x64(True):
         expected = jax.jit(partial(nca_step, None, None))(params, batch)
@@ -272,8 +272,8 @@ def test_devices(way, with_references, how):
         )
 
 
-def test_second_derivatives_around_the_ring(way):
-    assert way
+@pytest.mark.usefixtures("way")
+def test_second_derivatives_around_the_ring():
     params, batch = nca_problem(with_references=True)
     with jax.enable_x64(True):
         devices = jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,))
@@ -313,3 +313,52 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
     assert "collective-permute" in text
     assert "all-gather" not in text
     assert f"{DEVICES * rows},{dim}]" not in text
+
+
+@pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_references_that_every_device_has(loss, block_size):
+    """A support set that is not spread over the devices, beside a batch that is."""
+    rng = np.random.default_rng(41)
+    with jax.enable_x64(True):
+        features, references = jnp.asarray(rng.normal(size=(8, 3))), rng.normal(size=(5, 3))
+        labels, of_references = jnp.arange(8) % 3, jnp.arange(5) % 3
+
+        def value_and_grad(mean, features, labels, references):
+            def value(features, references):
+                return mean(
+                    loss(
+                        features,
+                        labels,
+                        references=references,
+                        reference_labels=of_references,
+                        block_size=block_size,
+                        reduction="none",
+                    ).mean()
+                )
+
+            return jax.value_and_grad(value, (0, 1))(features, references)
+
+        spread = jax.shard_map(
+            partial(value_and_grad, partial(jax.lax.pmean, axis_name="b")),
+            mesh=jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,)),
+            in_specs=(P("b"), P("b"), P()),
+            out_specs=(P(), (P("b"), P())),
+        )
+        got = jax.jit(spread, compiler_options=QUICK)(features, labels, jnp.asarray(references))
+        expected = value_and_grad(lambda value: value, features, labels, jnp.asarray(references))
+    chex.assert_trees_all_close(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
+def test_an_anchor_that_is_not_finite_reaches_no_other(loss):
+    features = jnp.ones((4, 3)).at[2].set(jnp.nan)
+    references, labels = jnp.arange(6.0).reshape(2, 3), jnp.array([0, 1])
+    losses = loss(
+        features,
+        jnp.array([0, 1, 1, 0]),
+        references=references,
+        reference_labels=labels,
+        reduction="none",
+    )
+    assert np.isnan(losses).tolist() == [False, False, True, False]
