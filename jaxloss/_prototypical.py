@@ -257,12 +257,12 @@ def _loop(
 ) -> Any:
     """Visits the tiles after the first. Their number is known at run time only."""
     *_, keys = operands
-    return lax.fori_loop(
-        1,
-        -(-keys.num_classes // tiles.size),
-        lambda position, state: step(_tile(tiles, position, *operands), state, shared),
-        state,
-    )
+
+    def visit(position: Integer[Array, ""], state: Any) -> Any:
+        # JAX counts in int64 where the number of tiles is known and x64 is on.
+        return step(_tile(tiles, position.astype(jnp.int32), *operands), state, shared)
+
+    return lax.fori_loop(1, -(-keys.num_classes // tiles.size), visit, state)
 
 
 @_loop.defjvp

@@ -316,15 +316,15 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
 
 
 @pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
-@pytest.mark.parametrize("block_size", [None, 2])
-def test_references_that_every_device_has(loss, block_size):
+@pytest.mark.parametrize("axis_name", [None, "b"])
+def test_references_that_every_device_has(loss, axis_name):
     """A support set that is not spread over the devices, beside a batch that is."""
     rng = np.random.default_rng(41)
     with jax.enable_x64(True):
         features, references = jnp.asarray(rng.normal(size=(8, 3))), rng.normal(size=(5, 3))
         labels, of_references = jnp.arange(8) % 3, jnp.arange(5) % 3
 
-        def value_and_grad(mean, features, labels, references):
+        def value_and_grad(axis_name, mean, features, labels, references):
             def value(features, references):
                 return mean(
                     loss(
@@ -332,21 +332,35 @@ def test_references_that_every_device_has(loss, block_size):
                         labels,
                         references=references,
                         reference_labels=of_references,
-                        block_size=block_size,
-                        reduction="none",
-                    ).mean()
+                        block_size=2,
+                        axis_name=axis_name,
+                    )
                 )
 
             return jax.value_and_grad(value, (0, 1))(features, references)
 
         spread = jax.shard_map(
-            partial(value_and_grad, partial(jax.lax.pmean, axis_name="b")),
+            partial(
+                value_and_grad,
+                axis_name,
+                partial(jax.lax.pmean, axis_name="b") if axis_name is None else lambda value: value,
+            ),
             mesh=jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,)),
             in_specs=(P("b"), P("b"), P()),
             out_specs=(P(), (P("b"), P())),
         )
         got = jax.jit(spread, compiler_options=QUICK)(features, labels, jnp.asarray(references))
-        expected = value_and_grad(lambda value: value, features, labels, jnp.asarray(references))
+        # With the axis, every device adds its copy of the references.
+        copies = 1 if axis_name is None else DEVICES
+        of_references = jnp.tile(of_references, copies)
+        value, (d_features, d_references) = value_and_grad(
+            None,
+            lambda value: value,
+            features,
+            labels,
+            jnp.tile(jnp.asarray(references), (copies, 1)),
+        )
+        expected = value, (d_features, d_references.reshape(copies, 5, 3).sum(0))
     chex.assert_trees_all_close(got, expected, rtol=1e-12)
 
 
