@@ -20,10 +20,13 @@ A sample counts if it is not padding, its label is not negative, and the loss is
 
 Pairwise losses compare each sample, the anchor, with references:
   references: floats `[m, d]`, such as a second view, a queue of earlier batches, or class means. An
-    anchor is compared with all of them, and not with its batch; leave out what it must not be
-    compared with. Gradients reach them. By default the references are the other samples of the
-    batch. With `axis_name`, they are split over the devices like the batch.
-  reference_labels: integers `[m]`. A negative label means "ignore this reference".
+    anchor is then compared with all of them and with nothing else, not with its batch. No reference
+    can be left out for a single anchor, so do not pass the anchors themselves. For the batch and a
+    queue, add two losses. Gradients reach the references. By default they are the other samples of
+    the batch. With `axis_name`, they are split over the devices like the batch, or the same on
+    every device.
+  reference_labels: integers `[m]`. A negative label means "ignore this reference", as in the part
+    of a queue that is not filled yet.
   reference_where: bool `[m]`. False marks padding.
   block_size: how many rows, or classes, are compared at a time. It limits the memory. Value and
     gradient do not depend on it. By default it suits the shapes and the backend.

@@ -71,8 +71,8 @@ def classifier_loss(
        \quad t_{ic} = (1-ε) [y_i = c] + ε / C
 
     It equals `margin_softmax_loss` of `linear_logits` or `cosine_logits`; with m = 0 and β = 1, it
-    equals `softmax_loss` of them. Many classes are visited in blocks, so that the logits `[n, C]`
-    are never held: the gradient computes those of each block again.
+    equals `softmax_loss` of them. If the classes are visited in several blocks, the logits `[n, C]`
+    are never held at once: the gradient computes those of each block again.
 
     Args:
       features: `[n, d]`.
@@ -86,8 +86,8 @@ def classifier_loss(
         also lowers the target's logit in the mean over the classes.
       block_size: Number of classes in a block. By default it follows from the shapes and the
         backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
-        for the gradient. Several blocks have a custom gradient, without forward mode (`jax.jvp` of
-        the loss); second derivatives work by reverse mode over it and by forward mode over it.
+        for the gradient. Several blocks have a custom gradient, without forward mode: `jax.jvp` of
+        the loss raises a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
         device passes its columns of `weights` and `bias`, in the order of the axis, and the same
         features and labels. Labels stay indices among all classes. Devices exchange three numbers

@@ -50,6 +50,7 @@ def sum_loss(
         `classifier_loss` or `group_softmax_loss`. Set its options with `functools.partial`, as in
         `partial(classifier_loss, similarity="cosine", scale=10.0)`.
       metric_loss: A loss of features and labels, such as `partial(nca_loss, temperature=64.0)`.
+        Both losses must accept the common keywords of `jaxloss`.
       metric_weight: w.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. Each of the two
         losses is reduced on its own, over the samples that count for it.
@@ -59,8 +60,8 @@ def sum_loss(
       `nca_loss` has none.
 
     Raises:
-      TypeError: If `classification_loss` is neither of these: a function without `weights` that
-        takes features, or other than two arrays.
+      TypeError: If `classification_loss` takes neither logits and labels nor features, labels,
+        weights and bias.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -102,7 +103,9 @@ def direct_sum_loss(
 
     Args:
       features: `[n, d]` with d > C.
-      labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`.
+      labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
+        metric loss gets the projected features. `references` of its own are not projected: use
+        `project_complement` first.
       epsilon, stop_gradient: As in `project_complement`. By default the metric loss has no gradient
         for the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
@@ -155,7 +158,9 @@ def spectral_sum_loss(
 
     Args:
       features: `[n, d]`. d may be smaller than C.
-      labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`.
+      labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
+        metric loss gets the projected features. `references` of its own are not projected: use
+        `project_spectral_complement` first.
       power, stop_gradient, basis: As in `project_spectral_complement`. By default the metric loss
         has no gradient for the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.

@@ -39,10 +39,10 @@ def nca_loss(
        + \log \sum_{j≠i} e^{-\|x_i - x_j\|^2 / T}
 
     The memory of the value and its gradient does not grow with n². There is no forward mode:
-    `jax.jvp` of the loss raises an error. `jax.jvp` and `jax.grad` of its gradient work.
+    `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its gradient work.
 
     Args:
-      features: `[n, d]`. Squared distances grow with d. A temperature of about d, or features
+      features: `[n, d]`. Squared distances grow with d. A temperature of d / 8 to d, or features
         divided by √d, keeps the exponentials in a useful range.
       labels: `[n]`, class indices without an upper limit.
       temperature: T > 0.

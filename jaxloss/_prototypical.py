@@ -52,18 +52,18 @@ def prototypical_loss(
 
     With `references` (a support set), the means are those of the references, and no sample is left
     out. The loss visits the classes tile by tile, as many tiles as the batch needs. There is no
-    forward mode: `jax.jvp` of the loss raises an error. `jax.jvp` and `jax.grad` of its gradient
-    work.
+    forward mode: `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its
+    gradient work.
 
     Args:
-      features: `[n, d]`. As for `nca_loss`, a temperature of about d keeps the exponentials in a
+      features: `[n, d]`. As for `nca_loss`, a temperature of d / 8 to d keeps the exponentials in a
         useful range.
       labels: `[n]`, class indices. They have no upper limit without `num_classes`.
       num_classes: C. If None, the loss sorts the labels to find the classes. Devices then exchange
         their labels. In both cases they exchange sums over classes, and no features.
       temperature: T > 0.
       references, reference_labels, reference_where: The keywords of pairwise losses in `jaxloss`.
-        A reference label of C or more makes all losses NaN.
+        A reference label of C or more makes every loss that counts NaN.
       block_size: The number of classes in a tile. Memory grows with n·block_size. Value and
         gradient do not depend on it. All tiles after the first are computed twice. The default is
         64, or 512 with `num_classes`.

@@ -184,7 +184,9 @@ def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
 
     The decomposition costs far more than all other parts of a spectral sum, above all on
     accelerators, and the weights change slowly. So compute the basis every few training steps, keep
-    it in the training state, and pass it as `basis`. It is a constant: it has no gradient.
+    it in the training state, and pass it as `basis`: for example
+    `basis = jax.lax.cond(step % 10 == 0, lambda: spectral_basis(weights), lambda: basis)`. It is a
+    constant: it has no gradient.
 
     Args:
       weights: `[d, C]`, one column per class.

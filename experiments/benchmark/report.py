@@ -62,7 +62,7 @@ A step of `experiments.training` with SCE⊕NCA: backbone, loss, gradients, SGD 
 makes the same step in `channels_last`, from the same parameters; its first losses agree. Random
 crops and flips are left out of both. The ratio is as above. *loss*: the loss and its gradient
 alone, as a share of the step. The C library keeps freed memory, as in all commands of the
-experiments, which both need.
+experiments. Both need this.
 """
 
 
@@ -171,7 +171,7 @@ def _memory_table(rows: list[dict[str, Any]]) -> list[str]:
             row["loss"],
             _shape(row),
             *(_megabytes(row["forms"].get(name)) for name in names),
-            f"{row['gradient_bytes'] / 1e6:.3g}",
+            _digits(row["gradient_bytes"] / 1e6),
         ]
         for row in rows
     ]

@@ -44,7 +44,7 @@ class Benchmark:
     out: Path = Path("runs", "benchmark")
     """Folder for benchmark.md, benchmark.json and benchmark.png."""
     repeats: int = 100
-    """Turns of each form; a loss takes at most 8 seconds."""
+    """Turns of each form; a loss takes about 8 seconds at most."""
     allow_load: bool = False
     """Measure although other programs use the machine; the report then begins with that."""
     compile: bool = True

@@ -13,8 +13,8 @@ from experiments.config import ParallelMode
 class Compile:
     """Compile a preset's training step for a TPU pod, and print what a chip needs.
 
-    No TPU and no data are needed. The exit status is 1 if the step does not fit into the memory of
-    a chip.
+    No TPU and no data are needed, but the extra `tpu` (pip install -e ".[tpu]"). The exit status is
+    1 if the step does not fit into the memory of a chip.
     """
 
     config: AnyPreset
@@ -22,7 +22,7 @@ class Compile:
     topology: str = "v5e:2x2"
     """Kind and arrangement of the chips, such as v5e:16x16 for 256 of them."""
     parallel: ParallelMode = "pmap"
-    """As in `train`."""
+    """Data parallelism: jax.pmap, or jax.jit with sharded arrays."""
 
     def run(self, command: Sequence[str]) -> int:
         """Prints the report."""
@@ -41,7 +41,7 @@ class Compile:
         try:
             step = compile_step(self.config, devices, mode=self.parallel)
         except DoesNotFitError as error:
-            print(f"{heading}\n\nThe step does not fit. The compiler's words:\n\n{error}")
+            print(f"{heading}\n\nThe step does not fit. Compiler message:\n\n{error}")
             return 1
         print("\n".join([heading, "", *compilation_lines(step)]))
         return 1 if step.fits is False else 0

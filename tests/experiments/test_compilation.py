@@ -18,7 +18,6 @@ from experiments.compilation import (
     largest_arrays,
     tpu_devices,
 )
-from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 
@@ -64,15 +63,17 @@ def test_largest_arrays_of_a_program():
 
 @pytest.fixture
 def config():
-    preset = PRESETS["icons"].config
-    return dataclasses.replace(preset, model=ModelConfig(widths=(2, 2, 2, 32)))
+    preset = PRESETS["icons-sphere"].config
+    softmax = dataclasses.replace(preset.loss, name="softmax")
+    model = dataclasses.replace(preset.model, widths=(2, 2, 2, 8))
+    return dataclasses.replace(preset, loss=softmax, model=model)
 
 
 @pytest.mark.parametrize("mode", ["pmap", "jit"])
 def test_the_step_of_a_run(config, mode):
     devices = jax.devices()
     step = compile_step(config, devices, mode=mode)
-    assert (step.num_devices, step.batch_size, step.num_classes) == (len(devices), 128, 100)
+    assert (step.num_devices, step.batch_size, step.num_classes) == (len(devices), 128, 179)
     share = 128 // len(devices) * (32 * 32 + 4)
     assert share < step.argument_bytes < 1e6
     assert step.temporary_bytes > 0
