@@ -38,6 +38,8 @@ _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "col
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "bf16": 2, "c64": 8, "c128": 16}
 _IMAGES_PER_CLASS = 500
 """Of a data set that is not at hand. The compiled step does not depend on it."""
+_EPOCHS = 50
+"""Of the run, for the same reason."""
 
 
 class Collective(NamedTuple):
@@ -143,7 +145,7 @@ def compile_step(
     network = build_network(
         plan,
         np.full(classes, _IMAGES_PER_CLASS),
-        steps_per_epoch=max(config.steps // 50, 1),
+        steps_per_epoch=max(config.steps // _EPOCHS, 1),
         axis_name=axis_name,
     )
     step = build_step(
@@ -273,7 +275,7 @@ def compilation_lines(step: CompiledStep) -> list[str]:
         ("results beside the next state", _megabytes(step.output_bytes)),
         ("the program", _megabytes(step.program_bytes)),
         ("floating-point operations", f"{step.flops / 1e9:,.1f} GFLOP"),
-        ("bytes read and written", _megabytes(int(step.bytes_accessed))),
+        ("bytes read and written", _megabytes(step.bytes_accessed)),
     ]
     verdict = {
         True: "The step fits.",
@@ -300,5 +302,5 @@ def compilation_lines(step: CompiledStep) -> list[str]:
     )
 
 
-def _megabytes(size: int) -> str:
+def _megabytes(size: float) -> str:
     return f"{size / 1e6:,.2f} MB" if size < 1e7 else f"{size / 1e6:,.0f} MB"

@@ -374,7 +374,7 @@ CASES = (
         arrays=(*CLASSIFIER, "vectors", "values"),
         floor=SPECTRAL_SUM,
         paper=Size(512, 640, 908),
-        source="the same, with a basis at hand",
+        source="the same, with `basis=`",
     ),
     Case(
         "classifier",

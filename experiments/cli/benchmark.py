@@ -31,8 +31,7 @@ class Benchmark:
 
     All forms of a loss run in one process on the same arrays, in turns, after a check that their
     values and gradients agree. Columns of PyTorch and pytorch-metric-learning need the extra
-    `benchmark`. On two CPU cores, the papers' sizes take about seven minutes and the large sizes
-    fifteen more.
+    `benchmark`. All sizes together take about twenty minutes on one CPU core.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
@@ -46,7 +45,7 @@ class Benchmark:
     repeats: int = 100
     """Turns of each form; a loss takes about 8 seconds at most."""
     allow_load: bool = False
-    """Measure although other programs use the machine; the report then begins with that."""
+    """Measure although other programs use the machine; the report then starts with a warning."""
     compile: bool = True
     """Also measure torch.compile, which needs a C++ compiler."""
 

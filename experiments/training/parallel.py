@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import jax_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from experiments.config import ParallelMode
 from experiments.errors import ConfigError
@@ -44,25 +44,26 @@ def check_batch_size(batch_size: int, num_devices: int) -> None:
         )
 
 
-def data_parallel(mode: ParallelMode, step: Step) -> DataParallel:
-    """Runs `step` over all devices.
+def data_parallel(
+    mode: ParallelMode, step: Step, devices: Sequence[Any] | None = None
+) -> DataParallel:
+    """Runs `step` over devices.
 
     Args:
       mode: `pmap` maps the step over devices, each with its share of the batch; the step was
         built with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
       step: The pure step.
+      devices: All devices by default.
     """
     if mode == "pmap":
         return DataParallel(
             replicate=jax_utils.replicate,
             split=lambda batch: Batch(*(_by_local_device(rows) for rows in batch)),
-            step=jax.pmap(step, axis_name=AXIS, donate_argnums=0),
+            step=jax.pmap(step, axis_name=AXIS, donate_argnums=0, devices=devices),
             single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
         )
 
-    mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    spread = NamedSharding(mesh, PartitionSpec(AXIS))
+    replicated, spread = _shardings(jax.devices() if devices is None else devices)
 
     def to_all(leaf):
         value = np.asarray(leaf)
@@ -90,6 +91,7 @@ def lower(
       devices: Such as those of a TPU topology.
     """
     num_devices = len(devices)
+    spread_step = data_parallel(mode, step, devices).step
     if mode == "pmap":
 
         def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -99,21 +101,22 @@ def lower(
             rows = leaf.shape[0] // num_devices
             return jax.ShapeDtypeStruct((num_devices, rows, *leaf.shape[1:]), leaf.dtype)
 
-        mapped = jax.pmap(step, axis_name=AXIS, donate_argnums=0, devices=devices)
-        return mapped.lower(jax.tree.map(stacked, state), jax.tree.map(split, batch))
+        return spread_step.lower(jax.tree.map(stacked, state), jax.tree.map(split, batch))
 
-    mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
-
-    def placed(tree: Any, spec: PartitionSpec) -> Any:
-        sharding = NamedSharding(mesh, spec)
+    def placed(tree: Any, sharding: NamedSharding) -> Any:
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
 
-    traced = jax.jit(
-        step, donate_argnums=0, out_shardings=NamedSharding(mesh, PartitionSpec())
-    ).trace(placed(state, PartitionSpec()), placed(batch, PartitionSpec(AXIS)))
+    replicated, spread = _shardings(devices)
+    traced = spread_step.trace(placed(state, replicated), placed(batch, spread))
     return traced.lower(lowering_platforms=(devices[0].platform,))
+
+
+def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
+    """A copy on each device, and rows spread over the devices."""
+    mesh = jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
 
 def _by_local_device(rows: np.ndarray) -> np.ndarray:
