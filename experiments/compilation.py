@@ -27,12 +27,12 @@ from experiments.training.step import Batch, build_step
 MEMORY = {
     "TPU v2": 8,
     "TPU v3": 16,
-    "TPU v4": 32,
+    "TPU v4": 16,
     "TPU v5 lite": 16,
     "TPU v5": 95,
     "TPU v6 lite": 32,
 }
-"""GiB of memory of a device, by the kind that JAX calls it."""
+"""GiB of memory of a device, by the kind that JAX calls it. A chip of v2 to v4 has two devices."""
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "bf16": 2, "c64": 8, "c128": 16}
