@@ -7,7 +7,7 @@ import json
 import math
 import operator
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -248,6 +248,29 @@ def _bound(constraint: Any) -> tuple[Callable[[Any, Any], bool], str, Any] | Non
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as JSON types: dataclasses become objects, tuples lists."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def by_name(config: Any, name: str = "") -> dict[str, Any]:
+    """All values of a nested configuration of JSON types by dotted names, such as `data.pad`."""
+    if not isinstance(config, dict) or not config:
+        return {name: config}
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        values |= by_name(value, f"{name}.{key}" if name else key)
+    return values
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """A line for every name whose values differ, as in `  seed: 0 -> 1`."""
+    return [
+        f"  {name}: {_show(first, name)} -> {_show(second, name)}"
+        for name in {**first, **second}
+        if name not in first or name not in second or first[name] != second[name]
+    ]
+
+
+def _show(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "(absent)"
 
 
 Config = TypeVar("Config")

@@ -48,6 +48,16 @@ class ImageSet:
     """The name of every label."""
 
 
+class LoadImages(Interface):
+    """Loads the images of a split."""
+
+    def __call__(
+        self, folders: Folders, split: str, /, *, memory_limit: int | None = None
+    ) -> ImageSet:
+        """The images, in memory if their pixels have at most so many bytes (None: a default)."""
+        ...
+
+
 class Metric(NamedTuple):
     """What a number means, declared where the number is computed."""
 
@@ -156,7 +166,7 @@ class Protocol(NamedTuple):
 
     splits: tuple[str, str, str]
     """The splits for training, validation and evaluation."""
-    load: Callable[[Folders, str], ImageSet]
+    load: LoadImages
     """The images of one of the splits."""
     class_counts: Callable[[Folders], Mapping[str, np.ndarray]]
     """For every available split, the number of images of every class; reads no image."""

@@ -22,7 +22,7 @@ from experiments.config import (
     replace_option,
 )
 from experiments.errors import ConfigError, ExperimentError
-from experiments.processes import on_first
+from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting import grid as reporting
 from experiments.runs import Plan, check_data, complete_run, plan_run, read_episodes, read_report
@@ -307,6 +307,7 @@ def run_grid(
     pairs_over: str = "",
     choose: Sequence[str] = (),
     mode: ParallelMode = "pmap",
+    stuck_after: float = 0,
 ) -> Outcome:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
@@ -321,7 +322,7 @@ def run_grid(
       title, command, metrics, notes: As in `experiments.reporting.grid.write_grid`.
       baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an axis with
         others counts as an axis of its own.
-      mode: As in `train_run`.
+      mode, stuck_after: As in `train_run`.
 
     Raises:
       ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
@@ -336,6 +337,7 @@ def run_grid(
     cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
     _check_metrics(metrics, plans)
+    agree("runs", {str(number): str(cell.place) for number, cell in enumerate(cells, start=1)})
     on_first(lambda: [check_run_directory(c.directory, config_to_dict(c.config)) for c in cells])
     for plan in plans:
         class_counts = check_data(plan, folders)
@@ -351,7 +353,14 @@ def run_grid(
         print(
             f"[{number}/{len(cells)}]", ", ".join([*names, f"seed {plan.config.seed}"]), flush=True
         )
-        report = complete_run(plan, cell.directory, folders, command=command, mode=mode)
+        report = complete_run(
+            plan,
+            cell.directory,
+            folders,
+            command=command,
+            mode=mode,
+            stuck_after=stuck_after,
+        )
         if "diverged" in report:
             diverged.append(f"{cell.directory}: {report['diverged']}")
             print(report["diverged"], flush=True)

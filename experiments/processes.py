@@ -1,24 +1,43 @@
-"""Several processes that train one run: the first one writes, and broadcasts what others need."""
+"""Several processes that train one run: how they join, and what they send each other.
+
+Small messages go through the key-value store of JAX's coordination service, which the first process
+hosts. They need no device, and whoever waits for one can be interrupted. Large ones, such as a
+state, go over the devices.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import pickle
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from experiments.config import differences
 from experiments.errors import ConfigError
 
 T = TypeVar("T")
 
+HEARTBEAT_SECONDS = 15
+"""A process that JAX has not heard of for so long counts as dead, and the others end."""
+
+_SMALL = 1 << 20
+"""Bytes of the largest message that goes through the key-value store."""
 _CHUNK = 1 << 26
 """Bytes of one broadcast: bounds the memory that a large state takes on the devices."""
 
 _SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+
+_numbers = itertools.count()
+"""Numbers the messages. All processes send and expect them in the same order."""
 
 
 def initialize() -> None:
@@ -32,10 +51,19 @@ def initialize() -> None:
       ConfigError: The environment does not have them, or the other processes cannot be reached.
     """
     address, count, rank = (os.environ.get(name) for name in _SETTINGS)
+    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+    if address and address.startswith(_LOOPBACK):
+        bind = bind or address  # By default, all networks of the machine could connect.
     try:
-        jax.distributed.initialize(
-            address, None if count is None else int(count), None if rank is None else int(rank)
-        )
+        with _interruptible():
+            jax.distributed.initialize(
+                address,
+                None if count is None else int(count),
+                None if rank is None else int(rank),
+                coordinator_bind_address=bind,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+            )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the processes cannot be joined ({error}); --distributed needs "
@@ -43,9 +71,49 @@ def initialize() -> None:
         ) from error
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets Ctrl-C end the process while it waits for the others outside of Python."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def is_first() -> bool:
     """Whether this process is the one that writes files and prints."""
     return jax.process_index() == 0
+
+
+def send(key: str, message: bytes) -> None:
+    """Stores a message of up to a megabyte for all processes, under a key used once."""
+    _store().key_value_set_bytes(key, message)
+
+
+def receive(key: str) -> bytes:
+    """Waits for the message of a key."""
+    while True:
+        try:
+            return _store().blocking_key_value_get_bytes(key, 1000)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
+def received(folder: str) -> dict[str, bytes]:
+    """The messages so far whose keys begin with `folder/`, by the rest of the key."""
+    pairs = _store().key_value_dir_get_bytes(f"{folder}/")
+    return {key.removeprefix(f"{folder}/"): message for key, message in pairs}
+
+
+def _store() -> Any:
+    # JAX has no public name for it. Orbax takes it from here, too.
+    from jax._src.distributed import global_state
+
+    return global_state.client
 
 
 def on_first(action: Callable[[], T]) -> T:
@@ -58,18 +126,65 @@ def on_first(action: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return action()
-    message, failure = b"", None
+    key = f"first/{next(_numbers)}"
     if is_first():
-        result = None
+        result, failure = None, None
         try:
             result = action()
         except BaseException as error:  # Uncaught, it would leave the others waiting forever.
             failure = error
         message = _pickle(result, failure)
-    result, error = pickle.loads(_broadcast(message))
-    if failure or error:
-        raise failure or error
+        large = len(message) > _SMALL
+        send(key, len(message).to_bytes(8, "little") + (b"" if large else message))
+        if large:
+            _broadcast(message, len(message))
+        if failure is not None:
+            raise failure
+        return result  # pyright: ignore[reportReturnType]
+    sent = receive(key)
+    size, message = int.from_bytes(sent[:8], "little"), sent[8:]
+    result, failure = pickle.loads(message or _broadcast(b"", size))
+    if failure is not None:
+        raise failure
     return result
+
+
+def agree(what: str, values: Mapping[str, Any]) -> None:
+    """Checks that all processes have the same values. Every process must call this.
+
+    Args:
+      what: What they are, in a sentence.
+      values: JSON types by name.
+
+    Raises:
+      ConfigError: Those of a process differ from those of the first one; the message lists the
+        differences. The first process raises it, and the process that differs.
+    """
+    if jax.process_count() == 1:
+        return
+    folder, rank = f"agree/{next(_numbers)}", jax.process_index()
+    mine = json.loads(json.dumps(values))
+    send(f"{folder}/{rank}", json.dumps(mine).encode())
+    others = range(1, jax.process_count()) if is_first() else [0]
+    for other in others:
+        theirs = json.loads(receive(f"{folder}/{other}"))
+        first, second = (mine, theirs) if is_first() else (theirs, mine)
+        if lines := differences(first, second):
+            raise ConfigError(
+                "\n".join([f"process {other or rank} has {what} other than process 0:", *lines])
+                + "\n(left: process 0). Start the same command in every process."
+            )
+
+
+def gather_rows(rows: np.ndarray) -> np.ndarray:
+    """The rows of all processes, one after another. Every process must call this.
+
+    Args:
+      rows: float32 [n, d], with the same n in every process.
+    """
+    if jax.process_count() == 1:
+        return rows
+    return np.asarray(multihost_utils.process_allgather(rows, tiled=True))
 
 
 def _pickle(result: Any, error: BaseException | None) -> bytes:
@@ -83,16 +198,12 @@ def _pickle(result: Any, error: BaseException | None) -> bytes:
     return message
 
 
-def _broadcast(message: bytes) -> bytes:
+def _broadcast(message: bytes, size: int) -> bytes:
     # As bytes, because JAX would narrow 64-bit numbers.
-    size = _broadcast_bytes(np.frombuffer(len(message).to_bytes(8, "little"), np.uint8), 8)
-    left, chunks = int.from_bytes(size.tobytes(), "little"), []
-    for start in range(0, left, _CHUNK):
-        part = np.frombuffer(message[start : start + _CHUNK], np.uint8)
-        chunks.append(_broadcast_bytes(part, min(_CHUNK, left - start)).tobytes())
+    chunks = []
+    for start in range(0, size, _CHUNK):
+        part = np.zeros(min(_CHUNK, size - start), np.uint8)
+        if is_first():
+            part = np.frombuffer(message[start : start + _CHUNK], np.uint8)
+        chunks.append(np.asarray(multihost_utils.broadcast_one_to_all(part)).tobytes())
     return b"".join(chunks)
-
-
-def _broadcast_bytes(values: np.ndarray, size: int) -> np.ndarray:
-    mine = values if is_first() else np.zeros(size, np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(mine))

@@ -11,6 +11,7 @@ import subprocess
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from experiments.config import (
     Folders,
     ParallelMode,
     TrainConfig,
+    by_name,
     check_config,
     evaluation_sections,
     option_types,
@@ -36,7 +38,7 @@ from experiments.data.pipeline import RecordImages, batches
 from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
 from experiments.errors import ConfigError, DivergedError
 from experiments.models import build_backbone
-from experiments.processes import is_first, on_first
+from experiments.processes import agree, is_first, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
 from experiments.reporting.run import EPISODES, write_run_report
 from experiments.training import parallel
@@ -190,12 +192,25 @@ def build_network(
 
 
 def train_run(
-    plan: Plan, directory: Path, folders: Folders, *, mode: ParallelMode = "pmap"
+    plan: Plan,
+    directory: Path,
+    folders: Folders,
+    *,
+    mode: ParallelMode = "pmap",
+    stuck_after: float = 0,
 ) -> float:
     """Trains a run to its end, from its newest checkpoint if there is one.
 
     The plan and the machine determine every bit of the result. With several processes, all of them
-    call this with the same arguments, and each reads its shard of every batch.
+    call this with the same arguments, and each reads its shard of every batch. The first one alone
+    reads and writes the directory.
+
+    Args:
+      plan: The run.
+      directory: Its directory.
+      folders: Where data is stored.
+      mode: How the step is spread over devices.
+      stuck_after: Minutes without a step after which the process ends; 0: never.
 
     Returns:
       Seconds spent on the run, over all calls that trained it.
@@ -247,6 +262,7 @@ def train_run(
             "steps_per_epoch": steps_per_epoch,
             "code": code_version(),
         },
+        stuck_after=stuck_after,
     )
 
 
@@ -272,7 +288,7 @@ def _validation(
     trained_on, held_out, _ = plan.protocol.splits
     if held_out not in class_counts:
         return None
-    images = plan.protocol.load(folders, held_out)
+    images = _load_for_evaluation(plan.protocol, folders, held_out)
     outputs = build_outputs(
         network.graphdef, network.objective, plan.config.data, class_counts[trained_on]
     )
@@ -282,6 +298,11 @@ def _validation(
         return Validation(plan.protocol.validate(found), plan.protocol.diagnose(found))
 
     return validate
+
+
+def _load_for_evaluation(protocol: Protocol, folders: Folders, split: str) -> ImageSet:
+    """The images of a split. One of several processes reads its share of them when it needs it."""
+    return protocol.load(folders, split, memory_limit=None if jax.process_count() == 1 else 0)
 
 
 def _schedule_in_epochs(config: TrainConfig, steps_per_epoch: int) -> str:
@@ -308,8 +329,19 @@ class RestoredRun(NamedTuple):
     """Sentences for the report."""
 
 
+class _Stored(NamedTuple):
+    """What is read from a checkpoint."""
+
+    step: int
+    meta: dict[str, Any]
+    leaves: list[np.ndarray]
+    validation: float | None
+
+
 def restore_run(path: Path, which: str = "best") -> RestoredRun:
     """A checkpoint of a run, with the configuration that the checkpoint stores.
+
+    With several processes, all of them call this, and the first one reads the files.
 
     Args:
       path: A run directory, or its folder of checkpoints.
@@ -321,34 +353,40 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
       CheckpointError: There is no such checkpoint, or none is intact.
       ConfigError: `which` is none of these.
     """
-    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
-        if which.isdecimal():
-            return _restore_step(checkpoints, int(which))
-        if which not in ("best", "latest"):
-            raise ConfigError(
-                f"checkpoint must be best, latest or the number of a step, got {which!r}"
-            )
-        restored, damaged = checkpoints.read_intact(
-            partial(_restore_step, checkpoints), best=which == "best"
-        )
-    notes = [
-        f"{error}; the checkpoint of step {restored.step} is used instead." for error in damaged
-    ]
-    return restored._replace(notes=notes + restored.notes)
+    built: list[tuple[Plan, Network, np.ndarray]] = []
+
+    def read() -> tuple[_Stored, list[str]]:
+        with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+
+            def read_step(step: int) -> _Stored:
+                meta = checkpoints.meta(step)
+                built[:] = [_build_stored(meta)]
+                restored = checkpoints.restore(built[0][1].state, step)
+                leaves = jax.tree.leaves(restored.state)
+                return _Stored(step, meta, leaves, checkpoints.accuracy(step))
+
+            if which.isdecimal():
+                return read_step(int(which)), []
+            stored, damaged = checkpoints.read_intact(read_step, best=which == "best")
+        return stored, [
+            f"{error}; the checkpoint of step {stored.step} is used instead." for error in damaged
+        ]
+
+    if not which.isdecimal() and which not in ("best", "latest"):
+        raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {which!r}")
+    stored, notes = on_first(read)
+    plan, network, class_counts = built[0] if built else _build_stored(stored.meta)
+    state = jax.tree.unflatten(jax.tree.structure(network.state), stored.leaves)
+    code = stored.meta["code"]
+    if code != code_version():
+        notes.append(f"Trained with jaxloss {code['version']}, commit {code['commit']}.")
+    return RestoredRun(plan, network, state, stored.step, class_counts, stored.validation, notes)
 
 
-def _restore_step(checkpoints: Checkpoints, step: int) -> RestoredRun:
-    meta = checkpoints.meta(step)
+def _build_stored(meta: Mapping[str, Any]) -> tuple[Plan, Network, np.ndarray]:
     plan = _plan(config_from_dict(meta["config"]))
     class_counts = np.array(meta["class_counts"], np.int64)
-    network = build_network(plan, class_counts, meta["steps_per_epoch"])
-    state = checkpoints.restore(network.state, step).state
-    code = meta["code"]
-    notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
-    accuracy = checkpoints.accuracy(step)
-    return RestoredRun(
-        plan, network, state, step, class_counts, accuracy, notes if code != code_version() else []
-    )
+    return plan, build_network(plan, class_counts, meta["steps_per_epoch"]), class_counts
 
 
 def config_of_run(path: Path) -> TrainConfig:
@@ -410,7 +448,7 @@ def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
 
     @cache
     def outputs(split: str) -> Outputs:
-        return outputs_of(run.state, run.plan.protocol.load(folders, split))
+        return outputs_of(run.state, _load_for_evaluation(run.plan.protocol, folders, split))
 
     def evaluate(
         split: str | None, overrides: Mapping[str, Any]
@@ -500,17 +538,26 @@ def code_version() -> dict[str, str | None]:
 
 
 def complete_run(
-    plan: Plan, directory: Path, folders: Folders, *, command: str, mode: ParallelMode = "pmap"
+    plan: Plan,
+    directory: Path,
+    folders: Folders,
+    *,
+    command: str,
+    mode: ParallelMode = "pmap",
+    stuck_after: float = 0,
 ) -> dict[str, Any]:
     """Trains one run to its end, evaluates it and writes its report.
 
     The report of a finished run is read instead. A run that diverges is finished, too: its report
-    has no metrics, and states under `diverged` what happened.
+    has no metrics, and states under `diverged` what happened. With several processes, all of them
+    call this, and the first one alone reads and writes the directory.
 
     Raises:
+      ConfigError: Another process of the run has another configuration, mode or version.
       ConfigMismatchError: The directory belongs to a run of another configuration.
     """
     config = plan.config
+    agree("options or versions", _identity(config, mode))
 
     def finished() -> dict[str, Any] | None:
         path = directory / "report.json"
@@ -522,7 +569,7 @@ def complete_run(
         return report
     protocol = plan.protocol
     try:
-        seconds = train_run(plan, directory, folders, mode=mode)
+        seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
         if config.report_last:
@@ -540,6 +587,18 @@ def complete_run(
     # As a finished run is read: `read_episodes` has the accuracies of single episodes.
     report.pop("episodes", None)
     return report
+
+
+def _identity(config: TrainConfig, mode: ParallelMode) -> dict[str, Any]:
+    """What the processes of a run must have in common, by name."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        **by_name(config_to_dict(config)),
+        "parallel": mode,
+        "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
+        **{f"version of {name}": metadata.version(name) for name in packages},
+        **{f"jaxloss {key}": value for key, value in code_version().items()},
+    }
 
 
 def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:

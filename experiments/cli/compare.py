@@ -97,5 +97,6 @@ class Compare:
             pairs_over=self.comparison.pairs_over,
             choose=self.comparison.choose,
             mode=self.execution.parallel,
+            stuck_after=self.execution.stuck_after,
         )
         return print_outcome(outcome)

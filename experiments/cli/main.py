@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 from errno import EDQUOT, EIO, ENOSPC
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
+import jax
 import tyro
 
 from experiments.cli.benchmark import Benchmark
@@ -25,6 +26,9 @@ from experiments.cli.train import Train
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError, ExperimentError
 from experiments.files import cache_folder
+from experiments.liveness import Outcome, run_together
+from experiments.processes import is_first
+from experiments.training.interrupts import Interrupted
 
 
 def verbs(evaluated: TrainConfig | None = None) -> Any:
@@ -53,8 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one verb; an error that the user can fix is a message without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
         verb: Any = tyro.cli(
@@ -73,34 +78,32 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(verb: Any, command: list[str]) -> int:
-    from experiments.training.interrupts import Interrupted
+    execution = vars(verb).get("execution")
+    if execution is None or not execution.distributed:
+        outcome = _outcome(verb, command)
+    else:
+        outcome = run_together(lambda: _outcome(verb, command, distributed=True))
+    if outcome.sentence:
+        print(outcome.sentence, file=sys.stderr)
+    return outcome.status
 
+
+def _outcome(verb: Any, command: list[str], *, distributed: bool = False) -> Outcome:
+    """The exit status of a verb; with several processes, the first one alone prints to stdout."""
     try:
-        with contextlib.redirect_stdout(_output(verb)):
-            return verb.run(command)
+        with contextlib.redirect_stdout(sys.stdout if not distributed or is_first() else None):
+            return Outcome(verb.run(command))
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        return 128 + stop.signal_number
+        return Outcome(128 + stop.signal_number, str(stop))
     except KeyboardInterrupt:
-        print("stopped; run the same command to continue from the last checkpoint", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return Outcome(
+            128 + signal.SIGINT,
+            "stopped; run the same command to continue from the last checkpoint",
+        )
     except ExperimentError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return Outcome(2, f"error: {error}")
     except OSError as error:  # Such as a full disk, or a folder that is a file.
         if error.filename is None and error.errno not in (ENOSPC, EDQUOT, EIO):
             raise
         place = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {place}{error.strerror}", file=sys.stderr)
-        return 2
-
-
-def _output(verb: Any) -> TextIO | None:
-    """Where a verb prints: with several processes, the first one alone does."""
-    execution = vars(verb).get("execution")
-    if execution is None or not execution.distributed:
-        return sys.stdout
-    from experiments import processes
-
-    processes.initialize()
-    return sys.stdout if processes.is_first() else None
+        return Outcome(2, f"error: {place}{error.strerror}")

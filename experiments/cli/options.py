@@ -42,9 +42,12 @@ class Execution:
     parallel: ParallelMode = "pmap"
     """Data parallelism over all devices: jax.pmap, or jax.jit with sharded arrays."""
     distributed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Train with several processes that share the run directory. Start the same command in each,
-    under a scheduler that JAX knows (Slurm, Open MPI, cloud TPU) or with JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment."""
+    """Train with several processes. Start the same command in each, under a scheduler that JAX
+    knows (Slurm, Open MPI, cloud TPU) or with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID in the environment. The first process alone uses the run directory."""
+    stuck_after: float = 30.0
+    """Minutes without a training step, validation and compilation included, after which a process
+    prints the stacks of its threads and ends; 0: never."""
     folders: DataFolders = field(default_factory=Folders)
 
 

@@ -70,5 +70,6 @@ class Sweep:
             pairs_over=self.comparison.pairs_over,
             choose=self.comparison.choose,
             mode=self.execution.parallel,
+            stuck_after=self.execution.stuck_after,
         )
         return print_outcome(outcome)

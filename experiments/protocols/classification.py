@@ -120,7 +120,9 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     return "train", "validation"
 
 
-def load(data: ClassificationData, folders: Folders, split: str) -> ImageSet:
+def load(
+    data: ClassificationData, folders: Folders, split: str, *, memory_limit: int | None = None
+) -> ImageSet:
     """The selected images for training, validation or test."""
     own, test = stored_splits(data.name)
     chosen = _select(data, *_labels(data.name, folders))
@@ -132,6 +134,7 @@ def load(data: ClassificationData, folders: Folders, split: str) -> ImageSet:
         rows=chosen.rows[split],
         data_dir=folders.data_dir,
         manual_dir=folders.manual_dir,
+        memory_limit=memory_limit,
     )
     return dataclasses.replace(
         images,

@@ -121,9 +121,15 @@ def build(config: FewShotConfig) -> Protocol:
     )
 
 
-def load(name: str, folders: Folders, split: str) -> ImageSet:
+def load(name: str, folders: Folders, split: str, *, memory_limit: int | None = None) -> ImageSet:
     """The images of the base, validation or novel classes."""
-    return load_split(name, split, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
+    return load_split(
+        name,
+        split,
+        data_dir=folders.data_dir,
+        manual_dir=folders.manual_dir,
+        memory_limit=memory_limit,
+    )
 
 
 def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:

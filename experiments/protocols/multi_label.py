@@ -206,7 +206,9 @@ def _hold_out(part: _Part, data: MultiLabelData) -> tuple[_Part, _Part]:
     )
 
 
-def load(data: MultiLabelData, folders: Folders, split: str) -> ImageSet:
+def load(
+    data: MultiLabelData, folders: Folders, split: str, *, memory_limit: int | None = None
+) -> ImageSet:
     """The images for training, validation or test."""
     parts = _parts(data, folders)
     if split not in parts:
@@ -217,6 +219,7 @@ def load(data: MultiLabelData, folders: Folders, split: str) -> ImageSet:
         rows=parts[split].rows,
         data_dir=folders.data_dir,
         manual_dir=folders.manual_dir,
+        memory_limit=memory_limit,
     )
 
 

@@ -168,9 +168,16 @@ def build(config: NegativeMarginConfig) -> Protocol:
     )
 
 
-def load(data: MarginData, folders: Folders, split: str) -> ImageSet:
+def load(
+    data: MarginData, folders: Folders, split: str, *, memory_limit: int | None = None
+) -> ImageSet:
     """The images of the base, validation or novel classes, or the held-out images of base ones."""
-    read = partial(load_split, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
+    read = partial(
+        load_split,
+        data_dir=folders.data_dir,
+        manual_dir=folders.manual_dir,
+        memory_limit=memory_limit,
+    )
     if split not in _SELECTION:
         return read(_novel_name(data), split)
     chosen = _select_base(data, _base_labels(data, folders))

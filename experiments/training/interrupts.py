@@ -31,34 +31,40 @@ class Interrupted(Exception):
 def stop_requests() -> Iterator[Callable[[int], int | None]]:
     """Catches SIGTERM and Ctrl-C while the context lasts.
 
-    A second Ctrl-C interrupts at once. With several processes, JAX distributes a SIGTERM that any
-    of them receives, and all of them stop after the same step.
+    A second Ctrl-C interrupts at once. With several processes, all of them stop after the same
+    step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one.
 
     Yields:
       A function of the step that returns the signal received so far, or None. Every process
       calls it once per step.
     """
-    if jax.process_count() > 1:
-        reached = multihost_utils.reached_preemption_sync_point
-        yield lambda step: signal.SIGTERM if reached(step) else None
-        return
     received: list[int] = []
     previous: dict[int, Any] = {}
+    several = jax.process_count() > 1
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, previous[signal.SIGINT])
             os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+            if several:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop_request(step: int) -> int | None:
+        if several:
+            reached = multihost_utils.reached_preemption_sync_point(step)
+            return signal.SIGTERM if reached else None
+        return received[0] if received else None
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # With several processes, a handler of SIGTERM would replace JAX's.
+        for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
             # Shells let background jobs ignore Ctrl-C.
             if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
                 previous[number] = handler
                 signal.signal(number, stop)
     try:
-        yield lambda step: received[0] if received else None
+        yield stop_request
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.errors import DivergedError
+from experiments.liveness import watchdog
 from experiments.training.interrupts import Interrupted, stop_requests
 from experiments.training.parallel import DataParallel
 from experiments.training.recorder import Recorder, Validation
@@ -70,7 +71,13 @@ class Intervals(NamedTuple):
 
 
 def train(
-    parts: Parts, directory: Path, intervals: Intervals, *, name: str, meta: Mapping[str, Any]
+    parts: Parts,
+    directory: Path,
+    intervals: Intervals,
+    *,
+    name: str,
+    meta: Mapping[str, Any],
+    stuck_after: float = 0,
 ) -> float:
     """Trains to the end, from the newest checkpoint if there is one.
 
@@ -82,6 +89,7 @@ def train(
       directory: The run directory; receives metrics.jsonl, TensorBoard events and checkpoints/.
       intervals: Steps of the run, and between its reports.
       name, meta: See `Recorder`.
+      stuck_after: Minutes without a step after which the process ends; 0: never.
 
     Returns:
       Seconds spent on the run, over all calls that trained it.
@@ -96,6 +104,7 @@ def train(
     with (
         Recorder(directory, steps=intervals.steps, name=name, meta=meta) as recorder,
         stop_requests() as stop_request,
+        watchdog(stuck_after) as step_done,
     ):
         state = recorder.resume(parts.initial)
         first = int(state.step)
@@ -107,6 +116,7 @@ def train(
             running, metrics = parallel.step(running, parallel.split(batch))
             speed.count_step()
             _wait_for_oldest(in_flight, metrics)
+            step_done()
             if end_epoch is not None and step % parts.steps_per_epoch == 0:
                 running, numbers = end_epoch(running)
                 recorder.log(step, **numbers)

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from experiments.config import DataConfig
 from experiments.contracts import ImageSet, ImageTable, Objective, Outputs
 from experiments.errors import DivergedError
+from experiments.processes import gather_rows
 from experiments.training.state import TrainState
 from experiments.training.step import build_embed
 
 
 def extract_features(
-    embed: Callable[[Any], Array], images: ImageTable, *, batch_size: int = 256
+    embed: Callable[[Any], Array],
+    images: ImageTable,
+    *,
+    batch_size: int = 256,
+    num_devices: int = 1,
 ) -> np.ndarray:
     """The features of every image.
 
-    The last batch is filled up with copies of the last image, so that `embed` compiles once.
+    Several processes share the work: all of them call this, each reads and embeds its share of the
+    images, and all receive the features of all images. The last batch is filled up with copies of
+    the last image, so that `embed` compiles once.
 
     Args:
-      embed: Maps uint8 [batch_size, h, w, c] to features [batch_size, d]; jitted by the caller.
+      embed: Maps uint8 [b, h, w, c] to features [b, d]; jitted by the caller.
       images: uint8 [n, h, w, c].
-      batch_size: Images per call.
+      batch_size: Images per call and device; fewer where several devices have fewer.
+      num_devices: Devices of this process over which `embed` spreads its images.
 
     Returns:
       float32 [n, d].
@@ -38,13 +47,17 @@ def extract_features(
     count = len(images)
     if count == 0:
         raise ValueError("there is no image to extract features from")
-    parts = []
-    for start in range(0, count, batch_size):
-        indices = np.minimum(np.arange(start, start + batch_size), count - 1)
+    of_all = num_devices * jax.process_count()
+    if of_all > 1:
+        batch_size = min(batch_size, -(-count // of_all))
+    share, parts = batch_size * num_devices, []
+    for start in range(0, count, batch_size * of_all):
+        first = start + share * jax.process_index()
+        indices = np.minimum(np.arange(first, first + share), count - 1)
         part = np.asarray(embed(np.asarray(images[indices])), np.float32)
-        if part.ndim != 2 or len(part) != batch_size:
-            raise ValueError(f"embed must return [{batch_size}, d], got {list(part.shape)}")
-        parts.append(part[: count - start])
+        if part.ndim != 2 or len(part) != share:
+            raise ValueError(f"embed must return [{share}, d], got {list(part.shape)}")
+        parts.append(gather_rows(part)[: count - start])
     return np.concatenate(parts)
 
 
@@ -53,13 +66,21 @@ def build_outputs(
 ) -> Callable[[TrainState, ImageSet], Outputs]:
     """The outputs of images as a function of the state; it compiles once.
 
-    The function raises a `DivergedError` where a feature or a logit is not finite.
+    The features are computed on the devices of all processes, each of which calls the function. It
+    raises a `DivergedError` where a feature or a logit is not finite.
     """
-    embed = build_embed(graphdef, data)
+    embed, devices = build_embed(graphdef, data), jax.local_devices()
+    mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
+    everywhere, spread = (NamedSharding(mesh, spec) for spec in (P(), P("batch")))
     logits_of = jax.jit(objective.logits)
 
     def outputs(state: TrainState, images: ImageSet) -> Outputs:
-        features = extract_features(partial(embed, state), images.images)
+        copied = jax.device_put(state, everywhere) if len(devices) > 1 else state
+
+        def embed_share(rows: np.ndarray) -> Array:
+            return embed(copied, jax.device_put(rows, spread) if len(devices) > 1 else rows)
+
+        features = extract_features(embed_share, images.images, num_devices=len(devices))
         check_finite(state, "feature", features)
 
         head = state.params["classifier"]

@@ -116,16 +116,17 @@ class Recorder:
     ) -> None:
         """Validates, if `validate` is given, and begins to write a checkpoint.
 
-        An error is raised in all processes.
+        All processes validate, each its share of the images. An error is raised in all of them.
         """
+        found = None if validate is None else validate(state)
 
         def save() -> None:
             assert self._checkpoints is not None
             if self._failure is not None:
                 raise self._failure
             accuracy = None
-            if validate is not None:
-                accuracy, diagnostics = validate(state)
+            if found is not None:
+                accuracy, diagnostics = found
                 self.log(step, validation=accuracy, **diagnostics)
             meta = {**self._meta, "seconds": self.seconds}
             self._checkpoints.save(step, state, meta=meta, accuracy=accuracy)

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.config import by_name, differences
 from experiments.errors import ConfigError, ExperimentError
 from experiments.files import exclusive, write_json
 
 CONFIG_FILE = "config.json"
-
-_ABSENT = "(absent)"
 
 
 class ConfigMismatchError(ExperimentError):
@@ -47,15 +46,10 @@ def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
     """Returns and raises the same as `claim_run_directory`, and writes nothing."""
     directory = Path(directory)
     if (directory / CONFIG_FILE).exists():
-        there, here = _flatten(read_config(directory)), _flatten(json.loads(json.dumps(config)))
-        differences = [
-            f"  {name}: {_show(there, name)} -> {_show(here, name)}"
-            for name in there | here
-            if there.get(name, _ABSENT) != here.get(name, _ABSENT)
-        ]
-        if differences:
+        there, here = read_config(directory), json.loads(json.dumps(config))
+        if lines := differences(by_name(there), by_name(here)):
             raise ConfigMismatchError(
-                "\n".join([f"{directory} holds a run of another configuration:", *differences])
+                "\n".join([f"{directory} holds a run of another configuration:", *lines])
                 + "\n(left: the run there, right: this one). "
                 "Choose another directory, or remove this one."
             )
@@ -115,17 +109,3 @@ def exclusive_run(directory: Path) -> Iterator[None]:
                 f"another process is training in {directory}; wait for it, or stop it first"
             ) from None
         yield
-
-
-def _flatten(config: Any, name: str = "") -> dict[str, Any]:
-    """All values of a nested configuration by dotted names, such as `data.pad`."""
-    if not isinstance(config, dict) or not config:
-        return {name: config}
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        values |= _flatten(value, f"{name}.{key}" if name else key)
-    return values
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return repr(values[name]) if name in values else _ABSENT

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import chex
@@ -16,7 +15,8 @@ import jax
 import pytest
 
 from experiments.config import Folders, SamplingConfig, TrainConfig
-from experiments.data.pipeline import RecordImages, load_split
+from experiments.data import pipeline
+from experiments.data.pipeline import RecordImages
 from experiments.errors import ConfigError
 from experiments.protocols import few_shot
 from experiments.protocols.integration import IntegratedLoss
@@ -75,7 +75,7 @@ def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(tmp_p
 
 def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, monkeypatch):
     train(TINY, tmp_path / "memory", folders)
-    monkeypatch.setattr(few_shot, "load_split", partial(load_split, memory_limit=0))
+    monkeypatch.setattr(pipeline, "_MEMORY_LIMIT", 0)
     assert isinstance(few_shot.load("icons", folders, "base").images, RecordImages)
     train(TINY, tmp_path / "records", folders)
     chex.assert_trees_all_equal(final_state(tmp_path / "records"), final_state(tmp_path / "memory"))

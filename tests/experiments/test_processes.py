@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -21,9 +22,9 @@ import pytest
 
 from experiments.config import Folders
 from experiments.processes import on_first
-from experiments.runs import plan_run, train_run
+from experiments.runs import complete_run, plan_run, train_run
 from experiments.training.checkpoints import Checkpoints
-from tests.experiments.tiny_runs import config_of, final_state, metrics_without_clock
+from tests.experiments.tiny_runs import config_of, final_state, metrics, metrics_without_clock
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,17 +36,19 @@ TRAIN = [
 
 
 @contextmanager
-def two_processes(command: Sequence[str], cache: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two processes with two devices each; none of them outlives the context."""
+def start(
+    commands: Sequence[Sequence[str]], cache: Path, *, devices: int = 2
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of one run, each with so many devices; none of them outlives the context."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     variables = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": "2",
+        "JAX_NUM_PROCESSES": str(len(commands)),
     }
     processes = [
         subprocess.Popen(
@@ -56,7 +59,7 @@ def two_processes(command: Sequence[str], cache: Path) -> Iterator[list[subproce
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in (0, 1)
+        for rank, command in enumerate(commands)
     ]
     try:
         yield processes
@@ -66,10 +69,16 @@ def two_processes(command: Sequence[str], cache: Path) -> Iterator[list[subproce
             process.communicate()
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], status: int) -> list[str]:
-    """What each process printed, once both have ended with this exit status."""
+def two_processes(command: Sequence[str], cache: Path):
+    """Two processes with two devices each, and the same command."""
+    return start([command, command], cache)
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], *statuses: int) -> list[str]:
+    """What each process printed, once all have ended with these exit statuses, or this one."""
     outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [status, status], outputs
+    expected = [*statuses] * (len(processes) if len(statuses) == 1 else 1)
+    assert [process.returncode for process in processes] == expected, outputs
     return outputs
 
 
@@ -92,26 +101,36 @@ def saved_steps(directory: Path) -> list[int]:
 def test_killed_and_stopped_processes_resume_and_end_as_if_undisturbed(
     tmp_path, folders, compilation_cache
 ):
-    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "50"]
+    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "60"]
     command += ["--validate-every", "5"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     with two_processes([*command, "--directory", str(whole)], compilation_cache) as processes:
         finish(processes, 0)
 
-    # SIGTERM to one of them stops both, which save. They agree on a step, some steps later.
-    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-        wait_for_step(cut, 2, processes[0])
-        processes[1].send_signal(signal.SIGTERM)
-        outputs = finish(processes, 128 + signal.SIGTERM)
-    (stopped,) = re.findall(r"stopped at step (\d+) of 50, which is saved", outputs[0])
-    newest = int(stopped)
-    assert saved_steps(cut)[-1] == newest < 35
-    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-        wait_for_step(cut, newest + 6, processes[0])
-        for process in processes:
-            process.send_signal(signal.SIGKILL)
-        finish(processes, -signal.SIGKILL)
-    assert saved_steps(cut)[-1] >= newest
+    # A signal to one of them stops both, which save. They agree on a step, some steps later.
+    newest = 0
+    for rank, number in ((1, signal.SIGTERM), (0, signal.SIGINT)):
+        with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+            wait_for_step(cut, newest + 2, processes[0])
+            processes[rank].send_signal(number)
+            outputs = finish(processes, 128 + signal.SIGTERM)
+        (stopped,) = re.findall(r"stopped at step (\d+) of 60, which is saved", outputs[0])
+        assert newest < int(stopped) < newest + 25
+        newest = int(stopped)
+        assert saved_steps(cut)[-1] == newest
+
+    # The other one notices the death of either, and ends.
+    for rank in (0, 1):
+        with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+            wait_for_step(cut, newest + 6, processes[0])
+            processes[rank].kill()
+            killed = time.monotonic()
+            statuses = [1, 1]
+            statuses[rank] = -signal.SIGKILL
+            outputs = finish(processes, *statuses)
+        assert time.monotonic() - killed < 30
+        assert "error: the connection to another process of the run broke" in outputs[1 - rank]
+        newest = saved_steps(cut)[-1]
     with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
         finish(processes, 0)
 
@@ -121,20 +140,78 @@ def test_killed_and_stopped_processes_resume_and_end_as_if_undisturbed(
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path, folders: Folders, compilation_cache):
-    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "2"]
-    two, one = tmp_path / "two", tmp_path / "one"
-    with two_processes([*command, "--directory", str(two)], compilation_cache) as processes:
+def test_two_processes_without_a_common_disk_train_and_evaluate_as_one(
+    tmp_path, folders: Folders, compilation_cache
+):
+    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "2", "--directory"]
+    two, other, one = tmp_path / "two", tmp_path / "other", tmp_path / "one"
+    commands = [[*command, str(two)], [*command, str(other)]]
+    with start(commands, compilation_cache) as processes:
         outputs = finish(processes, 0)
     # Only the first one prints and writes.
     assert re.search(r"\| +1 +\|", outputs[0])
     assert not re.search(r"\| +1 +\|", outputs[1])
     assert len(list(two.glob("events.out.tfevents.*"))) == 1
+    assert not other.exists()
 
     assert jax.device_count() == 4
-    train_run(plan_run(config_of(two)), one, folders)
+    report = complete_run(plan_run(config_of(two)), one, folders, command="")
     chex.assert_trees_all_close(metrics_without_clock(two), metrics_without_clock(one), rtol=1e-4)
     chex.assert_trees_all_close(final_state(two), final_state(one), atol=1e-4)
+    of_two = json.loads((two / "report.json").read_text())
+    assert [m["name"] for m in of_two["metrics"]] == [m["name"] for m in report["metrics"]]
+    for found, expected in zip(of_two["metrics"], report["metrics"], strict=True):
+        # 20 episodes with 75 queries: one may flip.
+        assert abs(found["value"] - expected["value"]) <= 1 / 1500
+
+
+@pytest.mark.slow
+def test_a_run_continues_on_any_number_of_processes_and_devices(
+    tmp_path, folders, compilation_cache
+):
+    """1×4 → 2×2 → 2×1 → 4×1 → 1×1."""
+    directory, whole = tmp_path / "run", tmp_path / "whole"
+    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
+    command += ["--steps", "100", "--validate-every", "100"]
+    newest = 0
+    for count, devices in ((1, 4), (2, 2), (2, 1), (4, 1)):
+        with start([command] * count, compilation_cache, devices=devices) as processes:
+            wait_for_step(directory, newest + 2, processes[0])
+            processes[0].send_signal(signal.SIGTERM)
+            finish(processes, 128 + signal.SIGTERM)
+        assert saved_steps(directory)[-1] > newest
+        newest = saved_steps(directory)[-1]
+    with start([command], compilation_cache, devices=1) as processes:
+        finish(processes, 0)
+    train_run(plan_run(config_of(directory)), whole, folders)
+    losses, expected = (
+        [line["loss"] for line in metrics(d) if "loss" in line] for d in (directory, whole)
+    )
+    np.testing.assert_allclose(losses[:newest], expected[:newest], rtol=1e-2)
+    chex.assert_trees_all_close(final_state(directory), final_state(whole), atol=1e-2)
+
+
+@pytest.mark.slow
+def test_processes_with_different_options_are_refused_before_training(
+    tmp_path, folders, compilation_cache
+):
+    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(tmp_path / "run")]
+    with start([command, [*command, "--seed", "3"]], compilation_cache) as processes:
+        outputs = finish(processes, 2)
+    for output in outputs:
+        assert "process 1 has options or versions other than process 0:\n  seed: 0 -> 3" in output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_ends_all(tmp_path, folders, compilation_cache):
+    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(tmp_path / "run")]
+    failing = [*command, "--sampling.batch-size", "33"]
+    sentence = "error: a batch of 33 does not spread evenly over 4 devices"
+    with start([failing, command], compilation_cache) as processes:
+        outputs = finish(processes, 2)
+    assert sentence in outputs[0]
+    assert f"process 0 has ended: {sentence}" in outputs[1]
 
 
 def test_a_broadcast_keeps_every_bit_and_errors_reach_all(tmp_path, compilation_cache):

@@ -1,0 +1,209 @@
+"""How several processes end together, each with a sentence, and what notices a stuck one.
+
+A process that ends by an error tells the others, which end as well. A process that is killed tells
+nobody: the next collective of the others fails, or JAX misses its heartbeats and aborts them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import jax
+
+from experiments import processes
+
+_FOLDER = "end"
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 2.0
+"""For an error that all processes have: each shall end by its own."""
+_FAREWELL_SECONDS = 5.0
+"""How long the first process, which hosts the messages, stays for the others to read its last."""
+
+_AGAIN = "Run the same command in all processes to continue from the last checkpoint."
+_BROKEN = (
+    "error: the connection to another process of the run broke, so that process or its machine has "
+    f"ended. {_AGAIN}"
+)
+_NOT_JOINED = (
+    "error: the processes of the run did not join: the first one cannot be reached at "
+    "JAX_COORDINATOR_ADDRESS, or not all JAX_NUM_PROCESSES of them were started."
+)
+
+
+class Outcome(NamedTuple):
+    """How a process ends."""
+
+    status: int
+    """Its exit status."""
+    sentence: str = ""
+    """What it prints at the end; empty where all went well."""
+
+
+_ending = threading.Event()
+"""Set as soon as this process ends."""
+_reason = threading.Lock()
+"""Held by the thread that prints why: a second reason would confuse."""
+
+
+def run_together(action: Callable[[], Outcome]) -> Outcome:
+    """Joins the processes of a run, and runs `action` in such a way that all of them end together.
+
+    Where it does not end well in one process, all end within half a minute, each with a sentence.
+    This then does not return, but ends the process with the status.
+
+    Raises:
+      ConfigError: See `processes.initialize`.
+    """
+    with _abort_with(_NOT_JOINED):
+        processes.initialize()
+    if jax.process_count() == 1:
+        return action()
+    with _abort_with(_BROKEN):
+        threading.Thread(target=_watch_others, daemon=True).start()
+        try:
+            outcome = action()
+        except Exception as error:
+            outcome = Outcome(1, _explain(error))
+        if outcome.status:
+            end(outcome)
+        _wait_for_others()
+        _ending.set()
+        jax.distributed.shutdown()
+    return outcome
+
+
+def end(outcome: Outcome) -> None:
+    """Prints the sentence, tells the other processes, and ends this one."""
+    _reason.acquire()  # Never released: a second thread waits here for the end.
+    _ending.set()
+    print(outcome.sentence, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        try:
+            _tell(outcome)
+            deadline = time.monotonic() + _FAREWELL_SECONDS
+            while processes.is_first() and time.monotonic() < deadline:
+                if len(_ends()) == jax.process_count():
+                    break
+                time.sleep(_POLL_SECONDS / 5)
+        except jax.errors.JaxRuntimeError:
+            pass  # The first process has ended, and with it the messages.
+    os._exit(outcome.status)  # Shutting JAX down would wait for the others.
+
+
+@contextmanager
+def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
+    """Ends a run that is stuck, with the stacks of all threads on stderr.
+
+    Args:
+      minutes: The longest time from the start to the first step, or between two steps; 0: no limit.
+
+    Yields:
+      A function to be called after every step.
+    """
+    seen = [time.monotonic()]
+
+    def step_done() -> None:
+        seen[0] = time.monotonic()
+
+    if minutes <= 0:
+        yield step_done
+        return
+    left = threading.Event()
+
+    def watch() -> None:
+        limit = 60 * minutes
+        while not left.wait(min(limit / 4, 5.0)):
+            if time.monotonic() - seen[0] > limit:
+                print("\nstacks of all threads, the newest call first:", file=sys.stderr)
+                faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+                of_all = jax.process_count() > 1
+                end(
+                    Outcome(
+                        1,
+                        f"error: no step for {minutes:g} minutes (--stuck-after); the stacks above "
+                        "show what the run waits for. "
+                        + (_AGAIN if of_all else "Run the same command to continue."),
+                    )
+                )
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield step_done
+    finally:
+        left.set()
+
+
+def _tell(outcome: Outcome) -> None:
+    processes.send(f"{_FOLDER}/{jax.process_index()}", json.dumps(outcome).encode())
+
+
+def _ends() -> dict[int, Outcome]:
+    """How the processes that have ended did, by their rank."""
+    messages = processes.received(_FOLDER)
+    return {int(rank): Outcome(*json.loads(message)) for rank, message in messages.items()}
+
+
+def _watch_others() -> None:
+    """Ends this process after another one has ended by an error."""
+    while not _ending.wait(_POLL_SECONDS):
+        try:
+            failed = {rank: other for rank, other in _ends().items() if other.status}
+        except jax.errors.JaxRuntimeError:
+            return  # The first process has ended: JAX aborts this one.
+        if failed:
+            if not _ending.wait(_GRACE_SECONDS):
+                rank, other = min(failed.items())
+                end(Outcome(other.status, f"process {rank} has ended: {other.sentence}"))
+            return
+
+
+def _wait_for_others() -> None:
+    """Waits until all processes have ended well. `_watch_others` handles those that do not."""
+    _tell(Outcome(0))
+    while len(_ends()) < jax.process_count():
+        time.sleep(_POLL_SECONDS / 5)
+
+
+def _explain(error: Exception) -> str:
+    """What to print of an unexpected error, which may come from the end of another process."""
+    if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
+        time.sleep(_POLL_SECONDS + _GRACE_SECONDS + 1)  # `_watch_others` may know more.
+        if any(sign in str(error) for sign in ("Gloo", "UNAVAILABLE", "onnection")):
+            return _BROKEN
+    traceback.print_exception(error)
+    return f"error: {type(error).__name__}: {error}"
+
+
+@contextmanager
+def _abort_with(sentence: str) -> Iterator[None]:
+    """Prints a sentence where JAX aborts the process, as it does when another one is gone.
+
+    Python's own handlers of signals do not run then: the thread that aborts is not Python's.
+    """
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def last_words(number: int) -> None:
+        if not _ending.is_set():
+            os.write(2, f"\n{sentence}\n".encode())
+        os._exit(1)
+
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.restype = ctypes.c_void_p
+    previous = set_handler(signal.SIGABRT, last_words)
+    try:
+        yield
+    finally:
+        set_handler(signal.SIGABRT, ctypes.c_void_p(previous))
