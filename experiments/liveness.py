@@ -54,6 +54,8 @@ _ending = threading.Event()
 """Set as soon as this process ends."""
 _reason = threading.Lock()
 """Held by the thread that prints why: a second reason would confuse."""
+_status = [1]
+"""The exit status, even if JAX aborts the process at its very end."""
 
 
 def run_together(action: Callable[[], Outcome]) -> Outcome:
@@ -86,6 +88,7 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
 def end(outcome: Outcome) -> None:
     """Prints the sentence, tells the other processes, and ends this one."""
     _reason.acquire()  # Never released: a second thread waits here for the end.
+    _status[0] = outcome.status
     _ending.set()
     print(outcome.sentence, file=sys.stderr)
     sys.stdout.flush()
@@ -198,7 +201,7 @@ def _abort_with(sentence: str) -> Iterator[None]:
     def last_words(number: int) -> None:
         if not _ending.is_set():
             os.write(2, f"\n{sentence}\n".encode())
-        os._exit(1)
+        os._exit(_status[0])
 
     set_handler = ctypes.CDLL(None).signal
     set_handler.restype = ctypes.c_void_p

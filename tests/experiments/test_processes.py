@@ -172,7 +172,7 @@ def test_a_run_continues_on_any_number_of_processes_and_devices(
     """1×4 → 2×2 → 2×1 → 4×1 → 1×1."""
     directory, whole = tmp_path / "run", tmp_path / "whole"
     command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    command += ["--steps", "100", "--validate-every", "100"]
+    command += ["--steps", "100", "--validate-every", "100", "--optimizer.learning-rate", "1e-3"]
     newest = 0
     for count, devices in ((1, 4), (2, 2), (2, 1), (4, 1)):
         with start([command] * count, compilation_cache, devices=devices) as processes:
@@ -185,10 +185,11 @@ def test_a_run_continues_on_any_number_of_processes_and_devices(
         finish(processes, 0)
     train_run(plan_run(config_of(directory)), whole, folders)
     losses, expected = (
-        [line["loss"] for line in metrics(d) if "loss" in line] for d in (directory, whole)
+        [line["loss"] for line in metrics(folder) if "loss" in line]
+        for folder in (directory, whole)
     )
-    np.testing.assert_allclose(losses[:newest], expected[:newest], rtol=1e-2)
-    chex.assert_trees_all_close(final_state(directory), final_state(whole), atol=1e-2)
+    np.testing.assert_allclose(losses, expected, rtol=1e-3, atol=1e-4)
+    chex.assert_trees_all_close(final_state(directory), final_state(whole), atol=1e-4)
 
 
 @pytest.mark.slow
