@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 
 QUICK := .venv-quick
 
-.PHONY: train test quick setup lint clean
+FAULTS ?= 50
+SEED ?= 0
+
+.PHONY: train test quick soak setup lint clean
 
 train: $(VENV)/.experiments
 	$(BIN)/python -m experiments compare icons --losses sce nca sce+nca direct:sce+nca --directory runs/train
@@ -16,6 +19,10 @@ test: lint
 # The tests of the library alone, in an environment without the experiments' dependencies.
 quick: $(QUICK)/.quick
 	$(QUICK)/bin/python -m pytest -n 2 -m "not slow" tests/jaxloss jaxloss
+
+# Random faults in runs of several processes, for about half an hour. It needs the right to mount.
+soak: $(VENV)/.test
+	$(BIN)/python -u -m tests.soak --faults $(FAULTS) --seed $(SEED)
 
 setup: $(VENV)/.test
 

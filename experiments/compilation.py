@@ -114,6 +114,8 @@ def tpu_devices(topology: str) -> Sequence[Any]:
       ConfigError: libtpu is not installed, or knows no such topology.
     """
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    # No TPU is used, so several commands may compile at once.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # Several, from JAX and from libtpu.

@@ -23,6 +23,9 @@ import jax
 
 from experiments import processes
 
+AGAIN = 75
+"""Exit status (EX_TEMPFAIL) where nothing needs to be mended: the same command continues."""
+
 _FOLDER = "end"
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 2.0
@@ -30,10 +33,10 @@ _GRACE_SECONDS = 2.0
 _FAREWELL_SECONDS = 5.0
 """How long the first process, which hosts the messages, stays for the others to read its last."""
 
-_AGAIN = "Run the same command in all processes to continue from the last checkpoint."
+_CONTINUE = "Run the same command in all processes to continue from the last checkpoint."
 _BROKEN = (
     "error: the connection to another process of the run broke, so that process or its machine has "
-    f"ended. {_AGAIN}"
+    f"ended. {_CONTINUE}"
 )
 _NOT_JOINED = (
     "error: the processes of the run did not join: the first one cannot be reached at "
@@ -54,7 +57,7 @@ _ending = threading.Event()
 """Set as soon as this process ends."""
 _reason = threading.Lock()
 """Held by the thread that prints why: a second reason would confuse."""
-_status = [1]
+_status = [AGAIN]
 """The exit status, even if JAX aborts the process at its very end."""
 
 
@@ -76,7 +79,7 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
         try:
             outcome = action()
         except Exception as error:
-            outcome = Outcome(1, _explain(error))
+            outcome = _unexpected(error)
         if outcome.status:
             end(outcome)
         _wait_for_others()
@@ -135,10 +138,10 @@ def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
                 of_all = jax.process_count() > 1
                 end(
                     Outcome(
-                        1,
+                        AGAIN,
                         f"error: no step for {minutes:g} minutes (--stuck-after); the stacks above "
                         "show what the run waits for. "
-                        + (_AGAIN if of_all else "Run the same command to continue."),
+                        + (_CONTINUE if of_all else "Run the same command to continue."),
                     )
                 )
 
@@ -180,14 +183,14 @@ def _wait_for_others() -> None:
         time.sleep(_POLL_SECONDS / 5)
 
 
-def _explain(error: Exception) -> str:
-    """What to print of an unexpected error, which may come from the end of another process."""
+def _unexpected(error: Exception) -> Outcome:
+    """How to end by an unexpected error, which may come from the end of another process."""
     if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
         time.sleep(_POLL_SECONDS + _GRACE_SECONDS + 1)  # `_watch_others` may know more.
         if any(sign in str(error) for sign in ("Gloo", "UNAVAILABLE", "onnection")):
-            return _BROKEN
+            return Outcome(AGAIN, _BROKEN)
     traceback.print_exception(error)
-    return f"error: {type(error).__name__}: {error}"
+    return Outcome(1, f"error: {type(error).__name__}: {error}")
 
 
 @contextmanager

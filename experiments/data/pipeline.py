@@ -217,14 +217,21 @@ def _naming_damage(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _read(source: Any, rows: list[int], out: np.ndarray, chunk: int = 1024) -> None:
-    """Decodes records into an array, with one thread per CPU."""
+def _read(source: Any, rows: list[int], out: np.ndarray, chunk: int = 32) -> None:
+    """Reads, parses and decodes records into an array, with a thread for each usable CPU."""
 
-    def decode(row: int, record: dict[str, Any]) -> None:
-        with Image.open(io.BytesIO(record["image"])) as image:
-            out[row] = np.asarray(image).reshape(out.shape[1:])
+    def decode(start: int) -> None:
+        records = source.__getitems__(rows[start : start + chunk])
+        for row, record in enumerate(records, start):
+            with Image.open(io.BytesIO(record["image"])) as image:
+                out[row] = np.asarray(image).reshape(out.shape[1:])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(rows), chunk):
-            records = source.__getitems__(rows[start : start + chunk])
-            list(pool.map(decode, range(start, start + len(records)), records))
+    with ThreadPoolExecutor(_usable_cpus()) as pool:
+        list(pool.map(decode, range(0, len(rows), chunk)))
+
+
+def _usable_cpus() -> int:
+    """The CPUs that this process may run on: a scheduler may give it a part of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

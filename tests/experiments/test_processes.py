@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import chex
 import jax
 import numpy as np
+import psutil
 import pytest
 
-from experiments.config import Folders
+from experiments.config import Folders, differences
+from experiments.liveness import AGAIN
 from experiments.processes import on_first
 from experiments.runs import complete_run, plan_run, train_run
 from experiments.training.checkpoints import Checkpoints
+from tests.experiments.several_processes import ROOT, finish, start, wait_for_step
 from tests.experiments.tiny_runs import config_of, final_state, metrics, metrics_without_clock
 
-ROOT = Path(__file__).parents[2]
+PODS = (ROOT / "experiments" / "PODS.md").read_text(encoding="utf-8")
 
 TRAIN = [
     *("-m", "experiments", "train", "icons", "--distributed", "--loss.name", "nca"),
@@ -35,61 +37,9 @@ TRAIN = [
 ]
 
 
-@contextmanager
-def start(
-    commands: Sequence[Sequence[str]], cache: Path, *, devices: int = 2
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes of one run, each with so many devices; none of them outlives the context."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    variables = {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": str(len(commands)),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env={**os.environ, **variables, "JAX_PROCESS_ID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, command in enumerate(commands)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()  # JAX swallows SIGTERM.
-            process.communicate()
-
-
 def two_processes(command: Sequence[str], cache: Path):
     """Two processes with two devices each, and the same command."""
     return start([command, command], cache)
-
-
-def finish(processes: Sequence[subprocess.Popen[str]], *statuses: int) -> list[str]:
-    """What each process printed, once all have ended with these exit statuses, or this one."""
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    expected = [*statuses] * (len(processes) if len(statuses) == 1 else 1)
-    assert [process.returncode for process in processes] == expected, outputs
-    return outputs
-
-
-def wait_for_step(directory: Path, step: int, process: subprocess.Popen[str]) -> None:
-    log, deadline = directory / "metrics.jsonl", time.monotonic() + 300
-    while time.monotonic() < deadline and process.poll() is None:
-        if log.exists() and log.read_text().count('"loss"') >= step:
-            return
-        time.sleep(0.01)
-    process.kill()
-    pytest.fail(f"step {step} was not reached: {process.communicate()[0]}")
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -125,7 +75,7 @@ def test_killed_and_stopped_processes_resume_and_end_as_if_undisturbed(
             wait_for_step(cut, newest + 6, processes[0])
             processes[rank].kill()
             killed = time.monotonic()
-            statuses = [1, 1]
+            statuses = [AGAIN, AGAIN]
             statuses[rank] = -signal.SIGKILL
             outputs = finish(processes, *statuses)
         assert time.monotonic() - killed < 30
@@ -213,6 +163,72 @@ def test_an_error_in_one_process_ends_all(tmp_path, folders, compilation_cache):
         outputs = finish(processes, 2)
     assert sentence in outputs[0]
     assert f"process 0 has ended: {sentence}" in outputs[1]
+
+
+@pytest.mark.slow
+def test_the_recipes_start_processes_and_survive_a_kill(tmp_path, folders, compilation_cache):
+    (loop,) = re.findall(r"### Plain shell.*?```bash\n(.*?)```", PODS, re.DOTALL)
+    loop = re.sub(r"^export .*\n", "", loop).replace("sleep 5", "sleep 0.1")
+    command = shlex.join([*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "40"])
+    command += f" --validate-every 5 --directory {tmp_path / 'run'}"
+    loop = loop.replace("-m experiments train icons --distributed --directory runs/pod", command)
+    assert command in loop
+    slurm = """
+        export SLURM_JOB_ID=$$ SLURM_STEP_NODELIST=localhost SLURM_NTASKS=$JAX_NUM_PROCESSES
+        export SLURM_PROCID=$JAX_PROCESS_ID SLURM_LOCALID=$JAX_PROCESS_ID
+        unset JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
+    """.replace("$$", str(os.getpid()))
+    python = f'python() {{ {sys.executable} "$@"; }}\n'
+    scripts = [[slurm + python + loop]] * 2
+    with start(scripts, compilation_cache, program=("bash", "-c")) as processes:
+        wait_for_step(tmp_path / "run", 8, processes[0])
+        (killed,) = psutil.Process(processes[1].pid).children()
+        killed.kill()
+        outputs = finish(processes, 0)
+    assert "connection to another process of the run broke" in outputs[0]
+    assert re.search(r"\| +1 +\|", outputs[0])
+
+
+@pytest.mark.slow
+def test_a_run_without_steps_prints_its_stacks_and_ends(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import time
+        from experiments.liveness import watchdog
+
+        def wait_for_data():
+            time.sleep(60)
+
+        with watchdog(0.5 / 60) as step_done:
+            for _ in range(10):
+                step_done()
+                time.sleep(0.1)
+            wait_for_data()
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == AGAIN
+    assert "in wait_for_data" in done.stderr
+    assert "error: no step for 0.00833333 minutes (--stuck-after)" in done.stderr
+
+
+def test_processes_agree_on_the_same_values_only():
+    first = {"seed": 0, "steps": 3, "name": "a"}
+    assert differences(first, dict(first)) == []
+    second = {"seed": 0, "steps": 4, "rate": None}
+    assert differences(first, second) == [
+        "  steps: 3 -> 4",
+        "  name: 'a' -> (absent)",
+        "  rate: (absent) -> None",
+    ]
 
 
 def test_a_broadcast_keeps_every_bit_and_errors_reach_all(tmp_path, compilation_cache):

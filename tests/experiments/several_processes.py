@@ -1,0 +1,78 @@
+"""Real processes that train one run together, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def start(
+    commands: Sequence[Sequence[str]],
+    cache: Path,
+    *,
+    devices: int = 2,
+    program: Sequence[str] = (sys.executable,),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of one run, each with so many devices; none of them outlives the context."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    variables = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(len(commands)),
+    }
+    processes = [
+        subprocess.Popen(
+            [*program, *command],
+            cwd=ROOT,
+            env={**os.environ, **variables, **(environment or {}), "JAX_PROCESS_ID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for rank, command in enumerate(commands)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):  # Its children, too. JAX swallows SIGTERM.
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], *statuses: int) -> list[str]:
+    """What each process printed, once all have ended with these exit statuses, or this one."""
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    expected = [*statuses] * (len(processes) if len(statuses) == 1 else 1)
+    assert [process.returncode for process in processes] == expected, outputs
+    return outputs
+
+
+def wait_for_step(directory: Path, step: int, process: subprocess.Popen[str]) -> None:
+    log, deadline = directory / "metrics.jsonl", time.monotonic() + 300
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and log.read_text().count('"loss"') >= step:
+            return
+        time.sleep(0.01)
+    process.kill()
+    pytest.fail(f"step {step} was not reached: {process.communicate()[0]}")

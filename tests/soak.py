@@ -1,0 +1,235 @@
+"""Many random faults in runs of 2×2 devices, which must end as if nothing had happened.
+
+    make soak FAULTS=50 SEED=0
+
+A fault hits a random process at a random moment of its start, its training or its end: SIGKILL,
+SIGTERM, Ctrl-C, SIGSTOP for up to 25 seconds, or a full disk. After each, the processes are started
+again. A run that has ended must equal the undisturbed one bit for bit, and a new one begins until
+all faults are spent. Prints a line for every fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import chex
+import numpy as np
+
+from tests.experiments.several_processes import start
+from tests.experiments.tiny_runs import final_state, metrics_without_clock
+
+COMMAND = [
+    *("-m", "experiments", "train", "icons", "--distributed", "--loss.name", "nca"),
+    *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32", "--log-every", "50"),
+    *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
+    *("--steps", "2000", "--validate-every", "50"),
+]
+DISK = 64 * 2**20
+"""Bytes of the disk that the runs are on."""
+LIMIT_SECONDS = 60
+"""Within so long after a fault that ends them, all processes must have ended."""
+SENTENCES = ("error: ", "stopped at step ", "stopped; ", "process ")
+
+
+class Run:
+    """The processes of one attempt, and what they are told."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]], disk: Path):
+        self.processes = processes
+        self.disk = disk
+
+    def send(self, rank: int, number: int) -> None:
+        """A signal to one process, if it lives."""
+        if self.processes[rank].poll() is None:
+            self.processes[rank].send_signal(number)
+
+    def ended(self) -> bool:
+        """Whether all processes have."""
+        return all(process.poll() is not None for process in self.processes)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until all processes have ended; returns whether they have."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.ended():
+            time.sleep(0.05)
+        return self.ended()
+
+
+def _signal(number: int) -> Callable[[Run, np.random.Generator], str]:
+    def fault(run: Run, rng: np.random.Generator) -> str:
+        rank = int(rng.integers(2))
+        run.send(rank, number)
+        return f"{signal.Signals(number).name} to process {rank}"
+
+    return fault
+
+
+def _all_killed(run: Run, rng: np.random.Generator) -> str:
+    for rank in (0, 1):
+        run.send(rank, signal.SIGKILL)
+    return "SIGKILL to both processes"
+
+
+def _paused(run: Run, rng: np.random.Generator) -> str:
+    rank, seconds = int(rng.integers(2)), float(rng.uniform(1, 25))
+    run.send(rank, signal.SIGSTOP)
+    run.wait(seconds)
+    run.send(rank, signal.SIGCONT)
+    return f"SIGSTOP to process {rank} for {seconds:.0f} s"
+
+
+def _full_disk(run: Run, rng: np.random.Generator) -> str:
+    ballast, left = run.disk / "ballast", shutil.disk_usage(run.disk).free
+    with ballast.open("wb") as file:
+        try:
+            while left > 0:
+                left -= file.write(b"\0" * min(left, 1 << 16))
+        except OSError:
+            pass
+    run.wait(LIMIT_SECONDS)
+    ballast.unlink()
+    return "the disk is full"
+
+
+FAULTS = {
+    "SIGKILL": _signal(signal.SIGKILL),
+    "SIGKILL of all": _all_killed,
+    "SIGTERM": _signal(signal.SIGTERM),
+    "Ctrl-C": _signal(signal.SIGINT),
+    "SIGSTOP": _paused,
+    "full disk": _full_disk,
+}
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    """A disk of `DISK` bytes in memory, which needs the rights to mount it."""
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=False)
+
+
+def main() -> int:
+    """Runs the faults; the exit status is 1 if a run differs or a process does not end."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(arguments.seed)
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    data = folder / "data"
+    command = [*COMMAND, "--data-dir", str(data), "--directory"]
+
+    @contextmanager
+    def attempt(directory: Path) -> Iterator[Run]:
+        with start([[*command, str(directory)]] * 2, folder / "xla") as processes:
+            yield Run(processes, directory.parent)
+
+    with small_disk(folder / "disk") as disk:
+        started = time.monotonic()
+        with attempt(folder / "whole") as run:
+            outputs = [process.communicate()[0] for process in run.processes]
+            if any(process.returncode for process in run.processes):
+                print(*outputs, sep="\n")
+                return 1
+        of_whole = time.monotonic() - started
+        print(f"undisturbed: {of_whole:.0f} s for a run", flush=True)
+        kinds = [
+            kind
+            for _ in range(-(-arguments.faults // len(FAULTS)))
+            for kind in rng.permutation([*FAULTS])
+        ][: arguments.faults]
+        done, number, failures = collections.Counter(), 0, []
+        while kinds:
+            number += 1
+            directory = disk / f"run{number}"
+            while True:
+                with attempt(directory) as run:
+                    # Most moments of a run are equally likely, its start and its end among them.
+                    hit = bool(kinds) and not run.wait(rng.uniform(0, 0.7 * of_whole))
+                    if hit:
+                        kind = str(kinds.pop(0))
+                        what = FAULTS[kind](run, rng)
+                        moment = time.monotonic()
+                        # A short pause does not end a run, and a fault at its very end may not.
+                        ended = run.wait(LIMIT_SECONDS if kind != "SIGSTOP" else 3 * of_whole)
+                        seconds = time.monotonic() - moment
+                    else:
+                        ended = run.wait(10 * of_whole)
+                    statuses = [process.poll() for process in run.processes]
+                    for process in run.processes:
+                        process.kill()
+                    outputs = [process.communicate()[0] for process in run.processes]
+                said = [_last_sentence(output) for output in outputs]
+                if hit:
+                    done[kind] += 1
+                    print(
+                        f"{sum(done.values())}. run {number}, {what}: "
+                        f"ended with {statuses} after {seconds:.0f} s"
+                    )
+                    for rank, sentence in enumerate(said):
+                        if statuses[rank] not in (0, -signal.SIGKILL):
+                            print(f"     process {rank}: {sentence or 'NO SENTENCE'}")
+                    sys.stdout.flush()
+                    if not ended:
+                        failures.append(f"fault {sum(done.values())}: the processes did not end")
+                    if any(
+                        not s and c not in (0, -signal.SIGKILL)
+                        for s, c in zip(said, statuses, strict=True)
+                    ):
+                        failures.append(
+                            f"fault {sum(done.values())}: a process ended without a sentence"
+                        )
+                        print(*(output[-2000:] for output in outputs), sep="\n")
+                elif statuses != [0, 0]:
+                    failures.append(f"run {number} ended with {statuses} without a fault: {said}")
+                    print(*(output[-2000:] for output in outputs), sep="\n")
+                    break
+                if statuses == [0, 0]:
+                    failures += _differences(directory, folder / "whole", number)
+                    break
+            shutil.rmtree(directory)
+    print(f"{number} runs, {sum(done.values())} faults: {dict(done)}")
+    print(
+        *(failures or ["every run ended as the undisturbed one, bit for bit; nothing was moved"]),
+        sep="\n",
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    return 1 if failures else 0
+
+
+def _last_sentence(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.startswith(SENTENCES)]
+    return lines[-1] if lines else ""
+
+
+def _differences(directory: Path, whole: Path, number: int) -> list[str]:
+    found = [
+        f"run {number}: {p.name} was moved" for p in (directory / "checkpoints").glob("damaged-*")
+    ]
+    try:
+        chex.assert_trees_all_equal(final_state(directory), final_state(whole))
+    except AssertionError:
+        found.append(f"run {number}: the final state differs")
+    if metrics_without_clock(directory) != metrics_without_clock(whole):
+        found.append(f"run {number}: the metrics differ")
+    return found
+
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    sys.exit(main())
