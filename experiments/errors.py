@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class ExperimentError(Exception):
     """Base of the errors whose message is all that the user needs."""
@@ -26,3 +28,11 @@ class DivergedError(ExperimentError):
 
     def __str__(self) -> str:
         return f"diverged: {self.what} at step {self.step}"
+
+
+class HeldError(BlockingIOError):
+    """Another process holds a lease. `owner` says which."""
+
+    def __init__(self, owner: str):
+        super().__init__(errno.EWOULDBLOCK, f"held by {owner}")
+        self.owner = owner

@@ -34,12 +34,13 @@ class Recorder:
     """
 
     def __init__(self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any]):
-        self._directory = Path(directory)
+        self._directory = directory
         self._steps = steps
         self._name = name
         self._meta = meta
         self._stack = ExitStack()
         self._checkpoints: Checkpoints | None = None
+        self._check_lock: Callable[[], None] = lambda: None
         self._log: MetricsLog | None = None
         self._progress: Progress | None = None
         self._failure: OSError | None = None
@@ -69,7 +70,7 @@ class Recorder:
         """
 
         def restore() -> tuple[list[Any] | None, float]:
-            self._stack.enter_context(exclusive_run(self._directory))
+            self._check_lock = self._stack.enter_context(exclusive_run(self._directory))
             folder = self._directory / CHECKPOINTS_FOLDER
             self._checkpoints = self._stack.enter_context(Checkpoints(folder))
             leaves, seconds, first = None, 0.0, 0
@@ -121,12 +122,16 @@ class Recorder:
 
         def save() -> None:
             assert self._checkpoints is not None
+            assert self._log is not None
+            self._check_lock()
             if self._failure is not None:
                 raise self._failure
             accuracy = None
             if validate is not None:
                 accuracy, diagnostics = validate(state)
                 self.log(step, validation=accuracy, **diagnostics)
+            # Before the checkpoint: a run that resumes from it needs the lines up to its step.
+            self._log.store()
             meta = {**self._meta, "seconds": self.seconds}
             self._checkpoints.save(step, state, meta=meta, accuracy=accuracy)
 
