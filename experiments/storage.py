@@ -36,7 +36,7 @@ def storage_path(text: str, argument: str = "") -> Path:
       argument: What it was typed for, for messages.
 
     Raises:
-      ConfigError: Another scheme, no bucket, or the extra `gcs` is not installed.
+      ConfigError: Another scheme, no name of a bucket, or the extra `gcs` is not installed.
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", text)
     name = f"{argument} {text}".lstrip()
@@ -50,8 +50,8 @@ def storage_path(text: str, argument: str = "") -> Path:
             f"{name}: {scheme}:// is not supported; use gs://BUCKET/PATH (Google Cloud Storage) or "
             "a local folder"
         )
-    if not rest.partition("/")[0]:
-        raise ConfigError(f"{name} has no bucket; write gs://BUCKET/PATH")
+    if not re.fullmatch("[a-z0-9][a-z0-9_.-]+[a-z0-9]", rest.partition("/")[0]):
+        raise ConfigError(f"{name} does not start with a bucket; write gs://BUCKET/PATH")
     from experiments.object_store import ObjectPath
 
     return cast(Path, ObjectPath(text))
