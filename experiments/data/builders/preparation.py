@@ -13,7 +13,7 @@ from tensorflow_datasets.core import constants
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
 from experiments.files import exclusive
-from experiments.storage import check_local, is_remote, storage_path
+from experiments.storage import is_remote, storage_path
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ def prepare(
       MissingArchiveError: The archives do not exist. The message lists the files and folders.
       DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
         file.
-      ConfigError: `manual_dir` is on an object store.
     """
     builder = make_builder(cls, data_dir)
     if is_prepared(builder):
@@ -105,9 +104,8 @@ def location(cls: type[ImageBuilder], data_dir: Path | None = None) -> Path:
 def manual_root(data_dir: Path | None = None, manual_dir: Path | None = None) -> Path:
     """The folder of downloaded archives: the given one, or `downloads/manual` as in TFDS.
 
-    Archives are local. For data on an object store, it is that of the default of TFDS.
+    For data on an object store, it is that of the default of TFDS: archives are local.
     """
-    check_local(manual_dir, "--manual-dir")
     root = data_root(None if is_remote(data_dir or Path()) else data_dir)
     return (manual_dir or root / "downloads" / "manual").expanduser()
 
