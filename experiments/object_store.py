@@ -215,13 +215,16 @@ class ObjectPath(PosixGPath):
         self, mode: str = "r", *, encoding: str | None = None, **_: Any
     ) -> Any:
         """The content as a file, or one that replaces the object once it is closed."""
-        if mode in ("r", "rt", "rb"):
-            file = io.BytesIO(self.read_bytes())
-        elif mode in ("w", "wt", "wb"):
-            file = _Upload(self)
-        else:
-            raise ValueError(f"{self}: objects cannot be opened with mode {mode!r}")
-        return file if "b" in mode else io.TextIOWrapper(file, encoding=encoding or "utf-8")
+        match mode:
+            case "rb":
+                return io.BytesIO(self.read_bytes())
+            case "r" | "rt":
+                return io.StringIO(self.read_bytes().decode(encoding or "utf-8"))
+            case "wb":
+                return _BytesUpload(self)
+            case "w" | "wt":
+                return _TextUpload(self)
+        raise ValueError(f"{self}: objects cannot be opened with mode {mode!r}")
 
     def resolve(self, strict: bool = False) -> Self:
         """This path: it is absolute."""
@@ -232,21 +235,32 @@ class ObjectPath(PosixGPath):
         return self
 
 
-class _Upload(io.BytesIO):
+class _Upload:
+    """Of a file in memory: one that becomes an object once it is closed, but not by an error."""
+
     def __init__(self, path: ObjectPath):
         super().__init__()
-        self._path = path
+        self._path: ObjectPath | None = path
 
-    def __exit__(self, *error: Any) -> None:
-        if error and error[0] is not None:
-            super().close()  # Half a file is not written.
+    def __exit__(self: Any, kind: Any, *_: Any) -> None:
+        if kind is not None:
+            self._path = None
         self.close()
 
-    def close(self) -> None:
-        if not self.closed:
+    def close(self: Any) -> None:
+        path, self._path = self._path, None
+        if path is not None:
             content = self.getvalue()
-            super().close()
-            self._path.write_bytes(content)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        super().close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _BytesUpload(_Upload, io.BytesIO):
+    pass
+
+
+class _TextUpload(_Upload, io.StringIO):
+    pass
 
 
 def retried(path: ObjectPath, action: Callable[[], T]) -> T:

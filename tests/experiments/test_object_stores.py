@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from experiments.cli.main import main
 from experiments.config import Folders
 from experiments.data.archives import MissingArchiveError
 from experiments.data.builders import describe
+from experiments.data.pipeline import load_split
 from experiments.errors import ConfigError
 from experiments.files import write_atomically
 from experiments.protocols.integration import IntegratedLoss
@@ -33,6 +35,7 @@ from experiments.storage import storage_path
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.metrics_log import MetricsLog
 from experiments.training.run_directory import exclusive_run
+from experiments.training.weights import load_weights
 from tests.experiments.tiny_runs import (
     TINY,
     TINY_OPTIONS,
@@ -163,19 +166,23 @@ def test_evaluate_reads_and_writes_the_bucket(trained, folders, capsys):
     assert files_of(remote) == files_of(local) - {".lock"}
 
 
-def test_a_run_continues_on_another_store_from_its_weights(trained, folders, tmp_path):
-    remote, local = trained
-    model = dataclasses.replace(CONFIG.model, weights=str(remote))
-    train_run(plan_run(dataclasses.replace(CONFIG, model=model)), tmp_path / "a", folders)
-    model = dataclasses.replace(CONFIG.model, weights=str(local))
-    train_run(plan_run(dataclasses.replace(CONFIG, model=model)), tmp_path / "b", folders)
-    chex.assert_trees_all_equal(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
+def test_a_backbone_starts_from_a_run_in_the_bucket(trained):
+    target = final_state(trained[1])
+    remote, local = (
+        load_weights(path, target.params["backbone"], target.statistics) for path in trained
+    )
+    chex.assert_trees_all_equal(remote, local)
+    model = dataclasses.replace(CONFIG.model, weights=f"{trained[0]}-absent")
+    with pytest.raises(ConfigError, match=r"model\.weights = gs://bucket/trained-absent does not"):
+        plan_run(dataclasses.replace(CONFIG, model=model))
+    with pytest.raises(ConfigError, match=r"model\.weights, a file, must be a local path"):
+        load_weights(trained[0] / "report.json", {}, {})
 
 
 def test_a_run_resumes_bit_for_bit_after_sigkill(
     remote, folders, compilation_cache, tmp_path, quick
 ):
-    options = [*TINY_OPTIONS, "--steps", "40", "--validate-every", "2", "--log-every", "1"]
+    options = [*TINY_OPTIONS, "--steps", "20", "--validate-every", "2", "--log-every", "1"]
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "experiments", "train", "icons", "--loss.name", "nca"),
@@ -190,13 +197,13 @@ def test_a_run_resumes_bit_for_bit_after_sigkill(
     )
     try:
         deadline = time.monotonic() + 240
-        while not (remote / "checkpoints" / "6" / "commit_success.txt").exists():
+        while not (remote / "checkpoints" / "4" / "commit_success.txt").exists():
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()[0]
     finally:
         process.send_signal(signal.SIGKILL)
         output, _ = process.communicate()
-    assert not (remote / "checkpoints" / "40").exists(), output
+    assert not (remote / "checkpoints" / "20").exists(), output
 
     # As if the minute of its lease had passed.
     lock = remote / ".lock"
@@ -341,6 +348,19 @@ def test_an_outage_is_waited_for_within_bounds(remote, monkeypatch):
         object_store.retried(remote, action)
 
 
+def test_an_outage_costs_neither_the_run_nor_a_checkpoint(remote, server):
+    with Checkpoints(remote / "checkpoints") as checkpoints, exclusive_run(remote) as check:
+        save(checkpoints, 1)
+        server.stop()
+        back = threading.Timer(2, server.start)
+        back.start()
+        save(checkpoints, 2)
+        back.join()
+        check()
+        assert checkpoints.steps() == [1, 2]
+    assert value(remote / "checkpoints") == 2
+
+
 def test_what_pathlib_does(remote):
     path = remote / "a=b,c+d e" / "ü#?%.txt"
     assert (path.exists(), remote.is_dir(), list(remote.glob("*"))) == (False, False, [])
@@ -373,14 +393,16 @@ def test_data_is_read_from_the_bucket_and_not_prepared_there(bucket, remote, fol
     assert not remote.exists()
     assert not list(ROOT.glob("gs:*"))
 
-    train_run(plan_run(CONFIG), tmp_path / "local", folders)
     for path in (folders.data_dir / "icons").rglob("*"):
         if path.is_file():
             target = remote / str(path.relative_to(folders.data_dir))
             target.write_bytes(path.read_bytes())
     assert describe("icons", remote).ready
-    train_run(plan_run(CONFIG), tmp_path / "remote", given)
-    chex.assert_trees_all_equal(final_state(tmp_path / "remote"), final_state(tmp_path / "local"))
+    there = load_split("icons", "novel", data_dir=remote)
+    here = load_split("icons", "novel", data_dir=folders.data_dir)
+    np.testing.assert_array_equal(there.images, here.images)
+    np.testing.assert_array_equal(there.labels, here.labels)
+    assert there.class_names == here.class_names
 
 
 @pytest.mark.parametrize(
