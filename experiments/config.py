@@ -198,7 +198,8 @@ class Folders:
     """Where data is stored."""
 
     data_dir: Path | None = None
-    """Folder of prepared data sets (TFDS; by default ~/tensorflow_datasets)."""
+    """Folder of prepared data sets, or gs://BUCKET/PATH (TFDS; by default
+    ~/tensorflow_datasets)."""
     manual_dir: Path | None = None
     """Folder of the archives that you downloaded (by default DATA_DIR/downloads/manual)."""
 

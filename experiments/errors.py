@@ -30,8 +30,12 @@ class DivergedError(ExperimentError):
         return f"diverged: {self.what} at step {self.step}"
 
 
+class StorageError(ExperimentError):
+    """An object store does not answer, or refuses."""
+
+
 class HeldError(BlockingIOError):
-    """Another process holds a lease. `owner` says which."""
+    """Another process holds a lease of an object store; `owner` says which."""
 
     def __init__(self, owner: str):
         super().__init__(errno.EWOULDBLOCK, f"held by {owner}")

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from etils.epath.gpath import PosixGPath
 
-from experiments.errors import ConfigError, ExperimentError, HeldError
+from experiments.errors import ConfigError, HeldError, StorageError
 
 try:
     import fsspec.config
@@ -54,10 +54,6 @@ _SKEW = 600.0
 
 # The listings that gcsfs keeps would miss objects that others write.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
-
-
-class StorageError(ExperimentError):
-    """The store does not answer, or refuses."""
 
 
 class ObjectPath(PosixGPath):

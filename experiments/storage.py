@@ -59,7 +59,7 @@ def storage_path(text: str, argument: str = "") -> Path:
 
 def is_remote(path: Path) -> bool:
     """Whether a path is on an object store."""
-    return not isinstance(path, Path)
+    return str(path).startswith("gs://")
 
 
 def _object(path: Path) -> ObjectPath:
@@ -124,7 +124,9 @@ def rename_folder(path: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def appendable(directory: Path, name: str) -> Iterator[tuple[Path, Callable[[], None]]]:
+def appendable(
+    directory: Path, name: str, check: Callable[[], None]
+) -> Iterator[tuple[Path, Callable[[], None]]]:
     """A local folder in which files of a directory can be appended to.
 
     For a local directory it is this directory. For one on an object store, where nothing can be
@@ -134,6 +136,7 @@ def appendable(directory: Path, name: str) -> Iterator[tuple[Path, Callable[[], 
     Args:
       directory: Where the files are kept.
       name: A file that may be there.
+      check: Called before files are stored; raises where they must not be.
 
     Yields:
       The local folder, and the function that stores its files.
@@ -147,6 +150,7 @@ def appendable(directory: Path, name: str) -> Iterator[tuple[Path, Callable[[], 
             (local / name).write_bytes((directory / name).read_bytes())
 
         def store() -> None:
+            check()
             for file in sorted(local.iterdir()):
                 content = file.read_bytes()
                 if stored.get(file.name) != content:

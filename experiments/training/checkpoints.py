@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments.errors import ExperimentError
+from experiments.errors import ExperimentError, StorageError
 from experiments.storage import (
     complete_folders,
     remove_folder,
@@ -330,7 +330,7 @@ class Checkpoints:
         """Turns any failure into damage, except where the machine cannot read the files."""
         try:
             yield
-        except (DamagedCheckpointError, MemoryError):
+        except (DamagedCheckpointError, StorageError, MemoryError):
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
             for path in self._path(step).rglob("*"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import SupportsFloat
@@ -20,12 +21,12 @@ class MetricsLog:
     Opening removes lines after `resume_step` and a torn last line, as a killed run leaves them.
     A step may have two lines, one of training and one of validation. TensorBoard's earlier events
     stay on disk, but it ignores those after `resume_step`. On an object store, both files appear by
-    `store` and at the end.
+    `store` and at the end, after a call of `check`, which raises where they must not.
     """
 
-    def __init__(self, path: Path, *, resume_step: int):
+    def __init__(self, path: Path, *, resume_step: int, check: Callable[[], None] = lambda: None):
         self._stack = ExitStack()
-        folder, self.store = self._stack.enter_context(appendable(path.parent, path.name))
+        folder, self.store = self._stack.enter_context(appendable(path.parent, path.name, check))
         path = folder / path.name
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)

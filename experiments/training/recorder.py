@@ -40,7 +40,6 @@ class Recorder:
         self._meta = meta
         self._stack = ExitStack()
         self._checkpoints: Checkpoints | None = None
-        self._check_lock: Callable[[], None] = lambda: None
         self._log: MetricsLog | None = None
         self._progress: Progress | None = None
         self._failure: OSError | None = None
@@ -70,7 +69,7 @@ class Recorder:
         """
 
         def restore() -> tuple[list[Any] | None, float]:
-            self._check_lock = self._stack.enter_context(exclusive_run(self._directory))
+            check = self._stack.enter_context(exclusive_run(self._directory))
             folder = self._directory / CHECKPOINTS_FOLDER
             self._checkpoints = self._stack.enter_context(Checkpoints(folder))
             leaves, seconds, first = None, 0.0, 0
@@ -84,7 +83,8 @@ class Recorder:
                     "folder to train from the start"
                 )
             metrics = self._directory / "metrics.jsonl"
-            self._log = self._stack.enter_context(MetricsLog(metrics, resume_step=first))
+            log = MetricsLog(metrics, resume_step=first, check=check)
+            self._log = self._stack.enter_context(log)
             self._progress = self._stack.enter_context(progress(self._steps, first, self._name))
             return leaves, seconds
 
@@ -123,7 +123,6 @@ class Recorder:
         def save() -> None:
             assert self._checkpoints is not None
             assert self._log is not None
-            self._check_lock()
             if self._failure is not None:
                 raise self._failure
             accuracy = None

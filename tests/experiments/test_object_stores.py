@@ -284,6 +284,16 @@ def test_metrics_are_there_before_the_checkpoint_of_their_step(remote):
         log.log(2, loss=0.75)
     assert [row["loss"] for row in metrics(remote)] == [0.5, 0.75]
 
+    def check():
+        raise ConfigError("taken over")
+
+    with (
+        pytest.raises(ConfigError, match="taken over"),
+        MetricsLog(remote / "metrics.jsonl", resume_step=0, check=check) as log,
+    ):
+        log.log(1, loss=0.1)
+    assert [row["loss"] for row in metrics(remote)] == [0.5, 0.75]
+
 
 def test_a_second_command_is_refused_and_names_the_first(remote, quick):
     with exclusive_run(remote) as check:
