@@ -16,6 +16,7 @@ import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
 from experiments.errors import ConfigError
+from experiments.storage import check_local
 
 Count = Annotated[int, Ge(1)]
 Pixels = Annotated[int, Ge(0)]
@@ -197,9 +198,13 @@ class Folders:
     """Where data is stored."""
 
     data_dir: Path | None = None
-    """Folder of prepared data sets (TFDS; by default ~/tensorflow_datasets)."""
+    """Folder of prepared data sets, or gs://BUCKET/PATH (TFDS; by default
+    ~/tensorflow_datasets)."""
     manual_dir: Path | None = None
     """Folder of the archives that you downloaded (by default DATA_DIR/downloads/manual)."""
+
+    def __post_init__(self):
+        check_local(self.manual_dir, "--manual-dir")
 
 
 def check_config(config: Any, section: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Atomic writes, lock files, and the user's cache."""
+"""Atomic writes, locks, and the user's cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from experiments.storage import is_remote, lease
 
 try:
     import fcntl
@@ -37,10 +39,13 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     Returns:
       `path`.
     """
-    path = Path(path)
+    content = content.encode() if isinstance(content, str) else content
+    if is_remote(path):
+        path.write_bytes(content)
+        return path
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -60,19 +65,26 @@ def write_picture(path: Path, figure: Figure) -> Path:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, *, wait: bool) -> Iterator[bool]:
+def exclusive(path: Path, *, wait: bool) -> Iterator[Callable[[], bool]]:
     """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
+
+    On an object store, it is a lease: it ends a minute after the process does.
 
     Args:
       path: The lock file; created if it does not exist.
       wait: Wait for another process that holds it, or raise.
 
     Yields:
-      Whether it is held: False where the system has no such locks.
+      Whether it is held: False where the system has no such locks, or where another process has
+      taken over a lease because this one was stopped for longer than it lasts.
 
     Raises:
       BlockingIOError: Another process holds it, and `wait` is False.
     """
+    if is_remote(path):
+        with lease(path, wait=wait) as still_held:
+            yield still_held
+        return
     with contextlib.ExitStack() as stack:
         held = False
         if fcntl is not None:
@@ -84,4 +96,4 @@ def exclusive(path: Path, *, wait: bool) -> Iterator[bool]:
                 raise
             except OSError:  # A file system without locks.
                 pass
-        yield held
+        yield lambda: held

@@ -5,6 +5,7 @@ Every part, such as data, sampler, model, optimiser and protocol, is built from 
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import subprocess
@@ -41,6 +42,7 @@ from experiments.models import build_backbone
 from experiments.processes import agree, is_first, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
 from experiments.reporting.run import EPISODES, write_run_report
+from experiments.storage import storage_path
 from experiments.training import parallel
 from experiments.training.checkpoints import (
     CHECKPOINTS_FOLDER,
@@ -84,7 +86,7 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None) -> Plan:
     parallel.check_batch_size(batch_size, num_devices or jax.device_count())
     learning_rate(config.optimizer, config.steps)
     check_settings(config.data, image_shape(config.data.name)[-1])
-    if model.weights and not Path(model.weights).exists():
+    if model.weights and not storage_path(model.weights, "model.weights").exists():
         raise ConfigError(
             f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
             "directory"
@@ -498,7 +500,6 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
 
 def run_directory(path: Path) -> Path:
     """The directory of the run that a path names: the run directory, or its checkpoints folder."""
-    path = Path(path)
     inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
     return path.resolve().parent if inside else path
 
@@ -657,7 +658,7 @@ def read_episodes(directory: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         return {}
     try:
-        with np.load(path) as stored:
+        with np.load(io.BytesIO(path.read_bytes())) as stored:
             return dict(stored)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)

@@ -18,6 +18,7 @@ from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, config_from_dict
 from experiments.protocols.classification import stored_splits
 from experiments.runs import describe_run, restore_run
+from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
 from experiments.training.outputs import check_finite, extract_features
 from experiments.training.run_directory import read_config
@@ -124,11 +125,11 @@ def _seen_in_training(config: TrainConfig, data: str, *, holds_classes_out: bool
 
 def _seen_before(config: TrainConfig, data: str) -> str:
     """The same for the run that gave the initial weights; unknown for a file of weights."""
-    if not config.model.weights or not Path(config.model.weights).is_dir():
+    if not config.model.weights or not storage_path(config.model.weights).is_dir():
         return ""
     try:
         before = config_from_dict(
-            read_config(checkpoints_folder(Path(config.model.weights)).parent)
+            read_config(checkpoints_folder(storage_path(config.model.weights)).parent)
         )
     except ExperimentError:
         return ""

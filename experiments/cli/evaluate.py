@@ -14,6 +14,7 @@ import tyro
 from experiments.cli.options import DataFolders
 from experiments.config import Folders, TrainConfig, evaluation_sections, get_option, option_types
 from experiments.errors import ConfigError, ExperimentError
+from experiments.storage import storage_path
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,11 @@ def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
     from experiments.runs import config_of_run
 
     for word in arguments:
-        if Path(word).is_dir():
-            try:
-                return config_of_run(Path(word))
-            except ExperimentError:  # A folder of data; or a run that `evaluate` cannot read.
-                continue
+        try:
+            if (path := storage_path(word)).is_dir():
+                return config_of_run(path)
+        except ExperimentError:  # No path; a folder of data; or a run that cannot be read.
+            continue
     if any(word.startswith(("--evaluation.", "--fine-tuning.")) for word in arguments):
         raise ConfigError("options of an evaluation need the directory of a trained run: RUN")
     return None

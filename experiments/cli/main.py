@@ -19,6 +19,7 @@ from experiments.cli.datasets import Datasets
 from experiments.cli.evaluate import config_of_arguments, evaluate_verb
 from experiments.cli.linear import Linear
 from experiments.cli.look import Look
+from experiments.cli.options import paths
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings
 from experiments.cli.sweep import Sweep
@@ -62,12 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
-        verb: Any = tyro.cli(
-            verbs(evaluated),
-            prog="python -m experiments",
-            description="The papers' experiments on losses that shape a feature space.",
-            args=arguments,
-        )
+        with paths():
+            verb: Any = tyro.cli(
+                verbs(evaluated),
+                prog="python -m experiments",
+                description="The papers' experiments on losses that shape a feature space.",
+                args=arguments,
+            )
         return _run(verb, ["python", "-m", "experiments", *arguments])
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

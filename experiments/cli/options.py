@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -11,6 +13,7 @@ import tyro
 from experiments.config import Folders, ParallelMode, TrainConfig
 from experiments.presets import PRESETS
 from experiments.presets.preset import Preset
+from experiments.storage import storage_path
 
 if TYPE_CHECKING:
     from experiments.grid import Outcome
@@ -31,6 +34,28 @@ if TYPE_CHECKING:
     AnyPreset = TrainConfig
 else:
     AnyPreset = preset_choice(PRESETS)
+
+
+def paths() -> tyro.constructors.ConstructorRegistry:
+    """How tyro reads options that are paths while this context lasts: by `storage_path`."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[Path] | None:
+        if info.type is not Path:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="PATH",
+            instance_from_str=lambda words: storage_path(words[0]),
+            is_instance=lambda value: isinstance(value, os.PathLike),
+            str_from_instance=lambda path: [str(path)],
+        )
+
+    return registry
+
 
 DataFolders = Annotated[Folders, tyro.conf.arg(name="")]
 

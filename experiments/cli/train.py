@@ -20,7 +20,7 @@ class Train:
     config: AnyPreset
     """The preset to start from."""
     directory: Path | None = None
-    """Run directory (by default runs/PRESET-LOSS-SAMPLING-seedSEED)."""
+    """Run directory, or gs://BUCKET/PATH (by default runs/PRESET-LOSS-SAMPLING-seedSEED)."""
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:

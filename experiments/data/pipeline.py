@@ -22,6 +22,7 @@ from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.preparation import prepare
 from experiments.data.builders.tasks import FewShotBuilder
 from experiments.errors import ConfigError
+from experiments.storage import storage_path
 
 _T = TypeVar("_T")
 _MEMORY_LIMIT = 8 * 2**30
@@ -147,7 +148,7 @@ def load_split(
         file.
     """
     builder = _prepared(name, split, data_dir, manual_dir)
-    folder = Path(builder.data_dir)
+    folder = storage_path(builder.data_dir)
     labels, class_names = _labels(builder, split)
     encoded = {"image": tfds.decode.SkipDecoding()}
     with _naming_damage(folder):
@@ -189,7 +190,7 @@ def _labels(builder: ImageBuilder, split: str) -> tuple[np.ndarray, tuple[str, .
     parts = split.split("+")
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
     return _join(
-        [builder.read_labels(Path(builder.data_dir), part, metadata) for part in parts],
+        [builder.read_labels(storage_path(builder.data_dir), part, metadata) for part in parts],
         [tuple(metadata[part]) for part in parts],
         disjoint=isinstance(builder, FewShotBuilder),
     )

@@ -1,9 +1,10 @@
 """The checkpoints of a run. A kill at any moment leaves all finished ones intact.
 
-A checkpoint is a folder that Orbax writes in the background and renames into place. It holds the
-leaves of a state as NumPy arrays, and a header with the caller's metadata, the type and shape of
-every leaf, and two SHA-256 digests. Orbax reports a file that is missing or truncated, but restores
-a flipped bit without an error. The digests detect it.
+A checkpoint is a folder that Orbax writes in the background and renames into place; on an object
+store, its last object marks it as complete (see `experiments.storage`). It holds the leaves of a
+state as NumPy arrays, and a header with the caller's metadata, the type and shape of every leaf,
+and two SHA-256 digests. Orbax reports a file that is missing or truncated, but restores a flipped
+bit without an error. The digests detect it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +23,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments.errors import ExperimentError
+from experiments.errors import ExperimentError, StorageError
+from experiments.storage import (
+    complete_folders,
+    remove_folder,
+    remove_incomplete,
+    rename_folder,
+)
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -34,8 +39,6 @@ CHECKPOINTS_FOLDER = "checkpoints"
 _FORMAT = 2
 _KEPT = 2
 """How many of the newest checkpoints stay: one damaged file must not cost the run."""
-_TRASH = ".trash"
-_UNFINISHED = "*.orbax-checkpoint-tmp*"
 
 
 class CheckpointError(ExperimentError):
@@ -63,7 +66,6 @@ class Restored(NamedTuple):
 
 def checkpoints_folder(path: Path) -> Path:
     """The folder of a run's checkpoints, from the run's directory or from this folder itself."""
-    path = Path(path)
     inside = path / CHECKPOINTS_FOLDER
     return inside if inside.is_dir() else path
 
@@ -86,7 +88,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False):
-        self._directory = Path(directory).absolute()
+        self._directory = directory.absolute()
         self._read_only = read_only
         self._saving = False
         if read_only:
@@ -98,8 +100,7 @@ class Checkpoints:
             raise ValueError("only the first process may open checkpoints for writing")
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
-            for left in [*self._directory.glob(_UNFINISHED), self._directory / _TRASH]:
-                shutil.rmtree(left, ignore_errors=True)
+            remove_incomplete(self._directory)
         self._orbax = _orbax_of_this_process()
 
     def __enter__(self) -> Checkpoints:
@@ -173,13 +174,9 @@ class Checkpoints:
             raise CheckpointError(f"saving to {self._directory} failed: {error}") from error
         best = self.best_step()  # Before the newest: it sets damaged checkpoints aside.
         kept = {*self.steps()[-_KEPT:], best}
-        trash = self._directory / _TRASH
         for step in self.steps():
             if step not in kept:
-                # Renaming is one operation. Removing takes many, and a kill may come in between.
-                trash.mkdir(exist_ok=True)
-                os.rename(self._path(step), trash / str(step))
-        shutil.rmtree(trash, ignore_errors=True)
+                remove_folder(self._path(step))
 
     def close(self) -> None:
         """Waits for the save in progress and stops the background threads.
@@ -195,8 +192,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps of the checkpoints, in ascending order, damaged ones included."""
         self.wait()
-        names = [path.name for path in self._directory.iterdir() if path.is_dir()]
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(name) for name in complete_folders(self._directory) if name.isdecimal())
 
     def latest_step(self) -> int | None:
         """The newest step; None where there is no checkpoint."""
@@ -334,7 +330,7 @@ class Checkpoints:
         """Turns any failure into damage, except where the machine cannot read the files."""
         try:
             yield
-        except (DamagedCheckpointError, MemoryError):
+        except (DamagedCheckpointError, StorageError, MemoryError):
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
             for path in self._path(step).rglob("*"):
@@ -359,7 +355,7 @@ class Checkpoints:
         while aside.exists():
             count += 1
             aside = self._directory / f"damaged-{error.step}-{count}"
-        os.rename(self._path(error.step), aside)
+        rename_folder(self._path(error.step), aside)
         logger.warning("%s: renamed to %s", error, aside.name)
 
 

@@ -34,7 +34,7 @@ class Recorder:
     """
 
     def __init__(self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any]):
-        self._directory = Path(directory)
+        self._directory = directory
         self._steps = steps
         self._name = name
         self._meta = meta
@@ -69,7 +69,7 @@ class Recorder:
         """
 
         def restore() -> tuple[list[Any] | None, float]:
-            self._stack.enter_context(exclusive_run(self._directory))
+            check = self._stack.enter_context(exclusive_run(self._directory))
             folder = self._directory / CHECKPOINTS_FOLDER
             self._checkpoints = self._stack.enter_context(Checkpoints(folder))
             leaves, seconds, first = None, 0.0, 0
@@ -83,7 +83,8 @@ class Recorder:
                     "folder to train from the start"
                 )
             metrics = self._directory / "metrics.jsonl"
-            self._log = self._stack.enter_context(MetricsLog(metrics, resume_step=first))
+            log = MetricsLog(metrics, resume_step=first, check=check)
+            self._log = self._stack.enter_context(log)
             self._progress = self._stack.enter_context(progress(self._steps, first, self._name))
             return leaves, seconds
 
@@ -122,12 +123,15 @@ class Recorder:
 
         def save() -> None:
             assert self._checkpoints is not None
+            assert self._log is not None
             if self._failure is not None:
                 raise self._failure
             accuracy = None
             if found is not None:
                 accuracy, diagnostics = found
                 self.log(step, validation=accuracy, **diagnostics)
+            # Before the checkpoint: a run that resumes from it needs the lines up to its step.
+            self._log.store()
             meta = {**self._meta, "seconds": self.seconds}
             self._checkpoints.save(step, state, meta=meta, accuracy=accuracy)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.config import by_name, differences
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ConfigError, ExperimentError, HeldError
 from experiments.files import exclusive, write_json
 
 CONFIG_FILE = "config.json"
@@ -34,7 +34,6 @@ def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
       ConfigMismatchError: The directory belongs to another configuration (the message lists all
         differences), its configuration is damaged, or it holds other files. Changes no file.
     """
-    directory = Path(directory)
     if check_run_directory(directory, config):
         return True
     directory.mkdir(parents=True, exist_ok=True)
@@ -44,7 +43,6 @@ def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
 
 def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
     """Returns and raises the same as `claim_run_directory`, and writes nothing."""
-    directory = Path(directory)
     if (directory / CONFIG_FILE).exists():
         there, here = read_config(directory), json.loads(json.dumps(config))
         if lines := differences(by_name(there), by_name(here)):
@@ -73,7 +71,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises:
       ConfigMismatchError: There is none, or it cannot be read.
     """
-    path = Path(directory) / CONFIG_FILE
+    path = directory / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -93,19 +91,33 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def exclusive_run(directory: Path) -> Iterator[None]:
+def exclusive_run(directory: Path) -> Iterator[Callable[[], None]]:
     """Keeps other commands from training in a directory while the context lasts.
 
     With several processes, the first one alone enters it.
+
+    Yields:
+      A check, to be called before the run's files are changed, that raises a `ConfigError` where
+      another process has taken the directory over.
 
     Raises:
       ConfigError: Another process is training in the directory.
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(exclusive(Path(directory) / ".lock", wait=False))
-        except BlockingIOError:
+            held = stack.enter_context(exclusive(directory / ".lock", wait=False))
+        except BlockingIOError as error:
+            who = f" ({error.owner})" if isinstance(error, HeldError) else ""
             raise ConfigError(
-                f"another process is training in {directory}; wait for it, or stop it first"
+                f"another process{who} is training in {directory}; wait for it, or stop it first"
             ) from None
-        yield
+        locked = held()
+
+        def check() -> None:
+            if locked and not held():
+                raise ConfigError(
+                    f"another process has taken {directory} over, because this one gave no sign of "
+                    "life; nothing more is written here"
+                )
+
+        yield check

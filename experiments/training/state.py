@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ from flax import nnx
 from jax import Array
 
 from experiments.contracts import Objective
+from experiments.storage import storage_path
 from experiments.training.weights import load_weights
 
 
@@ -45,7 +45,7 @@ def initial_state(
     """
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
     if weights:
-        backbone, statistics = load_weights(Path(weights), backbone, statistics)
+        backbone, statistics = load_weights(storage_path(weights), backbone, statistics)
     head = objective.init_head(jax.random.fold_in(jax.random.key(seed), 1))
     params = {"backbone": backbone, "classifier": head}
     state = TrainState(

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import ExperimentError
+from experiments.storage import check_local
 from experiments.training.checkpoints import CheckpointError, Checkpoints, checkpoints_folder
 
 _SUFFIX = ".safetensors"
@@ -71,9 +72,9 @@ def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
       WeightsError: Nothing exists at `path`, it is damaged, or it does not fit. The message
         names entries that are missing, unexpected, or of another shape.
     """
-    path = Path(path)
     if path.is_dir():
         return _from_run(path, params, statistics)
+    check_local(path, "model.weights, a file,")
     if path.suffix != _SUFFIX or not path.is_file():
         raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
     return _from_file(path, params, statistics)

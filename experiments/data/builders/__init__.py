@@ -266,6 +266,7 @@ def describe(
             contents = {split: builder.info.metadata[split] for split in cls.SPEC.classes}  # pyright: ignore
             images = {split: builder.info.splits[split].num_examples for split in cls.SPEC.classes}
         else:
+            preparation.check_preparable(cls, data_dir)
             cls.check_source(search_path)
     except (DamagedArchiveError, MissingArchiveError) as error:
         missing = str(error)

@@ -10,9 +10,10 @@ from typing import TypeVar
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
-from experiments.data.archives import DamagedArchiveError
+from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
 from experiments.files import exclusive
+from experiments.storage import is_remote, storage_path
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ def prepare(
     builder = make_builder(cls, data_dir)
     if is_prepared(builder):
         return builder
+    check_preparable(cls, data_dir)
     manual_dir = manual_root(data_dir, manual_dir)
     # Before anything is written, and before TFDS, whose message names no files.
     cls.check_source(cls.search_path(manual_dir, manual_dir))
@@ -53,7 +55,7 @@ def prepare(
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
-        if locked:
+        if locked():
             for leftover in folder.glob("incomplete.*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         _log.info("preparing %s in %s", cls.name, builder.data_dir)
@@ -91,7 +93,7 @@ def make_builder(cls: type[_Builder], data_dir: Path | None = None) -> _Builder:
 
 def data_root(data_dir: Path | None = None) -> Path:
     """The folder of prepared data sets: the given one, or the default of TFDS."""
-    return Path(data_dir or constants.DATA_DIR).expanduser()
+    return (data_dir or Path(constants.DATA_DIR)).expanduser()
 
 
 def location(cls: type[ImageBuilder], data_dir: Path | None = None) -> Path:
@@ -100,8 +102,23 @@ def location(cls: type[ImageBuilder], data_dir: Path | None = None) -> Path:
 
 
 def manual_root(data_dir: Path | None = None, manual_dir: Path | None = None) -> Path:
-    """The folder of downloaded archives: the given one, or `downloads/manual` as in TFDS."""
-    return Path(manual_dir or data_root(data_dir) / "downloads" / "manual").expanduser()
+    """The folder of downloaded archives: the given one, or `downloads/manual` as in TFDS.
+
+    For data on an object store, it is that of the default of TFDS: archives are local.
+    """
+    root = data_root(None if is_remote(data_dir or Path()) else data_dir)
+    return (manual_dir or root / "downloads" / "manual").expanduser()
+
+
+def check_preparable(cls: type[ImageBuilder], data_dir: Path | None) -> None:
+    """Raises a `MissingArchiveError` if the folder of prepared data sets is on an object store."""
+    root = data_root(data_dir)
+    if is_remote(root):
+        raise MissingArchiveError(
+            f"{cls.name} is not prepared in --data-dir {root}, and data sets are prepared in local "
+            f"folders only: prepare it with --data-dir FOLDER, then copy it by "
+            f"`gcloud storage cp -r FOLDER/{cls.name} {root}/`"
+        )
 
 
 def is_prepared(builder: ImageBuilder) -> bool:
@@ -116,14 +133,15 @@ def is_prepared(builder: ImageBuilder) -> bool:
     Raises:
       DamagedArchiveError: Some of its files are missing.
     """
-    folder = Path(builder.data_dir)
+    folder = storage_path(builder.data_dir)
     if not folder.exists():
         return False
     info = builder.info
     missing = [split for split in builder.SPEC.classes if split not in info.splits]
     if not missing:
         files = [path for split in builder.SPEC.classes for path in info.splits[split].filepaths]
-        missing = [Path(path).name for path in files if not Path(path).exists()]
+        there = {path.name for path in folder.iterdir()}
+        missing = [name for path in files if (name := Path(path).name) not in there]
     if missing or not set(builder.SPEC.classes) <= set(info.metadata or ()):
         raise DamagedArchiveError(
             f"{folder} is not a complete data set ({', '.join(missing) or 'metadata'} missing); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ class MultiLabelBuilder(ImageBuilder):
         """Reads the targets of a split, int8 [n, C]."""
         path = _targets_file(folder, split)
         try:
-            targets = np.load(path, allow_pickle=False)
+            targets = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DamagedArchiveError(
                 f"{path} cannot be read ({error}); delete that folder to prepare the data again"
