@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple, Self, TypeVar
 
+import psutil
 from etils.epath.gpath import PosixGPath
 
 from experiments.errors import ConfigError, HeldError, StorageError
@@ -318,6 +319,8 @@ class _Found(NamedTuple):
     token: str
     seconds: float
     updated: datetime | None
+    process: list[Any] | None
+    """See `_this_process`."""
 
 
 class Lease:
@@ -326,8 +329,9 @@ class Lease:
     The object names the owner, and the seconds after which it has expired unless it is written
     anew; a thread does that every ten seconds. It is made and renewed only in the generation that
     its owner knows, so of several processes one alone gets it. Where the owner was killed, the next
-    process waits until the lease has expired (a minute), and takes it over. An owner that was
-    stopped for longer finds out by `held`.
+    process waits until the lease has expired (a minute), and takes it over; on the same machine it
+    sees that the owner is gone, and need not wait. An owner that was stopped for longer finds out
+    by `held`.
     """
 
     def __init__(self, path: ObjectPath):
@@ -367,7 +371,8 @@ class Lease:
             age = 0.0
             if found.updated is not None:
                 age = (datetime.now(UTC) - found.updated).total_seconds()
-            if time.monotonic() - since > found.seconds or age > found.seconds + _SKEW:
+            expired = time.monotonic() - since > found.seconds or age > found.seconds + _SKEW
+            if expired or _has_ended(found.process):
                 logger.warning("%s: taken over from %s, which has gone", self._path, found.owner)
                 generation = found.generation
             else:
@@ -416,7 +421,13 @@ class Lease:
             return False
         start = time.monotonic()
         owner = f"process {os.getpid()} on {socket.gethostname()}"
-        content = {"owner": owner, "token": self._token, "seconds": _LEASE, "time": time.time()}
+        content = {
+            "owner": owner,
+            "token": self._token,
+            "seconds": _LEASE,
+            "time": time.time(),
+            "process": _this_process(),
+        }
         new = self._path.put(json.dumps(content).encode(), generation=generation)
         if new is None:
             return False
@@ -437,6 +448,7 @@ class Lease:
                 content["token"],
                 content["seconds"],
                 blob.updated,
+                content["process"],
             )
 
         while True:
@@ -444,3 +456,26 @@ class Lease:
                 return retried(self._path, read)
             except (FileNotFoundError, exceptions.PreconditionFailed):
                 continue  # It was replaced between the two requests.
+
+
+@cache
+def _this_process() -> list[Any] | None:
+    """The machine since its last start, the process and its start; None where this is unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+    return [machine, os.getpid(), psutil.Process().create_time()]
+
+
+def _has_ended(process: list[Any] | None) -> bool:
+    """Whether a process ran on this machine and has ended; False where this is unknown."""
+    here = _this_process()
+    if process is None or here is None or process[0] != here[0]:
+        return False
+    try:
+        found = psutil.Process(process[1])
+        return found.create_time() != process[2] or found.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True

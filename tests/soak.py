@@ -3,9 +3,10 @@
     make soak FAULTS=50 SEED=0
 
 A fault hits a random process at a random moment of its start, its training or its end: SIGKILL,
-SIGTERM, Ctrl-C, SIGSTOP for up to 25 seconds, or a full disk. After each, the processes are started
-again. A run that has ended must equal the undisturbed one bit for bit, and a new one begins until
-all faults are spent. Prints a line for every fault.
+SIGTERM, Ctrl-C, SIGSTOP for up to 25 seconds, a full disk, or 20 seconds without the object store.
+After each, the processes are started again if they have ended. A run that has ended must equal the
+undisturbed one bit for bit. Then a new one begins, until all faults are spent; every second one has
+its directory on an emulated object store. Prints a line for every fault.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import chex
 import numpy as np
 
+from experiments.storage import storage_path
+from tests.experiments.object_store_server import Server
 from tests.experiments.several_processes import start
 from tests.experiments.tiny_runs import final_state, metrics_without_clock
 
@@ -43,11 +46,12 @@ SENTENCES = ("error: ", "stopped at step ", "stopped; ", "process ")
 
 
 class Run:
-    """The processes of one attempt, and what they are told."""
+    """The processes of one attempt, and what they write to."""
 
-    def __init__(self, processes: list[subprocess.Popen[str]], disk: Path):
+    def __init__(self, processes: list[subprocess.Popen[str]], disk: Path, server: Server):
         self.processes = processes
         self.disk = disk
+        self.server = server
 
     def send(self, rank: int, number: int) -> None:
         """A signal to one process, if it lives."""
@@ -102,14 +106,24 @@ def _full_disk(run: Run, rng: np.random.Generator) -> str:
     return "the disk is full"
 
 
-FAULTS = {
+def _outage(run: Run, rng: np.random.Generator) -> str:
+    run.server.stop()
+    run.wait(20)
+    run.server.start()
+    return "no object store for 20 s"
+
+
+ANYWHERE = {
     "SIGKILL": _signal(signal.SIGKILL),
     "SIGKILL of all": _all_killed,
     "SIGTERM": _signal(signal.SIGTERM),
     "Ctrl-C": _signal(signal.SIGINT),
     "SIGSTOP": _paused,
-    "full disk": _full_disk,
 }
+ON_DISK = {**ANYWHERE, "full disk": _full_disk}
+ON_STORE = {**ANYWHERE, "outage": _outage}
+HARMLESS = ("SIGSTOP", "outage")
+"""Faults that a run may survive."""
 
 
 @contextmanager
@@ -125,7 +139,7 @@ def small_disk(place: Path) -> Iterator[Path]:
 
 def main() -> int:
     """Runs the faults; the exit status is 1 if a run differs or a process does not end."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Random faults in runs of several processes.")
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -134,10 +148,17 @@ def main() -> int:
     data = folder / "data"
     command = [*COMMAND, "--data-dir", str(data), "--directory"]
 
+    server = Server(folder / "store")
+    os.environ.update(server.environment)
+    bucket = storage_path("gs://bucket")
+    from experiments.object_store import _client
+
+    _client().create_bucket("bucket")
+
     @contextmanager
     def attempt(directory: Path) -> Iterator[Run]:
         with start([[*command, str(directory)]] * 2, folder / "xla") as processes:
-            yield Run(processes, directory.parent)
+            yield Run(processes, folder / "disk", server)
 
     with small_disk(folder / "disk") as disk:
         started = time.monotonic()
@@ -148,68 +169,65 @@ def main() -> int:
                 return 1
         of_whole = time.monotonic() - started
         print(f"undisturbed: {of_whole:.0f} s for a run", flush=True)
-        kinds = [
-            kind
-            for _ in range(-(-arguments.faults // len(FAULTS)))
-            for kind in rng.permutation([*FAULTS])
-        ][: arguments.faults]
         done, number, failures = collections.Counter(), 0, []
-        while kinds:
+        left = {on: _shuffled(faults, rng) for on, faults in ((disk, ON_DISK), (bucket, ON_STORE))}
+        while done.total() < arguments.faults:
             number += 1
-            directory = disk / f"run{number}"
+            place, faults = ((disk, ON_DISK), (bucket, ON_STORE))[(number + 1) % 2]
+            directory = place / f"run{number}"
             while True:
                 with attempt(directory) as run:
                     # Most moments of a run are equally likely, its start and its end among them.
-                    hit = bool(kinds) and not run.wait(rng.uniform(0, 0.7 * of_whole))
-                    if hit:
-                        kind = str(kinds.pop(0))
-                        what = FAULTS[kind](run, rng)
-                        moment = time.monotonic()
-                        # A short pause does not end a run, and a fault at its very end may not.
-                        ended = run.wait(LIMIT_SECONDS if kind != "SIGSTOP" else 3 * of_whole)
-                        seconds = time.monotonic() - moment
-                    else:
-                        ended = run.wait(10 * of_whole)
+                    kind, what = None, "no fault"
+                    more = done.total() < arguments.faults
+                    if more and not run.wait(rng.uniform(0, 0.7 * of_whole)):
+                        kind = next(left[place])
+                        what = faults[kind](run, rng)
+                        done[kind] += 1
+                    moment = time.monotonic()
+                    free = kind is None or kind in HARMLESS
+                    ended = run.wait(10 * of_whole if free else LIMIT_SECONDS)
+                    seconds = time.monotonic() - moment
                     statuses = [process.poll() for process in run.processes]
                     for process in run.processes:
                         process.kill()
                     outputs = [process.communicate()[0] for process in run.processes]
-                said = [_last_sentence(output) for output in outputs]
-                if hit:
-                    done[kind] += 1
-                    print(
-                        f"{sum(done.values())}. run {number}, {what}: "
-                        f"ended with {statuses} after {seconds:.0f} s"
-                    )
-                    for rank, sentence in enumerate(said):
-                        if statuses[rank] not in (0, -signal.SIGKILL):
-                            print(f"     process {rank}: {sentence or 'NO SENTENCE'}")
-                    sys.stdout.flush()
-                    if not ended:
-                        failures.append(f"fault {sum(done.values())}: the processes did not end")
-                    if any(
-                        not s and c not in (0, -signal.SIGKILL)
-                        for s, c in zip(said, statuses, strict=True)
-                    ):
-                        failures.append(
-                            f"fault {sum(done.values())}: a process ended without a sentence"
-                        )
-                        print(*(output[-2000:] for output in outputs), sep="\n")
-                elif statuses != [0, 0]:
-                    failures.append(f"run {number} ended with {statuses} without a fault: {said}")
-                    print(*(output[-2000:] for output in outputs), sep="\n")
+                line = f"{done.total()}. {directory.name}, {what}"
+                print(f"{line}: ended with {statuses} after {seconds:.0f} s", flush=True)
+                problems = [] if ended else ["the processes did not end"]
+                for rank, (status, output) in enumerate(zip(statuses, outputs, strict=True)):
+                    if status in (0, -signal.SIGKILL):
+                        continue
+                    sentence = _last_sentence(output)
+                    print(f"     process {rank}: {sentence}", flush=True)
+                    if not sentence:
+                        problems.append(f"process {rank} ended without a sentence")
+                if kind is None and statuses != [0, 0]:
+                    problems.append("the run did not end well")
+                if problems:
+                    failures += [f"{line}: {problem}" for problem in problems]
+                    print(*(output[-3000:] for output in outputs), sep="\n", flush=True)
+                if kind is None and statuses != [0, 0]:
                     break
                 if statuses == [0, 0]:
                     failures += _differences(directory, folder / "whole", number)
                     break
-            shutil.rmtree(directory)
-    print(f"{number} runs, {sum(done.values())} faults: {dict(done)}")
+            if place is disk:
+                shutil.rmtree(directory)
+    print(f"{number} runs, {done.total()} faults: {dict(done)}")
     print(
         *(failures or ["every run ended as the undisturbed one, bit for bit; nothing was moved"]),
         sep="\n",
     )
+    server.stop()
     shutil.rmtree(folder, ignore_errors=True)
     return 1 if failures else 0
+
+
+def _shuffled(names: Iterable[str], rng: np.random.Generator) -> Iterator[str]:
+    """All names in random order, again and again."""
+    while True:
+        yield from map(str, rng.permutation([*names]))
 
 
 def _last_sentence(output: str) -> str:

