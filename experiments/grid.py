@@ -307,6 +307,7 @@ def run_grid(
     pairs_over: str = "",
     choose: Sequence[str] = (),
     mode: ParallelMode = "pmap",
+    mesh_shape: str = "",
 ) -> Outcome:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
@@ -321,7 +322,7 @@ def run_grid(
       title, command, metrics, notes: As in `experiments.reporting.grid.write_grid`.
       baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an axis with
         others counts as an axis of its own.
-      mode: As in `train_run`.
+      mode, mesh_shape: As in `train_run`.
 
     Raises:
       ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
@@ -351,7 +352,9 @@ def run_grid(
         print(
             f"[{number}/{len(cells)}]", ", ".join([*names, f"seed {plan.config.seed}"]), flush=True
         )
-        report = complete_run(plan, cell.directory, folders, command=command, mode=mode)
+        report = complete_run(
+            plan, cell.directory, folders, command=command, mode=mode, mesh_shape=mesh_shape
+        )
         if "diverged" in report:
             diverged.append(f"{cell.directory}: {report['diverged']}")
             print(report["diverged"], flush=True)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 import jaxloss
 from experiments.config import (
@@ -157,13 +158,23 @@ def build_network(
     steps_per_epoch: int,
     *,
     axis_name: str | None = None,
+    mesh: Mesh | None = None,
     pretrained: bool = False,
+    abstract: bool = False,
 ) -> Network:
     """Builds what a run trains.
 
-    With `pretrained`, the backbone starts from the weights that the configuration names.
+    Args:
+      plan: The run.
+      class_counts: int64 [C], training images of every class.
+      steps_per_epoch: For the number of epochs.
+      axis_name: See `Problem.axis_name`.
+      mesh: The devices of a sharded jit.
+      pretrained: The backbone starts from the weights that the configuration names.
+      abstract: The state is `jax.ShapeDtypeStruct`s, so that it takes no memory.
 
     Raises:
+      ConfigError: The loss needs the whole head on every device, and the mesh spreads it.
       WeightsError: The weights cannot be read, or do not fit.
     """
     config = plan.config
@@ -174,28 +185,52 @@ def build_network(
         num_features=plan.num_features,
         class_counts=class_counts,
         axis_name=axis_name,
+        mesh=mesh,
         num_epochs=config.steps // steps_per_epoch,
         seed=config.seed,
     )
     objective = plan.protocol.objective(problem)
     optimizer = build_optimizer(config.optimizer, config.steps)
+    build = {}
+    if mesh is not None and parallel.spreads_classes(mesh):
+        if not objective.class_axes:
+            raise ConfigError(
+                f"protocol {config.protocol} with loss.name = {config.loss.name} needs the whole "
+                f"classifier on every device; choose --mesh {mesh.size}x1"
+            )
+        build = {"build": parallel.spread_over(mesh, objective.class_axes, abstract=abstract)}
+    elif abstract:
+        build = {"build": jax.eval_shape}
     graphdef, state = initial_state(
         model,
         objective,
         optimizer,
         seed=config.seed,
         weights=config.model.weights if pretrained else "",
+        **build,
     )
     return Network(graphdef, objective, optimizer, state)
 
 
 def train_run(
-    plan: Plan, directory: Path, folders: Folders, *, mode: ParallelMode = "pmap"
+    plan: Plan,
+    directory: Path,
+    folders: Folders,
+    *,
+    mode: ParallelMode = "pmap",
+    mesh_shape: str = "",
 ) -> float:
     """Trains a run to its end, from its newest checkpoint if there is one.
 
     The plan and the machine determine every bit of the result. With several processes, all of them
     call this with the same arguments, and each reads its shard of every batch.
+
+    Args:
+      plan: The run.
+      directory: The run directory.
+      folders: Where data is stored.
+      mode: How the batch is spread over devices.
+      mesh_shape: How the devices are arranged, as in `parallel.device_mesh`.
 
     Returns:
       Seconds spent on the run, over all calls that trained it.
@@ -207,6 +242,7 @@ def train_run(
     """
     config, protocol = plan.config, plan.protocol
     protocol.check_mode(mode)
+    mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
     class_counts = check_data(plan, folders)
     images = protocol.load(folders, protocol.splits[0])
     of_training = class_counts[protocol.splits[0]]
@@ -214,7 +250,7 @@ def train_run(
     steps_per_epoch = len(images.labels) // batch_size
     axis_name = parallel.axis_name(mode)
     network = build_network(
-        plan, of_training, steps_per_epoch, axis_name=axis_name, pretrained=True
+        plan, of_training, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
     )
     step = build_step(
         network.graphdef,
@@ -226,7 +262,7 @@ def train_run(
     )
     parts = Parts(
         initial=network.state,
-        parallel=parallel.data_parallel(mode, step),
+        parallel=parallel.data_parallel(mode, step, network.state, mesh),
         batches=_batches(images, config, batch_size),
         images_per_step=batch_size,
         steps_per_epoch=steps_per_epoch,
@@ -500,7 +536,13 @@ def code_version() -> dict[str, str | None]:
 
 
 def complete_run(
-    plan: Plan, directory: Path, folders: Folders, *, command: str, mode: ParallelMode = "pmap"
+    plan: Plan,
+    directory: Path,
+    folders: Folders,
+    *,
+    command: str,
+    mode: ParallelMode = "pmap",
+    mesh_shape: str = "",
 ) -> dict[str, Any]:
     """Trains one run to its end, evaluates it and writes its report.
 
@@ -522,7 +564,7 @@ def complete_run(
         return report
     protocol = plan.protocol
     try:
-        seconds = train_run(plan, directory, folders, mode=mode)
+        seconds = train_run(plan, directory, folders, mode=mode, mesh_shape=mesh_shape)
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
         if config.report_last:

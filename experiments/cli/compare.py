@@ -97,5 +97,6 @@ class Compare:
             pairs_over=self.comparison.pairs_over,
             choose=self.comparison.choose,
             mode=self.execution.parallel,
+            mesh_shape=self.execution.mesh,
         )
         return print_outcome(outcome)

@@ -70,5 +70,6 @@ class Sweep:
             pairs_over=self.comparison.pairs_over,
             choose=self.comparison.choose,
             mode=self.execution.parallel,
+            mesh_shape=self.execution.mesh,
         )
         return print_outcome(outcome)

@@ -38,6 +38,7 @@ class Train:
             self.execution.folders,
             command=shlex.join(command),
             mode=self.execution.parallel,
+            mesh_shape=self.execution.mesh,
         )
         print(run_report(report, report_lines(plan.protocol, report)))
         print(f"\n{directory}: config.json, metrics.jsonl, checkpoints, report.md, report.json")
