@@ -268,6 +268,7 @@ def train_run(
         steps_per_epoch=steps_per_epoch,
         after_epoch=network.objective.after_epoch,
         validate=_validation(plan, folders, network, class_counts),
+        num_classes=len(of_training),
     )
     on_first(lambda: claim_run_directory(directory, config_to_dict(config)))
     if is_first() and config.optimizer.decay_steps:
@@ -377,7 +378,7 @@ def _restore_step(checkpoints: Checkpoints, step: int) -> RestoredRun:
     meta = checkpoints.meta(step)
     plan = _plan(config_from_dict(meta["config"]))
     class_counts = np.array(meta["class_counts"], np.int64)
-    network = build_network(plan, class_counts, meta["steps_per_epoch"])
+    network = build_network(plan, class_counts, meta["steps_per_epoch"], abstract=True)
     state = checkpoints.restore(network.state, step).state
     code = meta["code"]
     notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from experiments.config import ParallelMode
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS
 from experiments.errors import ConfigError
+from experiments.training.sharded_leaves import class_sharding
 from experiments.training.state import Build
 from experiments.training.step import Batch, Step
 
@@ -88,12 +89,6 @@ def device_mesh(mode: ParallelMode, shape: str, devices: Sequence[Any] | None = 
 def spreads_classes(mesh: Mesh) -> bool:
     """Whether the classes of a head are spread over the devices of a mesh."""
     return mesh.shape[CLASS_AXIS] > 1
-
-
-def class_sharding(leaf: Any) -> NamedSharding | None:
-    """The sharding of a leaf whose classes are spread over devices; None for any other leaf."""
-    sharding = getattr(leaf, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) and CLASS_AXIS in sharding.spec else None
 
 
 def spread_over(
