@@ -16,6 +16,7 @@ from experiments.presets import (
     few_shot,
     group_softmax,
     hyperspherical,
+    instance,
     multi_label,
     negative_margin,
     two_way,
@@ -68,7 +69,15 @@ def stated_commands(module: ModuleType) -> list[str]:
     return list(dict.fromkeys(remark.sub("", line).replace("PRESET", preset) for line in found))
 
 
-MODULES = (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin)
+MODULES = (
+    few_shot,
+    group_softmax,
+    hyperspherical,
+    multi_label,
+    two_way,
+    negative_margin,
+    instance,
+)
 COMMANDS = [(module, command) for module in MODULES for command in stated_commands(module)]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,13 @@ import numpy as np
 import pytest
 
 from experiments.config import ModelConfig, OptimizerConfig
-from experiments.presets import PRESETS
 from experiments.protocols.instance import InstanceConfig
 from experiments.runs import plan_run, restore_run, train_run
 from experiments.training import sharded_leaves
 from experiments.training.checkpoints import Checkpoints
-from experiments.training.recorder import Recorder
 from experiments.training.sharded_leaves import ShardsError, StoredLeaf
-from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
+from tests.experiments.test_processes import finish, saved_steps, two_processes, wait_for_step
+from tests.experiments.tiny_runs import TINY, config_of, final_state, metrics_without_clock
 
 KERNEL = "params/classifier/kernel"
 CLASSES = 4650
@@ -208,3 +208,41 @@ def test_a_stored_leaf_is_read_when_it_is_used(whole):
     kernel = restore_run(whole / "1x4", "latest").state.params["classifier"]["kernel"]
     assert isinstance(kernel, StoredLeaf)
     np.testing.assert_array_equal(kernel.read(1000, 1200), np.asarray(kernel)[:, 1000:1200])
+
+
+@pytest.mark.slow
+def test_killed_processes_resume_with_the_classes_on_both(tmp_path, folders, compilation_cache):
+    command = [
+        *("-m", "experiments", "train", "icons-instances", "--distributed"),
+        *("--parallel", "jit", "--mesh", "1x4", "--data-dir", str(folders.data_dir)),
+        *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "8"),
+        *("--steps", "30", "--validate-every", "5", "--log-every", "1"),
+        *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
+    ]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with two_processes([*command, "--directory", str(whole)], compilation_cache) as processes:
+        finish(processes, 0)
+    lists = [
+        json.loads((whole / "checkpoints" / "30.shards" / f"process-{rank}.json").read_text())
+        for rank in (0, 1)
+    ]
+    starts = [[shard["start"] for shard in found[KERNEL]["shards"]] for found in lists]
+    assert starts == [[0, 1163], [2326, 3489]]
+
+    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+        wait_for_step(cut, 7, processes[0])
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        finish(processes, -signal.SIGKILL)
+    assert 5 <= saved_steps(cut)[-1] < 30
+    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
+        finish(processes, 0)
+    chex.assert_trees_all_equal(*map(loss_and_state, (cut, whole)))
+
+    # One process reads what two have written.
+    one = tmp_path / "one"
+    shutil.copytree(whole, one)
+    shutil.rmtree(one / "checkpoints" / "30")
+    assert saved_steps(one)[-1] == 25
+    train_run(plan_run(config_of(one)), one, folders, mode="jit", mesh_shape="2x2")
+    chex.assert_trees_all_close(final_state(one), final_state(whole), atol=1e-3)
