@@ -78,9 +78,9 @@ def classifier_loss(
       features: `[n, d]`.
       labels: `[n]`, class indices.
       weights: `[d, C]`, one column per class.
-      bias: `[C]`, or None: added to z. A class of −∞ is left out, such as one that fills up the
-        columns of a device; where all of a device's classes are, take −1e30, which keeps the
-        gradient finite.
+      bias: `[C]`, or None: added to z. A class of −∞ is left out. Where the classes are split and a
+        device may have no other ones, take a finite number such as −1e4, which keeps the gradient
+        finite.
       similarity: `"inner"` for z of `linear_logits`, `"cosine"` for z of `cosine_logits`.
       margin: m, any number.
       scale: β > 0.

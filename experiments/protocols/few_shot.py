@@ -229,9 +229,7 @@ def _distances(evaluation: FewShotEvaluation) -> list[Distance]:
 def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
     """The accuracies for each distance and number of shots."""
     return [
-        metric(shots, distance)
-        for distance in _distances(evaluation)
-        for shots in evaluation.shots
+        metric(shots, distance) for distance in _distances(evaluation) for shots in evaluation.shots
     ]
 
 

@@ -39,7 +39,7 @@ class InstanceLoss(NamedLoss):
     scale: Positive = 16.0
     """Factor β of the cosines."""
     block_size: Pixels = 0
-    """Classes whose logits are computed at once; 0: chosen by the sizes, all where these are few."""
+    """Classes whose logits are computed at once; 0: chosen by the sizes, all where few."""
 
 
 @dataclass(frozen=True)

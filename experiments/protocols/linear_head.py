@@ -1,6 +1,4 @@
-"""The linear classifier of several protocols, its accuracy during training, and its classes spread
-over devices.
-"""
+"""The linear classifier of several protocols, and its classes spread over devices."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from jax.sharding import PartitionSpec
 import jaxloss
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
 
-_LEFT_OUT = -1e30
-"""Bias of what fills up the classes of a device. −∞ would give NaN where it has no other ones."""
+_LEFT_OUT = -1e4
+"""Bias of what fills up the classes of a device, in units of the logits before scaling. −∞ would
+give a gradient of NaN where a device has no other ones."""
 
 
 def init_linear_head(

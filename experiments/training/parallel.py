@@ -91,9 +91,7 @@ def spreads_classes(mesh: Mesh) -> bool:
     return mesh.shape[CLASS_AXIS] > 1
 
 
-def spread_over(
-    mesh: Mesh, class_axes: Mapping[str, int], *, abstract: bool = False
-) -> Build:
+def spread_over(mesh: Mesh, class_axes: Mapping[str, int], *, abstract: bool = False) -> Build:
     """Builds a state of which no device, and no host, holds all classes.
 
     Args:
@@ -138,7 +136,7 @@ def spread_over(
 
 
 def _class_axis(path: Any, class_axes: Mapping[str, int]) -> int | None:
-    """The axis of the classes in a leaf of the state, of a head or of an optimiser's state of it."""
+    """The axis of the classes in a leaf of the head, or of the optimiser's state of it."""
     name = f"/{jax.tree_util.keystr(path, simple=True, separator='/')}"
     for leaf, axis in class_axes.items():
         if name.endswith(f"/classifier/{leaf}"):

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +219,7 @@ def place(stored: Any, target: Any) -> Any:
             _classes(own, axis, 0, last - first)[...] = part
         return own
 
-    return jax.make_array_from_callback(target.shape, sharding, shard)
+    return jax.make_array_from_callback(target.shape, sharding, cast(Any, shard))
 
 
 def _class_axis(leaf: Any) -> int:
@@ -234,9 +234,7 @@ def _classes(array: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-def _write(
-    folder: Path, name: str, content: np.ndarray, start: int, stop: int
-) -> dict[str, Any]:
+def _write(folder: Path, name: str, content: np.ndarray, start: int, stop: int) -> dict[str, Any]:
     data = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
     with (folder / name).open("wb") as file:
         file.write(data)

@@ -40,12 +40,10 @@ def test_the_loss_is_that_of_cosines_with_a_margin(block_size):
     objective = instance.objective(options, problem)
     head = objective.init_head(jax.random.key(0))
     features = jax.random.normal(jax.random.key(1), (4, 5))
-    labels = np.array([6, 0, 3, 3], np.int32)
+    labels = jax.numpy.array([6, 0, 3, 3], np.int32)
     loss = objective.loss(features, labels, head, ())
     cosines = jaxloss.cosine_logits(features, head["kernel"])
-    expected = jaxloss.margin_softmax_loss(
-        cosines, jax.numpy.asarray(labels), margin=0.3, scale=9.0, reduction="none"
-    )
+    expected = jaxloss.margin_softmax_loss(cosines, labels, margin=0.3, scale=9.0, reduction="none")
     np.testing.assert_allclose(loss.value, np.mean(expected), rtol=1e-5)
     probability = np.mean(np.exp(-np.asarray(expected)))
     np.testing.assert_allclose(loss.means["target_probability"], probability, rtol=1e-5)

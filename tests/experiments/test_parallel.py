@@ -74,7 +74,7 @@ def test_the_loss_of_classes_on_devices_is_that_of_one(shape, classes):
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         features, kernel = rng.normal(size=(8, 6)), rng.normal(size=(6, classes))
-        labels = rng.integers(0, classes, 8).astype(np.int32)
+        labels = jnp.asarray(rng.integers(0, classes, 8), jnp.int32)
         options = {"similarity": "cosine", "margin": 0.2, "scale": 6.0, "block_size": 2}
         mesh = device_mesh("jit", shape)
         fill = -classes % mesh.shape[CLASS_AXIS]
@@ -93,7 +93,7 @@ def test_the_loss_of_classes_on_devices_is_that_of_one(shape, classes):
         for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
         logits = jaxloss.cosine_logits(jnp.asarray(features), jnp.asarray(kernel))
-        by_hand = jaxloss.margin_softmax_loss(logits, jnp.asarray(labels), margin=0.2, scale=6.0)
+        by_hand = jaxloss.margin_softmax_loss(logits, labels, margin=0.2, scale=6.0)
         np.testing.assert_allclose(got[0][0], by_hand, rtol=1e-12)
 
 

@@ -127,9 +127,7 @@ def shard_files(directory: Path, step: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_damaged_shards_are_found_and_the_checkpoint_before_is_used(
-    tmp_path, train, whole, damage
-):
+def test_damaged_shards_are_found_and_the_checkpoint_before_is_used(tmp_path, train, whole, damage):
     train(tmp_path, "1x4")
     for path in shard_files(tmp_path, 4)[-1:]:
         content = bytearray(path.read_bytes())
