@@ -144,6 +144,7 @@ FROZEN = {
     "icons-longtail": Frozen("icons", 3200, 128, 1.0, 0.0002, (), 0),
     "kanji": Frozen("kanji", 1200, 64, 0.03, 0.0001, (), 0),
     "icons-two-way": Frozen("icons", 800, 128, 0.1, 0.0001, (), 0),
+    "icons-instances": Frozen("icons", 800, 128, 0.003, 1e-05, (), 0),
     "icons-margin": Frozen("icons", 800, 128, 0.003, 1e-05, (), 200),
 }
 
