@@ -127,14 +127,20 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 
 
 def compile_step(
-    config: TrainConfig, devices: Sequence[Any], *, mode: ParallelMode = "pmap"
+    config: TrainConfig,
+    devices: Sequence[Any],
+    *,
+    mode: ParallelMode = "pmap",
+    mesh_shape: str = "",
+    classes: int = 0,
 ) -> CompiledStep:
     """Compiles the training step of a run; needs no data.
 
     Args:
       config: The run.
       devices: Such as `tpu_devices(...)`, or `jax.devices()`.
-      mode: As in `train_run`.
+      mode, mesh_shape: As in `train_run`.
+      classes: Number of classes to assume; 0: that of the data set.
 
     Raises:
       ConfigError: The options do not fit each other or the devices.
@@ -143,12 +149,20 @@ def compile_step(
     plan = plan_run(config, num_devices=len(devices))
     plan.protocol.check_mode(mode)
     axis_name = parallel.axis_name(mode)
-    classes = num_classes(plan)
+    mesh = parallel.device_mesh(mode, mesh_shape, devices)
+    if not classes and plan.protocol.classes_are_images:
+        raise ConfigError(
+            f"every training image is a class of protocol {config.protocol}, and no data is read "
+            "here; give their number, such as --classes 1000000"
+        )
+    classes = classes or num_classes(plan)
     network = build_network(
         plan,
         np.full(classes, _IMAGES_PER_CLASS),
         steps_per_epoch=max(config.steps // _EPOCHS, 1),
         axis_name=axis_name,
+        mesh=mesh if mode == "jit" else None,
+        abstract=True,
     )
     step = build_step(
         network.graphdef,
@@ -158,12 +172,12 @@ def compile_step(
         key=jax.random.key(config.seed),
         axis_name=axis_name,
     )
-    state = jax.eval_shape(lambda: network.state)
     batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
     started = time.monotonic()
     # The losses choose the sizes of their tiles for the default device.
     with jax.default_device(devices[0]):
-        lowered = parallel.lower(mode, step, state, _batch(plan, batch_size, classes), devices)
+        batch = _batch(plan, batch_size, classes)
+        lowered = parallel.lower(mode, step, network.state, batch, mesh)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from typing import Protocol as Interface
 
@@ -13,8 +14,14 @@ from experiments.config import Folders, ParallelMode
 
 if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
     from jax import Array
+    from jax.sharding import Mesh
 
     from experiments.data.sampling import Episodes
+
+BATCH_AXIS = "batch"
+"""Name of the devices' axis that the batch is spread over."""
+CLASS_AXIS = "classes"
+"""Name of the axis of a mesh that the classes of a head are spread over."""
 
 
 class ImageTable(Interface):
@@ -85,6 +92,10 @@ class Problem(NamedTuple):
     """int64 [C], training images of every class."""
     axis_name: str | None = None
     """The mapped axis over which the batch is spread, or None."""
+    mesh: Mesh | None = None
+    """The devices of a sharded jit, with the axes `BATCH_AXIS` and `CLASS_AXIS`, or None. Features
+    are spread over both axes; the classes of the head over the second, filled up with zeros to a
+    number that it divides."""
     num_epochs: int = 0
     """Epochs that end within the run."""
     seed: int = 0
@@ -115,6 +126,9 @@ class Objective(NamedTuple):
     """The first objective state: what the run keeps beside its parameters. Part of checkpoints."""
     after_epoch: Callable[[Any], tuple[Any, dict[str, Array]]] | None = None
     """From the objective state after an epoch: the new one, and numbers for the metrics log."""
+    class_axes: Mapping[str, int] = MappingProxyType({})
+    """For every array of the head that has the classes along an axis, this axis, if the loss can be
+    computed with `Problem.mesh`. Empty: every device needs the whole head."""
 
 
 class Outputs(NamedTuple):
@@ -203,3 +217,5 @@ class Protocol(NamedTuple):
     """Raises a `ConfigError` where the loss cannot be computed by this form of data parallelism."""
     integration: Integration | None = None
     """Where the protocol integrates two losses."""
+    classes_are_images: bool = False
+    """Whether every training image is a class, so that the data alone has their number."""

@@ -307,6 +307,7 @@ def run_grid(
     pairs_over: str = "",
     choose: Sequence[str] = (),
     mode: ParallelMode = "pmap",
+    mesh_shape: str = "",
     stuck_after: float = 0,
 ) -> Outcome:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
@@ -322,7 +323,7 @@ def run_grid(
       title, command, metrics, notes: As in `experiments.reporting.grid.write_grid`.
       baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an axis with
         others counts as an axis of its own.
-      mode, stuck_after: As in `train_run`.
+      mode, mesh_shape, stuck_after: As in `train_run`.
 
     Raises:
       ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
@@ -359,6 +360,7 @@ def run_grid(
             folders,
             command=command,
             mode=mode,
+            mesh_shape=mesh_shape,
             stuck_after=stuck_after,
         )
         if "diverged" in report:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 import jaxloss
 from experiments.config import (
@@ -42,7 +43,7 @@ from experiments.models import build_backbone
 from experiments.processes import agree, is_first, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
 from experiments.reporting.run import EPISODES, write_run_report
-from experiments.storage import storage_path
+from experiments.storage import is_remote, storage_path
 from experiments.training import parallel
 from experiments.training.checkpoints import (
     CHECKPOINTS_FOLDER,
@@ -161,13 +162,23 @@ def build_network(
     steps_per_epoch: int,
     *,
     axis_name: str | None = None,
+    mesh: Mesh | None = None,
     pretrained: bool = False,
+    abstract: bool = False,
 ) -> Network:
     """Builds what a run trains.
 
-    With `pretrained`, the backbone starts from the weights that the configuration names.
+    Args:
+      plan: The run.
+      class_counts: int64 [C], training images of every class.
+      steps_per_epoch: For the number of epochs.
+      axis_name: See `Problem.axis_name`.
+      mesh: The devices of a sharded jit.
+      pretrained: The backbone starts from the weights that the configuration names.
+      abstract: The state is `jax.ShapeDtypeStruct`s, so that it takes no memory.
 
     Raises:
+      ConfigError: The loss needs the whole head on every device, and the mesh spreads it.
       WeightsError: The weights cannot be read, or do not fit.
     """
     config = plan.config
@@ -178,17 +189,29 @@ def build_network(
         num_features=plan.num_features,
         class_counts=class_counts,
         axis_name=axis_name,
+        mesh=mesh,
         num_epochs=config.steps // steps_per_epoch,
         seed=config.seed,
     )
     objective = plan.protocol.objective(problem)
     optimizer = build_optimizer(config.optimizer, config.steps)
+    build = {}
+    if mesh is not None and parallel.spreads_classes(mesh):
+        if not objective.class_axes:
+            raise ConfigError(
+                f"protocol {config.protocol} with loss.name = {config.loss.name} needs the whole "
+                f"classifier on every device; choose --mesh {mesh.size}x1"
+            )
+        build = {"build": parallel.spread_over(mesh, objective.class_axes, abstract=abstract)}
+    elif abstract:
+        build = {"build": jax.eval_shape}
     graphdef, state = initial_state(
         model,
         objective,
         optimizer,
         seed=config.seed,
         weights=config.model.weights if pretrained else "",
+        **build,
     )
     return Network(graphdef, objective, optimizer, state)
 
@@ -199,6 +222,7 @@ def train_run(
     folders: Folders,
     *,
     mode: ParallelMode = "pmap",
+    mesh_shape: str = "",
     stuck_after: float = 0,
 ) -> float:
     """Trains a run to its end, from its newest checkpoint if there is one.
@@ -209,9 +233,10 @@ def train_run(
 
     Args:
       plan: The run.
-      directory: Its directory.
+      directory: The run directory.
       folders: Where data is stored.
-      mode: How the step is spread over devices.
+      mode: How the batch is spread over devices.
+      mesh_shape: How the devices are arranged, as in `parallel.device_mesh`.
       stuck_after: Minutes without a step after which the process ends; 0: never.
 
     Returns:
@@ -224,6 +249,12 @@ def train_run(
     """
     config, protocol = plan.config, plan.protocol
     protocol.check_mode(mode)
+    mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
+    if mesh is not None and parallel.spreads_classes(mesh) and is_remote(directory):
+        raise ConfigError(
+            f"--mesh {mesh_shape} writes the classes of each device by itself, and cannot write to "
+            f"{directory}; choose a directory on a disk that all processes see"
+        )
     class_counts = check_data(plan, folders)
     images = protocol.load(folders, protocol.splits[0])
     of_training = class_counts[protocol.splits[0]]
@@ -231,7 +262,7 @@ def train_run(
     steps_per_epoch = len(images.labels) // batch_size
     axis_name = parallel.axis_name(mode)
     network = build_network(
-        plan, of_training, steps_per_epoch, axis_name=axis_name, pretrained=True
+        plan, of_training, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
     )
     step = build_step(
         network.graphdef,
@@ -243,12 +274,13 @@ def train_run(
     )
     parts = Parts(
         initial=network.state,
-        parallel=parallel.data_parallel(mode, step),
+        parallel=parallel.data_parallel(mode, step, network.state, mesh),
         batches=_batches(images, config, batch_size),
         images_per_step=batch_size,
         steps_per_epoch=steps_per_epoch,
         after_epoch=network.objective.after_epoch,
         validate=_validation(plan, folders, network, class_counts),
+        num_classes=len(of_training),
     )
     on_first(lambda: claim_run_directory(directory, config_to_dict(config)))
     if is_first() and config.optimizer.decay_steps:
@@ -388,7 +420,8 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
 def _build_stored(meta: Mapping[str, Any]) -> tuple[Plan, Network, np.ndarray]:
     plan = _plan(config_from_dict(meta["config"]))
     class_counts = np.array(meta["class_counts"], np.int64)
-    return plan, build_network(plan, class_counts, meta["steps_per_epoch"]), class_counts
+    network = build_network(plan, class_counts, meta["steps_per_epoch"], abstract=True)
+    return plan, network, class_counts
 
 
 def config_of_run(path: Path) -> TrainConfig:
@@ -545,6 +578,7 @@ def complete_run(
     *,
     command: str,
     mode: ParallelMode = "pmap",
+    mesh_shape: str = "",
     stuck_after: float = 0,
 ) -> dict[str, Any]:
     """Trains one run to its end, evaluates it and writes its report.
@@ -558,7 +592,7 @@ def complete_run(
       ConfigMismatchError: The directory belongs to a run of another configuration.
     """
     config = plan.config
-    agree("options or versions", _identity(config, mode))
+    agree("options or versions", _identity(config, mode, mesh_shape))
 
     def finished() -> dict[str, Any] | None:
         path = directory / "report.json"
@@ -570,7 +604,14 @@ def complete_run(
         return report
     protocol = plan.protocol
     try:
-        seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
+        seconds = train_run(
+            plan,
+            directory,
+            folders,
+            mode=mode,
+            mesh_shape=mesh_shape,
+            stuck_after=stuck_after,
+        )
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
         if config.report_last:
@@ -590,12 +631,13 @@ def complete_run(
     return report
 
 
-def _identity(config: TrainConfig, mode: ParallelMode) -> dict[str, Any]:
+def _identity(config: TrainConfig, mode: ParallelMode, mesh_shape: str) -> dict[str, Any]:
     """What the processes of a run must have in common, by name."""
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {
         **by_name(config_to_dict(config)),
         "parallel": mode,
+        "mesh": mesh_shape,
         "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
         **{f"version of {name}": metadata.version(name) for name in packages},
         **{f"jaxloss {key}": value for key, value in code_version().items()},

@@ -78,7 +78,9 @@ def classifier_loss(
       features: `[n, d]`.
       labels: `[n]`, class indices.
       weights: `[d, C]`, one column per class.
-      bias: `[C]`, or None. Cosines take none.
+      bias: `[C]`, or None: added to z. A class of −∞ is left out. Where the classes are split and a
+        device may have no other ones, take a finite number such as −1e4, which keeps the gradient
+        finite.
       similarity: `"inner"` for z of `linear_logits`, `"cosine"` for z of `cosine_logits`.
       margin: m, any number.
       scale: β > 0.
@@ -103,7 +105,7 @@ def classifier_loss(
 
     Raises:
       ValueError: If `scale`, `label_smoothing` or `block_size` is out of range, `similarity` is
-        unknown, cosines get a `bias`, or `class_axis_name` has an axis of `axis_name`.
+        unknown, or `class_axis_name` has an axis of `axis_name`.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -123,8 +125,6 @@ def classifier_loss(
         _checks.positive_count("block_size", block_size)
     features, labels, valid = labelled_rows(features, labels, where)
     weights, bias = _checks.classifier(features, weights, bias)
-    if similarity == "cosine" and bias is not None:
-        raise ValueError(f"`bias` must be None for cosines, got shape {bias.shape}")
     if shared := axis_names(axis_name) & axis_names(class_axis_name):
         raise ValueError(
             f"`class_axis_name` and `axis_name` must have no axis in common, got {set(shared)}"

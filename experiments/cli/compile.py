@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from experiments.cli.options import AnyPreset
-from experiments.config import ParallelMode
+from experiments.config import ParallelMode, Pixels
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Compile:
     """Kind and arrangement of the chips, such as v5e:16x16 for 256 of them."""
     parallel: ParallelMode = "pmap"
     """Data parallelism: jax.pmap, or jax.jit with sharded arrays."""
+    mesh: Annotated[str, tyro.conf.arg(metavar="BATCHxCLASSES")] = ""
+    """As in `train`: 4x4 spreads the classes of the classifier over 4 chips."""
+    classes: Pixels = 0
+    """Number of classes to assume; 0: that of the data set."""
 
     def run(self, command: Sequence[str]) -> int:
         """Prints the report."""
@@ -38,8 +45,15 @@ class Compile:
 
         devices = tpu_devices(self.topology)
         heading = f"# {self.config.preset} on {self.topology}, by {self.parallel}"
+        heading += f", mesh {self.mesh}" if self.mesh else ""
         try:
-            step = compile_step(self.config, devices, mode=self.parallel)
+            step = compile_step(
+                self.config,
+                devices,
+                mode=self.parallel,
+                mesh_shape=self.mesh,
+                classes=self.classes,
+            )
         except DoesNotFitError as error:
             print(f"{heading}\n\nThe step does not fit. Compiler message:\n\n{error}")
             return 1

@@ -66,6 +66,10 @@ class Execution:
 
     parallel: ParallelMode = "pmap"
     """Data parallelism over all devices: jax.pmap, or jax.jit with sharded arrays."""
+    mesh: Annotated[str, tyro.conf.arg(metavar="BATCHxCLASSES")] = ""
+    """With --parallel jit: 2x4 spreads the classes of the classifier over 4 devices, which no
+    device then holds whole, in 2 rows that share the batch. By default, every device holds all
+    classes. Several processes need a run directory that all of them see."""
     distributed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train with several processes. Start the same command in each, under a scheduler that JAX
     knows (Slurm, Open MPI, cloud TPU) or with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and

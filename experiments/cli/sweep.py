@@ -71,5 +71,6 @@ class Sweep:
             choose=self.comparison.choose,
             mode=self.execution.parallel,
             stuck_after=self.execution.stuck_after,
+            mesh_shape=self.execution.mesh,
         )
         return print_outcome(outcome)

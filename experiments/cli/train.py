@@ -39,6 +39,7 @@ class Train:
             command=shlex.join(command),
             mode=self.execution.parallel,
             stuck_after=self.execution.stuck_after,
+            mesh_shape=self.execution.mesh,
         )
         print(run_report(report, report_lines(plan.protocol, report)))
         print(f"\n{directory}: config.json, metrics.jsonl, checkpoints, report.md, report.json")

@@ -8,6 +8,7 @@ from experiments.presets import (
     few_shot,
     group_softmax,
     hyperspherical,
+    instance,
     multi_label,
     negative_margin,
     two_way,
@@ -16,7 +17,15 @@ from experiments.presets.preset import Preset
 
 PRESETS: dict[str, Preset] = {
     name: preset._replace(config=dataclasses.replace(preset.config, preset=name))
-    for module in (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin)
+    for module in (
+        few_shot,
+        group_softmax,
+        hyperspherical,
+        multi_label,
+        two_way,
+        negative_margin,
+        instance,
+    )
     for name, preset in module.PRESETS.items()
 }
 """Every preset by its name, protocol by protocol."""

@@ -12,6 +12,7 @@ from experiments.protocols import (
     few_shot,
     group_softmax,
     hyperspherical,
+    instance,
     multi_label,
     negative_margin,
     two_way,
@@ -19,6 +20,7 @@ from experiments.protocols import (
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from experiments.protocols.hyperspherical import HypersphericalConfig
+from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.multi_label import MultiLabelConfig
 from experiments.protocols.negative_margin import NegativeMarginConfig
 from experiments.protocols.two_way import TwoWayConfig
@@ -42,6 +44,7 @@ PROTOCOLS = {
         Registered(MultiLabelConfig, multi_label.build),
         Registered(TwoWayConfig, two_way.build),
         Registered(NegativeMarginConfig, negative_margin.build),
+        Registered(InstanceConfig, instance.build),
     )
 }
 """Every protocol by its name."""

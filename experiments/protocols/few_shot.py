@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.config import Count, Folders, TrainConfig, to_dict
 from experiments.contracts import (
+    EpisodeClassifier,
     ImageSet,
     Integration,
     Loss,
@@ -76,7 +77,7 @@ class FewShotConfig(TrainConfig):
 def build(config: FewShotConfig) -> Protocol:
     """The protocol of a run."""
     loss, evaluation, name = config.loss, config.evaluation, config.data.name
-    parts, distance = terms(loss.name), evaluation.distances[0]
+    parts = terms(loss.name)
     return Protocol(
         splits=SPLITS,
         load=partial(load, name),
@@ -87,18 +88,8 @@ def build(config: FewShotConfig) -> Protocol:
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
-        validate=partial(
-            validate,
-            evaluation,
-            evaluation.validation_episodes,
-            1,
-            partial(episode_accuracies, distance=evaluation.validation_distance),
-        ),
-        metrics=[
-            metric(shots, distance)
-            for distance in _distances(evaluation)
-            for shots in evaluation.shots
-        ],
+        validate=partial(validate_prototypes, evaluation),
+        metrics=metrics(evaluation),
         evaluate=partial(evaluate, loss, evaluation),
         description={
             "label": label(loss.name),
@@ -107,13 +98,7 @@ def build(config: FewShotConfig) -> Protocol:
         },
         report=report,
         diagnose=partial(diagnose, loss),
-        episode_classifier=episode_classifier(
-            evaluation,
-            name=f"the nearest prototype ({distance})",
-            metric=lambda shots: metric(shots, distance),
-            accuracies=partial(episode_accuracies, distance=distance),
-            predictions=partial(prototype_predictions, distance=distance),
-        ),
+        episode_classifier=nearest_prototype(evaluation),
         integration=Integration(
             trains_classifier=parts.classification is not None,
             power=loss.power if parts.integration == "spectral" else None,
@@ -225,8 +210,33 @@ def validate(
     return float(np.mean(accuracies_of(outputs.features, episodes)))
 
 
+def validate_prototypes(evaluation: FewShotEvaluation, outputs: Outputs) -> float:
+    """1-shot accuracy by the nearest prototype in episodes of the validation classes."""
+    accuracies = partial(episode_accuracies, distance=evaluation.validation_distance)
+    return validate(evaluation, evaluation.validation_episodes, 1, accuracies, outputs)
+
+
+def nearest_prototype(evaluation: FewShotEvaluation) -> EpisodeClassifier:
+    """How the evaluation classifies, by the first of its distances."""
+    distance = evaluation.distances[0]
+    return episode_classifier(
+        evaluation,
+        name=f"the nearest prototype ({distance})",
+        metric=lambda shots: metric(shots, distance),
+        accuracies=partial(episode_accuracies, distance=distance),
+        predictions=partial(prototype_predictions, distance=distance),
+    )
+
+
 def _distances(evaluation: FewShotEvaluation) -> list[Distance]:
     return list(dict.fromkeys(evaluation.distances))
+
+
+def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
+    """The accuracies for each distance and number of shots."""
+    return [
+        metric(shots, distance) for distance in _distances(evaluation) for shots in evaluation.shots
+    ]
 
 
 def metric(shots: int, distance: Distance = "euclidean") -> Metric:
@@ -251,22 +261,28 @@ def evaluate(
       ConfigError: The split cannot give such episodes.
     """
     outputs = outputs_of(split)
-    results, metrics, episodes = [], [], {}
+    found = _subspace(loss, outputs)
+    return evaluate_episodes(evaluation, outputs) | {
+        "subspace": None if found is None else found._asdict()
+    }
+
+
+def evaluate_episodes(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:
+    """The results of `evaluate`, except for those on the classifier."""
+    results, measured, episodes = [], [], {}
     for distance in _distances(evaluation):
         for result, accuracies in evaluate_prototypes(
             outputs.features, outputs.labels, config=evaluation, distance=distance
         ):
             own = metric(result.shots, distance)
             results.append(result._asdict())
-            metrics.append(own.measured(result.accuracy, result.interval))
+            measured.append(own.measured(result.accuracy, result.interval))
             episodes[own.name] = accuracies.tolist()
-    found = _subspace(loss, outputs)
     return {
         "evaluation": to_dict(evaluation),
         "results": results,
-        "metrics": metrics,
+        "metrics": measured,
         "episodes": episodes,
-        "subspace": None if found is None else found._asdict(),
     }
 
 
@@ -297,7 +313,7 @@ def report(results: dict[str, Any]) -> list[str]:
         "",
         *episodes_table(results["results"]),
     ]
-    if subspace := results["subspace"]:
+    if subspace := results.get("subspace"):
         inside, classes = (
             format_value(subspace[name], "%") for name in ("variance_share", "class_variance_share")
         )

@@ -1,14 +1,22 @@
-"""The linear classifier of several protocols, and its accuracy during training."""
+"""The linear classifier of several protocols, and its classes spread over devices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 import jaxloss
+from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
+
+_LEFT_OUT = -1e4
+"""Bias of what fills up the classes of a device, in units of the logits before scaling. −∞ would
+give a gradient of NaN where a device has no other ones."""
 
 
 def init_linear_head(
@@ -33,3 +41,45 @@ def train_accuracy(logits: Array, labels: Array) -> dict[str, Array]:
     """For the metrics log: the fraction of largest logits [n, C] that are at the label [n]."""
     correct = jnp.argmax(logits, axis=1) == labels
     return {"train_accuracy": jnp.mean(correct.astype(jnp.float32))}
+
+
+def build_classifier_loss(
+    problem: Problem, **options: Any
+) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+    """Softmax cross-entropy that never holds all logits, also where a mesh spreads the classes.
+
+    Args:
+      problem: What the loss is for.
+      options: Of `jaxloss.classifier_loss`.
+
+    Returns:
+      A function of features [n, d], labels [n] and kernel [d, C]: the mean over all devices, and
+      the mean probability of the target over the rows of this device.
+    """
+    losses = partial(jaxloss.classifier_loss, reduction="none", **options)
+
+    def mean(values: Array, axis_name: str | None) -> tuple[Array, Array]:
+        value = jnp.mean(values)
+        value = value if axis_name is None else lax.pmean(value, axis_name)
+        return value, jnp.mean(jnp.exp(-values))
+
+    def whole(features: Array, labels: Array, kernel: Array) -> tuple[Array, Array]:
+        return mean(losses(features, labels, kernel), problem.axis_name)
+
+    def spread(features: Array, labels: Array, kernel: Array) -> tuple[Array, Array]:
+        own = kernel.shape[1]
+        classes = lax.axis_index(CLASS_AXIS) * own + jnp.arange(own)
+        bias = jnp.where(classes < len(problem.class_counts), 0, _LEFT_OUT).astype(kernel.dtype)
+        values = losses(features, labels, kernel, bias, class_axis_name=CLASS_AXIS)
+        value, probability = mean(values, BATCH_AXIS)
+        return value, lax.pmean(probability, BATCH_AXIS)
+
+    if problem.mesh is None:
+        return whole
+    rows = PartitionSpec(BATCH_AXIS)
+    return jax.shard_map(
+        spread,
+        mesh=problem.mesh,
+        in_specs=(rows, rows, PartitionSpec(None, CLASS_AXIS)),
+        out_specs=PartitionSpec(),
+    )

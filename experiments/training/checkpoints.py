@@ -4,7 +4,8 @@ A checkpoint is a folder that Orbax writes in the background and renames into pl
 store, its last object marks it as complete (see `experiments.storage`). It holds the leaves of a
 state as NumPy arrays, and a header with the caller's metadata, the type and shape of every leaf,
 and two SHA-256 digests. Orbax reports a file that is missing or truncated, but restores a flipped
-bit without an error. The digests detect it.
+bit without an error. The digests detect it. Leaves whose classes are spread over devices are beside
+it, as `sharded_leaves` writes them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ from experiments.storage import (
     remove_folder,
     remove_incomplete,
     rename_folder,
+)
+from experiments.training.sharded_leaves import (
+    empty_shards_folder,
+    remove_orphans,
+    remove_shards,
+    rename_shards,
+    stored_leaves,
 )
 
 T = TypeVar("T")
@@ -101,6 +109,7 @@ class Checkpoints:
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
             remove_incomplete(self._directory)
+            remove_orphans(self._directory)
         self._orbax = _orbax_of_this_process()
 
     def __enter__(self) -> Checkpoints:
@@ -116,6 +125,7 @@ class Checkpoints:
         *,
         meta: Mapping[str, Any],
         accuracy: SupportsFloat | None = None,
+        shards: Mapping[str, Any] | None = None,
     ) -> None:
         """Begins to write a checkpoint. The state is copied before this returns.
 
@@ -124,6 +134,7 @@ class Checkpoints:
           state: Pytree of NumPy arrays, fully addressable JAX arrays and numbers.
           meta: JSON types, which `restore` and `meta` return.
           accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
+          shards: Further leaves, of which `collect_shards` has found the files.
 
         Raises:
           CheckpointError: Step or state cannot be saved, or the previous save failed.
@@ -145,6 +156,8 @@ class Checkpoints:
             "leaves": {name: _describe(value) for name, value in values.items()},
             "state_sha256": _state_digest(values),
         }
+        if shards:
+            header["shards"] = json.loads(json.dumps(shards))
         # Orbax stores no empty arrays, and a leaf's name may not be a valid file name.
         numbered = {str(i): value for i, value in enumerate(values.values()) if value.size}
         try:
@@ -177,6 +190,7 @@ class Checkpoints:
         for step in self.steps():
             if step not in kept:
                 remove_folder(self._path(step))
+                remove_shards(self._path(step))
 
     def close(self) -> None:
         """Waits for the save in progress and stops the background threads.
@@ -235,14 +249,17 @@ class Checkpoints:
             paths are ignored.
 
         Returns:
-          The step, the state with NumPy arrays as leaves, and the metadata.
+          The step, the state with NumPy arrays as leaves, and the metadata. Leaves that are stored
+          in shards are `StoredLeaf`s.
         """
         if step is None:
             return self.read_intact(lambda newest: self.restore(target, newest, parts=parts))[0]
         header = self._header(step)
         wanted = _by_name(target)
+        shards = stored_leaves(self._path(step), header.get("shards", {}))
+        leaves = header["leaves"] | {name: _describe(leaf) for name, leaf in shards.items()}
         _check_fit(
-            {name: leaf for name, leaf in header["leaves"].items() if _is_within(name, parts)},
+            {name: leaf for name, leaf in leaves.items() if _is_within(name, parts)},
             {name: _describe(leaf) for name, leaf in wanted.items()},
             self._path(step),
         )
@@ -254,6 +271,10 @@ class Checkpoints:
             }
             if _state_digest(stored) != header["state_sha256"]:
                 raise self._damaged(step, "the arrays do not match their checksum")
+            for name, leaf in shards.items():
+                if name in wanted:
+                    leaf.verify()
+        stored = stored | shards
         state = [
             stored[name] if name in stored else np.empty(leaf.shape, leaf.dtype)
             for name, leaf in wanted.items()
@@ -325,6 +346,12 @@ class Checkpoints:
             )
         return header
 
+    def prepare_shards(self, step: int) -> Path:
+        """An empty folder for the shards of a step; returns the checkpoint's path."""
+        self.wait()
+        empty_shards_folder(self._path(step))
+        return self._path(step)
+
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
         """Turns any failure into damage, except where the machine cannot read the files."""
@@ -356,6 +383,7 @@ class Checkpoints:
             count += 1
             aside = self._directory / f"damaged-{error.step}-{count}"
         rename_folder(self._path(error.step), aside)
+        rename_shards(self._path(error.step), aside)
         logger.warning("%s: renamed to %s", error, aside.name)
 
 

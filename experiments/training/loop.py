@@ -42,6 +42,8 @@ class Parts(NamedTuple):
     """See `Objective.after_epoch`."""
     validate: Callable[[TrainState], Validation] | None
     """None without validation images."""
+    num_classes: int = 0
+    """Classes of the run, without those that fill up devices; needed where these are spread."""
 
 
 class Due(NamedTuple):
@@ -102,7 +104,13 @@ def train(
     parallel = parts.parallel
     end_epoch = _end_epoch(parts)
     with (
-        Recorder(directory, steps=intervals.steps, name=name, meta=meta) as recorder,
+        Recorder(
+            directory,
+            steps=intervals.steps,
+            name=name,
+            meta=meta,
+            num_classes=parts.num_classes,
+        ) as recorder,
         stop_requests() as stop_request,
         watchdog(stuck_after) as step_done,
     ):

@@ -75,7 +75,12 @@ def build_outputs(
     logits_of = jax.jit(objective.logits)
 
     def outputs(state: TrainState, images: ImageSet) -> Outputs:
-        copied = jax.device_put(state, everywhere) if len(devices) > 1 else state
+        copied = state
+        if len(devices) > 1:  # Without the head, whose classes may be spread over devices.
+            backbone, statistics = jax.device_put(
+                (state.params["backbone"], state.statistics), everywhere
+            )
+            copied = state._replace(params={"backbone": backbone}, statistics=statistics)
 
         def embed_share(rows: np.ndarray) -> Array:
             return embed(copied, jax.device_put(rows, spread) if len(devices) > 1 else rows)

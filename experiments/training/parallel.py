@@ -1,38 +1,48 @@
-"""Data parallelism over all devices: the one module that knows `pmap` from a sharded `jit`."""
+"""Steps over all devices: the one module that knows `pmap` from a sharded `jit`, and the mesh.
+
+A mesh has rows of devices. The batch is spread over all of them, for the backbone. The classes of a
+head are spread over the devices of a row, so that each has the classes of its column. The
+classifier's loss therefore gathers the features of a row (n/rows · d numbers), and no device holds
+the whole head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import jax_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import ParallelMode
+from experiments.contracts import BATCH_AXIS, CLASS_AXIS
 from experiments.errors import ConfigError
+from experiments.training.sharded_leaves import class_sharding
+from experiments.training.state import Build
 from experiments.training.step import Batch, Step
-
-AXIS = "batch"
 
 
 class DataParallel(NamedTuple):
     """How a step runs over devices."""
 
     replicate: Callable[[Any], Any]
-    """Copies a tree to all devices."""
+    """Copies a tree to all devices; leaves whose classes are spread over them stay as they are."""
     split: Callable[[Batch], Any]
     """Spreads this process's rows of a batch over its devices."""
     step: jax.stages.Wrapped
     """From the state and a batch to the next state and the metrics."""
     single: Callable[[Any], Any]
-    """One copy of a replicated tree, on one device."""
+    """One copy of a replicated tree, on one device. Leaves whose classes are spread over devices
+    stay as they are."""
 
 
 def axis_name(mode: ParallelMode) -> str | None:
     """Name of the mapped axis, for the step and its losses; None without one."""
-    return AXIS if mode == "pmap" else None
+    return BATCH_AXIS if mode == "pmap" else None
 
 
 def check_batch_size(batch_size: int, num_devices: int) -> None:
@@ -44,8 +54,98 @@ def check_batch_size(batch_size: int, num_devices: int) -> None:
         )
 
 
+def device_mesh(mode: ParallelMode, shape: str, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of all devices.
+
+    Args:
+      mode: A mesh with more than one column needs `jit`.
+      shape: Such as 2x4 for two rows of four devices. Empty: one device a row.
+      devices: All devices by default.
+
+    Raises:
+      ConfigError: The shape is none, or fits neither the mode nor the devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    rows, columns = len(devices), 1
+    if shape:
+        match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", shape)
+        if match is None:
+            raise ConfigError(
+                f"--mesh must be BATCHxCLASSES, such as 2x4 for eight devices; got {shape!r}"
+            )
+        if mode == "pmap":
+            raise ConfigError(f"--mesh {shape} needs --parallel jit")
+        rows, columns = int(match[1]), int(match[2])
+        if rows * columns != len(devices):
+            raise ConfigError(
+                f"--mesh {shape} is of {rows * columns} devices, and there are {len(devices)}; "
+                f"choose two numbers whose product is {len(devices)}"
+            )
+    axes = (AxisType.Auto, AxisType.Auto)
+    names = (BATCH_AXIS, CLASS_AXIS)
+    return jax.make_mesh((rows, columns), names, axis_types=axes, devices=devices)
+
+
+def spreads_classes(mesh: Mesh) -> bool:
+    """Whether the classes of a head are spread over the devices of a mesh."""
+    return mesh.shape[CLASS_AXIS] > 1
+
+
+def spread_over(mesh: Mesh, class_axes: Mapping[str, int], *, abstract: bool = False) -> Build:
+    """Builds a state of which no device, and no host, holds all classes.
+
+    Args:
+      mesh: The devices.
+      class_axes: See `Objective.class_axes`.
+      abstract: Only the shapes, types and shardings, as `jax.ShapeDtypeStruct`.
+
+    Returns:
+      What `initial_state` takes. The classes are filled up with zeros to a multiple of the devices
+      of a row, in the head and in the optimiser's state of it.
+    """
+
+    def build(start: Callable, *arguments: Any) -> Any:
+        def filled(*arguments: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(fill, start(*arguments))
+
+        def fill(path: Any, leaf: Any) -> Any:
+            axis = _class_axis(path, class_axes)
+            if axis is None:
+                return leaf
+            width = [(0, 0)] * leaf.ndim
+            width[axis] = (0, -leaf.shape[axis] % mesh.shape[CLASS_AXIS])
+            return jnp.pad(leaf, width)
+
+        def sharding(path: Any, leaf: Any) -> NamedSharding:
+            axis = _class_axis(path, class_axes)
+            spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, CLASS_AXIS)
+            return NamedSharding(mesh, spec)
+
+        arguments = jax.tree.map(np.asarray, arguments)
+        shapes = jax.eval_shape(filled, *arguments)
+        shardings = jax.tree_util.tree_map_with_path(sharding, shapes)
+        if abstract:
+            return jax.tree.map(
+                lambda leaf, own: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own),
+                shapes,
+                shardings,
+            )
+        return jax.jit(filled, out_shardings=shardings)(*arguments)
+
+    return build
+
+
+def _class_axis(path: Any, class_axes: Mapping[str, int]) -> int | None:
+    """The axis of the classes in a leaf of the head, or of the optimiser's state of it."""
+    name = f"/{jax.tree_util.keystr(path, simple=True, separator='/')}"
+    for leaf, axis in class_axes.items():
+        if name.endswith(f"/classifier/{leaf}"):
+            return axis
+    return None
+
+
 def data_parallel(
-    mode: ParallelMode, step: Step, devices: Sequence[Any] | None = None
+    mode: ParallelMode, step: Step, state: Any = None, mesh: Mesh | None = None
 ) -> DataParallel:
     """Runs `step` over devices.
 
@@ -53,45 +153,58 @@ def data_parallel(
       mode: `pmap` maps the step over devices, each with its share of the batch; the step was
         built with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
       step: The pure step.
-      devices: All devices by default.
+      state: The first state, or its shapes, types and shardings, where classes are spread.
+      mesh: All devices, one a row, by default.
     """
     if mode == "pmap":
+        devices = None if mesh is None else mesh.devices.ravel().tolist()
         return DataParallel(
             replicate=jax_utils.replicate,
             split=lambda batch: Batch(*(_by_local_device(rows) for rows in batch)),
-            step=jax.pmap(step, axis_name=AXIS, donate_argnums=0, devices=devices),
+            step=jax.pmap(step, axis_name=BATCH_AXIS, donate_argnums=0, devices=devices),
             single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
         )
 
-    replicated, spread = _shardings(jax.devices() if devices is None else devices)
+    mesh = device_mesh(mode, "") if mesh is None else mesh
+    replicated, spread = _shardings(mesh)
 
     def to_all(leaf):
+        if class_sharding(leaf) is not None:
+            return leaf
         value = np.asarray(leaf)
         return jax.make_array_from_callback(value.shape, replicated, lambda index: value[index])
 
+    def one_copy(leaf):
+        return leaf if class_sharding(leaf) is not None else leaf.addressable_data(0)
+
+    shardings: Any = replicated
+    if spreads_classes(mesh):
+        of_state = jax.tree.map(lambda leaf: class_sharding(leaf) or replicated, state)
+        shardings = (of_state, replicated)
     return DataParallel(
         replicate=lambda state: jax.tree.map(to_all, state),
         split=lambda batch: Batch(
             *(jax.make_array_from_process_local_data(spread, rows) for rows in batch)
         ),
-        step=jax.jit(step, donate_argnums=0, out_shardings=replicated),
-        single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0), tree),
+        step=jax.jit(step, donate_argnums=0, out_shardings=shardings),
+        single=lambda tree: jax.tree.map(one_copy, tree),
     )
 
 
 def lower(
-    mode: ParallelMode, step: Step, state: Any, batch: Batch, devices: Sequence[Any]
+    mode: ParallelMode, step: Step, state: Any, batch: Batch, mesh: Mesh
 ) -> jax.stages.Lowered:
     """The step of `data_parallel` for devices that this machine need not have.
 
     Args:
       mode, step: As in `data_parallel`.
-      state: Shapes and types of the state, as arrays or `jax.ShapeDtypeStruct`.
+      state: Shapes and types of the state, as arrays or `jax.ShapeDtypeStruct`, with the shardings
+        of leaves whose classes are spread.
       batch: Those of the batch of all devices.
-      devices: Such as those of a TPU topology.
+      mesh: Of devices such as those of a TPU topology.
     """
-    num_devices = len(devices)
-    spread_step = data_parallel(mode, step, devices).step
+    num_devices = mesh.size
+    spread_step = data_parallel(mode, step, state, mesh).step
     if mode == "pmap":
 
         def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -105,18 +218,21 @@ def lower(
 
     def placed(tree: Any, sharding: NamedSharding) -> Any:
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=class_sharding(leaf) or sharding
+            ),
+            tree,
         )
 
-    replicated, spread = _shardings(devices)
+    replicated, spread = _shardings(mesh)
     traced = spread_step.trace(placed(state, replicated), placed(batch, spread))
-    return traced.lower(lowering_platforms=(devices[0].platform,))
+    return traced.lower(lowering_platforms=(mesh.devices.flat[0].platform,))
 
 
-def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
+def _shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
     """A copy on each device, and rows spread over the devices."""
-    mesh = jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
-    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
+    rows = PartitionSpec((BATCH_AXIS, CLASS_AXIS))
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, rows)
 
 
 def _by_local_device(rows: np.ndarray) -> np.ndarray:

@@ -15,6 +15,14 @@ from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError
 from experiments.training.metrics_log import MetricsLog
 from experiments.training.progress import Progress, progress
 from experiments.training.run_directory import exclusive_run
+from experiments.training.sharded_leaves import (
+    collect_shards,
+    place,
+    unfilled,
+    wait_for_all,
+    without_spread,
+    write_shards,
+)
 from experiments.training.state import TrainState
 
 
@@ -30,11 +38,27 @@ class Validation(NamedTuple):
 class Recorder:
     """The files of a run. With several processes, all call every method and the first one writes.
 
-    Every checkpoint stores `meta`, JSON types, and the seconds spent on the run.
+    Leaves of the state whose classes are spread over devices are written and read by all.
+
+    Args:
+      directory: The run directory.
+      steps: Steps of the run.
+      name: Of the run, for the progress display.
+      meta: JSON types, which every checkpoint stores, with the seconds spent on the run.
+      num_classes: Classes of the run, without those that fill up devices.
     """
 
-    def __init__(self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any]):
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        steps: int,
+        name: str,
+        meta: Mapping[str, Any],
+        num_classes: int = 0,
+    ):
         self._directory = directory
+        self._num_classes = num_classes
         self._steps = steps
         self._name = name
         self._meta = meta
@@ -74,7 +98,7 @@ class Recorder:
             self._checkpoints = self._stack.enter_context(Checkpoints(folder))
             leaves, seconds, first = None, 0.0, 0
             if self._checkpoints.latest_step() is not None:
-                restored = self._checkpoints.restore(initial)
+                restored = self._checkpoints.restore(unfilled(initial, self._num_classes))
                 leaves, first = jax.tree.leaves(restored.state), restored.step
                 seconds = restored.meta["seconds"]
             elif damaged := sorted(p.name for p in folder.glob("damaged-*")):
@@ -91,7 +115,8 @@ class Recorder:
         leaves, self.seconds_before = on_first(restore)
         if leaves is None:
             return initial
-        return jax.tree.unflatten(jax.tree.structure(initial), leaves)
+        targets, structure = jax.tree.flatten(initial)
+        return jax.tree.unflatten(structure, map(place, leaves, targets))
 
     def log(self, step: int, **scalars: SupportsFloat | None) -> None:
         """Writes numbers to the metrics file and TensorBoard.
@@ -120,12 +145,15 @@ class Recorder:
         All processes validate, each its share of the images. An error is raised in all of them.
         """
         found = None if validate is None else validate(state)
+        whole, spread = without_spread(state)
+        path = self._write_shards(step, spread) if spread else None
 
         def save() -> None:
             assert self._checkpoints is not None
             assert self._log is not None
             if self._failure is not None:
                 raise self._failure
+            shards = None if path is None else collect_shards(path)
             accuracy = None
             if found is not None:
                 accuracy, diagnostics = found
@@ -133,9 +161,27 @@ class Recorder:
             # Before the checkpoint: a run that resumes from it needs the lines up to its step.
             self._log.store()
             meta = {**self._meta, "seconds": self.seconds}
-            self._checkpoints.save(step, state, meta=meta, accuracy=accuracy)
+            self._checkpoints.save(step, whole, meta=meta, accuracy=accuracy, shards=shards)
 
         on_first(save)
+
+    def _write_shards(self, step: int, spread: Mapping[str, jax.Array]) -> Path:
+        """Writes the shards of a step in all processes; returns the path of its checkpoint.
+
+        An error of this process is raised by the save that follows, in all of them.
+        """
+
+        def prepare() -> Path:
+            assert self._checkpoints is not None
+            return self._checkpoints.prepare_shards(step)
+
+        path = on_first(prepare)
+        try:
+            write_shards(path, spread, self._num_classes)
+        except OSError as error:
+            self._failure = error
+        wait_for_all(path)
+        return path
 
     def finish(self) -> None:
         """Blocks all processes until the last checkpoint is on disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,10 @@ class TrainState(NamedTuple):
     """See `Objective.init_state`."""
 
 
+Build = Callable[..., TrainState]
+"""Calls a function, its first argument, with the others, and returns the state that it builds."""
+
+
 def initial_state(
     model: nnx.Module,
     objective: Objective,
@@ -35,10 +40,17 @@ def initial_state(
     *,
     seed: int,
     weights: str = "",
+    build: Build = lambda start, *arguments: start(*arguments),
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The graph of the backbone and the state at step 0.
 
     The backbone starts from `weights`, as `load_weights` reads them; empty: as built.
+
+    Args:
+      model, objective, optimizer: What is trained.
+      seed: Seed of the head.
+      weights: See above.
+      build: Calls the function that builds the head and the state, such as `jax.eval_shape`.
 
     Raises:
       WeightsError: The weights cannot be read, or do not fit.
@@ -46,13 +58,16 @@ def initial_state(
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
     if weights:
         backbone, statistics = load_weights(storage_path(weights), backbone, statistics)
-    head = objective.init_head(jax.random.fold_in(jax.random.key(seed), 1))
-    params = {"backbone": backbone, "classifier": head}
-    state = TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        statistics=statistics,
-        opt_state=optimizer.init(params),
-        objective_state=objective.init_state(),
-    )
-    return graphdef, state
+
+    def start(backbone: Any, statistics: Any, objective_state: Any) -> TrainState:
+        head = objective.init_head(jax.random.fold_in(jax.random.key(seed), 1))
+        params = {"backbone": backbone, "classifier": head}
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            statistics=statistics,
+            opt_state=optimizer.init(params),
+            objective_state=objective_state,
+        )
+
+    return graphdef, build(start, backbone, statistics, objective.init_state())

@@ -253,6 +253,7 @@ CLASSIFICATION = {
     ("protocol", "own"),
     [
         ("few-shot", set()),
+        ("instance", set()),
         ("group-softmax", CLASSIFICATION),
         ("hyperspherical", CLASSIFICATION),
         ("two-way", CLASSIFICATION),

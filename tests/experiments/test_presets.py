@@ -16,6 +16,7 @@ from experiments.presets import (
     few_shot,
     group_softmax,
     hyperspherical,
+    instance,
     multi_label,
     negative_margin,
     two_way,
@@ -68,7 +69,15 @@ def stated_commands(module: ModuleType) -> list[str]:
     return list(dict.fromkeys(remark.sub("", line).replace("PRESET", preset) for line in found))
 
 
-MODULES = (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin)
+MODULES = (
+    few_shot,
+    group_softmax,
+    hyperspherical,
+    multi_label,
+    two_way,
+    negative_margin,
+    instance,
+)
 COMMANDS = [(module, command) for module in MODULES for command in stated_commands(module)]
 
 
@@ -135,6 +144,7 @@ FROZEN = {
     "icons-longtail": Frozen("icons", 3200, 128, 1.0, 0.0002, (), 0),
     "kanji": Frozen("kanji", 1200, 64, 0.03, 0.0001, (), 0),
     "icons-two-way": Frozen("icons", 800, 128, 0.1, 0.0001, (), 0),
+    "icons-instances": Frozen("icons", 800, 128, 0.003, 1e-05, (), 0),
     "icons-margin": Frozen("icons", 800, 128, 0.003, 1e-05, (), 200),
 }
 

@@ -194,7 +194,7 @@ def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRo
 
 
 def classifier_row(name: str, block_size: int | None = None, **options: Any) -> LossRow:
-    """A row of `classifier_loss`. Cosines take no bias, so their arguments are as of prototypes."""
+    """A row of `classifier_loss`. Cosines are without a bias, with the arguments of prototypes."""
     cosine = options.get("similarity") == "cosine"
     blocks = {} if block_size is None else {"block_size": block_size}
     return LossRow(

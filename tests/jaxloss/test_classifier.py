@@ -28,6 +28,7 @@ def composition(features, labels, weights, bias, **options):
     options = {"similarity": "inner", "margin": 0.0, "scale": 1.0, "label_smoothing": 0.0} | options
     if options["similarity"] == "cosine":
         logits = jaxloss.cosine_logits(features, weights)
+        logits = logits if bias is None else logits + bias[None, :]
     else:
         logits = jaxloss.linear_logits(features, weights, bias)
     target = jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
@@ -50,15 +51,16 @@ def assert_close(got, expected, tolerance):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
 
 
+@pytest.mark.parametrize("similarity", ["inner", "cosine"])
 @pytest.mark.parametrize("block_size", [None, 1, 4, 5])
-def test_classes_that_are_switched_off(block_size):
+def test_classes_that_are_switched_off(block_size, similarity):
     """Whole blocks of logits of -inf, as of classes that fill up the last device."""
     features, labels, weights, bias = problem({})
     labels, bias = labels % 4, bias.at[4:].set(-jnp.inf)
 
     def run(loss, **options):
         def value(features, weights):
-            return loss(features, labels, weights, bias, **options)
+            return loss(features, labels, weights, bias, similarity=similarity, **options)
 
         return jax.value_and_grad(value, (0, 1))(features, weights)
 
@@ -300,6 +302,26 @@ def test_classes_on_devices_with_the_gradient_inside_unchecked(name, shape):
         return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]))
 
     check_sharded(name, run, shape, check_vma=False)
+
+
+def test_a_device_of_which_all_classes_are_switched_off():
+    """By a bias that is finite: with −∞, the gradient would be NaN."""
+    options = {"similarity": "cosine", "scale": 6.0, "margin": 0.2}
+    features, labels, weights, _ = problem(options)
+    labels, bias = labels % 7, jnp.where(jnp.arange(CLASSES) < 7, 0.0, -1e4)
+    specs = (P(), P(), P(None, "classes"), P("classes"))
+    loss = partial(jaxloss.classifier_loss, class_axis_name="classes", block_size=2, **options)
+    spread = jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P())
+
+    def run(loss, weights, bias):
+        return jax.jit(jax.value_and_grad(loss, (0, 2)))(features, labels, weights, bias)
+
+    value, (d_features, d_weights) = run(spread, weights, bias)
+    expected, (expected_d_features, kept) = run(
+        partial(jaxloss.classifier_loss, **options), weights[:, :7], None
+    )
+    assert_close((value, d_features), (expected, expected_d_features), 1e-5)
+    assert_close(d_weights, np.pad(kept, ((0, 0), (0, 5))), 1e-5)
 
 
 def test_classes_on_devices_by_pmap():

@@ -1,0 +1,145 @@
+"""Instance discrimination: every training image is a class of its own.
+
+Its augmented views are the samples of the class. The loss is softmax cross-entropy of cosines with
+an additive margin. Few-shot episodes of the novel classes evaluate the features.
+
+Sources: Dosovitskiy et al., Discriminative Unsupervised Feature Learning with Exemplar CNNs, 2014;
+Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, CVPR 2018; Wang
+et al., CosFace, CVPR 2018 (the margin).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxloss
+from experiments.config import Folders, NamedLoss, Pixels, Positive, TrainConfig, to_dict
+from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
+from experiments.protocols import few_shot
+from experiments.protocols.few_shot import FewShotEvaluation
+from experiments.protocols.linear_head import build_classifier_loss
+
+
+@dataclass(frozen=True)
+class InstanceLoss(NamedLoss):
+    """What is minimised."""
+
+    name: Literal["cosine"] = "cosine"
+    """Softmax cross-entropy of cosines."""
+    margin: float = 0.2
+    """Margin m that is subtracted from the target's cosine before scaling."""
+    scale: Positive = 16.0
+    """Factor β of the cosines."""
+    block_size: Pixels = 0
+    """Classes whose logits are computed at once; 0: chosen by the sizes, all where few."""
+
+
+@dataclass(frozen=True)
+class InstanceConfig(TrainConfig):
+    """A run of instance discrimination."""
+
+    protocol: ClassVar[str] = "instance"
+
+    loss: InstanceLoss = field(default_factory=InstanceLoss)
+    evaluation: FewShotEvaluation = field(default_factory=FewShotEvaluation)
+
+
+def build(config: InstanceConfig) -> Protocol:
+    """The protocol of a run."""
+    evaluation, name = config.evaluation, config.data.name
+    return Protocol(
+        splits=few_shot.SPLITS,
+        load=partial(load, name),
+        class_counts=partial(class_counts, name),
+        check_options=lambda num_features: None,
+        check_data=partial(check_data, name, evaluation),
+        objective=partial(objective, config.loss),
+        validation=Metric("1-shot accuracy"),
+        validate=partial(few_shot.validate_prototypes, evaluation),
+        metrics=few_shot.metrics(evaluation),
+        evaluate=partial(evaluate, evaluation),
+        description={
+            "label": "Instances, cosine softmax",
+            "margin": config.loss.margin,
+            "scale": config.loss.scale,
+            "evaluation": to_dict(evaluation),
+        },
+        report=few_shot.report,
+        episode_classifier=few_shot.nearest_prototype(evaluation),
+        classes_are_images=True,
+    )
+
+
+def load(name: str, folders: Folders, split: str) -> ImageSet:
+    """The images of a split, each of the base ones with a label of its own."""
+    images = few_shot.load(name, folders, split)
+    if split != "base":
+        return images
+    names = (images.class_names[label] for label in images.labels)
+    return dataclasses.replace(
+        images,
+        labels=np.arange(len(images.labels), dtype=np.int32),
+        class_names=tuple(f"{name} {number}" for number, name in enumerate(names)),
+    )
+
+
+def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
+    """One image of every base class; the number of images of every validation and novel class."""
+    stored = few_shot.held_out_class_counts(name, folders)
+    return {**stored, "base": np.ones(stored["base"].sum(), np.int64)}
+
+
+def check_data(
+    name: str,
+    evaluation: FewShotEvaluation,
+    num_features: int,
+    class_counts: Mapping[str, np.ndarray],
+) -> None:
+    """Checks that the held-out classes give the episodes."""
+    for split, shots in (("validation", (1,)), ("novel", evaluation.shots)):
+        if split in class_counts:
+            classes = f"{split} classes of {name}"
+            few_shot.check_class_counts(class_counts[split], classes, evaluation, shots)
+
+
+def objective(options: InstanceLoss, problem: Problem) -> Objective:
+    """A classifier of cosines, whose classes a mesh may spread over devices."""
+    loss_of = build_classifier_loss(
+        problem,
+        similarity="cosine",
+        margin=options.margin,
+        scale=options.scale,
+        block_size=options.block_size or None,
+    )
+
+    def loss(features, labels, head, objective_state):
+        value, probability = loss_of(features, labels, head["kernel"])
+        return Loss(value, objective_state, {"target_probability": probability})
+
+    def logits(features, head, objective_state):
+        return options.scale * jaxloss.cosine_logits(features, head["kernel"])
+
+    def init_head(key: jax.Array):
+        shape = problem.num_features, len(problem.class_counts)
+        return {"kernel": jax.nn.initializers.lecun_normal()(key, shape, jnp.float32)}
+
+    return Objective(init_head, loss, logits, class_axes={"kernel": 1})
+
+
+def evaluate(
+    evaluation: FewShotEvaluation, split: str, outputs_of: Callable[[str], Outputs]
+) -> dict[str, Any]:
+    """Few-shot accuracy for each distance and number of shots.
+
+    Raises:
+      ConfigError: The split cannot give such episodes.
+    """
+    return few_shot.evaluate_episodes(evaluation, outputs_of(split))

@@ -1,0 +1,63 @@
+"""Instance discrimination: every training image is a class, and novel classes evaluate it."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jaxloss
+from experiments.cli.main import main
+from experiments.contracts import Problem
+from experiments.data.pipeline import class_counts as stored_counts
+from experiments.protocols import few_shot, instance
+from experiments.protocols.instance import InstanceConfig, InstanceLoss
+from tests.experiments.tiny_runs import TINY_OPTIONS
+
+
+def test_every_base_image_is_a_class_and_the_others_keep_theirs(folders):
+    protocol = instance.build(InstanceConfig())
+    base, novel = (protocol.load(folders, split) for split in ("base", "novel"))
+    stored = few_shot.load("icons", folders, "base")
+    np.testing.assert_array_equal(base.images, stored.images)
+    np.testing.assert_array_equal(base.labels, np.arange(4650))
+    assert base.labels.dtype == np.int32
+    assert len(set(base.class_names)) == 4650
+    assert base.class_names[7] == f"{stored.class_names[stored.labels[7]]} 7"
+    assert len(novel.class_names) == 50
+    counts = protocol.class_counts(folders)
+    np.testing.assert_array_equal(counts["base"], np.ones(4650))
+    expected = stored_counts("icons", data_dir=folders.data_dir)["novel"]
+    np.testing.assert_array_equal(counts["novel"], expected)
+
+
+@pytest.mark.parametrize("block_size", [0, 3])
+def test_the_loss_is_that_of_cosines_with_a_margin(block_size):
+    problem = Problem(num_features=5, class_counts=np.ones(7, np.int64))
+    options = InstanceLoss(margin=0.3, scale=9.0, block_size=block_size)
+    objective = instance.objective(options, problem)
+    head = objective.init_head(jax.random.key(0))
+    features = jax.random.normal(jax.random.key(1), (4, 5))
+    labels = jax.numpy.array([6, 0, 3, 3], np.int32)
+    loss = objective.loss(features, labels, head, ())
+    cosines = jaxloss.cosine_logits(features, head["kernel"])
+    expected = jaxloss.margin_softmax_loss(cosines, labels, margin=0.3, scale=9.0, reduction="none")
+    np.testing.assert_allclose(loss.value, np.mean(expected), rtol=1e-5)
+    probability = np.mean(np.exp(-np.asarray(expected)))
+    np.testing.assert_allclose(loss.means["target_probability"], probability, rtol=1e-5)
+    np.testing.assert_allclose(objective.logits(features, head, ()), 9 * cosines, rtol=1e-6)
+
+
+def test_a_run_on_a_mesh_from_the_command_line(tmp_path, folders, capsys):
+    command = ["train", "icons-instances", "--data-dir", str(folders.data_dir), *TINY_OPTIONS]
+    command += ["--directory", str(tmp_path / "run"), "--parallel", "jit", "--mesh", "2x2"]
+    assert main(command) == 0
+    assert "Instances, cosine softmax on icons" in capsys.readouterr().out
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    names = [metric["name"] for metric in report["metrics"]]
+    assert names[:2] == ["1-shot accuracy", "5-shot accuracy"]
+    assert main(["evaluate", str(tmp_path / "run"), "--split", "base"]) == 2
+    assert "5 ways, 1 shots and 15 queries" in capsys.readouterr().err
+    assert main(["look", str(tmp_path / "run")]) == 0
