@@ -33,6 +33,10 @@ _GRACE_SECONDS = 2.0
 _FAREWELL_SECONDS = 5.0
 """How long the first process, which hosts the messages, stays for the others to read its last."""
 
+_NOTICE_SECONDS = 15.0
+"""Until then, it is normal that other processes have not started."""
+
+_WAITING = "waiting for the other processes of the run to start"
 _CONTINUE = "Run the same command in all processes to continue from the last checkpoint."
 _BROKEN = (
     "error: the connection to another process of the run broke, so that process or its machine has "
@@ -70,8 +74,13 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
     Raises:
       ConfigError: See `processes.initialize`.
     """
-    with _abort_with(_NOT_JOINED):
-        processes.initialize()
+    waiting = threading.Timer(_NOTICE_SECONDS, print, [_WAITING], {"file": sys.stderr})
+    waiting.start()
+    try:
+        with _abort_with(_NOT_JOINED):
+            processes.initialize()
+    finally:
+        waiting.cancel()
     if jax.process_count() == 1:
         return action()
     with _abort_with(_BROKEN):
