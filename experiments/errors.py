@@ -31,7 +31,11 @@ class DivergedError(ExperimentError):
 
 
 class StorageError(ExperimentError):
-    """An object store does not answer, or refuses."""
+    """An object store refuses, or does not answer."""
+
+
+class UnreachableError(StorageError):
+    """An object store does not answer. The same command may succeed later."""
 
 
 class HeldError(BlockingIOError):

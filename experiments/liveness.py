@@ -54,7 +54,9 @@ class Outcome(NamedTuple):
     status: int
     """Its exit status."""
     sentence: str = ""
-    """What it prints at the end; empty where all went well."""
+    """What it prints at the end. Where it is empty, all processes end so by themselves."""
+    stuck: bool = False
+    """Whether the stacks of all threads of all processes show why."""
 
 
 _ending = threading.Event()
@@ -84,15 +86,19 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
     if jax.process_count() == 1:
         return action()
     with _abort_with(_BROKEN):
-        threading.Thread(target=_watch_others, daemon=True).start()
+        watch = threading.Thread(target=_watch_others, daemon=True)
+        watch.start()
         try:
             outcome = action()
+            if not outcome.sentence:
+                _status[0] = outcome.status
+                _wait_for_others(outcome)
         except Exception as error:
             outcome = _unexpected(error)
-        if outcome.status:
+        if outcome.sentence:
             end(outcome)
-        _wait_for_others()
         _ending.set()
+        watch.join()
         jax.distributed.shutdown()
     return outcome
 
@@ -122,16 +128,19 @@ def end(outcome: Outcome) -> None:
 def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
     """Ends a run that is stuck, with the stacks of all threads on stderr.
 
+    With several processes, all of them print their stacks.
+
     Args:
       minutes: The longest time from the start to the first step, or between two steps; 0: no limit.
+        Time in which the process was paused does not count.
 
     Yields:
       A function to be called after every step.
     """
-    seen = [time.monotonic()]
+    waited = [0.0]
 
     def step_done() -> None:
-        seen[0] = time.monotonic()
+        waited[0] = 0.0
 
     if minutes <= 0:
         yield step_done
@@ -140,10 +149,12 @@ def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
 
     def watch() -> None:
         limit = 60 * minutes
-        while not left.wait(min(limit / 4, 5.0)):
-            if time.monotonic() - seen[0] > limit:
-                print("\nstacks of all threads, the newest call first:", file=sys.stderr)
-                faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+        interval = min(limit / 4, 5.0)
+        while not left.wait(interval):
+            # Not by the clock: a process that was paused has not been stuck.
+            waited[0] += interval
+            if waited[0] > limit:
+                _print_stacks()
                 of_all = jax.process_count() > 1
                 end(
                     Outcome(
@@ -151,6 +162,7 @@ def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
                         f"error: no step for {minutes:g} minutes (--stuck-after); the stacks above "
                         "show what the run waits for. "
                         + (_CONTINUE if of_all else "Run the same command to continue."),
+                        stuck=True,
                     )
                 )
 
@@ -175,19 +187,26 @@ def _watch_others() -> None:
     """Ends this process after another one has ended by an error."""
     while not _ending.wait(_POLL_SECONDS):
         try:
-            failed = {rank: other for rank, other in _ends().items() if other.status}
+            failed = {rank: other for rank, other in _ends().items() if other.sentence}
         except jax.errors.JaxRuntimeError:
             return  # The first process has ended: JAX aborts this one.
         if failed:
             if not _ending.wait(_GRACE_SECONDS):
                 rank, other = min(failed.items())
+                if other.stuck:
+                    _print_stacks()
                 end(Outcome(other.status, f"process {rank} has ended: {other.sentence}"))
             return
 
 
-def _wait_for_others() -> None:
-    """Waits until all processes have ended well. `_watch_others` handles those that do not."""
-    _tell(Outcome(0))
+def _print_stacks() -> None:
+    print("\nstacks of all threads, the newest call first:", file=sys.stderr)
+    faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+
+
+def _wait_for_others(outcome: Outcome) -> None:
+    """Waits until all processes have ended so. `_watch_others` handles those that do not."""
+    _tell(outcome)
     while len(_ends()) < jax.process_count():
         time.sleep(_POLL_SECONDS / 5)
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import psutil
 from etils.epath.gpath import PosixGPath
 
-from experiments.errors import ConfigError, HeldError, StorageError
+from experiments.errors import ConfigError, HeldError, StorageError, UnreachableError
 
 try:
     import fsspec.config
@@ -279,7 +279,7 @@ def retried(path: ObjectPath, action: Callable[[], T]) -> T:
             ConnectionError,
         ) as error:
             if time.monotonic() - start > _PATIENCE:
-                raise StorageError(
+                raise UnreachableError(
                     f"{path}: the store has not answered for {_PATIENCE:.0f} seconds ({error}); "
                     "once it does, run the same command again"
                 ) from error

@@ -149,6 +149,15 @@ def on_first(action: Callable[[], T]) -> T:
     return result
 
 
+def exchange(message: bytes) -> list[bytes]:
+    """The messages of all processes, by rank. Every process must call this."""
+    folder, ranks = f"exchange/{next(_numbers)}", range(jax.process_count())
+    if len(ranks) == 1:
+        return [message]
+    send(f"{folder}/{jax.process_index()}", message)
+    return on_first(lambda: [receive(f"{folder}/{rank}") for rank in ranks])
+
+
 def agree(what: str, values: Mapping[str, Any]) -> None:
     """Checks that all processes have the same values. Every process must call this.
 
@@ -171,7 +180,7 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
         first, second = (mine, theirs) if is_first() else (theirs, mine)
         if lines := differences(first, second):
             raise ConfigError(
-                "\n".join([f"process {other or rank} has {what} other than process 0:", *lines])
+                "\n".join([f"process {other or rank} differs from process 0 in {what}:", *lines])
                 + "\n(left: process 0). Start the same command in every process."
             )
 

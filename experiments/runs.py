@@ -5,6 +5,7 @@ Every part, such as data, sampler, model, optimiser and protocol, is built from 
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
@@ -36,7 +37,7 @@ from experiments.config import (
 from experiments.contracts import ImageSet, Objective, Outputs, Problem, Protocol
 from experiments.data.augment import check_settings, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
-from experiments.data.pipeline import RecordImages, batches
+from experiments.data.pipeline import KeptImages, RecordImages, batches, default_memory_limit
 from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
 from experiments.errors import ConfigError, DivergedError
 from experiments.models import build_backbone
@@ -335,8 +336,13 @@ def _validation(
 
 
 def _load_for_evaluation(protocol: Protocol, folders: Folders, split: str) -> ImageSet:
-    """The images of a split. One of several processes reads its share of them when it needs it."""
-    return protocol.load(folders, split, memory_limit=None if jax.process_count() == 1 else 0)
+    """The images of a split. Each of several processes reads its share of them only."""
+    if jax.process_count() == 1:
+        return protocol.load(folders, split)
+    images = protocol.load(folders, split, memory_limit=0)
+    if np.prod(images.images.shape) // jax.process_count() > default_memory_limit():
+        return images
+    return dataclasses.replace(images, images=KeptImages(images.images))
 
 
 def _schedule_in_epochs(config: TrainConfig, steps_per_epoch: int) -> str:

@@ -47,8 +47,8 @@ def storage_path(text: str, argument: str = "") -> Path:
     scheme, rest = match.groups()
     if scheme != "gs":
         raise ConfigError(
-            f"{name}: {scheme}:// is not supported; use gs://BUCKET/PATH (Google Cloud Storage) or "
-            "a local folder"
+            f"{name}: {scheme}:// is not supported, as Orbax cannot write checkpoints there; use "
+            "gs://BUCKET/PATH (Google Cloud Storage) or a local folder"
         )
     if not re.fullmatch("[a-z0-9][a-z0-9_.-]+[a-z0-9]", rest.partition("/")[0]):
         raise ConfigError(f"{name} does not start with a bucket; write gs://BUCKET/PATH")

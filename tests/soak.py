@@ -27,6 +27,7 @@ from pathlib import Path
 import chex
 import numpy as np
 
+from experiments.liveness import AGAIN
 from experiments.storage import storage_path
 from tests.experiments.object_store_server import Server
 from tests.experiments.several_processes import start
@@ -195,6 +196,11 @@ def main() -> int:
                 line = f"{done.total()}. {directory.name}, {what}"
                 print(f"{line}: ended with {statuses} after {seconds:.0f} s", flush=True)
                 problems = [] if ended else ["the processes did not end"]
+                allowed = {0, AGAIN, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT}
+                if kind == "full disk":
+                    allowed.add(2)
+                if not {*statuses} <= allowed:
+                    problems.append("an exit status that this fault cannot explain")
                 for rank, (status, output) in enumerate(zip(statuses, outputs, strict=True)):
                     if status in (0, -signal.SIGKILL):
                         continue

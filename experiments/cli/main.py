@@ -25,9 +25,9 @@ from experiments.cli.settings import Settings
 from experiments.cli.sweep import Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ConfigError, ExperimentError, UnreachableError
 from experiments.files import cache_folder
-from experiments.liveness import Outcome, run_together
+from experiments.liveness import AGAIN, Outcome, run_together
 from experiments.processes import is_first
 from experiments.training.interrupts import Interrupted
 
@@ -103,7 +103,7 @@ def _outcome(verb: Any, command: list[str], *, distributed: bool = False) -> Out
             "stopped; run the same command to continue from the last checkpoint",
         )
     except ExperimentError as error:
-        return Outcome(2, f"error: {error}")
+        return Outcome(AGAIN if isinstance(error, UnreachableError) else 2, f"error: {error}")
     except OSError as error:  # Such as a full disk, or a folder that is a file.
         if error.filename is None and error.errno not in (ENOSPC, EDQUOT, EIO):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,7 +103,9 @@ Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
 
 def print_outcome(outcome: Outcome) -> int:
     """Prints the table of a grid; returns the exit status."""
-    print("\n" + outcome.paths[0].read_text(encoding="utf-8"))
+    from experiments.processes import on_first
+
+    print("\n" + on_first(partial(outcome.paths[0].read_text, encoding="utf-8")))
     print("wrote", ", ".join(str(path) for path in outcome.paths))
     if outcome.diverged:
         print(

@@ -15,7 +15,7 @@ import psutil
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.contracts import ImageSet
+from experiments.contracts import ImageSet, ImageTable
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
 from experiments.data.builders.base import ImageBuilder
@@ -62,6 +62,33 @@ class RecordImages:
         with _naming_damage(self._folder):
             _read(self._source, rows.ravel().tolist(), images)
         return images.reshape(*rows.shape, *self.shape[1:])
+
+
+class KeptImages:
+    """Images that are read when they are first indexed, and kept. The others take no memory.
+
+    Args:
+      images: What is read.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, images: ImageTable):
+        self._images = images
+        self.shape = images.shape
+        self._pixels = np.empty(self.shape, self.dtype)  # The system gives memory once it is used.
+        self._kept = np.zeros(len(images), bool)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        rows = np.arange(len(self))[index]
+        missing = np.unique(rows[~self._kept[rows]])
+        if len(missing):
+            self._pixels[missing] = self._images[missing]
+            self._kept[missing] = True
+        return self._pixels[rows]
 
 
 def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
@@ -163,10 +190,15 @@ def load_split(
     labels = labels[order]
     images = RecordImages(source, builder.SPEC.image_shape, folder, order)
     if memory_limit is None:
-        memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
+        memory_limit = default_memory_limit()
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
     return ImageSet(images, labels, class_names)
+
+
+def default_memory_limit() -> int:
+    """Bytes of pixels that a split may have in memory."""
+    return min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
 
 
 def _prepared(
@@ -218,8 +250,10 @@ def _naming_damage(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _read(source: Any, rows: list[int], out: np.ndarray, chunk: int = 32) -> None:
+def _read(source: Any, rows: list[int], out: np.ndarray) -> None:
     """Reads, parses and decodes records into an array, with a thread for each usable CPU."""
+    cpus = _usable_cpus()
+    chunk = min(32, -(-len(rows) // cpus)) or 1
 
     def decode(start: int) -> None:
         records = source.__getitems__(rows[start : start + chunk])
@@ -227,7 +261,7 @@ def _read(source: Any, rows: list[int], out: np.ndarray, chunk: int = 32) -> Non
             with Image.open(io.BytesIO(record["image"])) as image:
                 out[row] = np.asarray(image).reshape(out.shape[1:])
 
-    with ThreadPoolExecutor(_usable_cpus()) as pool:
+    with ThreadPoolExecutor(cpus) as pool:
         list(pool.map(decode, range(0, len(rows), chunk)))
 
 

@@ -78,9 +78,9 @@ def build(config: InstanceConfig) -> Protocol:
     )
 
 
-def load(name: str, folders: Folders, split: str) -> ImageSet:
+def load(name: str, folders: Folders, split: str, *, memory_limit: int | None = None) -> ImageSet:
     """The images of a split, each of the base ones with a label of its own."""
-    images = few_shot.load(name, folders, split)
+    images = few_shot.load(name, folders, split, memory_limit=memory_limit)
     if split != "base":
         return images
     names = (images.class_names[label] for label in images.labels)

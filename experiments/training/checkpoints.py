@@ -10,13 +10,12 @@ it, as `sharded_leaves` writes them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
@@ -263,7 +262,8 @@ class Checkpoints:
             {name: _describe(leaf) for name, leaf in wanted.items()},
             self._path(step),
         )
-        with self._reading(step):
+
+        def read() -> dict[str, Any]:
             args = ocp.args.Composite(state=ocp.args.StandardRestore())
             read = self._orbax.restore(self._path(step), args=args)["state"]
             stored = {
@@ -274,7 +274,9 @@ class Checkpoints:
             for name, leaf in shards.items():
                 if name in wanted:
                     leaf.verify()
-        stored = stored | shards
+            return stored
+
+        stored = self._reading(step, read) | shards
         state = [
             stored[name] if name in stored else np.empty(leaf.shape, leaf.dtype)
             for name, leaf in wanted.items()
@@ -335,10 +337,14 @@ class Checkpoints:
                 f"{self._directory} holds no checkpoint of step {step}; "
                 f"it holds: {', '.join(map(str, steps)) or 'none'}"
             )
-        with self._reading(step):
+
+        def read() -> dict[str, Any]:
             header = json.loads((self._path(step) / "meta" / "metadata").read_bytes())
             if header.pop("sha256") != _json_digest(header) or header["step"] != step:
                 raise self._damaged(step, "the header does not match its checksum")
+            return header
+
+        header = self._reading(step, read)
         if header["format"] != _FORMAT:
             raise CheckpointError(
                 f"{self._path(step)} has format {header['format']}, and this version reads format "
@@ -352,12 +358,11 @@ class Checkpoints:
         empty_shards_folder(self._path(step))
         return self._path(step)
 
-    @contextlib.contextmanager
-    def _reading(self, step: int) -> Iterator[None]:
-        """Turns any failure into damage, except where the machine cannot read the files."""
+    def _reading(self, step: int, read: Callable[[], T]) -> T:
+        """The result of `read`. A failure that is repeated is damage, if the files can be read."""
         try:
-            yield
-        except (DamagedCheckpointError, StorageError, MemoryError):
+            return read()
+        except (StorageError, MemoryError):
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
             for path in self._path(step).rglob("*"):
@@ -368,6 +373,11 @@ class Checkpoints:
                     pass
                 except OSError as cause:
                     raise CheckpointError(f"cannot read {path}: {cause}") from error
+        try:
+            return read()
+        except (DamagedCheckpointError, StorageError, MemoryError):
+            raise
+        except Exception as error:
             reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
             raise self._damaged(step, reason) from error
 

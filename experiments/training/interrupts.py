@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -12,6 +13,13 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+
+from experiments import processes
+
+_calls = itertools.count()
+"""Numbers the steps of all runs of this process. All processes count alike: JAX lets them stop at
+the first number that none has reached, and a number that is never called would be missed."""
+_CTRL_C = "ctrl-c"
 
 
 class Interrupted(Exception):
@@ -28,15 +36,15 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[int], int | None]]:
+def stop_requests() -> Iterator[Callable[[], int | None]]:
     """Catches SIGTERM and Ctrl-C while the context lasts.
 
     A second Ctrl-C interrupts at once. With several processes, all of them stop after the same
     step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one.
 
     Yields:
-      A function of the step that returns the signal received so far, or None. Every process
-      calls it once per step.
+      A function that returns the signal received so far, or None. Every process calls it once per
+      step.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}
@@ -48,13 +56,15 @@ def stop_requests() -> Iterator[Callable[[int], int | None]]:
             signal.signal(signal.SIGINT, previous[signal.SIGINT])
             os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
             if several:
+                processes.send(f"{_CTRL_C}/{jax.process_index()}", b"")
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def stop_request(step: int) -> int | None:
-        if several:
-            reached = multihost_utils.reached_preemption_sync_point(step)
-            return signal.SIGTERM if reached else None
-        return received[0] if received else None
+    def stop_request() -> int | None:
+        if not several:
+            return received[0] if received else None
+        if not multihost_utils.reached_preemption_sync_point(next(_calls)):
+            return None
+        return signal.SIGINT if processes.received(_CTRL_C) else signal.SIGTERM
 
     if threading.current_thread() is threading.main_thread():
         # With several processes, a handler of SIGTERM would replace JAX's.

@@ -131,7 +131,7 @@ def train(
 
             due = intervals.due(step)
             # Read once per step: a signal that arrives later is handled after the next step.
-            stop_signal = stop_request(step)
+            stop_signal = stop_request()
             saves = due.save or stop_signal is not None
             if due.log or saves:
                 scalars = {key: float(value) for key, value in parallel.single(metrics).items()}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, SupportsFloat
 
 import jax
 
-from experiments.processes import on_first
+from experiments.processes import exchange, on_first
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
 from experiments.training.metrics_log import MetricsLog
 from experiments.training.progress import Progress, progress
@@ -19,7 +19,6 @@ from experiments.training.sharded_leaves import (
     collect_shards,
     place,
     unfilled,
-    wait_for_all,
     without_spread,
     write_shards,
 )
@@ -151,13 +150,13 @@ class Recorder:
         def save() -> None:
             assert self._checkpoints is not None
             assert self._log is not None
-            if self._failure is not None:
-                raise self._failure
             shards = None if path is None else collect_shards(path)
             accuracy = None
             if found is not None:
                 accuracy, diagnostics = found
                 self.log(step, validation=accuracy, **diagnostics)
+            if self._failure is not None:
+                raise self._failure
             # Before the checkpoint: a run that resumes from it needs the lines up to its step.
             self._log.store()
             meta = {**self._meta, "seconds": self.seconds}
@@ -168,19 +167,21 @@ class Recorder:
     def _write_shards(self, step: int, spread: Mapping[str, jax.Array]) -> Path:
         """Writes the shards of a step in all processes; returns the path of its checkpoint.
 
-        An error of this process is raised by the save that follows, in all of them.
+        An error of one process is raised in all of them.
         """
 
         def prepare() -> Path:
             assert self._checkpoints is not None
             return self._checkpoints.prepare_shards(step)
 
-        path = on_first(prepare)
+        path, failure = on_first(prepare), ""
         try:
             write_shards(path, spread, self._num_classes)
         except OSError as error:
-            self._failure = error
-        wait_for_all(path)
+            failure = str(error)
+        for rank, message in enumerate(exchange(failure.encode())):
+            if message:
+                raise CheckpointError(f"process {rank} cannot write to {path}: {message.decode()}")
         return path
 
     def finish(self) -> None:

@@ -22,7 +22,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from experiments.contracts import CLASS_AXIS
@@ -161,12 +160,6 @@ def write_shards(checkpoint: Path, leaves: Mapping[str, jax.Array], num_classes:
         shape = _with(leaf.shape, axis, num_classes)
         listed[name] = {"dtype": leaf.dtype.name, "shape": shape, "axis": axis, "shards": shards}
     write_json(folder / f"process-{jax.process_index()}.json", listed)
-
-
-def wait_for_all(checkpoint: Path) -> None:
-    """Waits until all processes have written their shards, or failed to."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"{shards_folder(checkpoint).name} are written")
 
 
 def collect_shards(checkpoint: Path) -> dict[str, Any]:

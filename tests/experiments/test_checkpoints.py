@@ -322,6 +322,21 @@ def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path, part, monkeypatch):
         assert checkpoints.restore(small_state(0)).step == 2
 
 
+def test_a_failure_that_is_not_repeated_is_no_damage(tmp_path, monkeypatch):
+    fill(tmp_path, {1: 0.1, 2: 0.2})
+    with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patch:
+        real, failures = checkpoints._orbax.restore, [ConnectionError("the store went away")]
+
+        def restore(*args, **kwargs):
+            if failures:
+                raise failures.pop()
+            return real(*args, **kwargs)
+
+        patch.setattr(checkpoints._orbax, "restore", restore)
+        assert checkpoints.restore(small_state(0)).step == 2
+        assert checkpoints.steps() == [1, 2]
+
+
 def test_a_save_that_fails_in_the_background_is_reported_once(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -63,7 +63,7 @@ def test_killed_and_stopped_processes_resume_and_end_as_if_undisturbed(
         with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
             wait_for_step(cut, newest + 2, processes[0])
             processes[rank].send_signal(number)
-            outputs = finish(processes, 128 + signal.SIGTERM)
+            outputs = finish(processes, 128 + number)
         (stopped,) = re.findall(r"stopped at step (\d+) of 60, which is saved", outputs[0])
         assert newest < int(stopped) < newest + 25
         newest = int(stopped)
@@ -119,12 +119,12 @@ def test_two_processes_without_a_common_disk_train_and_evaluate_as_one(
 def test_a_run_continues_on_any_number_of_processes_and_devices(
     tmp_path, folders, compilation_cache
 ):
-    """1×4 → 2×2 → 2×1 → 4×1 → 1×1."""
+    """2×2 → 1×4 → 2×2 → 2×1 → 4×1 → 1×1."""
     directory, whole = tmp_path / "run", tmp_path / "whole"
     command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    command += ["--steps", "100", "--validate-every", "100", "--optimizer.learning-rate", "1e-3"]
+    command += ["--steps", "120", "--validate-every", "120", "--optimizer.learning-rate", "1e-3"]
     newest = 0
-    for count, devices in ((1, 4), (2, 2), (2, 1), (4, 1)):
+    for count, devices in ((2, 2), (1, 4), (2, 2), (2, 1), (4, 1)):
         with start([command] * count, compilation_cache, devices=devices) as processes:
             wait_for_step(directory, newest + 2, processes[0])
             processes[0].send_signal(signal.SIGTERM)
@@ -147,10 +147,12 @@ def test_processes_with_different_options_are_refused_before_training(
     tmp_path, folders, compilation_cache
 ):
     command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(tmp_path / "run")]
-    with start([command, [*command, "--seed", "3"]], compilation_cache) as processes:
+    other = [*command, "--steps", "7", "--seed", "3"]
+    with start([command, other], compilation_cache) as processes:
         outputs = finish(processes, 2)
     for output in outputs:
-        assert "process 1 has options or versions other than process 0:\n  seed: 0 -> 3" in output
+        assert "process 1 differs from process 0 in options or versions:\n" in output
+        assert "  steps: 800 -> 7\n  seed: 0 -> 3\n" in output
     assert not (tmp_path / "run").exists()
 
 
@@ -218,6 +220,39 @@ def test_a_run_without_steps_prints_its_stacks_and_ends(tmp_path):
     assert done.returncode == AGAIN
     assert "in wait_for_data" in done.stderr
     assert "error: no step for 0.00833333 minutes (--stuck-after)" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_stop_between_two_runs_stops_the_next(tmp_path, compilation_cache):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import os, signal, time
+        import jax
+        from experiments import processes
+        from experiments.training.interrupts import stop_requests
+        processes.initialize()
+        with stop_requests() as stop:
+            assert [stop() for _ in range(20)] == [None] * 20
+        processes.exchange(b"")
+        if jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        with stop_requests() as stop:
+            for step in range(100):
+                if (number := stop()) is not None:
+                    break
+                time.sleep(0.1)
+                processes.exchange(b"")
+        print("stopped by", number, "at", step)
+        """)
+    )
+    with two_processes([str(program)], compilation_cache) as processes:
+        outputs = finish(processes, 0)
+    (first, second) = (re.search(r"stopped by (\d+) at (\d+)", output) for output in outputs)
+    assert first is not None
+    assert second is not None
+    assert first.groups() == second.groups()
+    assert first[1] == str(signal.SIGTERM.value)
 
 
 def test_processes_agree_on_the_same_values_only():
