@@ -93,6 +93,8 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
             if not outcome.sentence:
                 _status[0] = outcome.status
                 _wait_for_others(outcome)
+        except KeyboardInterrupt:
+            outcome = Outcome(128 + signal.SIGINT, "stopped while waiting for other processes")
         except Exception as error:
             outcome = _unexpected(error)
         if outcome.sentence:
@@ -108,9 +110,9 @@ def end(outcome: Outcome) -> None:
     _reason.acquire()  # Never released: a second thread waits here for the end.
     _status[0] = outcome.status
     _ending.set()
-    print(outcome.sentence, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    print(outcome.sentence, file=sys.stderr, flush=True)
+    if sys.stdout is not None:  # In the first process: the others print nothing.
+        sys.stdout.flush()
     if jax.distributed.is_initialized() and jax.process_count() > 1:
         try:
             _tell(outcome)
