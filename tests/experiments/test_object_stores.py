@@ -400,7 +400,10 @@ def test_data_is_read_from_the_bucket_and_not_prepared_there(bucket, remote, fol
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        (["--directory", "s3://bucket/run"], "--directory: .*s3:// is not supported; use gs://"),
+        (
+            ["--directory", "s3://bucket/run"],
+            "--directory: .*s3:// is not supported, as Orbax cannot write checkpoints there; use gs://",
+        ),
         (["--directory", "file:///run"], "--directory: .*file:// is not supported"),
         (["--directory", "gs:/bucket/run"], "lacks a slash; write gs://bucket/run"),
         (["--directory", "gs:///run"], "does not start with a bucket"),
