@@ -119,7 +119,7 @@ def _store() -> Any:
 def on_first(action: Callable[[], T]) -> T:
     """Runs `action` in the first process, and returns its result or raises its error in all.
 
-    Every process must call this. `action` must not communicate with the others.
+    Every process must call this. `action` must not wait for what another process does afterwards.
 
     Args:
       action: Its result is pickled.
@@ -167,20 +167,13 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
 
     Raises:
       ConfigError: Those of a process differ from those of the first one; the message lists the
-        differences. The first process raises it, and the process that differs.
+        differences.
     """
-    if jax.process_count() == 1:
-        return
-    folder, rank = f"agree/{next(_numbers)}", jax.process_index()
-    mine = json.loads(json.dumps(values))
-    send(f"{folder}/{rank}", json.dumps(mine).encode())
-    others = range(1, jax.process_count()) if is_first() else [0]
-    for other in others:
-        theirs = json.loads(receive(f"{folder}/{other}"))
-        first, second = (mine, theirs) if is_first() else (theirs, mine)
-        if lines := differences(first, second):
+    first, *others = map(json.loads, exchange(json.dumps(values).encode()))
+    for rank, other in enumerate(others, start=1):
+        if lines := differences(first, other):
             raise ConfigError(
-                "\n".join([f"process {other or rank} differs from process 0 in {what}:", *lines])
+                "\n".join([f"process {rank} differs from process 0 in {what}:", *lines])
                 + "\n(left: process 0). Start the same command in every process."
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from experiments.protocols.classification import stored_splits
 from experiments.runs import describe_run, restore_run
 from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
-from experiments.training.outputs import check_finite, extract_features
+from experiments.training.outputs import build_features
 from experiments.training.run_directory import read_config
-from experiments.training.step import build_embed
 
 
 def evaluate_run_linear(
@@ -65,17 +63,15 @@ def evaluate_run_linear(
     config, shape = run.plan.config, run.plan.image_shape
     preparation = _preparation(config.data, data, shape)
     check_config(preparation, "data.")
-    embed = build_embed(run.network.graphdef, preparation)
+    features_of = build_features(run.network.graphdef, preparation)
     own, test = stored_splits(data)
 
-    def features_of(split: str) -> Labelled:
+    def read(split: str) -> Labelled:
         images = load_split(data, split, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
-        features = extract_features(partial(embed, run.state), images.images)
-        check_finite(run.state, "feature", features)
-        return Labelled(features, images.labels)
+        return Labelled(features_of(run.state, images.images), images.labels)
 
-    whole = features_of(own)
-    tested = whole if test is None else features_of(test)
+    whole = read(own)
+    tested = whole if test is None else read(test)
     chosen = select(
         np.asarray(whole.labels),
         holdout=holdout,

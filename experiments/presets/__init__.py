@@ -15,17 +15,19 @@ from experiments.presets import (
 )
 from experiments.presets.preset import Preset
 
+MODULES = (
+    few_shot,
+    group_softmax,
+    hyperspherical,
+    multi_label,
+    two_way,
+    negative_margin,
+    instance,
+)
+
 PRESETS: dict[str, Preset] = {
     name: preset._replace(config=dataclasses.replace(preset.config, preset=name))
-    for module in (
-        few_shot,
-        group_softmax,
-        hyperspherical,
-        multi_label,
-        two_way,
-        negative_margin,
-        instance,
-    )
+    for module in MODULES
     for name, preset in module.PRESETS.items()
 }
 """Every preset by its name, protocol by protocol."""

@@ -132,6 +132,16 @@ def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarra
     return stored_class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
 
 
+def check_held_out(
+    name: str, evaluation: FewShotEvaluation, class_counts: Mapping[str, np.ndarray]
+) -> None:
+    """Checks that the validation and novel classes give the episodes."""
+    for split, shots in (("validation", (1,)), ("novel", evaluation.shots)):
+        if split in class_counts:
+            classes = f"{split} classes of {name}"
+            check_class_counts(class_counts[split], classes, evaluation, shots)
+
+
 def check_data(
     name: str,
     options: IntegratedLoss,
@@ -140,10 +150,7 @@ def check_data(
     class_counts: Mapping[str, np.ndarray],
 ) -> None:
     """Checks that the classes give the episodes, and features leave the metric loss a subspace."""
-    for split, shots in (("validation", (1,)), ("novel", evaluation.shots)):
-        if split in class_counts:
-            classes = f"{split} classes of {name}"
-            check_class_counts(class_counts[split], classes, evaluation, shots)
+    check_held_out(name, evaluation, class_counts)
     num_classes = len(class_counts["base"])
     if terms(options.name).integration == "direct" and num_features <= num_classes:
         raise ConfigError(

@@ -60,7 +60,7 @@ def build(config: InstanceConfig) -> Protocol:
         load=partial(load, name),
         class_counts=partial(class_counts, name),
         check_options=lambda num_features: None,
-        check_data=partial(check_data, name, evaluation),
+        check_data=lambda num_features, counts: few_shot.check_held_out(name, evaluation, counts),
         objective=partial(objective, config.loss),
         validation=Metric("1-shot accuracy"),
         validate=partial(few_shot.validate_prototypes, evaluation),
@@ -95,19 +95,6 @@ def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     """One image of every base class; the number of images of every validation and novel class."""
     stored = few_shot.held_out_class_counts(name, folders)
     return {**stored, "base": np.ones(stored["base"].sum(), np.int64)}
-
-
-def check_data(
-    name: str,
-    evaluation: FewShotEvaluation,
-    num_features: int,
-    class_counts: Mapping[str, np.ndarray],
-) -> None:
-    """Checks that the held-out classes give the episodes."""
-    for split, shots in (("validation", (1,)), ("novel", evaluation.shots)):
-        if split in class_counts:
-            classes = f"{split} classes of {name}"
-            few_shot.check_class_counts(class_counts[split], classes, evaluation, shots)
 
 
 def objective(options: InstanceLoss, problem: Problem) -> Objective:

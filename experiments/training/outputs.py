@@ -61,20 +61,19 @@ def extract_features(
     return np.concatenate(parts)
 
 
-def build_outputs(
-    graphdef: Any, objective: Objective, data: DataConfig, class_counts: np.ndarray
-) -> Callable[[TrainState, ImageSet], Outputs]:
-    """The outputs of images as a function of the state; it compiles once.
+def build_features(
+    graphdef: Any, data: DataConfig
+) -> Callable[[TrainState, ImageTable], np.ndarray]:
+    """The features float32 [n, d] of images as a function of the state; it compiles once.
 
-    The features are computed on the devices of all processes, each of which calls the function. It
-    raises a `DivergedError` where a feature or a logit is not finite.
+    They are computed on the devices of all processes, each of which calls the function. It raises a
+    `DivergedError` where a feature is not finite.
     """
     embed, devices = build_embed(graphdef, data), jax.local_devices()
     mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
     everywhere, spread = (NamedSharding(mesh, spec) for spec in (P(), P("batch")))
-    logits_of = jax.jit(objective.logits)
 
-    def outputs(state: TrainState, images: ImageSet) -> Outputs:
+    def features(state: TrainState, images: ImageTable) -> np.ndarray:
         copied = state
         if len(devices) > 1:  # Without the head, whose classes may be spread over devices.
             backbone, statistics = jax.device_put(
@@ -85,14 +84,30 @@ def build_outputs(
         def embed_share(rows: np.ndarray) -> Array:
             return embed(copied, jax.device_put(rows, spread) if len(devices) > 1 else rows)
 
-        features = extract_features(embed_share, images.images, num_devices=len(devices))
-        check_finite(state, "feature", features)
+        found = extract_features(embed_share, images, num_devices=len(devices))
+        _check_finite(state, "feature", found)
+        return found
 
+    return features
+
+
+def build_outputs(
+    graphdef: Any, objective: Objective, data: DataConfig, class_counts: np.ndarray
+) -> Callable[[TrainState, ImageSet], Outputs]:
+    """The outputs of images as a function of the state; it compiles once.
+
+    The features are those of `build_features`. The logits raise a `DivergedError` where one is not
+    finite.
+    """
+    features_of, logits_of = build_features(graphdef, data), jax.jit(objective.logits)
+
+    def outputs(state: TrainState, images: ImageSet) -> Outputs:
+        features = features_of(state, images.images)
         head = state.params["classifier"]
 
         def logits() -> np.ndarray:
             values = np.asarray(logits_of(features, head, state.objective_state))
-            check_finite(state, "logit", values)
+            _check_finite(state, "logit", values)
             return values
 
         return Outputs(features, images.labels, logits, class_counts, state.objective_state, head)
@@ -100,7 +115,7 @@ def build_outputs(
     return outputs
 
 
-def check_finite(state: TrainState, what: str, values: np.ndarray) -> None:
+def _check_finite(state: TrainState, what: str, values: np.ndarray) -> None:
     """Raises a `DivergedError` unless all values are finite."""
     if not np.isfinite(values).all():
         raise DivergedError(int(state.step), f"a {what} of an image is not finite")

@@ -228,8 +228,8 @@ def test_any_damaged_file_is_noticed_or_harmless(tmp_path, how, caplog):
                 with pytest.raises(DamagedCheckpointError, match="is damaged") as caught:
                     checkpoints.restore(large_state(0), 2)
                 assert caught.value.step == 2
-            else:
-                assert not caplog.text
+            else:  # asyncio may still report an earlier file's error.
+                assert not [r for r in caplog.records if r.name.startswith("experiments")]
                 assert checkpoints.meta(2) == {"step": 2}
         path.write_bytes(content)
     assert fell_back >= 4

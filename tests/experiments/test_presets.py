@@ -12,11 +12,10 @@ import tyro
 from experiments import grid
 from experiments.cli.main import verbs
 from experiments.presets import (
+    MODULES,
     PRESETS,
     few_shot,
     group_softmax,
-    hyperspherical,
-    instance,
     multi_label,
     negative_margin,
     two_way,
@@ -69,15 +68,6 @@ def stated_commands(module: ModuleType) -> list[str]:
     return list(dict.fromkeys(remark.sub("", line).replace("PRESET", preset) for line in found))
 
 
-MODULES = (
-    few_shot,
-    group_softmax,
-    hyperspherical,
-    multi_label,
-    two_way,
-    negative_margin,
-    instance,
-)
 COMMANDS = [(module, command) for module in MODULES for command in stated_commands(module)]
 
 
