@@ -26,7 +26,7 @@ class BatchNorm(nnx.BatchNorm):
         assert self.bias is not None
         x = x.astype(jnp.float32)
         axes = tuple(range(x.ndim - 1))
-        means = x.mean(axes), jnp.square(x).mean(axes)
+        means = jnp.stack([x.mean(axes), jnp.square(x).mean(axes)])
         if self.axis_name is not None:
             means = lax.pmean(means, self.axis_name)
         mean, mean_of_squares = means

@@ -37,6 +37,8 @@ def start(
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(len(commands)),
     }
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A job in the background: inherited.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     processes = [
         subprocess.Popen(
             [*program, *command],

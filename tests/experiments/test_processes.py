@@ -119,21 +119,14 @@ def test_two_processes_without_a_common_disk_train_and_evaluate_as_one(
 def test_a_run_continues_on_any_number_of_processes_and_devices(
     tmp_path, folders, compilation_cache
 ):
-    """2×2 → 1×4 → 2×2 → 2×1 → 4×1 → 1×1."""
+    """4×1 → 1×4 → 2×2 → 2×1 → 1×1."""
     directory, whole = tmp_path / "run", tmp_path / "whole"
     command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    command += [
-        "--steps",
-        "120",
-        "--validate-every",
-        "120",
-        "--optimizer.learning-rate",
-        "1e-3",
-        "--loss.name",
-        "sce",
-    ]
+    command += ["--steps", "120", "--validate-every", "120", "--sampling.batch-size", "64"]
+    # A small rate: differences of rounding grow with every step, and where a ReLU flips.
+    command += ["--optimizer.learning-rate", "1e-5", "--loss.name", "sce"]
     newest = 0
-    for count, devices in ((2, 2), (1, 4), (2, 2), (2, 1), (4, 1)):
+    for count, devices in ((4, 1), (1, 4), (2, 2), (2, 1)):
         with start([command] * count, compilation_cache, devices=devices) as processes:
             wait_for_step(directory, newest + 2, processes[0])
             processes[0].send_signal(signal.SIGTERM)
@@ -147,9 +140,8 @@ def test_a_run_continues_on_any_number_of_processes_and_devices(
         [line["loss"] for line in metrics(folder) if "loss" in line]
         for folder in (directory, whole)
     )
-    # Rounding differs between topologies, and grows over the steps.
-    np.testing.assert_allclose(losses, expected, rtol=1e-3, atol=1e-4)
-    chex.assert_trees_all_close(final_state(directory), final_state(whole), rtol=2e-2, atol=2e-2)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    chex.assert_trees_all_close(final_state(directory), final_state(whole), rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.slow
@@ -275,6 +267,28 @@ def test_processes_agree_on_the_same_values_only():
         "  name: 'a' -> (absent)",
         "  rate: (absent) -> None",
     ]
+
+
+def test_processes_of_a_machine_divide_its_cpus(tmp_path, compilation_cache):
+    usable = os.sched_getaffinity(0)
+    if len(usable) < 2:
+        pytest.skip("needs two CPUs")
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import os
+        from experiments import processes
+        processes.initialize()
+        print("usable", *os.sched_getaffinity(0))
+        """)
+    )
+    with two_processes([str(program)], compilation_cache) as processes:
+        lines = [line for output in finish(processes, 0) for line in output.splitlines()]
+    found = [line.split()[1:] for line in lines if line.startswith("usable")]
+    first, second = ({int(cpu) for cpu in cpus} for cpus in found)
+    assert first | second == usable
+    assert not first & second
+    assert abs(len(first) - len(second)) <= 1
 
 
 def test_a_broadcast_keeps_every_bit_and_errors_reach_all(tmp_path, compilation_cache):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import chex
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from experiments.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
 from experiments.presets import PRESETS
 from experiments.protocols.integration import IntegratedLoss
 from experiments.training import parallel
-from experiments.training.step import Batch, Step, build_step
+from experiments.training.step import Batch, Step, build_step, mean_over_devices
 from tests.experiments.tiny_runs import SHAPE, TINY, tiny_network
 
 RESNET = ModelConfig(
@@ -67,6 +70,24 @@ def test_pmap_and_sharded_jit_give_the_same_numbers(loss, model):
     chex.assert_trees_all_close(
         run_steps(config, "pmap"), run_steps(config, "jit"), rtol=2e-4, atol=2e-5
     )
+
+
+def test_the_arrays_of_a_mean_travel_together_on_cpus():
+    tree = {
+        "a": np.arange(12, dtype=np.float32).reshape(4, 3),
+        "b": np.arange(4, dtype=np.float32) ** 2,
+    }
+    mesh = jax.make_mesh((4,), ("batch",), (AxisType.Auto,))
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=P("batch"), out_specs=P())
+    def mean(tree):
+        return mean_over_devices(jax.tree.map(lambda leaf: leaf[0], tree), "batch")
+
+    chex.assert_trees_all_close(mean(tree), jax.tree.map(lambda leaf: leaf.mean(0), tree))
+    for platform, transfers in (("cpu", 1), ("tpu", 2)):
+        lowered = mean.trace(tree).lower(lowering_platforms=(platform,)).as_text()
+        assert lowered.count("stablehlo.all_reduce") == transfers
 
 
 def test_a_batch_that_does_not_spread_evenly_is_refused():
