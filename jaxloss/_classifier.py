@@ -78,9 +78,7 @@ def classifier_loss(
       features: `[n, d]`.
       labels: `[n]`, class indices.
       weights: `[d, C]`, one column per class.
-      bias: `[C]`, or None: added to z. A class of −∞ is left out. Where the classes are split and a
-        device may have no other ones, take a finite number such as −1e4, which keeps the gradient
-        finite.
+      bias: `[C]`, or None: added to z. A class of −∞ is left out.
       similarity: `"inner"` for z of `linear_logits`, `"cosine"` for z of `cosine_logits`.
       margin: m, any number.
       scale: β > 0.
@@ -216,7 +214,9 @@ def _merge(a: _Sums, b: _Sums) -> _Sums:
 
 
 def _rows(sums: _Sums) -> _Rows:
-    return _Rows(sums.peak + jnp.log(sums.exponentials), sums.target, sums.total)
+    # No exponentials: every other class of this device has a bias of -inf.
+    exponentials = jnp.where(sums.exponentials == 0, 1, sums.exponentials)
+    return _Rows(sums.peak + jnp.log(exponentials), sums.target, sums.total)
 
 
 def _class_vectors(

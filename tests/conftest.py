@@ -31,6 +31,9 @@ if version("jaxlib").startswith("0.10."):
     _add_xla_flag("xla_cpu_use_fusion_emitters", "false")
     _add_xla_flag("xla_cpu_parallel_codegen_split_count", "1")
 
+# gcsfs reads it when it is imported, and would ask Google itself about the emulator's buckets.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
 # Lets jaxtyping check the annotations of jaxloss, public and private, on every call. The hook must
 # be here, because the tests of the experiments are collected first and import jaxloss. The checks
 # are on in the tests of the library only: experiments may pass NumPy arrays, as all users may, and

@@ -37,7 +37,7 @@ COMMAND = [
     *("-m", "experiments", "train", "icons", "--distributed", "--loss.name", "nca"),
     *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32", "--log-every", "50"),
     *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
-    *("--steps", "2000", "--validate-every", "50"),
+    *("--steps", "800", "--validate-every", "20"),
 ]
 DISK = 64 * 2**20
 """Bytes of the disk that the runs are on."""

@@ -14,10 +14,6 @@ from jax.sharding import PartitionSpec
 import jaxloss
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
 
-_LEFT_OUT = -1e4
-"""Bias of what fills up the classes of a device, in units of the logits before scaling. −∞ would
-give a gradient of NaN where a device has no other ones."""
-
 
 def init_linear_head(
     key: Array, num_features: int, num_classes: int, *, scale: float = 1.0
@@ -69,7 +65,8 @@ def build_classifier_loss(
     def spread(features: Array, labels: Array, kernel: Array) -> tuple[Array, Array]:
         own = kernel.shape[1]
         classes = lax.axis_index(CLASS_AXIS) * own + jnp.arange(own)
-        bias = jnp.where(classes < len(problem.class_counts), 0, _LEFT_OUT).astype(kernel.dtype)
+        # Those that fill up the last devices do not count.
+        bias = jnp.where(classes < len(problem.class_counts), 0, -jnp.inf).astype(kernel.dtype)
         values = losses(features, labels, kernel, bias, class_axis_name=CLASS_AXIS)
         value, probability = mean(values, BATCH_AXIS)
         return value, lax.pmean(probability, BATCH_AXIS)

@@ -211,6 +211,26 @@ def mesh(shape):
     return jax.make_mesh(shape, ("batch", "classes"), axis_types=(AxisType.Auto,) * 2)
 
 
+@pytest.mark.parametrize("block_size", [None, 1, 2])
+def test_a_device_may_have_no_class_that_counts(block_size):
+    """The last two of four devices have classes of a bias of -inf only."""
+    features, labels, weights, bias = problem({})
+    labels, bias = labels % 5, bias.at[5:].set(-jnp.inf)
+
+    def spread(features, weights):
+        loss = partial(jaxloss.classifier_loss, block_size=block_size, class_axis_name="classes")
+        specs = (P(), P(), P(None, "classes"), P("classes"))
+        split = jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P())
+        return split(features, labels, weights, bias)
+
+    def whole(features, weights):
+        return composition(features, labels, weights, bias)
+
+    got, expected = (jax.value_and_grad(f, (0, 1))(features, weights) for f in (spread, whole))
+    assert np.isfinite(expected[0])
+    assert_close(got, expected, 1e-6)
+
+
 INPUTS = 5
 
 
