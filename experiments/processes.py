@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import platform
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ _CHUNK = 1 << 26
 """Bytes of one broadcast: bounds the memory that a large state takes on the devices."""
 
 _SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 _numbers = itertools.count()
@@ -50,12 +52,16 @@ def initialize() -> None:
     cloud TPUs.
 
     Raises:
-      ConfigError: The environment does not have them, or the other processes cannot be reached.
+      ConfigError: The environment does not have them, an address has no port, or the other
+        processes cannot be reached.
     """
     address, count, rank = (os.environ.get(name) for name in _SETTINGS)
-    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+    bind = os.environ.get(_BIND)
     if address and address.startswith(_LOOPBACK):
         bind = bind or address  # By default, all networks of the machine could connect.
+    for name, value in (("JAX_COORDINATOR_ADDRESS", address), (_BIND, bind)):
+        if value and not re.search(r":\d+$", value):
+            raise ConfigError(f"{name} {value} has no port; write {value}:8476")
     try:
         with _interruptible():
             jax.distributed.initialize(

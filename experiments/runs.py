@@ -201,7 +201,8 @@ def build_network(
         if not objective.class_axes:
             raise ConfigError(
                 f"protocol {config.protocol} with loss.name = {config.loss.name} needs the whole "
-                f"classifier on every device; choose --mesh {mesh.size}x1"
+                f"classifier on every device; choose --mesh {mesh.size}x1, or the preset "
+                "icons-instances"
             )
         build = {"build": parallel.spread_over(mesh, objective.class_axes, abstract=abstract)}
     elif abstract:

@@ -51,7 +51,10 @@ def storage_path(text: str, argument: str = "") -> Path:
             "gs://BUCKET/PATH (Google Cloud Storage) or a local folder"
         )
     if not re.fullmatch("[a-z0-9][a-z0-9_.-]+[a-z0-9]", rest.partition("/")[0]):
-        raise ConfigError(f"{name} does not start with a bucket; write gs://BUCKET/PATH")
+        raise ConfigError(
+            f"{name} does not start with the name of a bucket, of three characters or more; "
+            "write gs://BUCKET/PATH"
+        )
     from experiments.object_store import ObjectPath
 
     return cast(Path, ObjectPath(text))

@@ -44,6 +44,9 @@ DISK = 64 * 2**20
 LIMIT_SECONDS = 60
 """Within so long after a fault that ends them, all processes must have ended."""
 SENTENCES = ("error: ", "stopped at step ", "stopped; ", "process ")
+JOINING = "waiting for the other processes of the run to start"
+"""Printed by a process that will wait for the others for some minutes: where one was hit before it
+had joined, the other one rightly waits until it is started again."""
 
 
 class Run:
@@ -195,14 +198,17 @@ def main() -> int:
                     outputs = [process.communicate()[0] for process in run.processes]
                 line = f"{done.total()}. {directory.name}, {what}"
                 print(f"{line}: ended with {statuses} after {seconds:.0f} s", flush=True)
-                problems = [] if ended else ["the processes did not end"]
+                ends = [*zip(statuses, outputs, strict=True)]
+                waits = any(status is None and _joins(output) for status, output in ends)
+                problems = [] if ended or waits else ["the processes did not end"]
                 allowed = {0, AGAIN, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT}
+                allowed |= {-signal.SIGTERM, -signal.SIGINT, None}  # Before they had joined.
                 if kind == "full disk":
                     allowed.add(2)
                 if not {*statuses} <= allowed:
                     problems.append("an exit status that this fault cannot explain")
-                for rank, (status, output) in enumerate(zip(statuses, outputs, strict=True)):
-                    if status in (0, -signal.SIGKILL):
+                for rank, (status, output) in enumerate(ends):
+                    if status is None or status <= 0:
                         continue
                     sentence = _last_sentence(output)
                     print(f"     process {rank}: {sentence}", flush=True)
@@ -239,6 +245,11 @@ def _shuffled(names: Iterable[str], rng: np.random.Generator) -> Iterator[str]:
 def _last_sentence(output: str) -> str:
     lines = [line for line in output.splitlines() if line.startswith(SENTENCES)]
     return lines[-1] if lines else ""
+
+
+def _joins(output: str) -> bool:
+    """Whether a process still waited for the others to start."""
+    return output.strip().endswith(JOINING)
 
 
 def _differences(directory: Path, whole: Path, number: int) -> list[str]:

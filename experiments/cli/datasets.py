@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import tyro
+
 from experiments.cli.options import DataFolders
 from experiments.config import Folders
 
@@ -21,4 +23,24 @@ class Datasets:
 
         for status in dataset_status(self.folders.data_dir, self.folders.manual_dir):
             print(status)
+        return 0
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Prepare data sets now, for example before they are copied to an object store."""
+
+    names: tyro.conf.Positional[tuple[str, ...]]
+    """The data sets, as `datasets` lists them; NAME@SIZE stores photographs at another size."""
+    folders: DataFolders = field(default_factory=Folders)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Prepares them, and prints their folders."""
+        from experiments.data.builders import builder_class
+        from experiments.data.builders.preparation import prepare
+
+        classes = [builder_class(name) for name in self.names]  # Before the first is prepared.
+        for cls in classes:
+            data_dir, manual_dir = self.folders.data_dir, self.folders.manual_dir
+            print(prepare(cls, data_dir=data_dir, manual_dir=manual_dir).data_dir)
         return 0

@@ -15,7 +15,7 @@ import tyro
 from experiments.cli.benchmark import Benchmark
 from experiments.cli.compare import Compare
 from experiments.cli.compile import Compile
-from experiments.cli.datasets import Datasets
+from experiments.cli.datasets import Datasets, Prepare
 from experiments.cli.evaluate import config_of_arguments, evaluate_verb
 from experiments.cli.linear import Linear
 from experiments.cli.look import Look
@@ -49,6 +49,7 @@ def verbs(evaluated: TrainConfig | None = None) -> Any:
         | Annotated[Power, tyro.conf.subcommand("power")]
         | Annotated[Settings, tyro.conf.subcommand("settings")]
         | Annotated[Datasets, tyro.conf.subcommand("datasets")]
+        | Annotated[Prepare, tyro.conf.subcommand("prepare")]
         | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
         | Annotated[Compile, tyro.conf.subcommand("compile"), tyro.conf.CascadeSubcommandArgs]
     )

@@ -66,18 +66,20 @@ class Execution:
     """How runs are trained."""
 
     parallel: ParallelMode = "pmap"
-    """Data parallelism over all devices: jax.pmap, or jax.jit with sharded arrays."""
+    """How the batch is spread over all devices: by jax.pmap, or by jax.jit with sharded arrays.
+    Both compute the same; pmap is the faster one on CPUs, and --mesh needs jit."""
     mesh: Annotated[str, tyro.conf.arg(metavar="BATCHxCLASSES")] = ""
-    """With --parallel jit: 2x4 spreads the classes of the classifier over 4 devices, which no
-    device then holds whole, in 2 rows that share the batch. By default, every device holds all
-    classes. Several processes need a run directory that all of them see."""
+    """With --parallel jit, for icons-instances alone: 2x4 spreads the classes of the classifier
+    over 4 devices, which no device then holds whole, in 2 rows that share the batch. By default,
+    every device holds all classes. The run directory must be on a disk that all processes see."""
     distributed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train with several processes. Start the same command in each, under a scheduler that JAX
-    knows (Slurm, Open MPI, cloud TPU) or with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID in the environment. The first process alone uses the run directory."""
+    knows (Slurm, Open MPI, Kubernetes, cloud TPU) or with JAX_COORDINATOR_ADDRESS (HOST:PORT),
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment. Without --mesh, the first process alone
+    uses the run directory."""
     stuck_after: float = 30.0
     """Minutes without a training step, validation and compilation included, after which a process
-    prints the stacks of its threads and ends; 0: never."""
+    prints the stacks of its threads and ends with status 75; 0: never."""
     folders: DataFolders = field(default_factory=Folders)
 
 

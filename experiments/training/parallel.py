@@ -78,7 +78,7 @@ def device_mesh(mode: ParallelMode, shape: str, devices: Sequence[Any] | None = 
         rows, columns = int(match[1]), int(match[2])
         if rows * columns != len(devices):
             raise ConfigError(
-                f"--mesh {shape} is of {rows * columns} devices, and there are {len(devices)}; "
+                f"--mesh {shape} needs {rows * columns} devices, but JAX has {len(devices)}; "
                 f"choose two numbers whose product is {len(devices)}"
             )
     axes = (AxisType.Auto, AxisType.Auto)

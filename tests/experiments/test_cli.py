@@ -13,6 +13,7 @@ import pytest
 
 from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
+from experiments.data.builders import describe
 from experiments.presets import PRESETS
 from experiments.protocols.few_shot import FewShotEvaluation
 from tests.experiments.tiny_runs import TINY_OPTIONS
@@ -107,6 +108,19 @@ def test_datasets_lists_the_set_of_every_preset(folders, capsys):
     listed = capsys.readouterr().out
     for preset in PRESETS.values():
         assert preset.config.data.name.partition("@")[0] in listed
+
+
+def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
+    data = ["--data-dir", str(tmp_path)]
+    assert main(["prepare", "icons", "no-such-set", *data]) == 2
+    assert "no-such-set" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main(["prepare", "icons", *data]) == 0
+    (folder,) = capsys.readouterr().out.splitlines()
+    assert Path(folder).parent == tmp_path / "icons"
+    assert describe("icons", tmp_path).ready
+    assert main(["prepare", "cifar10", *data]) == 2
+    assert "cifar" in capsys.readouterr().err
 
 
 def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):

@@ -385,13 +385,13 @@ def test_data_is_read_from_the_bucket_and_not_prepared_there(bucket, remote, fol
     assert not remote.exists()
     assert not list(ROOT.glob("gs:*"))
 
+    here = load_split("icons", "novel", data_dir=folders.data_dir)
     for path in (folders.data_dir / "icons").rglob("*"):
         if path.is_file():
             target = remote / str(path.relative_to(folders.data_dir))
             target.write_bytes(path.read_bytes())
     assert describe("icons", remote).ready
     there = load_split("icons", "novel", data_dir=remote)
-    here = load_split("icons", "novel", data_dir=folders.data_dir)
     np.testing.assert_array_equal(there.images, here.images)
     np.testing.assert_array_equal(there.labels, here.labels)
     assert there.class_names == here.class_names
@@ -406,7 +406,7 @@ def test_data_is_read_from_the_bucket_and_not_prepared_there(bucket, remote, fol
         ),
         (["--directory", "file:///run"], "--directory: .*file:// is not supported"),
         (["--directory", "gs:/bucket/run"], "lacks a slash; write gs://bucket/run"),
-        (["--directory", "gs:///run"], "does not start with a bucket"),
+        (["--directory", "gs:///run"], "does not start with the name of a bucket"),
         (["--data-dir", "az://bucket/data"], "--data-dir: .*az:// is not supported"),
         (["--manual-dir", "gs://bucket/data"], "--manual-dir must be a local path"),
         (["--model.weights", "s3://b/run"], "model.weights s3://b/run: s3:// is not supported"),

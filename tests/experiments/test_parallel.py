@@ -36,7 +36,7 @@ def config():
     [
         ("jit", "4", "--mesh must be BATCHxCLASSES, such as 2x4 for eight devices; got '4'"),
         ("jit", "0x4", "must be BATCHxCLASSES"),
-        ("jit", "2x4", "--mesh 2x4 is of 8 devices, and there are 4"),
+        ("jit", "2x4", "--mesh 2x4 needs 8 devices, but JAX has 4"),
         ("pmap", "2x2", "--mesh 2x2 needs --parallel jit"),
     ],
 )

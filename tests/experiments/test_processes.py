@@ -21,8 +21,9 @@ import psutil
 import pytest
 
 from experiments.config import Folders, differences
+from experiments.errors import ConfigError
 from experiments.liveness import AGAIN
-from experiments.processes import on_first
+from experiments.processes import initialize, on_first
 from experiments.runs import complete_run, plan_run, train_run
 from experiments.training.checkpoints import Checkpoints
 from tests.experiments.several_processes import ROOT, finish, start, wait_for_step
@@ -256,6 +257,14 @@ def test_a_stop_between_two_runs_stops_the_next(tmp_path, compilation_cache):
     assert second is not None
     assert first.groups() == second.groups()
     assert first[1] == str(signal.SIGTERM.value)
+
+
+@pytest.mark.parametrize("name", ["JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"])
+def test_an_address_without_a_port_is_refused(monkeypatch, name):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "machine0:8476")
+    monkeypatch.setenv(name, "machine0")
+    with pytest.raises(ConfigError, match=f"{name} machine0 has no port; write machine0:8476"):
+        initialize()
 
 
 def test_processes_agree_on_the_same_values_only():

@@ -116,7 +116,7 @@ def check_preparable(cls: type[ImageBuilder], data_dir: Path | None) -> None:
     if is_remote(root):
         raise MissingArchiveError(
             f"{cls.name} is not prepared in --data-dir {root}, and data sets are prepared in local "
-            f"folders only: prepare it with --data-dir FOLDER, then copy it by "
+            f"folders only: run `python -m experiments prepare {cls.name} --data-dir FOLDER`, then "
             f"`gcloud storage cp -r FOLDER/{cls.name} {root}/`"
         )
 
