@@ -83,7 +83,14 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
             processes.initialize()
     finally:
         waiting.cancel()
-    if jax.process_count() == 1:
+    with _abort_with(_BROKEN):
+        try:
+            processes.divide_cpus()
+            alone = jax.process_count() == 1  # Starts the devices: each process awaits the others.
+        except jax.errors.JaxRuntimeError:
+            print(_BROKEN, file=sys.stderr, flush=True)
+            os._exit(AGAIN)
+    if alone:
         return action()
     with _abort_with(_BROKEN):
         watch = threading.Thread(target=_watch_others, daemon=True)

@@ -77,23 +77,23 @@ def initialize() -> None:
             f"the processes cannot be joined ({error}); --distributed needs "
             f"{', '.join(_SETTINGS)} in the environment, or a cluster that JAX knows"
         ) from error
-    _divide_cpus()
 
 
-def _divide_cpus() -> None:
-    """Divides the CPUs of a machine between processes that may use the same ones.
+def divide_cpus() -> None:
+    """Divides the CPUs of a machine between the processes that may use exactly the same ones.
 
     Otherwise each of them would compute and decode with as many threads as there are CPUs. The
     threads also become those of a batch job, which do not interrupt each other: where CPUs compute,
     the thread that receives for an all-reduce otherwise takes the CPU from the one that holds its
     lock, and both wait for the next tick of the scheduler.
 
-    Threads inherit both, so this comes before JAX starts its own.
+    Threads inherit both, so this comes before JAX starts its own. Every process must call it.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
     with suppress(OSError):  # Some sandboxes forbid it.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     from jax._src.distributed import global_state  # `jax.process_index` would start the devices.
 
     rank: int = global_state.process_id
@@ -101,8 +101,10 @@ def _divide_cpus() -> None:
     send(f"cpus/{rank}", json.dumps([_machine(), cpus]).encode())
     everyone = [receive(f"cpus/{other}") for other in range(global_state.num_processes)]
     sharing = [other for other, message in enumerate(everyone) if message == everyone[rank]]
+    own = np.array_split(np.array(cpus), len(sharing))[sharing.index(rank)]
     if len(cpus) >= len(sharing):
-        os.sched_setaffinity(0, cpus[sharing.index(rank) :: len(sharing)])
+        with suppress(OSError):
+            os.sched_setaffinity(0, own.tolist())
 
 
 def _machine() -> str:

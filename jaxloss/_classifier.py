@@ -78,7 +78,8 @@ def classifier_loss(
       features: `[n, d]`.
       labels: `[n]`, class indices.
       weights: `[d, C]`, one column per class.
-      bias: `[C]`, or None: added to z. A class of −∞ is left out.
+      bias: `[C]`, or None: added to z. A class of −∞ is left out, if ε = 0; with label
+        smoothing, the loss of such a class is infinite.
       similarity: `"inner"` for z of `linear_logits`, `"cosine"` for z of `cosine_logits`.
       margin: m, any number.
       scale: β > 0.

@@ -202,7 +202,8 @@ def main() -> int:
                 waits = any(status is None and _joins(output) for status, output in ends)
                 problems = [] if ended or waits else ["the processes did not end"]
                 allowed = {0, AGAIN, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT}
-                allowed |= {-signal.SIGTERM, -signal.SIGINT, None}  # Before they had joined.
+                if waits or not any(output for _, output in ends):  # Hit before they had joined.
+                    allowed |= {-signal.SIGTERM, -signal.SIGINT, None}
                 if kind == "full disk":
                     allowed.add(2)
                 if not {*statuses} <= allowed:

@@ -9,6 +9,7 @@ import tyro
 
 from experiments.cli.options import DataFolders
 from experiments.config import Folders
+from experiments.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Prepare:
         from experiments.data.builders import builder_class
         from experiments.data.builders.preparation import prepare
 
+        if not self.names:
+            raise ConfigError("prepare needs the name of a data set, as `datasets` lists them")
         classes = [builder_class(name) for name in self.names]  # Before the first is prepared.
         for cls in classes:
             data_dir, manual_dir = self.folders.data_dir, self.folders.manual_dir

@@ -85,7 +85,7 @@ def build_step(
 
 
 def mean_over_devices(tree: Any, axis_name: str) -> Any:
-    """`lax.pmean` of every array.
+    """`lax.pmean` of arrays of floating-point numbers.
 
     Compilers for GPUs and TPUs join small transfers; the one for CPUs sends every array by itself,
     which takes 0.2 to 2 ms between processes. There, the arrays travel as one vector.

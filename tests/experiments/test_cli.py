@@ -119,6 +119,8 @@ def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
     (folder,) = capsys.readouterr().out.splitlines()
     assert Path(folder).parent == tmp_path / "icons"
     assert describe("icons", tmp_path).ready
+    assert main(["prepare", *data]) == 2
+    assert "needs the name of a data set" in capsys.readouterr().err
     assert main(["prepare", "cifar10", *data]) == 2
     assert "cifar" in capsys.readouterr().err
 
