@@ -31,6 +31,9 @@ if version("jaxlib").startswith("0.10."):
     _add_xla_flag("xla_cpu_use_fusion_emitters", "false")
     _add_xla_flag("xla_cpu_parallel_codegen_split_count", "1")
 
+# To shorten the tracebacks of errors that tests expect takes longer than the tests.
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
+
 # gcsfs reads it when it is imported, and would ask Google itself about the emulator's buckets.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 

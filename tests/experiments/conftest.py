@@ -19,15 +19,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name}: {name}"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def compilation_cache(tmp_path_factory, worker_id):
-    """A folder that JAX in all processes of the tests keeps programs in."""
+    """A folder that JAX in all processes of these tests keeps programs in, however small."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "xla"
     folder.mkdir(exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    yield folder
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield folder
     jax.config.update("jax_compilation_cache_dir", None)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+QUICK_PYTHON = (sys.executable, str(Path(__file__).with_name("quick_process.py")))
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def start(
     cache: Path,
     *,
     devices: int = 2,
-    program: Sequence[str] = (sys.executable,),
+    program: Sequence[str] = QUICK_PYTHON,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of one run, each with so many devices; none of them outlives the context."""
@@ -33,7 +34,6 @@ def start(
     variables = {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(len(commands)),
     }

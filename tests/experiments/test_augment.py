@@ -24,14 +24,6 @@ normalize = jax.jit(module.normalize, static_argnames="config")
 PLAIN = DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False, color_jitter=0.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Most of the time of these tests is compilation."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def images_of(n, shape=(9, 12, 3), low=1, high=256, seed=0):
     pixels = np.random.default_rng(seed).integers(low, high, (n, *shape))
     return jnp.asarray(pixels, jnp.uint8)

@@ -25,6 +25,7 @@ from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.interrupts import Interrupted
 from experiments.training.metrics_log import MetricsLog
+from tests.experiments.several_processes import QUICK_PYTHON
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +142,7 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
 
 
 COMMAND = [
-    *(sys.executable, "-m", "experiments", "train", "icons", "--loss.name", "direct:sce+nca"),
+    *(*QUICK_PYTHON, "-m", "experiments", "train", "icons", "--loss.name", "direct:sce+nca"),
     *("--steps", "20", "--validate-every", "2", "--evaluation.validation-episodes", "20"),
     *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32"),
     *("--evaluation.episodes", "20", "--log-every", "1"),

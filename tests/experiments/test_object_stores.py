@@ -36,7 +36,7 @@ from experiments.training.metrics_log import MetricsLog
 from experiments.training.run_directory import exclusive_run
 from experiments.training.weights import load_weights
 from tests.experiments.object_store_server import FSSPEC, Server
-from tests.experiments.several_processes import finish, start
+from tests.experiments.several_processes import QUICK_PYTHON, finish, start
 from tests.experiments.tiny_runs import (
     TINY,
     TINY_OPTIONS,
@@ -144,7 +144,7 @@ def test_a_run_resumes_bit_for_bit_after_sigkill(remote, folders, compilation_ca
     options = [*TINY_OPTIONS, "--steps", "20", "--validate-every", "2", "--log-every", "1"]
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "experiments", "train", "icons", "--loss.name", "nca"),
+            *(*QUICK_PYTHON, "-m", "experiments", "train", "icons", "--loss.name", "nca"),
             *options,
             *("--directory", str(remote), "--data-dir", str(folders.data_dir)),
         ],
@@ -159,6 +159,7 @@ def test_a_run_resumes_bit_for_bit_after_sigkill(remote, folders, compilation_ca
         while not (remote / "checkpoints" / "4" / "commit_success.txt").exists():
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         output, _ = process.communicate()
@@ -187,6 +188,7 @@ def test_several_processes_resume_bit_for_bit(remote, folders, compilation_cache
         while not (remote / "checkpoints" / "4" / "commit_success.txt").exists():
             assert time.monotonic() < deadline
             assert processes[0].poll() is None, processes[0].communicate()[0]
+            time.sleep(0.05)
         processes[1].kill()
         finish(processes, AGAIN, -signal.SIGKILL)
     assert not (remote / "checkpoints" / "30").exists()

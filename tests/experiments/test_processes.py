@@ -26,7 +26,7 @@ from experiments.liveness import AGAIN
 from experiments.processes import initialize, on_first
 from experiments.runs import complete_run, plan_run, train_run
 from experiments.training.checkpoints import Checkpoints
-from tests.experiments.several_processes import ROOT, finish, start, wait_for_step
+from tests.experiments.several_processes import QUICK_PYTHON, ROOT, finish, start, wait_for_step
 from tests.experiments.tiny_runs import config_of, final_state, metrics, metrics_without_clock
 
 PODS = (ROOT / "experiments" / "PODS.md").read_text(encoding="utf-8")
@@ -184,7 +184,7 @@ def test_the_recipes_start_processes_and_survive_a_kill(tmp_path, folders, compi
         export SLURM_PROCID=$JAX_PROCESS_ID SLURM_LOCALID=$JAX_PROCESS_ID
         unset JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
     """.replace("$$", str(os.getpid()))
-    python = f'python() {{ {sys.executable} "$@"; }}\n'
+    python = f'python() {{ {shlex.join(QUICK_PYTHON)} "$@"; }}\n'
     scripts = [[slurm + python + loop]] * 2
     with start(scripts, compilation_cache, program=("bash", "-c")) as processes:
         wait_for_step(tmp_path / "run", 8, processes[0])

@@ -11,14 +11,6 @@ from PIL import Image
 from experiments.data.resize import random_box, random_resized_crop, resize_and_center_crop
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Most of the time of these tests is compilation."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def image_of(height, width, channels=3, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
 
