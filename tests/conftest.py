@@ -45,13 +45,19 @@ install_import_hook("jaxloss", "beartype.beartype")
 config.update("jaxtyping_disable", True)
 
 
+# Compiling allocates much that lives on, which the default would search for garbage every time.
+gc.set_threshold(100_000, 20, 100)
+
+
 def pytest_runtest_teardown(item, nextitem):
     """Frees compiled programs after the last test of a file.
 
     Each holds memory maps, of which Linux grants a process 65,530; beyond that the compiler dies.
+    What is left, modules above all, is not searched for garbage again.
     """
     if nextitem is None or nextitem.path != item.path:
         import jax
 
         jax.clear_caches()
         gc.collect()
+        gc.freeze()

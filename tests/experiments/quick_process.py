@@ -4,6 +4,7 @@ JAX lets only the first process of a run write into the compilation cache; here 
 tensorboardX imports PyTorch where it is installed, which nothing here needs.
 """
 
+import gc
 import os
 import runpy
 import sys
@@ -28,6 +29,7 @@ def _write_as_first(*args):
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 20, 100)
     compiler._cache_write = _write_as_first
     sys.meta_path.insert(0, _NoTorch())
     sys.path[0] = os.getcwd()

@@ -178,7 +178,7 @@ def test_a_run_resumes_bit_for_bit_after_sigkill(remote, folders, compilation_ca
 def test_several_processes_resume_bit_for_bit(remote, folders, compilation_cache, tmp_path):
     command = [
         *("-m", "experiments", "train", "icons", "--loss.name", "nca", "--distributed"),
-        *(*TINY_OPTIONS, "--steps", "30", "--validate-every", "2"),
+        *(*TINY_OPTIONS, "--steps", "16", "--validate-every", "2"),
         *("--data-dir", str(folders.data_dir), "--directory"),
     ]
     with start([[*command, str(tmp_path / "whole")]] * 2, compilation_cache) as processes:
@@ -191,7 +191,7 @@ def test_several_processes_resume_bit_for_bit(remote, folders, compilation_cache
             time.sleep(0.05)
         processes[1].kill()
         finish(processes, AGAIN, -signal.SIGKILL)
-    assert not (remote / "checkpoints" / "30").exists()
+    assert not (remote / "checkpoints" / "16").exists()
     with start([[*command, str(remote)]] * 2, compilation_cache) as processes:
         finish(processes, 0)
     chex.assert_trees_all_equal(final_state(remote), final_state(tmp_path / "whole"))

@@ -23,7 +23,6 @@ ROWS = 6
 INPUTS = 5
 
 P = PartitionSpec
-every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
 # Other variants exchange the same numbers as the plain loss, or none.
 every_exchange = pytest.mark.parametrize(
@@ -144,7 +143,7 @@ def check_pmap(row: LossRow, dtype: Any) -> None:
         check((on_device, merged(own)), single_device(row, dtype), dtype)
 
 
-@every_case
+@every_exchange
 def test_pmap(row):
     check_pmap(row, np.float64)
 
@@ -228,7 +227,7 @@ def test_without_masks(row):
     check(got, single_device(row, np.float64, masked=False), np.float64)
 
 
-@every_case
+@every_exchange
 def test_nothing_counts_anywhere(row):
     with precision(np.float64):
         params, batch = make_problem(row, np.float64)
