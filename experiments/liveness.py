@@ -30,6 +30,14 @@ _FOLDER = "end"
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 2.0
 """For an error that all processes have: each shall end by its own."""
+_ABORT_SECONDS = 10.0
+"""How long JAX may take to abort this process after the first one, with the messages, is gone."""
+_FROZEN_SECONDS = 60
+"""Without a sign of life of Python's threads for so long, the operating system ends the process.
+
+JAX aborts a process in a thread of its own, which waits for Python's lock to print why: whatever
+holds that lock for ever would keep the process for ever.
+"""
 _FAREWELL_SECONDS = 5.0
 """How long the first process, which hosts the messages, stays for the others to read its last."""
 
@@ -92,7 +100,7 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
             os._exit(AGAIN)
     if alone:
         return action()
-    with _abort_with(_BROKEN):
+    with _abort_with(_BROKEN), _killed_if_frozen():
         watch = threading.Thread(target=_watch_others, daemon=True)
         watch.start()
         try:
@@ -112,7 +120,7 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
     return outcome
 
 
-def end(outcome: Outcome) -> None:
+def end(outcome: Outcome, *, tell: bool = True) -> None:
     """Prints the sentence, tells the other processes, and ends this one."""
     _reason.acquire()  # Never released: a second thread waits here for the end.
     _status[0] = outcome.status
@@ -120,7 +128,7 @@ def end(outcome: Outcome) -> None:
     print(outcome.sentence, file=sys.stderr, flush=True)
     if sys.stdout is not None:  # In the first process: the others print nothing.
         sys.stdout.flush()
-    if jax.distributed.is_initialized() and jax.process_count() > 1:
+    if tell and jax.distributed.is_initialized() and jax.process_count() > 1:
         try:
             _tell(outcome)
             deadline = time.monotonic() + _FAREWELL_SECONDS
@@ -194,11 +202,17 @@ def _ends() -> dict[int, Outcome]:
 
 def _watch_others() -> None:
     """Ends this process after another one has ended by an error."""
+    unreachable = 0.0
     while not _ending.wait(_POLL_SECONDS):
+        _show_life()
         try:
             failed = {rank: other for rank, other in _ends().items() if other.sentence}
         except jax.errors.JaxRuntimeError:
-            return  # The first process has ended: JAX aborts this one.
+            unreachable += _POLL_SECONDS
+            if unreachable > _ABORT_SECONDS:
+                end(Outcome(AGAIN, _BROKEN), tell=False)
+            continue
+        unreachable = 0.0
         if failed:
             if not _ending.wait(_GRACE_SECONDS):
                 rank, other = min(failed.items())
@@ -206,6 +220,25 @@ def _watch_others() -> None:
                     _print_stacks()
                 end(Outcome(other.status, f"process {rank} has ended: {other.sentence}"))
             return
+
+
+@contextmanager
+def _killed_if_frozen() -> Iterator[None]:
+    """Lets SIGALRM print the stacks and end the process, unless `_show_life` goes on being called.
+
+    Neither needs Python's lock.
+    """
+    faulthandler.register(signal.SIGALRM, file=sys.__stderr__ or 2, chain=True)
+    _show_life()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.unregister(signal.SIGALRM)
+
+
+def _show_life() -> None:
+    signal.setitimer(signal.ITIMER_REAL, _FROZEN_SECONDS)
 
 
 def _print_stacks() -> None:

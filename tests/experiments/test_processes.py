@@ -227,6 +227,61 @@ def test_a_run_without_steps_prints_its_stacks_and_ends(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_whose_python_is_frozen_ends(tmp_path, compilation_cache):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import ctypes, time
+        import jax
+        from experiments import liveness
+
+        liveness._FROZEN_SECONDS = 3
+
+        def wait_with_the_lock_of_python():
+            ctypes.PyDLL(None).sleep(100)
+
+        def action():
+            if jax.process_index() == 1:
+                wait_with_the_lock_of_python()
+            time.sleep(100)
+
+        liveness.run_together(action)
+        """)
+    )
+    with two_processes([str(program)], compilation_cache) as processes:
+        outputs = finish(processes, AGAIN, -signal.SIGALRM)
+    assert "error: the connection to another process of the run broke" in outputs[0]
+    assert "in wait_with_the_lock_of_python" in outputs[1]
+
+
+@pytest.mark.slow
+def test_a_process_that_jax_does_not_abort_ends(tmp_path, compilation_cache):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import time
+        import jax
+        from experiments import liveness, processes
+
+        def lost():
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE")
+
+        def action():
+            if jax.process_index() == 1:
+                liveness._ABORT_SECONDS = 1
+                liveness._ends = lost
+            time.sleep(100)
+
+        liveness.run_together(action)
+        """)
+    )
+    with two_processes([str(program)], compilation_cache) as processes:
+        outputs = finish(processes, AGAIN)
+    for output in outputs:
+        assert "error: the connection to another process of the run broke" in output
+
+
+@pytest.mark.slow
 def test_a_stop_between_two_runs_stops_the_next(tmp_path, compilation_cache):
     program = tmp_path / "program.py"
     program.write_text(
