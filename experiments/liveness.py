@@ -1,7 +1,9 @@
 """How several processes end together, each with a sentence, and what notices a stuck one.
 
 A process that ends by an error tells the others, which end as well. A process that is killed tells
-nobody: the next collective of the others fails, or JAX misses its heartbeats and aborts them.
+nobody: the next collective of the others fails, or JAX misses its heartbeats and aborts them. Where
+JAX does not succeed in that, a thread of this module ends the process, and where Python's threads
+stand still, the operating system does.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
@@ -30,13 +32,13 @@ _FOLDER = "end"
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 2.0
 """For an error that all processes have: each shall end by its own."""
-_ABORT_SECONDS = 10.0
-"""How long JAX may take to abort this process after the first one, with the messages, is gone."""
-_FROZEN_SECONDS = 60
+_SILENT_SECONDS = 10.0 + processes.HEARTBEAT_SECONDS
+"""How long the first process, which hosts the messages, may not answer: JAX aborts us before."""
+_FROZEN_SECONDS = 30
 """Without a sign of life of Python's threads for so long, the operating system ends the process.
 
 JAX aborts a process in a thread of its own, which waits for Python's lock to print why: whatever
-holds that lock for ever would keep the process for ever.
+holds that lock for ever would keep the process for ever. The time of a pause counts.
 """
 _FAREWELL_SECONDS = 5.0
 """How long the first process, which hosts the messages, stays for the others to read its last."""
@@ -101,26 +103,41 @@ def run_together(action: Callable[[], Outcome]) -> Outcome:
     if alone:
         return action()
     with _abort_with(_BROKEN), _killed_if_frozen():
-        watch = threading.Thread(target=_watch_others, daemon=True)
-        watch.start()
         try:
-            outcome = action()
-            if not outcome.sentence:
-                _status[0] = outcome.status
-                _wait_for_others(outcome)
-        except KeyboardInterrupt:
-            outcome = Outcome(128 + signal.SIGINT, "stopped while waiting for other processes")
-        except Exception as error:
-            outcome = _unexpected(error)
-        if outcome.sentence:
-            end(outcome)
-        _ending.set()
-        watch.join()
+            outcome = _outcome(action)
+            if outcome.sentence:
+                end(outcome)
+        except KeyboardInterrupt:  # Of somebody who has no patience with the end.
+            os._exit(128 + signal.SIGINT)
         jax.distributed.shutdown()
     return outcome
 
 
-def end(outcome: Outcome, *, tell: bool = True) -> None:
+def _outcome(action: Callable[[], Outcome]) -> Outcome:
+    """How this process ends. Without a sentence, all others have ended in the same way."""
+    silent = [0.0]
+    watches = [
+        threading.Thread(target=watch, args=(silent,), daemon=True)
+        for watch in (_watch_others, _watch_silence)
+    ]
+    for watch in watches:
+        watch.start()
+    try:
+        outcome = action()
+        if outcome.sentence:
+            return outcome
+        _wait_for_others(outcome)
+    except KeyboardInterrupt:
+        return Outcome(128 + signal.SIGINT, "stopped while waiting for other processes")
+    except Exception as error:
+        return _unexpected(error)
+    _ending.set()
+    for watch in watches:
+        watch.join()
+    return outcome
+
+
+def end(outcome: Outcome, *, tell: bool = True) -> NoReturn:
     """Prints the sentence, tells the other processes, and ends this one."""
     _reason.acquire()  # Never released: a second thread waits here for the end.
     _status[0] = outcome.status
@@ -129,15 +146,9 @@ def end(outcome: Outcome, *, tell: bool = True) -> None:
     if sys.stdout is not None:  # In the first process: the others print nothing.
         sys.stdout.flush()
     if tell and jax.distributed.is_initialized() and jax.process_count() > 1:
-        try:
-            _tell(outcome)
-            deadline = time.monotonic() + _FAREWELL_SECONDS
-            while processes.is_first() and time.monotonic() < deadline:
-                if len(_ends()) == jax.process_count():
-                    break
-                time.sleep(_POLL_SECONDS / 5)
-        except jax.errors.JaxRuntimeError:
-            pass  # The first process has ended, and with it the messages.
+        farewell = threading.Thread(target=_farewell, args=(outcome,), daemon=True)
+        farewell.start()  # The first process may not answer any more.
+        farewell.join(2 * _FAREWELL_SECONDS)
     os._exit(outcome.status)  # Shutting JAX down would wait for the others.
 
 
@@ -190,55 +201,89 @@ def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
         left.set()
 
 
+def _farewell(outcome: Outcome) -> None:
+    """Tells the others. The first process stays until they have read it."""
+    with suppress(jax.errors.JaxRuntimeError):  # The first process, and with it the messages.
+        _tell(outcome)
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while processes.is_first() and time.monotonic() < deadline:
+            if len(_ends()) == jax.process_count():
+                break
+            time.sleep(_POLL_SECONDS / 5)
+
+
 def _tell(outcome: Outcome) -> None:
-    processes.send(f"{_FOLDER}/{jax.process_index()}", json.dumps(outcome).encode())
+    message = json.dumps(outcome._asdict()).encode()
+    processes.send(f"{_FOLDER}/{jax.process_index()}", message)
 
 
 def _ends() -> dict[int, Outcome]:
     """How the processes that have ended did, by their rank."""
     messages = processes.received(_FOLDER)
-    return {int(rank): Outcome(*json.loads(message)) for rank, message in messages.items()}
+    ends = {}
+    for rank, message in messages.items():  # Of another version, perhaps.
+        fields = json.loads(message)
+        ends[int(rank)] = Outcome(**{name: fields[name] for name in Outcome._fields})
+    return ends
 
 
-def _watch_others() -> None:
-    """Ends this process after another one has ended by an error."""
-    unreachable = 0.0
+def _watch_others(silent: list[float]) -> None:
+    """Ends this process after another one has ended by an error. `silent`: see `_watch_silence`."""
     while not _ending.wait(_POLL_SECONDS):
-        _show_life()
         try:
             failed = {rank: other for rank, other in _ends().items() if other.sentence}
         except jax.errors.JaxRuntimeError:
-            unreachable += _POLL_SECONDS
-            if unreachable > _ABORT_SECONDS:
-                end(Outcome(AGAIN, _BROKEN), tell=False)
-            continue
-        unreachable = 0.0
+            continue  # As a rule, the first process has ended, and JAX aborts this one.
+        except Exception as error:
+            end(Outcome(1, f"error: {type(error).__name__}: {error}"))
+        silent[0] = 0.0
         if failed:
             if not _ending.wait(_GRACE_SECONDS):
                 rank, other = min(failed.items())
                 if other.stuck:
                     _print_stacks()
                 end(Outcome(other.status, f"process {rank} has ended: {other.sentence}"))
-            return
+            return  # The main thread ends it.
+
+
+def _watch_silence(silent: list[float]) -> None:
+    """Ends this process where the first one does not answer and JAX does not abort it, either.
+
+    Args:
+      silent: The seconds since the first process has answered, in one entry.
+    """
+    while not _ending.wait(_POLL_SECONDS):
+        signal.setitimer(signal.ITIMER_REAL, _FROZEN_SECONDS)
+        silent[0] += _POLL_SECONDS  # Not by the clock: this process may have been paused.
+        if silent[0] > _SILENT_SECONDS:
+            end(Outcome(AGAIN, _BROKEN), tell=False)
 
 
 @contextmanager
 def _killed_if_frozen() -> Iterator[None]:
-    """Lets SIGALRM print the stacks and end the process, unless `_show_life` goes on being called.
+    """Lets SIGALRM print the stacks and end the process, unless `_watch_silence` puts it off.
 
-    Neither needs Python's lock.
+    Neither needs Python's lock. The first process of a container ignores a signal without a
+    handler, so the handler is C's `_exit`, with the signal's number as the status.
     """
-    faulthandler.register(signal.SIGALRM, file=sys.__stderr__ or 2, chain=True)
-    _show_life()
+    number = signal.SIGALRM
+    previous = _set_handler(number, ctypes.CDLL(None)._exit)
+    faulthandler.register(number, file=sys.__stderr__ or 2, chain=True)
+    signal.setitimer(signal.ITIMER_REAL, _FROZEN_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.unregister(signal.SIGALRM)
+        faulthandler.unregister(number)
+        _set_handler(number, previous)
 
 
-def _show_life() -> None:
-    signal.setitimer(signal.ITIMER_REAL, _FROZEN_SECONDS)
+def _set_handler(number: int, handler: Any) -> int | None:
+    """Sets a C function as a handler; returns the address of the previous one."""
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.restype = ctypes.c_void_p
+    set_handler.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    return set_handler(number, ctypes.cast(handler, ctypes.c_void_p))
 
 
 def _print_stacks() -> None:
@@ -251,6 +296,7 @@ def _wait_for_others(outcome: Outcome) -> None:
     _tell(outcome)
     while len(_ends()) < jax.process_count():
         time.sleep(_POLL_SECONDS / 5)
+    _status[0] = outcome.status
 
 
 def _unexpected(error: Exception) -> Outcome:
@@ -276,10 +322,8 @@ def _abort_with(sentence: str) -> Iterator[None]:
             os.write(2, f"\n{sentence}\n".encode())
         os._exit(_status[0])
 
-    set_handler = ctypes.CDLL(None).signal
-    set_handler.restype = ctypes.c_void_p
-    previous = set_handler(signal.SIGABRT, last_words)
+    previous = _set_handler(signal.SIGABRT, last_words)
     try:
         yield
     finally:
-        set_handler(signal.SIGABRT, ctypes.c_void_p(previous))
+        _set_handler(signal.SIGABRT, previous)

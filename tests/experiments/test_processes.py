@@ -249,36 +249,39 @@ def test_a_process_whose_python_is_frozen_ends(tmp_path, compilation_cache):
         """)
     )
     with two_processes([str(program)], compilation_cache) as processes:
-        outputs = finish(processes, AGAIN, -signal.SIGALRM)
+        outputs = finish(processes, AGAIN, signal.SIGALRM)
     assert "error: the connection to another process of the run broke" in outputs[0]
     assert "in wait_with_the_lock_of_python" in outputs[1]
 
 
 @pytest.mark.slow
-def test_a_process_that_jax_does_not_abort_ends(tmp_path, compilation_cache):
+@pytest.mark.parametrize("aborts", [True, False])
+def test_the_death_of_the_first_process_reaches_one_that_has_finished(
+    tmp_path, compilation_cache, aborts
+):
+    """Also where the thread of JAX that would abort the process is stuck."""
     program = tmp_path / "program.py"
     program.write_text(
-        textwrap.dedent("""
-        import time
+        textwrap.dedent(f"""
+        import ctypes, os, signal, time
         import jax
-        from experiments import liveness, processes
-
-        def lost():
-            raise jax.errors.JaxRuntimeError("UNAVAILABLE")
+        from experiments import liveness
 
         def action():
             if jax.process_index() == 1:
-                liveness._ABORT_SECONDS = 1
-                liveness._ends = lost
-            time.sleep(100)
+                if not {aborts}:
+                    liveness._SILENT_SECONDS = 3
+                    liveness._set_handler(signal.SIGABRT, ctypes.CDLL(None).pause)
+                return liveness.Outcome(0)
+            time.sleep(2)
+            os.kill(os.getpid(), signal.SIGKILL)
 
         liveness.run_together(action)
         """)
     )
     with two_processes([str(program)], compilation_cache) as processes:
-        outputs = finish(processes, AGAIN)
-    for output in outputs:
-        assert "error: the connection to another process of the run broke" in output
+        outputs = finish(processes, -signal.SIGKILL, AGAIN)
+    assert "error: the connection to another process of the run broke" in outputs[1]
 
 
 @pytest.mark.slow
