@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import chex
@@ -19,6 +19,7 @@ from experiments.data import pipeline
 from experiments.data.pipeline import RecordImages
 from experiments.errors import ConfigError
 from experiments.protocols import few_shot
+from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import plan_run, train_run
 from experiments.training import loop
@@ -35,18 +36,29 @@ def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
     return train_run(plan_run(config), directory, folders)
 
 
-# Of the last, the checkpoint at step 2 has the basis of step 0, which step 2 still uses.
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sampling": SamplingConfig(batch_size=16, strategy="random")},
-        {"sampling": SamplingConfig(batch_size=16, strategy="4x4")},
-        {"loss": IntegratedLoss("spectral:sce+nca", basis_every=3)},
-    ],
-    ids=["random", "4x4", "kept basis"],
+TINY_GROUPS = GroupSoftmaxConfig(
+    loss=GroupLoss(name="tight", num_groups=4, grouping="random"),
+    sampling=TINY.sampling,
+    model=TINY.model,
+    steps=TINY.steps,
+    validate_every=TINY.validate_every,
+    log_every=TINY.log_every,
 )
-def test_a_resumed_run_ends_bit_identical(tmp_path, folders, changes, killed_after):
-    config = dataclasses.replace(TINY, **changes)
+
+
+# With a kept basis, the checkpoint at step 2 has the basis of step 0, which step 2 still uses. With
+# random groups, it has the number of the step, from which step 2 draws its groups.
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(TINY, sampling=SamplingConfig(batch_size=16, strategy="random")),
+        replace(TINY, sampling=SamplingConfig(batch_size=16, strategy="4x4")),
+        replace(TINY, loss=IntegratedLoss("spectral:sce+nca", basis_every=3)),
+        TINY_GROUPS,
+    ],
+    ids=["random", "4x4", "kept basis", "random groups"],
+)
+def test_a_resumed_run_ends_bit_identical(tmp_path, folders, config, killed_after):
     train(config, tmp_path / "whole", folders)
 
     killed_after(3, lambda: train(config, tmp_path / "cut", folders))
@@ -104,7 +116,7 @@ def signalled(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled, number):
-    config, before = dataclasses.replace(TINY, steps=8, validate_every=8), signal.getsignal(number)
+    config, before = replace(TINY, steps=8, validate_every=8), signal.getsignal(number)
     signalled(3, number)
     with pytest.raises(Interrupted, match="stopped at step 4 of 8, which is saved") as stopped:
         train(config, tmp_path / "run", folders)
@@ -135,7 +147,7 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
     monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
     monkeypatch.setattr(loop, "_AHEAD", 2)
     monkeypatch.setattr(loop.jax, "block_until_ready", lambda x: (waited.append(x), wait(x))[1])
-    config = dataclasses.replace(TINY, steps=8, validate_every=8, log_every=100)
+    config = replace(TINY, steps=8, validate_every=8, log_every=100)
     train(config, tmp_path / "run", folders)
     assert saved == [(3, False), (6, False), (8, True)]
     assert len(waited) == 8 - 2
