@@ -211,13 +211,19 @@ def _axis_of(axes: Sequence[Axis], name: str, argument: str) -> Axis:
 def _find_label(axis: Axis, text: str) -> str | None:
     """The label of the position that is typed so: 0 stands for 0.0, too."""
     for label, values in zip(axis.labels, axis.values, strict=True):
-        typed = "/".join(map(_text, values))
-        if text in (label, typed):
+        typed = [_text(value) for value in values]
+        parts = text.split("/") if len(typed) > 1 else [text]
+        same = len(parts) == len(typed) and all(map(_same_text, parts, typed))
+        if text == label or same:
             return label
-        with contextlib.suppress(ValueError):
-            if float(text) == float(typed):
-                return label
     return None
+
+
+def _same_text(text: str, other: str) -> bool:
+    """Whether the texts are equal, or numbers that are."""
+    with contextlib.suppress(ValueError):
+        return float(text) == float(other)
+    return text == other
 
 
 def split_axes(axes: Sequence[Axis], options: Sequence[str]) -> list[tuple[Axis, ...]]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import JITTERED, RESNET12
-from experiments.presets.preset import OURS, Preset, by_option
+from experiments.presets.preset import DIFFERS, OURS, Preset, by_option
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
 
@@ -47,6 +47,7 @@ _SOURCES = by_option(
             "evaluation.shots",
             "evaluation.queries",
         ),
+        DIFFERS: ("loss.temperature",),
         OURS: (
             "data.mean",
             "data.std",
@@ -55,7 +56,6 @@ _SOURCES = by_option(
             "data.color_jitter",
             "model.pooling",
             "model.drop_block",
-            "loss.temperature",
             "loss.metric_weight",
             "loss.epsilon",
             "optimizer.kind",

@@ -384,8 +384,11 @@ PRESETS = {
     #     stl10-lt                8      9     10
     #
     # The code's warm-up has a constant rate in each epoch, from 0.02 to 0.1; here it rises at every
-    # step, between the same rates. Learnable baselines have no mixup in the code; the paper has it
-    # for all methods.
+    # step, between the same rates. The learnable baselines have neither mixup nor the batch
+    # normalisation of the features in the code: --data.mixup 0 --model.projection linear-norm. The
+    # paper has mixup for all methods, and the presets have both, so that methods differ in the loss
+    # alone. With mixup, the code moves the class mean of an image's own label, even where the other
+    # image has the larger share; here it moves that of the larger share.
     "cifar10-lt": Preset(
         "Hyperspherical classification on CIFAR-10-LT, imbalance 0.01 (ResNet-32, 200 epochs).",
         _long_tailed("cifar10", _CIFAR_LT_MEAN, _CIFAR_LT_STD, epoch=96),
@@ -400,7 +403,7 @@ PRESETS = {
     # each of the two, class by class from digit 0; here the tail begins with the largest class, the
     # ones, so that no class has fewer images than its place. The code neither crops nor flips SVHN
     # and STL-10; section 7.2 does, by a number of pixels that it does not name:
-    # --data.pad 0 --no-data.flip for the code.
+    # --data.pad 0 --data.no-flip for the code.
     "svhn-lt": Preset(
         "Hyperspherical classification on SVHN-LT, imbalance 0.01 (ResNet-32, 200 epochs).",
         _long_tailed("svhn_extra", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), epoch=1171),

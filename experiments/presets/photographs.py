@@ -19,7 +19,7 @@ IMAGENET_CROPS: dict[str, Any] = {
 IMAGENET_CROP_NAMES = (*(f"data.{option}" for option in IMAGENET_CROPS), "data.flip")
 """Their names and that of the flips that go with them, for the sources of a preset."""
 JITTERED: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "color_jitter": 0.4}
-"""Data options of few-shot training (protocols A and E)."""
+"""Data options of few-shot training (protocol A)."""
 
 RESNET12 = ModelConfig(
     backbone="resnet12", widths=(64, 160, 320, 640), pooling="mean", drop_block=0.1

@@ -41,7 +41,7 @@ from experiments.evaluation.fine_tuning import (
 )
 from experiments.evaluation.hard_episodes import episode_classifier, fine_tuned_predictions
 from experiments.protocols import few_shot
-from experiments.protocols.linear_head import train_accuracy
+from experiments.protocols.linear_head import init_linear_head, train_accuracy
 from experiments.reporting.markdown import table
 from experiments.reporting.run import episodes_table
 
@@ -316,8 +316,9 @@ def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
         return scale * logits_of(features, head["kernel"])
 
     def init_head(key: jax.Array):
-        shape = problem.num_features, len(problem.class_counts)
-        return {"kernel": jax.nn.initializers.lecun_normal()(key, shape, jnp.float32)}
+        # Of length 1/√3, as PyTorch's linear layers begin.
+        head = init_linear_head(key, problem.num_features, len(problem.class_counts), scale=3**-0.5)
+        return {"kernel": head["kernel"]}
 
     return Objective(init_head, loss, scaled_logits)
 

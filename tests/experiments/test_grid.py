@@ -141,6 +141,9 @@ def test_a_comparison_is_parsed():
     decays = [parse_axis("optimizer.weight_decay=0,0.1", CONFIG)]
     found = parse_comparison(decays, baseline="optimizer.weight-decay=0")
     assert found.baseline == ("optimizer.weight_decay", "0.0")
+    pairs = [parse_axis("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0", CONFIG)]
+    found = parse_comparison(pairs, baseline="loss.name/optimizer.weight-decay=softmax/0")
+    assert found.baseline == ("loss.name/optimizer.weight_decay", "softmax/0.0")
     assert parse_comparison(axes, pairs_over="data.classes").pairs_over == "data.classes"
     assert parse_comparison(axes) == (None, "", ())
 

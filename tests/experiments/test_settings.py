@@ -21,7 +21,7 @@ PUBLISHED = (
     | negative_margin.PUBLISHED
 )
 CHOSEN = few_shot.CHOSEN | group_softmax.CHOSEN | hyperspherical.CHOSEN | multi_label.CHOSEN
-DEVIATIONS = hyperspherical.DEVIATIONS | multi_label.DEVIATIONS
+DEVIATIONS = few_shot.DEVIATIONS | hyperspherical.DEVIATIONS | multi_label.DEVIATIONS
 
 _OF_SGD = ("optimizer.momentum", "optimizer.nesterov")
 _OF_EPISODES = ("ways", "shots", "queries", "episodes")
