@@ -9,7 +9,6 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge
 

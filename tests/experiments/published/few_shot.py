@@ -46,9 +46,8 @@ def _chosen(steps: int, validate_every: int, pad: int = 8) -> dict[str, Any]:
     }
 
 
-DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = dict.fromkeys(
-    PUBLISHED, {"loss.temperature": (1 / 640, 1 / 8)}
-)
+_DEVIATIONS = {"loss.temperature": (1 / 640, 1 / 8)}
+DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = dict.fromkeys(PUBLISHED, _DEVIATIONS)
 """By preset and option: the published value, and the one of the preset. T = 1 is 1/640 of d."""
 CHOSEN: dict[str, dict[str, Any]] = {
     "mini-imagenet": _chosen(100 * (38400 // 512), 200),
