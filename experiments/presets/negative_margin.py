@@ -22,6 +22,9 @@ original files instead, and resize them to a square without keeping the aspect r
 The base classes are evaluated on training images. The authors take other images of ImageNet for
 mini-ImageNet; `--data.holdout 0.05` holds out 30 images of each class instead.
 
+The authors' classifier of CUB has 200 outputs, half of which belong to no base class; here it has
+100.
+
 Further experiments of the paper:
 
     python -m experiments sweep mini-imagenet-margin \
