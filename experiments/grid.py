@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -25,6 +24,7 @@ from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting import grid as reporting
+from experiments.reporting.comparison import same_label
 from experiments.runs import Plan, check_data, complete_run, plan_run, read_episodes, read_report
 from experiments.training.run_directory import check_run_directory, read_config
 
@@ -211,19 +211,9 @@ def _axis_of(axes: Sequence[Axis], name: str, argument: str) -> Axis:
 def _find_label(axis: Axis, text: str) -> str | None:
     """The label of the position that is typed so: 0 stands for 0.0, too."""
     for label, values in zip(axis.labels, axis.values, strict=True):
-        typed = [_text(value) for value in values]
-        parts = text.split("/") if len(typed) > 1 else [text]
-        same = len(parts) == len(typed) and all(map(_same_text, parts, typed))
-        if text == label or same:
+        if same_label(text, label) or same_label(text, "/".join(map(_text, values))):
             return label
     return None
-
-
-def _same_text(text: str, other: str) -> bool:
-    """Whether the texts are equal, or numbers that are."""
-    with contextlib.suppress(ValueError):
-        return float(text) == float(other)
-    return text == other
 
 
 def split_axes(axes: Sequence[Axis], options: Sequence[str]) -> list[tuple[Axis, ...]]:

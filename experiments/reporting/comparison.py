@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -197,6 +198,21 @@ class Difference(NamedTuple):
 
 Differences = Mapping[Metric, Mapping[Place, Difference]]
 """For each metric, the difference of every place that does not have the baseline's label."""
+
+
+def same_label(text: str, label: str) -> bool:
+    """Whether the texts are equal, or equal but for how their numbers are written.
+
+    Both are joined by `/`, as the values of several options are: softmax/0 is softmax/0.0.
+    """
+    parts, others = text.split("/"), label.split("/")
+    return text == label or (len(parts) == len(others) and all(map(_same_value, parts, others)))
+
+
+def _same_value(text: str, other: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return float(text) == float(other)
+    return text == other
 
 
 def without(axes: Sequence[Axis], baseline: tuple[str, str]) -> list[Axis]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.contracts import Metric
 from experiments.errors import ConfigError
-from experiments.reporting.comparison import Difference, choose, differences
+from experiments.reporting.comparison import Difference, choose, differences, same_label
 from experiments.reporting.entries import Axis, Run, make_grid, places
 from experiments.reporting.markdown import bullets, difference_heading, scaled, table
 from experiments.reporting.statistics import pairs_needed, smallest_effect
@@ -116,7 +116,8 @@ def _baseline(text: str, axes: Sequence[Axis], pooled: str) -> tuple[str, str]:
     name, _, label = text.partition("=")
     varied = [axis for axis in axes if axis.name != pooled and len(axis.labels) > 1]
     for axis in varied:
-        if axis.name == name and label in axis.labels:
-            return name, label
+        for known in axis.labels if axis.name == name else ():
+            if same_label(label, known):
+                return name, known
     available = "; ".join(f"{axis.name}={','.join(axis.labels)}" for axis in varied)
     raise ConfigError(f"--baseline {text}: the grid has {available or 'no axis to compare along'}")

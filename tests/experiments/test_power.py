@@ -88,8 +88,8 @@ def test_a_grid_gives_the_deviation(directory, capsys):
     assert expected in printed(capsys, "--directory", str(directory), "--effect", "1")
     text = printed(capsys, "--directory", str(directory), "--baseline", "Method=loose")
     assert "| softmax, 50 | error (points) ↓ | 3 | +1.23 |" in text
-    # The two values of n have the same runs here.
-    text = printed(capsys, "--directory", str(directory), "--baseline", "n=5")
+    # The two values of n have the same runs here. A number may be written in another way.
+    text = printed(capsys, "--directory", str(directory), "--baseline", "n=5.0")
     assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0 |" in text
 
 
