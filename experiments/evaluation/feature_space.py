@@ -30,8 +30,10 @@ class Projection(NamedTuple):
 
     def shares(self, features: np.ndarray) -> np.ndarray:
         """The share of the variance of features [n, d] along each axis: [2]."""
-        total = features.var(0).sum()
-        return (features @ self.axes).var(0) / (total if total > 0 else 1)
+        # Centred before the product, whose rounding differs from row to row on some processors.
+        centred = features - features.mean(0)
+        total = np.sum(centred**2)
+        return np.sum((centred @ self.axes) ** 2, axis=0) / (total if total > 0 else 1)
 
 
 class Neighbours(NamedTuple):

@@ -70,8 +70,10 @@ def span_shares(features: np.ndarray, weights: np.ndarray) -> SpanShares:
     Arguments, rank and features that do not vary are as in `classifier_subspace`.
     """
     basis, values = _span(weights)
-    along = (np.asarray(features, np.float64) @ basis).var(0)
-    total = np.asarray(features, np.float64).var(0).sum()
+    features = np.asarray(features, np.float64)
+    # Centred before the product, whose rounding differs from row to row on some processors.
+    centred = features - features.mean(0)
+    along, total = np.sum((centred @ basis) ** 2, axis=0), np.sum(centred**2)
     return SpanShares(values[: basis.shape[1]], np.cumsum(along) / (total if total > 0 else 1))
 
 
