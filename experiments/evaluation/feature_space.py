@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.evaluation.subspace import variance_shares
+
 # Similarities held at once: bounds the work space to about 64 MB.
 _ELEMENTS_AT_ONCE = 2**23
 # With more classes, the optimal order of the leaves takes minutes.
@@ -30,10 +32,7 @@ class Projection(NamedTuple):
 
     def shares(self, features: np.ndarray) -> np.ndarray:
         """The share of the variance of features [n, d] along each axis: [2]."""
-        # Centred before the product, whose rounding differs from row to row on some processors.
-        centred = features - features.mean(0)
-        total = np.sum(centred**2)
-        return np.sum((centred @ self.axes) ** 2, axis=0) / (total if total > 0 else 1)
+        return variance_shares(features, self.axes)
 
 
 class Neighbours(NamedTuple):

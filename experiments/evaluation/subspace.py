@@ -50,7 +50,7 @@ def classifier_subspace(
     """
     basis, values = _span(weights)
     powers = values**2
-    centred = np.asarray(features, np.float64) - np.mean(features, axis=0, dtype=np.float64)
+    centred = _centred(features)
     present, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     sums = np.zeros((len(present), centred.shape[1]))
     np.add.at(sums, classes, centred)
@@ -59,8 +59,8 @@ def classifier_subspace(
     return ClassifierSubspace(
         singular_values=values.tolist(),
         effective_rank=float(powers.sum() ** 2 / np.sum(powers**2)) if values[0] else 0.0,
-        variance_share=_share_inside(centred, basis),
-        class_variance_share=_share_inside(means, basis),
+        variance_share=float(_shares(centred, basis).sum()),
+        class_variance_share=float(_shares(means, basis).sum()),
     )
 
 
@@ -70,11 +70,16 @@ def span_shares(features: np.ndarray, weights: np.ndarray) -> SpanShares:
     Arguments, rank and features that do not vary are as in `classifier_subspace`.
     """
     basis, values = _span(weights)
-    features = np.asarray(features, np.float64)
+    return SpanShares(values[: basis.shape[1]], np.cumsum(variance_shares(features, basis)))
+
+
+def variance_shares(features: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    """The share of the variance of features [n, d] along each of orthonormal axes [d, k]: [k].
+
+    Features that do not vary have the shares 0.
+    """
     # Centred before the product, whose rounding differs from row to row on some processors.
-    centred = features - features.mean(0)
-    along, total = np.sum((centred @ basis) ** 2, axis=0), np.sum(centred**2)
-    return SpanShares(values[: basis.shape[1]], np.cumsum(along) / (total if total > 0 else 1))
+    return _shares(_centred(features), axes)
 
 
 def _span(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +89,12 @@ def _span(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return basis[:, values > tolerance], values
 
 
-def _share_inside(deviations: np.ndarray, basis: np.ndarray) -> float:
-    """The share of the squared length of the rows [n, d] inside orthonormal columns [d, r]."""
+def _centred(features: np.ndarray) -> np.ndarray:
+    features = np.asarray(features, np.float64)
+    return features - features.mean(0)
+
+
+def _shares(deviations: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    """The share of the squared length of the rows [n, d] along each of orthonormal axes [d, k]."""
     total = np.sum(deviations**2)
-    return float(np.sum((deviations @ basis) ** 2) / total) if total else 0.0
+    return np.sum((deviations @ axes) ** 2, axis=0) / (total if total > 0 else 1)

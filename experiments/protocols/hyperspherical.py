@@ -23,7 +23,12 @@ from experiments.errors import ConfigError
 from experiments.processes import on_first
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
-from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
+from experiments.protocols.linear_head import (
+    head_logits,
+    init_kernel,
+    init_linear_head,
+    train_accuracy,
+)
 from experiments.reporting.markdown import table
 
 _LABELS = {
@@ -148,9 +153,7 @@ def _cosine_softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
         return Loss(value, objective_state, train_accuracy(logits, labels))
 
     def init_head(key: Array):
-        # Of length 1/√3, as PyTorch's linear layers begin: gradients shrink with the length.
-        head = init_linear_head(key, problem.num_features, len(problem.class_counts), scale=3**-0.5)
-        return {"kernel": head["kernel"]}
+        return init_kernel(key, problem.num_features, len(problem.class_counts))
 
     return Objective(init_head, loss, logits_of)
 

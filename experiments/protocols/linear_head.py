@@ -28,6 +28,16 @@ def init_linear_head(
     }
 
 
+def init_kernel(key: Array, num_features: int, num_classes: int) -> dict[str, Array]:
+    """The first `kernel` [d, C] of a classifier without a bias, float32.
+
+    Its columns have lengths near 1/√3, as PyTorch's linear layers begin: with cosines, gradients
+    shrink with the length.
+    """
+    head = init_linear_head(key, num_features, num_classes, scale=3**-0.5)
+    return {"kernel": head["kernel"]}
+
+
 def head_logits(features: Array, head: dict[str, Array], objective_state: Any) -> Array:
     """The logits [n, C] of features [n, d], as `Objective.logits`."""
     return jaxloss.linear_logits(features, head["kernel"], head["bias"])

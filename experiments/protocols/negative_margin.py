@@ -40,7 +40,7 @@ from experiments.evaluation.fine_tuning import (
 )
 from experiments.evaluation.hard_episodes import episode_classifier, fine_tuned_predictions
 from experiments.protocols import few_shot
-from experiments.protocols.linear_head import init_linear_head, train_accuracy
+from experiments.protocols.linear_head import init_kernel, train_accuracy
 from experiments.reporting.markdown import table
 from experiments.reporting.run import episodes_table
 
@@ -315,9 +315,7 @@ def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
         return scale * logits_of(features, head["kernel"])
 
     def init_head(key: jax.Array):
-        # Of length 1/√3, as PyTorch's linear layers begin.
-        head = init_linear_head(key, problem.num_features, len(problem.class_counts), scale=3**-0.5)
-        return {"kernel": head["kernel"]}
+        return init_kernel(key, problem.num_features, len(problem.class_counts))
 
     return Objective(init_head, loss, scaled_logits)
 

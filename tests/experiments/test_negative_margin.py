@@ -117,6 +117,18 @@ def test_the_objective_is_the_papers(changes, scale):
     np.testing.assert_allclose(found, scale * logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["cosine", "softmax"])
+def test_the_classifier_starts_with_the_spread_of_the_authors(name):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.nn.init.kaiming_uniform_(torch.empty(64, 512), a=5**0.5, generator=generator)
+    objective = negative_margin.build(NegativeMarginConfig(loss=MarginLoss(name=name))).objective(
+        Problem(512, np.full(64, 10))
+    )
+    head = objective.init_head(jax.random.key(0))
+    assert head.keys() == {"kernel"}
+    assert np.std(head["kernel"]) == pytest.approx(float(weight.std()), rel=0.03)
+
+
 @pytest.mark.parametrize("margin", [-0.3, 0.0, 0.2])
 def test_the_shift_of_the_authors_inner_products_changes_nothing(margin):
     rng = np.random.default_rng(1)
