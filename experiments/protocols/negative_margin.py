@@ -349,7 +349,8 @@ def evaluate(
 
     Returns:
       `results`: an entry for each split and number of shots; `discriminability`: `intra`,
-      `inter` and `ratio` of all features of each split; `metrics`; `episodes`: for each accuracy
+      `inter` and `ratio` of all features of each split; `compactness`: P^s of the splits other than
+      base, as in `_compactness`, if base is evaluated too; `metrics`; `episodes`: for each accuracy
       among them, its value in every episode.
 
     Raises:
@@ -373,11 +374,14 @@ def evaluate(
         for name in _SCATTER
         for part, values in discriminability.items()
     ]
+    compactness = _compactness(discriminability)
+    shares = [_compactness_metric(part).measured(share) for part, share in compactness.items()]
     return {
         "evaluation": to_dict(evaluation) | {"classifier": classifier},
         "results": results,
         "discriminability": discriminability,
-        "metrics": accuracies + scatters,
+        "compactness": compactness,
+        "metrics": accuracies + scatters + shares,
         "episodes": episodes,
     }
 
@@ -391,11 +395,35 @@ _SCATTER = {
 """Of every field of `jaxloss.discriminability`: its name, and whether higher is better."""
 
 
+def _compactness(discriminability: dict[str, dict[str, float]]) -> dict[str, float]:
+    r"""P^s of each split other than base: the share of the pairs of a class that are as close as in
+    base classes, where the others are as far apart as two base classes.
+
+    .. math:: P^s = \frac{D_{inter}(base) - D_{intra}(split)}{D_{inter}(base) - D_{intra}(base)}
+
+    It is above 1 where classes are more compact than base classes, and 0 where the scatters of base
+    are equal.
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (10).
+    """
+    if "base" not in discriminability:
+        return {}
+    base = discriminability["base"]
+    gap = base["inter"] - base["intra"]
+    return {
+        part: (base["inter"] - values["intra"]) / gap if gap else 0.0
+        for part, values in discriminability.items()
+        if part != "base"
+    }
+
+
 def metrics(data: MarginData, evaluation: MarginEvaluation) -> list[Metric]:
-    """Accuracy for each split and number of shots; discriminability and its parts."""
+    """Accuracy for each split and number of shots; discriminability, its parts, and P^s."""
     parts = _parts(data, "novel")
     accuracies = [_accuracy(part, shots) for part in parts for shots in evaluation.shots]
-    return accuracies + [_scatter(part, name) for name in _SCATTER for part in parts]
+    scatters = [_scatter(part, name) for name in _SCATTER for part in parts]
+    return accuracies + scatters + [_compactness_metric(part) for part in parts if part != "base"]
 
 
 def _accuracy(part: str, shots: int) -> Metric:
@@ -405,6 +433,10 @@ def _accuracy(part: str, shots: int) -> Metric:
 def _scatter(part: str, name: str) -> Metric:
     title, higher_is_better = _SCATTER[name]
     return Metric(f"{part} {title}", "", higher_is_better)
+
+
+def _compactness_metric(part: str) -> Metric:
+    return Metric(f"{part} P^s", "")
 
 
 def _parts(data: MarginData, split: str) -> list[str]:
@@ -423,6 +455,7 @@ def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
     evaluation, tuning = results["evaluation"], results["fine_tuning"]
     base = "held out from training" if results["holdout"] else "training images"
+    shares = results["compactness"]
     number = f"{results['base_classes']} " if results["base_classes"] else ""
     lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, {tuning['passes']} "
@@ -431,9 +464,10 @@ def report(results: dict[str, Any]) -> list[str]:
         *episodes_table(results["results"]),
         "",
         *table(
-            ["classes", "D_intra", "D_inter", "D_inter / D_intra"],
+            ["classes", "D_intra", "D_inter", "D_inter / D_intra", *["P^s"] * bool(shares)],
             [
                 [split, *(f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio"))]
+                + [f"{shares[split]:.3f}" if split in shares else "–"] * bool(shares)
                 for split, scatter in results["discriminability"].items()
             ],
         ),

@@ -298,18 +298,26 @@ def _symbol_lines(grid: Grid, runs: Sequence[Run]) -> list[str]:
 def _run_lines(runs: Sequence[Run]) -> list[str]:
     """What is known of all runs: those that diverged, notes, time, code and commands."""
     diverged = [_name(run) for run in runs if "diverged" in run.report]
-    lines = [f"{_name(run)}: {note}" for run in runs for note in run.report.get("notes", ())]
+    noted: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.report.get("notes", ()):
+            noted.setdefault(note, []).append(_name(run))
+    lines = [
+        f"{'All' if 1 < len(names) == len(runs) else '; '.join(names)}: {note}"
+        for note, names in noted.items()
+    ]
     if diverged:
         reason = "the loss, its gradient or the features are not finite"
         lines.insert(0, f"Diverged ({reason}): {'; '.join(diverged)}.")
-    minutes = sum(run.report.get("seconds", 0) for run in runs) / 60
-    digits = 0 if minutes >= 10 else 1
-    number = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    seconds = [run.report["seconds"] for run in runs if "seconds" in run.report]
+    minutes = sum(seconds) / 60
+    kind = "run" if seconds or diverged else "evaluation"
+    took = f", {minutes:.{0 if minutes >= 10 else 1}f} minutes in total" if seconds else ""
     versions = dict.fromkeys(code_version(run.report) for run in runs)
     commands = dict.fromkeys(run.report["command"] for run in runs)
     return [
         *lines,
-        f"{number}, {minutes:.{digits}f} minutes in total.",
+        f"{len(runs)} {kind}{'s' * (len(runs) > 1)}{took}.",
         f"Code: {'; '.join(versions)}.",
         *(f"Command: `{command}`" for command in commands),
     ]

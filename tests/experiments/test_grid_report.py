@@ -257,6 +257,18 @@ def test_every_command_and_version_is_stated_once():
 def test_notes_of_runs_are_stated():
     runs = [run(("loose",), 4, (ERROR, 0.1), notes=["The best checkpoint is damaged."])]
     assert "- loose (seed 4): The best checkpoint is damaged." in text_of([METHODS], runs)
+    # A note of several runs is stated once.
+    damaged = {"notes": ["Damaged."]}
+    runs = [run((name,), 0, (ERROR, 0.1), **damaged) for name in METHODS.labels]
+    assert "\n- All: Damaged.\n" in text_of([METHODS], runs)
+    text = text_of([METHODS], [*runs, run(("loose",), 1, (ERROR, 0.1))])
+    assert "\n- softmax (seed 0); loose (seed 0): Damaged.\n" in text
+
+
+def test_evaluations_of_one_run_are_not_called_runs():
+    report = {key: value for key, value in run((), 0).report.items() if key != "seconds"}
+    runs = [Run((name,), report) for name in METHODS.labels]
+    assert "\n- 2 evaluations.\n" in text_of([METHODS], runs)
 
 
 def test_a_run_that_diverged_is_in_the_table_and_in_no_mean():

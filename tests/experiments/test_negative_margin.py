@@ -177,13 +177,14 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     report = json.loads((trained / "report.json").read_text())
     kinds = ("2-shot", "discriminability", "D_intra", "D_inter")
     splits = ("novel", "validation", "base")
-    best, last = report["metrics"][:12], report["metrics"][12:]
+    best, last = report["metrics"][:14], report["metrics"][14:]
     names = [f"{split} {kind}" for kind in kinds for split in splits]
+    names += ["novel P^s", "validation P^s"]
     assert [metric["name"] for metric in best] == names
     assert [metric["name"] for metric in last] == [f"{name} (last)" for name in names]
     declared = [metric.name for metric in plan_run(TINY).protocol.metrics]
     assert declared == [*names, *(f"{name} (last)" for name in names)]
-    assert [metric["unit"] for metric in best] == ["%"] * 3 + [""] * 9
+    assert [metric["unit"] for metric in best] == ["%"] * 3 + [""] * 11
     lower = [metric["name"] for metric in best if not metric["higher_is_better"]]
     assert lower == [f"{split} D_intra" for split in splits]
     assert [r["split"] for r in report["results"]] == ["novel", "validation", "base"]
@@ -223,6 +224,12 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     scatter = report["discriminability"]["base"]
     for title, name in (("discriminability", "ratio"), ("D_intra", "intra"), ("D_inter", "inter")):
         assert values[f"base {title}"] == scatter[name]
+    # Eq. (10): its right-hand side, with the share that was found, is D_intra of the split.
+    for part in ("novel", "validation"):
+        share = values[f"{part} P^s"]
+        assert report["compactness"][part] == share
+        mixture = share * scatter["intra"] + (1 - share) * scatter["inter"]
+        assert mixture == pytest.approx(report["discriminability"][part]["intra"])
     assert report["validation"]["name"] == "3-shot accuracy"
     assert report["validation"]["value"] == run.validation
 
@@ -230,7 +237,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
 def test_the_last_checkpoint_is_reported_too(trained, folders):
     report = json.loads((trained / "report.json").read_text())
     _, expected = evaluate_run(trained, folders, which="latest")
-    last = [metric["value"] for metric in report["metrics"][12:]]
+    last = [metric["value"] for metric in report["metrics"][14:]]
     assert last == [metric["value"] for metric in expected["metrics"]]
     assert report["last"]["step"] == expected["step"] == 4
     text = (trained / "report.md").read_text()
@@ -257,9 +264,11 @@ def test_the_report_names_its_episodes(trained, folders):
     hashed = episodes_hash(episodes)
     assert ["novel", "2", accuracy, interval, "8", hashed] in rows(text)
     assert "3 passes of fine-tuning a cosine classifier" in text
-    scatter = report["discriminability"]["base"]
-    numbers = [f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio")]
-    assert ["base", *numbers] in rows(text)
+    compact = f"{report['compactness']['novel']:.3f}"
+    for split, share in (("novel", compact), ("base", "–")):
+        scatter = report["discriminability"][split]
+        numbers = [f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio")]
+        assert [split, *numbers, share] in rows(text)
     assert "Images of the base classes (icons): held out from training." in lines
     told = run_report(report | {"weights": "resnet18.safetensors"}, lines)
     assert "The backbone started from resnet18.safetensors." in told
