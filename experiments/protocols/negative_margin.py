@@ -349,9 +349,9 @@ def evaluate(
 
     Returns:
       `results`: an entry for each split and number of shots; `discriminability`: `intra`,
-      `inter` and `ratio` of all features of each split; `compactness`: P^s of the splits other than
-      base, as in `_compactness`, if base is evaluated too; `metrics`; `episodes`: for each accuracy
-      among them, its value in every episode.
+      `inter` and `ratio` of all features of each split; `same_class_share`: what
+      `same_class_shares` returns; `metrics`; `episodes`: for each accuracy among them, its value
+      in every episode.
 
     Raises:
       ConfigError: A split cannot give such episodes.
@@ -374,14 +374,14 @@ def evaluate(
         for name in _SCATTER
         for part, values in discriminability.items()
     ]
-    compactness = _compactness(discriminability)
-    shares = [_compactness_metric(part).measured(share) for part, share in compactness.items()]
+    shares = same_class_shares(discriminability)
+    measured = [_same_class_share(part).measured(share) for part, share in shares.items()]
     return {
         "evaluation": to_dict(evaluation) | {"classifier": classifier},
         "results": results,
         "discriminability": discriminability,
-        "compactness": compactness,
-        "metrics": accuracies + scatters + shares,
+        "same_class_share": shares,
+        "metrics": accuracies + scatters + measured,
         "episodes": episodes,
     }
 
@@ -394,15 +394,22 @@ _SCATTER = {
 }
 """Of every field of `jaxloss.discriminability`: its name, and whether higher is better."""
 
+_LEAST_GAP = 1e-6
+"""D_inter − D_intra of base classes from which on P^s is more than rounding."""
 
-def _compactness(discriminability: dict[str, dict[str, float]]) -> dict[str, float]:
-    r"""P^s of each split other than base: the share of the pairs of a class that are as close as in
-    base classes, where the others are as far apart as two base classes.
+
+def same_class_shares(
+    discriminability: dict[str, dict[str, float]],
+) -> dict[str, float | None]:
+    r"""The P^s with which eq. (10) gives D_intra of each split other than base.
 
     .. math:: P^s = \frac{D_{inter}(base) - D_{intra}(split)}{D_{inter}(base) - D_{intra}(base)}
 
-    It is above 1 where classes are more compact than base classes, and 0 where the scatters of base
-    are equal.
+    The paper assumes that this share of the pairs of a class are as close as pairs of a base class,
+    and the others as far apart as two base classes. It is above 1 where the classes are more
+    compact than base classes, and None where base classes are not apart. If no images of the base
+    classes are held out, those of training take their place; they are closer together, so that P^s
+    is lower. Without `base` there is none.
 
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, eq. (10).
@@ -412,7 +419,7 @@ def _compactness(discriminability: dict[str, dict[str, float]]) -> dict[str, flo
     base = discriminability["base"]
     gap = base["inter"] - base["intra"]
     return {
-        part: (base["inter"] - values["intra"]) / gap if gap else 0.0
+        part: (base["inter"] - values["intra"]) / gap if gap > _LEAST_GAP else None
         for part, values in discriminability.items()
         if part != "base"
     }
@@ -423,7 +430,7 @@ def metrics(data: MarginData, evaluation: MarginEvaluation) -> list[Metric]:
     parts = _parts(data, "novel")
     accuracies = [_accuracy(part, shots) for part in parts for shots in evaluation.shots]
     scatters = [_scatter(part, name) for name in _SCATTER for part in parts]
-    return accuracies + scatters + [_compactness_metric(part) for part in parts if part != "base"]
+    return accuracies + scatters + [_same_class_share(part) for part in parts if part != "base"]
 
 
 def _accuracy(part: str, shots: int) -> Metric:
@@ -435,8 +442,8 @@ def _scatter(part: str, name: str) -> Metric:
     return Metric(f"{part} {title}", "", higher_is_better)
 
 
-def _compactness_metric(part: str) -> Metric:
-    return Metric(f"{part} P^s", "")
+def _same_class_share(part: str) -> Metric:
+    return Metric(f"{part} P^s", "", higher_is_better=True)
 
 
 def _parts(data: MarginData, split: str) -> list[str]:
@@ -455,7 +462,7 @@ def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
     evaluation, tuning = results["evaluation"], results["fine_tuning"]
     base = "held out from training" if results["holdout"] else "training images"
-    shares = results["compactness"]
+    shares = results["same_class_share"]
     number = f"{results['base_classes']} " if results["base_classes"] else ""
     lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, {tuning['passes']} "
@@ -467,7 +474,7 @@ def report(results: dict[str, Any]) -> list[str]:
             ["classes", "D_intra", "D_inter", "D_inter / D_intra", *["P^s"] * bool(shares)],
             [
                 [split, *(f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio"))]
-                + [f"{shares[split]:.3f}" if split in shares else "–"] * bool(shares)
+                + ["–" if shares.get(split) is None else f"{shares[split]:.3f}"] * bool(shares)
                 for split, scatter in results["discriminability"].items()
             ],
         ),

@@ -300,7 +300,7 @@ def _run_lines(runs: Sequence[Run]) -> list[str]:
     diverged = [_name(run) for run in runs if "diverged" in run.report]
     noted: dict[str, list[str]] = {}
     for run in runs:
-        for note in run.report.get("notes", ()):
+        for note in dict.fromkeys(run.report.get("notes", ())):
             noted.setdefault(note, []).append(_name(run))
     lines = [
         f"{'All' if 1 < len(names) == len(runs) else '; '.join(names)}: {note}"
@@ -309,6 +309,7 @@ def _run_lines(runs: Sequence[Run]) -> list[str]:
     if diverged:
         reason = "the loss, its gradient or the features are not finite"
         lines.insert(0, f"Diverged ({reason}): {'; '.join(diverged)}.")
+    # Reports of training alone have a time.
     seconds = [run.report["seconds"] for run in runs if "seconds" in run.report]
     minutes = sum(seconds) / 60
     kind = "run" if seconds or diverged else "evaluation"

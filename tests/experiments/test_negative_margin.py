@@ -227,7 +227,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     # Eq. (10): its right-hand side, with the share that was found, is D_intra of the split.
     for part in ("novel", "validation"):
         share = values[f"{part} P^s"]
-        assert report["compactness"][part] == share
+        assert report["same_class_share"][part] == share
         mixture = share * scatter["intra"] + (1 - share) * scatter["inter"]
         assert mixture == pytest.approx(report["discriminability"][part]["intra"])
     assert report["validation"]["name"] == "3-shot accuracy"
@@ -264,7 +264,7 @@ def test_the_report_names_its_episodes(trained, folders):
     hashed = episodes_hash(episodes)
     assert ["novel", "2", accuracy, interval, "8", hashed] in rows(text)
     assert "3 passes of fine-tuning a cosine classifier" in text
-    compact = f"{report['compactness']['novel']:.3f}"
+    compact = f"{report['same_class_share']['novel']:.3f}"
     for split, share in (("novel", compact), ("base", "–")):
         scatter = report["discriminability"][split]
         numbers = [f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio")]
@@ -272,6 +272,16 @@ def test_the_report_names_its_episodes(trained, folders):
     assert "Images of the base classes (icons): held out from training." in lines
     told = run_report(report | {"weights": "resnet18.safetensors"}, lines)
     assert "The backbone started from resnet18.safetensors." in told
+
+
+def test_a_share_of_pairs_needs_base_classes_that_are_apart():
+    novel = {"intra": 0.2, "inter": 0.4, "ratio": 2.0}
+    shares = negative_margin.same_class_shares
+    assert shares({"novel": novel}) == {}
+    apart = {"intra": 0.25, "inter": 0.5, "ratio": 2.0}
+    assert shares({"novel": novel, "base": apart}) == {"novel": pytest.approx(1.2)}
+    for inter in (0.25, 0.25 + 1e-8, 0.2):
+        assert shares({"novel": novel, "base": apart | {"inter": inter}}) == {"novel": None}
 
 
 def rows(text: str) -> list[list[str]]:
