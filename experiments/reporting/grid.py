@@ -312,7 +312,7 @@ def _run_lines(runs: Sequence[Run]) -> list[str]:
     # Reports of training alone have a time.
     seconds = [run.report["seconds"] for run in runs if "seconds" in run.report]
     minutes = sum(seconds) / 60
-    kind = "run" if seconds or diverged else "evaluation"
+    kind = "evaluation" if runs and not (seconds or diverged) else "run"
     took = f", {minutes:.{0 if minutes >= 10 else 1}f} minutes in total" if seconds else ""
     versions = dict.fromkeys(code_version(run.report) for run in runs)
     commands = dict.fromkeys(run.report["command"] for run in runs)
