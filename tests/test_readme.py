@@ -40,7 +40,9 @@ def test_every_name_is_in_its_table(heading, column, known):
     assert named - {"linear"} == set(known)
 
 
-@pytest.mark.parametrize("document", ["README.md", "experiments/RESULTS.md", "experiments/EARLIER_RESULTS.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "experiments/RESULTS.md", "experiments/EARLIER_RESULTS.md"]
+)
 def test_every_command_parses(document):
     text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"python -m experiments ([^`\n#]*)", text)
