@@ -213,7 +213,11 @@ def test_what_follows_the_backbone_equals_pytorch(projection, dim):
         there.train(train)
         inner = model.backbone(images, train=train)
         expected = there(torch.from_numpy(np.array(inner))).detach()
-        np.testing.assert_allclose(model(images, train=train), expected, rtol=1e-4, atol=1e-5)
+        # The variance of a batch is a difference of two means. With features whose mean is 16
+        # standard deviations, this costs float32 a factor of 256: on a CPU with AVX-512, 1.4e-5
+        # from float64.
+        atol = 4e-5 if train else 1e-5
+        np.testing.assert_allclose(model(images, train=train), expected, rtol=1e-4, atol=atol)
 
 
 def close_by_norm(found, expected):

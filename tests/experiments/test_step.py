@@ -67,8 +67,10 @@ def run_steps(config: TrainConfig, mode: ParallelMode, num_steps: int = 3):
 def test_pmap_and_sharded_jit_give_the_same_numbers(loss, model):
     config = dataclasses.replace(TINY, model=model, loss=loss)
     assert jax.device_count() == 4
+    # Rounding in the batch normalisation of a few values grows over three steps, to 2.8e-5 in one
+    # of the momenta on a CPU with AVX-512.
     chex.assert_trees_all_close(
-        run_steps(config, "pmap"), run_steps(config, "jit"), rtol=2e-4, atol=2e-5
+        run_steps(config, "pmap"), run_steps(config, "jit"), rtol=2e-4, atol=6e-5
     )
 
 
