@@ -90,7 +90,7 @@ def direct_sum_loss(
     metric_loss: Loss = nca_loss,
     metric_weight: Number = 1.0,
     epsilon: Number = 1e-4,
-    stop_gradient: bool = True,
+    stop_gradient: bool = False,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
@@ -106,8 +106,8 @@ def direct_sum_loss(
       labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
         metric loss gets the projected features. `references` of its own are not projected: use
         `project_complement` first.
-      epsilon, stop_gradient: As in `project_complement`. By default the metric loss has no gradient
-        for the weights.
+      epsilon, stop_gradient: As in `project_complement`. With `stop_gradient=True`, the metric loss
+        has no gradient for the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
@@ -144,7 +144,7 @@ def spectral_sum_loss(
     metric_loss: Loss = nca_loss,
     metric_weight: Number = 1.0,
     power: Number = 0.3,
-    stop_gradient: bool = True,
+    stop_gradient: bool = False,
     basis: SpectralBasis | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
@@ -161,15 +161,15 @@ def spectral_sum_loss(
       labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
         metric loss gets the projected features. `references` of its own are not projected: use
         `project_spectral_complement` first.
-      power, stop_gradient, basis: As in `project_spectral_complement`. By default the metric loss
-        has no gradient for the weights.
+      power, stop_gradient, basis: As in `project_spectral_complement`. With `stop_gradient=True` or
+        a `basis`, the metric loss has no gradient for the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`. Forward mode as in `sum_loss`.
 
     Raises:
-      ValueError: If `power` is negative, or there is a `basis` and `stop_gradient` is False.
+      ValueError: If `power` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss

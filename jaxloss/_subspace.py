@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ def project_classifier(
     weights: Float[Array, "d C"],
     *,
     epsilon: Number = 1e-4,
-    stop_gradient: bool = True,
+    stop_gradient: bool = False,
 ) -> Float[Array, "n d"]:
     r"""Projection of features onto the subspace spanned by the classifier's weights.
 
@@ -27,9 +29,12 @@ def project_classifier(
        = U \operatorname{diag}\!\left(\frac{σ^2}{σ^2 + ε}\right) U^\top x,
        \quad W = U \operatorname{diag}(σ) V^\top
 
-    It takes one Cholesky factorisation of the smaller Gram matrix, and no d×d matrix if d > C. If W
+    It takes Cholesky factorisations of the smaller Gram matrix, and no d×d matrix if d > C. If W
     is rank-deficient and ε is below the rounding error of the Gram matrix, about 1e-7·‖WᵀW‖ in
     float32, ε is increased to that error.
+
+    The weights get a gradient through the projection, as the formula has it. It is finite for every
+    W: the derivative of σ² / (σ² + ε) is at most 1/√ε.
 
     Args:
       features: `[n, d]`.
@@ -53,8 +58,8 @@ def project_classifier(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi).
     """
     epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
-    features, weights = _checked(features, weights, stop_gradient)
-    return _split(features, weights, epsilon)[0]
+    features, weights = _checked(features, weights)
+    return features - _complement(features, weights, epsilon, stop_gradient)
 
 
 def project_complement(
@@ -62,7 +67,7 @@ def project_complement(
     weights: Float[Array, "d C"],
     *,
     epsilon: Number = 1e-4,
-    stop_gradient: bool = True,
+    stop_gradient: bool = False,
 ) -> Float[Array, "n d"]:
     r"""Projection of features onto the complement of the classifier's subspace.
 
@@ -73,8 +78,9 @@ def project_complement(
       weights: `[d, C]`, one column per class. With C ≥ d, the complement is usually empty; use
         `project_spectral_complement` instead.
       epsilon: ε ≥ 0, as in `project_classifier`.
-      stop_gradient: Treat the projection as a constant, so that only features get a gradient, and
-        this gradient lies in the complement.
+      stop_gradient: Treat the projection as a constant, so that only features get a gradient. If
+        False, the weights get one, too, as in `project_classifier`. In both cases, the gradient of
+        the features lies in the complement.
 
     Returns:
       Projected features `[n, d]`.
@@ -92,60 +98,116 @@ def project_complement(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi), (vii).
     """
     epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
-    features, weights = _checked(features, weights, stop_gradient)
-    return _split(features, weights, epsilon)[1]
+    features, weights = _checked(features, weights)
+    return _complement(features, weights, epsilon, stop_gradient)
 
 
-def _checked(
-    features: Any, weights: Any, stop_gradient: bool
-) -> tuple[Float[Array, "n d"], Float[Array, "d C"]]:
+def _checked(features: Any, weights: Any) -> tuple[Float[Array, "n d"], Float[Array, "d C"]]:
     """Checks the arguments, and widens them to one dtype."""
     features = _checks.floating("features", features, "n d")
     weights, _ = _checks.classifier(features, weights)
     features, weights = widen(features, weights)
-    return features, lax.stop_gradient(weights) if stop_gradient else weights
+    return features, weights
 
 
-def _split(
-    features: Float[Array, "n d"], weights: Float[Array, "d C"], epsilon: Number
-) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
-    """Returns the parts of the features inside the classifier's subspace and outside it."""
-    dim, num_classes = weights.shape
-    if num_classes <= dim:
-        coordinates, _ = _solve_gram(weights, epsilon, exact_product(features, weights).T)
-        inside = exact_product(weights, coordinates).T
-        return inside, features - inside
-    # W(WᵀW+εI)⁻¹Wᵀ = I − ε(WWᵀ+εI)⁻¹ needs the smaller Gram matrix only.
-    solution, used_epsilon = _solve_gram(weights.T, epsilon, features.T)
-    outside = used_epsilon * solution.T
-    return features - outside, outside
+_Pair: TypeAlias = tuple[Float[Array, "d n"], Float[Array, "C n"]]
 
 
-def _solve_gram(
-    factors: Float[Array, "m k"], epsilon: Number, right: Float[Array, "k n"]
-) -> tuple[Float[Array, "k n"], Number]:
-    """Returns `(FᵀF + εI)⁻¹ R` and the ε in use.
+def _complement(
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d C"],
+    epsilon: Number,
+    stop_gradient: bool,
+) -> Float[Array, "n d"]:
+    """Returns the part of the features outside the classifier's subspace.
 
-    The gradient is that of a linear system. It does not differentiate the factorisation.
+    It is the a of a linear system that is symmetric and has W in it as it is:
+
+        a + W b = x,   Wᵀ a − ε b = 0,   and so   b = (WᵀW + εI)⁻¹ Wᵀ x.
+
+    A derivative solves the same system, with the right side (dx − dW b, dε b − dWᵀ a). So it takes
+    products and the same factors only, and nothing cancels where W spans few directions.
     """
-    gram = exact_product(factors.T, factors)
-    # Zeros like `right` make the Gram matrix vary over the same devices, as the transposed solve
-    # requires.
-    gram = gram + jnp.zeros_like(right, shape=gram.shape)
-    cholesky, used_epsilon = _cholesky(lax.stop_gradient(gram), epsilon)
-    solution = lax.custom_linear_solve(
-        lambda x: exact_product(gram, x) + used_epsilon * x,
-        right,
-        lambda _, b: jax.scipy.linalg.cho_solve((cholesky, True), b),
-        symmetric=True,
-    )
-    return solution, used_epsilon
+    narrow = weights.shape[1] <= weights.shape[0]
+    constant = lax.stop_gradient(weights)
+    factors = _factorize(constant if narrow else constant.T, epsilon)
+    fixed = lax.stop_gradient(factors)
+    if stop_gradient:
+        if narrow:
+            return features - exact_product(exact_product(features, fixed.basis), fixed.basis.T)
+        return fixed.epsilon * _solve_upper(fixed.lower, _solve_lower(fixed.lower, features.T)).T
+
+    def system(unknowns: _Pair) -> _Pair:
+        a, b = unknowns
+        return (
+            a + exact_product(weights, b),
+            exact_product(weights.T, a) - factors.epsilon * b,
+        )
+
+    def solve(_: Callable[[_Pair], _Pair], right: _Pair) -> _Pair:
+        x, t = right
+        if narrow:
+            coordinates = exact_product(fixed.basis.T, x) - _solve_lower(fixed.lower, t)
+            outside = x - exact_product(fixed.basis, coordinates)
+            return outside, _solve_upper(fixed.lower, coordinates)
+        # W then spans all dimensions, and a = ε (WWᵀ + εI)⁻¹ (x + W t / ε).
+        inverse = jnp.where(fixed.epsilon == 0, 0, 1 / fixed.epsilon)
+        half = _solve_lower(fixed.lower, x + inverse * exact_product(constant, t))
+        solution = _solve_upper(fixed.lower, half)
+        return fixed.epsilon * solution, exact_product(constant.T, solution) - inverse * t
+
+    # Zeros that vary over the same devices as the features, as the transposed system requires.
+    zeros = jnp.zeros_like(features, shape=(weights.shape[1], features.shape[0]))
+    outside, _ = lax.custom_linear_solve(system, (features.T, zeros), solve, symmetric=True)
+    return outside.T
+
+
+class _Factors(NamedTuple):
+    """Factors of a matrix F of `[m, k]`: `FᵀF + εI = L Lᵀ`, and `Q = F L⁻ᵀ`."""
+
+    basis: Float[Array, "m k"]
+    """Q, so that `Q Qᵀ = F (FᵀF + εI)⁻¹ Fᵀ`."""
+    lower: Float[Array, "k k"]
+    """L, a lower triangle."""
+    epsilon: Float[Array, ""]
+    """The ε in use."""
+
+
+def _factorize(matrix: Float[Array, "m k"], epsilon: Number) -> _Factors:
+    """Returns the factors by Cholesky QR, in two passes.
+
+    A Gram matrix squares the condition number, and its rounding error need not be small against ε:
+    one pass loses half of the digits. Its Q is nearly orthonormal, so that a second pass, over Q,
+    brings them back (Yamamoto et al., Roundoff error analysis of the CholeskyQR2 algorithm, 2015).
+    """
+    lower, epsilon = _cholesky(exact_product(matrix.T, matrix), epsilon)
+    basis = _solve_lower(lower, matrix.T)
+    # The orthonormal matrix is that of F with √ε I below it.
+    root = jnp.sqrt(lax.stop_gradient(epsilon)) * jnp.eye(len(lower), dtype=lower.dtype)
+    rest = _solve_lower(lower, root)
+    gram = exact_product(basis, basis.T) + exact_product(rest, rest.T)
+    correction = jnp.linalg.cholesky(gram)
+    basis = _solve_lower(correction, basis)
+    return _Factors(basis.T, exact_product(lower, correction), epsilon)
+
+
+def _solve_lower(lower: Float[Array, "k k"], right: Float[Array, "k n"]) -> Float[Array, "k n"]:
+    """Returns `L⁻¹ R`."""
+    return jax.scipy.linalg.solve_triangular(lower, right, lower=True)
+
+
+def _solve_upper(lower: Float[Array, "k k"], right: Float[Array, "k n"]) -> Float[Array, "k n"]:
+    """Returns `L⁻ᵀ R`."""
+    return jax.scipy.linalg.solve_triangular(lower, right, lower=True, trans=1)
 
 
 def _cholesky(
     gram: Float[Array, "k k"], epsilon: Number
 ) -> tuple[Float[Array, "k k"], Float[Array, ""]]:
-    """Returns the Cholesky factor of `G + εI` and ε, increased where rounding requires it."""
+    """Returns the Cholesky factor of `G + εI` and ε, increased where rounding requires it.
+
+    The factor is a constant; ε keeps its gradient.
+    """
     limits = jnp.finfo(gram.dtype)
     identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
     rounding = 4 * limits.eps * jnp.max(jnp.sum(jnp.abs(gram), axis=1))
@@ -210,8 +272,8 @@ def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
     """
     weights = _checks.floating("weights", weights, "d C")
     (weights,) = widen(weights)
-    vectors, values, _ = _decomposed(lax.stop_gradient(weights))
-    return SpectralBasis(vectors, values)
+    basis, _ = _decompose(lax.stop_gradient(weights))
+    return basis
 
 
 def project_spectral_complement(
@@ -219,7 +281,7 @@ def project_spectral_complement(
     weights: Float[Array, "d C"],
     *,
     power: Number = 0.3,
-    stop_gradient: bool = True,
+    stop_gradient: bool = False,
     basis: SpectralBasis | None = None,
 ) -> Float[Array, "n d"]:
     r"""Soft projection of features onto the directions that the classifier uses least.
@@ -231,21 +293,26 @@ def project_spectral_complement(
     either. Directions below the rank tolerance, max(d, C)·eps·max λ, keep their full weight. p = 0
     gives the exact orthogonal complement.
 
+    The weights get a gradient through the projection, as the formula has it. Its first derivative
+    is exact for repeated singular values, too; the second needs distinct ones. For p < 1, the
+    derivative of λ̃^p grows without bound as λ goes to 0. Below the rank tolerance, where λ is no
+    more than rounding error, λ̃^p is constant and equal to 0: there, the weights get no gradient
+    along pairs of null directions, and those of a null and a used one turn only the used one.
+
     Args:
       features: `[n, d]`.
       weights: `[d, C]`, one column per class.
       power: p ≥ 0.
-      stop_gradient: Treat the projection as a constant, so that only features get a gradient. If
-        False, the first derivative is exact for repeated singular values too. The second needs
-        distinct ones.
+      stop_gradient: Treat the projection as a constant, so that only features get a gradient.
       basis: The `spectral_basis` of the weights, or of slightly older ones. It is used as it is,
-        and the weights get no gradient. By default, it is computed from the weights.
+        a constant: with it, the weights get no gradient, whatever `stop_gradient` is. By default,
+        it is computed from the weights.
 
     Returns:
       Projected features `[n, d]`.
 
     Raises:
-      ValueError: If `power` is negative, or there is a `basis` and `stop_gradient` is False.
+      ValueError: If `power` is negative.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -258,11 +325,9 @@ def project_spectral_complement(
       eq. (viii) to (xi).
     """
     power = _checks.in_range("power", power, at_least=0)
-    features, weights = _checked(features, weights, stop_gradient)
+    features, weights = _checked(features, weights)
     if basis is None and not stop_gradient:
         return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
-    if not stop_gradient:
-        raise ValueError("`stop_gradient` must be True with a `basis`, which is a constant")
     basis = spectral_basis(weights) if basis is None else basis
     vectors, values = _checked_basis(basis, weights)
     return features - _weighted_projection(features, vectors, _spectral_weights(values, power))
@@ -323,12 +388,12 @@ def _checked_basis(basis: Any, weights: Float[Array, "d C"]) -> SpectralBasis:
     return lax.stop_gradient(basis)
 
 
-def _decomposed(
+def _decompose(
     weights: Float[Array, "d C"],
-) -> tuple[Float[Array, "d r"], Float[Array, " r"], Float[Array, "r C"]]:
-    """Returns left singular vectors, singular values (0 if null), and right singular vectors."""
+) -> tuple[SpectralBasis, Float[Array, "C r"]]:
+    """Returns the basis and the right singular vectors, one per column."""
     left, values, right = jnp.linalg.svd(weights, full_matrices=False)
-    return left, _zero_if_null(values, weights.shape), right
+    return SpectralBasis(left, _zero_if_null(values, weights.shape)), right.T
 
 
 def _zero_if_null(values: Float[Array, " r"], shape: tuple[int, ...]) -> Float[Array, " r"]:
@@ -365,7 +430,7 @@ def _spectral_part(
     features: Float[Array, "n d"], weights: Float[Array, "d C"], power: Float[Array, ""]
 ) -> Float[Array, "n d"]:
     """Returns `x U diag(λ̃^p) Uᵀ`, the part that the spectral complement removes."""
-    vectors, values, _ = _decomposed(weights)
+    (vectors, values), _ = _decompose(weights)
     return _weighted_projection(features, vectors, _spectral_weights(values, power))
 
 
@@ -374,45 +439,45 @@ def _spectral_part_jvp(
     primals: tuple[Float[Array, "n d"], Float[Array, "d C"], Float[Array, ""]],
     tangents: tuple[Float[Array, "n d"], Float[Array, "d C"], Float[Array, ""]],
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
-    """Differentiates `F(W) = h(WWᵀ)`, `h(a) = (a / a_max)^{p/2}`, as a function of a matrix.
+    """Differentiates `h(WWᵀ)`, `h(a) = (a / a_max)^{p/2}`, as a function of a matrix.
 
-    The formula of Daleckii and Krein uses divided differences of h. They stay finite for repeated
-    singular values, where the singular vectors have no derivative.
+    The formula of Daleckii and Krein has divided differences of h over pairs of eigenvalues. They
+    stay finite for repeated singular values, where the singular vectors have no derivative.
     """
     features, weights, power = primals
     d_features, d_weights, d_power = tangents
-    left, values, right = _decomposed(weights)
+    (vectors, values), right = _decompose(weights)
     spectral_weights = _spectral_weights(values, power)
     largest = jnp.where(values[0] > 0, values[0], 1)
     kept = spectral_weights > 0
     safe = jnp.where(kept, values, 1)
 
-    def part(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
-        return _weighted_projection(x, left, spectral_weights)
-
-    # Uᵀ d(WWᵀ) U = M Σ + Σ Mᵀ inside the span of W, and N Σ from the span to its complement.
-    inside = exact_product(exact_product(left.T, d_weights), right.T)
-    outside = exact_product(d_weights, right.T) - exact_product(left, inside)
-    d_gram = inside * values[None, :] + values[:, None] * inside.T
+    # dW Wᵀ U, inside the span of U and outside of it. WᵀU, a product, would have more rounding.
+    half = exact_product(d_weights, right * values[None, :])
+    inside = exact_product(vectors.T, half)
+    outside = half - exact_product(vectors, inside)
+    d_gram = inside + inside.T
 
     # h also depends on the largest eigenvalue. If it repeats, take the mean over its eigenspace.
     top = kept & (values >= values[0] * (1 - 10 * jnp.finfo(values.dtype).eps))
     d_largest = jnp.sum(jnp.where(top, jnp.diagonal(d_gram), 0)) / jnp.maximum(
         jnp.sum(top.astype(values.dtype)), 1
     )
-    d_scale = -power / 2 * d_largest / largest**2
+    d_scaled = -power / 2 * d_largest / largest**2 * spectral_weights
+    d_scaled += jnp.where(kept, spectral_weights * jnp.log(safe / largest), 0) * d_power
 
-    x_left = exact_product(features, left)
-    cross = spectral_weights / safe  # (h / a) σ
+    x_inside = exact_product(features, vectors)
+    to_null = spectral_weights / safe**2  # The divided difference of an eigenvalue and 0.
     quotients = _divided_differences(safe, kept, spectral_weights, power)
-    d_part = (
-        exact_product(exact_product(x_left, quotients * d_gram), left.T)
-        + exact_product(x_left * cross[None, :], outside.T)
-        + exact_product(exact_product(features, outside) * cross[None, :], left.T)
-        + d_scale * part(features)
+    d_inside = (
+        exact_product(x_inside, quotients * d_gram)
+        + exact_product(features, outside) * to_null[None, :]
+        + x_inside * d_scaled[None, :]
     )
-    d_spectral_weights = jnp.where(kept, spectral_weights * jnp.log(safe / largest), 0) * d_power
-    d_part = d_part + _weighted_projection(features, left, d_spectral_weights)
+    d_part = exact_product(d_inside, vectors.T) + exact_product(
+        x_inside * to_null[None, :], outside.T
+    )
+    part = partial(_weighted_projection, vectors=vectors, spectral_weights=spectral_weights)
     return part(features), part(d_features) + d_part
 
 

@@ -48,6 +48,7 @@ _SOURCES = by_option(
             "evaluation.queries",
         ),
         DIFFERS: ("loss.temperature",),
+        "the formulas have none": ("loss.stop_gradient",),
         OURS: (
             "data.mean",
             "data.std",

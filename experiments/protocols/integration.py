@@ -59,8 +59,12 @@ class IntegratedLoss(NamedLoss):
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: Weight = 0.3
     """Exponent p of the spectral sum."""
+    stop_gradient: bool = False
+    """Treat the projection of a direct or spectral sum as a constant, so that the metric loss has no
+    gradient for the classifier."""
     basis_every: Count = 1
-    """Decompose the classifier of a spectral sum anew every this many steps; 1 is exact."""
+    """Decompose the classifier of a spectral sum anew every this many steps; 1 is exact. Above 1, the
+    projection is a constant, as with stop_gradient."""
 
 
 class Terms(NamedTuple):
@@ -131,8 +135,12 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
         return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
     integrate = {
         "sum": jaxloss.sum_loss,
-        "direct": partial(jaxloss.direct_sum_loss, epsilon=options.epsilon),
-        "spectral": partial(jaxloss.spectral_sum_loss, power=options.power),
+        "direct": partial(
+            jaxloss.direct_sum_loss, epsilon=options.epsilon, stop_gradient=options.stop_gradient
+        ),
+        "spectral": partial(
+            jaxloss.spectral_sum_loss, power=options.power, stop_gradient=options.stop_gradient
+        ),
     }[integration or ""]
     return partial(
         integrate,
