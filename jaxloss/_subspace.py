@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +57,8 @@ def project_classifier(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi).
     """
     epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
-    features, weights = _checked(features, weights)
-    return features - _complement(features, weights, epsilon, stop_gradient)
+    features, weights = _checked(features, weights, stop_gradient)
+    return _split(features, weights, epsilon)[0]
 
 
 def project_complement(
@@ -98,107 +97,74 @@ def project_complement(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi), (vii).
     """
     epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
-    features, weights = _checked(features, weights)
-    return _complement(features, weights, epsilon, stop_gradient)
+    features, weights = _checked(features, weights, stop_gradient)
+    return _split(features, weights, epsilon)[1]
 
 
-def _checked(features: Any, weights: Any) -> tuple[Float[Array, "n d"], Float[Array, "d C"]]:
+def _checked(
+    features: Any, weights: Any, stop_gradient: bool
+) -> tuple[Float[Array, "n d"], Float[Array, "d C"]]:
     """Checks the arguments, and widens them to one dtype."""
     features = _checks.floating("features", features, "n d")
     weights, _ = _checks.classifier(features, weights)
     features, weights = widen(features, weights)
-    return features, weights
+    return features, lax.stop_gradient(weights) if stop_gradient else weights
 
 
-_Pair: TypeAlias = tuple[Float[Array, "d n"], Float[Array, "C n"]]
+def _split(
+    features: Float[Array, "n d"], weights: Float[Array, "d C"], epsilon: Number
+) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
+    """Returns the parts of the features inside the classifier's subspace and outside it."""
+    dim, num_classes = weights.shape
+    if num_classes <= dim:
+        coordinates, _ = _solve_gram(weights, epsilon, exact_product(features, weights).T)
+        inside = exact_product(weights, coordinates).T
+        return inside, features - inside
+    # W(WᵀW+εI)⁻¹Wᵀ = I − ε(WWᵀ+εI)⁻¹ needs the smaller Gram matrix only.
+    solution, used_epsilon = _solve_gram(weights.T, epsilon, features.T)
+    outside = used_epsilon * solution.T
+    return features - outside, outside
 
 
-def _complement(
-    features: Float[Array, "n d"],
-    weights: Float[Array, "d C"],
-    epsilon: Number,
-    stop_gradient: bool,
-) -> Float[Array, "n d"]:
-    """Returns the part of the features outside the classifier's subspace.
+def _solve_gram(
+    factors: Float[Array, "m k"], epsilon: Number, right: Float[Array, "k n"]
+) -> tuple[Float[Array, "k n"], Number]:
+    """Returns `(FᵀF + εI)⁻¹ R` and the ε in use.
 
-    It is the a of a linear system that is symmetric and has W in it as it is:
-
-        a + W b = x,   Wᵀ a − ε b = 0,   and so   b = (WᵀW + εI)⁻¹ Wᵀ x.
-
-    A derivative solves the same system, with the right side (dx − dW b, dε b − dWᵀ a). So it takes
-    products and the same factors only, and nothing cancels where W spans few directions.
+    The gradient is that of a linear system: products, and a solution with the same factor. It does
+    not differentiate the factorisation.
     """
-    narrow = weights.shape[1] <= weights.shape[0]
-    constant = lax.stop_gradient(weights)
-    factors = _factorize(constant if narrow else constant.T, epsilon)
-    fixed = lax.stop_gradient(factors)
-    if stop_gradient:
-        if narrow:
-            return features - exact_product(exact_product(features, fixed.basis), fixed.basis.T)
-        return fixed.epsilon * _solve_upper(fixed.lower, _solve_lower(fixed.lower, features.T)).T
-
-    def system(unknowns: _Pair) -> _Pair:
-        a, b = unknowns
-        return (
-            a + exact_product(weights, b),
-            exact_product(weights.T, a) - factors.epsilon * b,
-        )
-
-    def solve(_: Callable[[_Pair], _Pair], right: _Pair) -> _Pair:
-        x, t = right
-        if narrow:
-            coordinates = exact_product(fixed.basis.T, x) - _solve_lower(fixed.lower, t)
-            outside = x - exact_product(fixed.basis, coordinates)
-            return outside, _solve_upper(fixed.lower, coordinates)
-        # W then spans all dimensions, and a = ε (WWᵀ + εI)⁻¹ (x + W t / ε).
-        inverse = jnp.where(fixed.epsilon == 0, 0, 1 / fixed.epsilon)
-        half = _solve_lower(fixed.lower, x + inverse * exact_product(constant, t))
-        solution = _solve_upper(fixed.lower, half)
-        return fixed.epsilon * solution, exact_product(constant.T, solution) - inverse * t
-
-    # Zeros that vary over the same devices as the features, as the transposed system requires.
-    zeros = jnp.zeros_like(features, shape=(weights.shape[1], features.shape[0]))
-    outside, _ = lax.custom_linear_solve(system, (features.T, zeros), solve, symmetric=True)
-    return outside.T
+    # Zeros like `right` make the Gram matrix vary over the same devices, as the transposed solve
+    # requires.
+    factors = factors + jnp.zeros_like(right, shape=factors.shape)
+    gram = exact_product(factors.T, factors)
+    lower, used_epsilon = _factorize(lax.stop_gradient(factors), lax.stop_gradient(gram), epsilon)
+    solution = lax.custom_linear_solve(
+        lambda x: exact_product(gram, x) + used_epsilon * x,
+        right,
+        lambda _, b: jax.scipy.linalg.cho_solve((lower, True), b),
+        symmetric=True,
+    )
+    return solution, used_epsilon
 
 
-class _Factors(NamedTuple):
-    """Factors of a matrix F of `[m, k]`: `FᵀF + εI = L Lᵀ`, and `Q = F L⁻ᵀ`."""
+def _factorize(
+    factors: Float[Array, "m k"], gram: Float[Array, "k k"], epsilon: Number
+) -> tuple[Float[Array, "k k"], Number]:
+    """Returns L with `L Lᵀ = FᵀF + εI`, and ε, increased where rounding requires it.
 
-    basis: Float[Array, "m k"]
-    """Q, so that `Q Qᵀ = F (FᵀF + εI)⁻¹ Fᵀ`."""
-    lower: Float[Array, "k k"]
-    """L, a lower triangle."""
-    epsilon: Float[Array, ""]
-    """The ε in use."""
-
-
-def _factorize(matrix: Float[Array, "m k"], epsilon: Number) -> _Factors:
-    """Returns the factors by Cholesky QR, in two passes.
-
-    A Gram matrix squares the condition number, and its rounding error need not be small against ε:
-    one pass loses half of the digits. Its Q is nearly orthonormal, so that a second pass, over Q,
-    brings them back (Yamamoto et al., Roundoff error analysis of the CholeskyQR2 algorithm, 2015).
+    A Gram matrix squares the condition number: its rounding error is not small against ε if W has
+    large and small singular values. `Q = F L⁻ᵀ`, with √ε L⁻ᵀ below it, is almost orthonormal, so
+    that a second factorisation, of its Gram matrix, corrects the first (Yamamoto et al., Roundoff
+    error analysis of the CholeskyQR2 algorithm, 2015).
     """
-    lower, epsilon = _cholesky(exact_product(matrix.T, matrix), epsilon)
-    basis = _solve_lower(lower, matrix.T)
-    # The orthonormal matrix is that of F with √ε I below it.
-    root = jnp.sqrt(lax.stop_gradient(epsilon)) * jnp.eye(len(lower), dtype=lower.dtype)
-    rest = _solve_lower(lower, root)
-    gram = exact_product(basis, basis.T) + exact_product(rest, rest.T)
-    correction = jnp.linalg.cholesky(gram)
-    basis = _solve_lower(correction, basis)
-    return _Factors(basis.T, exact_product(lower, correction), epsilon)
-
-
-def _solve_lower(lower: Float[Array, "k k"], right: Float[Array, "k n"]) -> Float[Array, "k n"]:
-    """Returns `L⁻¹ R`."""
-    return jax.scipy.linalg.solve_triangular(lower, right, lower=True)
-
-
-def _solve_upper(lower: Float[Array, "k k"], right: Float[Array, "k n"]) -> Float[Array, "k n"]:
-    """Returns `L⁻ᵀ R`."""
-    return jax.scipy.linalg.solve_triangular(lower, right, lower=True, trans=1)
+    first, used_epsilon = _cholesky(gram, epsilon)
+    root = jnp.sqrt(lax.stop_gradient(used_epsilon)) * jnp.eye(len(gram), dtype=gram.dtype)
+    basis, rest = (
+        jax.scipy.linalg.solve_triangular(first, right, lower=True) for right in (factors.T, root)
+    )
+    second = jnp.linalg.cholesky(exact_product(basis, basis.T) + exact_product(rest, rest.T))
+    return exact_product(first, second), used_epsilon
 
 
 def _cholesky(
@@ -325,7 +291,7 @@ def project_spectral_complement(
       eq. (viii) to (xi).
     """
     power = _checks.in_range("power", power, at_least=0)
-    features, weights = _checked(features, weights)
+    features, weights = _checked(features, weights, stop_gradient)
     if basis is None and not stop_gradient:
         return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
     basis = spectral_basis(weights) if basis is None else basis

@@ -287,6 +287,8 @@ _softmax_and_nca = partial(
     paper=Size(512, 640, BASE_CLASSES),
     source=f"{_MINI_IMAGENET}; softmax and NCA",
 )
+_FORMS = (("", False), ("_stopped", True))
+"""Endings of the names of direct and spectral sums, and whether their projection is a constant."""
 _prototype = partial(
     Case, arrays=("features", "labels", "prototypes", "assignment"), floor=ONE_PASS
 )
@@ -358,15 +360,23 @@ CASES = (
         source=f"{_MINI_IMAGENET}; without num_classes",
     ),
     _softmax_and_nca("sum", partial(jaxloss.sum_loss, metric_loss=_nca), floor=SUM),
-    _softmax_and_nca(
-        "direct_sum", partial(jaxloss.direct_sum_loss, metric_loss=_nca), floor=DIRECT_SUM
+    *(
+        _softmax_and_nca(
+            "direct_sum" + suffix,
+            partial(jaxloss.direct_sum_loss, metric_loss=_nca, stop_gradient=stopped),
+            floor=DIRECT_SUM,
+        )
+        for suffix, stopped in _FORMS
     ),
-    _softmax_and_nca(
-        "spectral_sum",
-        partial(jaxloss.spectral_sum_loss, metric_loss=_nca),
-        floor=SPECTRAL_SUM,
-        paper=Size(512, 640, 908),
-        source="iNaturalist2017, ResNet-12, batch 512; softmax and NCA",
+    *(
+        _softmax_and_nca(
+            "spectral_sum" + suffix,
+            partial(jaxloss.spectral_sum_loss, metric_loss=_nca, stop_gradient=stopped),
+            floor=SPECTRAL_SUM,
+            paper=Size(512, 640, 908),
+            source="iNaturalist2017, ResNet-12, batch 512; softmax and NCA",
+        )
+        for suffix, stopped in _FORMS
     ),
     Case(
         "spectral_sum_with_basis",

@@ -99,21 +99,35 @@ def sum_loss(
 
 
 def direct_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Softmax, and NCA in the complement of the classifier's subspace, a constant."""
-    constant = weights.detach()
-    gram = constant.T @ constant
-    gram.diagonal().add_(1e-4)
-    coordinates = torch.cholesky_solve((features @ constant).T, torch.linalg.cholesky(gram))
-    return sum_loss(features, labels, weights, bias, features - (constant @ coordinates).T)
+    """Softmax, and NCA in the complement of the classifier's subspace."""
+    return sum_loss(features, labels, weights, bias, _complement(features, weights))
+
+
+def direct_sum_stopped_loss(
+    features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor
+) -> Tensor:
+    """The same with a constant projection."""
+    return sum_loss(features, labels, weights, bias, _complement(features, weights.detach()))
+
+
+def _complement(features: Tensor, weights: Tensor) -> Tensor:
+    gram = weights.T @ weights + 1e-4 * torch.eye(weights.shape[1]).to(weights)
+    coordinates = torch.cholesky_solve((features @ weights).T, torch.linalg.cholesky(gram))
+    return features - (weights @ coordinates).T
 
 
 def spectral_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Softmax, and NCA in the soft complement, a constant."""
-    with torch.no_grad():
-        basis, values, _ = torch.linalg.svd(weights, full_matrices=False)
-        spectral_weights = (values / values[0]) ** 0.3
-    within = ((features @ basis) * spectral_weights) @ basis.T
-    return sum_loss(features, labels, weights, bias, features - within)
+    """Softmax, and NCA in the soft complement."""
+    vectors, values, _ = torch.linalg.svd(weights, full_matrices=False)
+    return spectral_sum_with_basis_loss(features, labels, weights, bias, vectors, values)
+
+
+def spectral_sum_stopped_loss(
+    features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor
+) -> Tensor:
+    """The same with a constant projection."""
+    vectors, values, _ = torch.linalg.svd(weights.detach(), full_matrices=False)
+    return spectral_sum_with_basis_loss(features, labels, weights, bias, vectors, values)
 
 
 def spectral_sum_with_basis_loss(
@@ -233,7 +247,9 @@ TORCH_FORMS: Mapping[str, TorchLoss] = {
     "prototypical_by_samples": prototypical_by_samples_loss,
     "sum": sum_loss,
     "direct_sum": direct_sum_loss,
+    "direct_sum_stopped": direct_sum_stopped_loss,
     "spectral_sum": spectral_sum_loss,
+    "spectral_sum_stopped": spectral_sum_stopped_loss,
     "spectral_sum_with_basis": spectral_sum_with_basis_loss,
     "nca_references": nca_references_loss,
     "classifier": classifier_loss,

@@ -446,17 +446,17 @@ VARIANTS = (
             ("prototypical_references_num_classes", {"num_classes": CLASSES}, {}),
         )
     ),
-    # Here the metric loss has a gradient for the classifier.
+    # Here the metric loss has no gradient for the classifier.
     *(
         LossRow(
-            name=f"{name}_differentiated",
+            name=f"{name}_stopped",
             function=getattr(jaxloss, f"{name}_loss"),
             kind="classifier",
             make_inputs=classifier_inputs,
             reference=getattr(references, f"{name}_loss"),
-            torch_reference=from_torch(f"{name}_loss", stop_gradient=False),
+            torch_reference=from_torch(f"{name}_loss", stop_gradient=True),
             differentiable=(0, 2, 3),
-            kwargs=MappingProxyType({"stop_gradient": False}),
+            kwargs=MappingProxyType({"stop_gradient": True}),
         )
         for name in ("direct_sum", "spectral_sum")
     ),
@@ -604,16 +604,17 @@ FUNCTIONS = (
         torch_reference=from_torch("project_spectral_complement"),
         invalid=(("power", -0.1),),
     ),
-    # With a gradient through the projection, for d > C and d < C.
+    # A constant projection, and other options, for d > C and d < C.
     *(
         FunctionRow(
-            name=f"{name}_differentiated_{dim}",
+            name=f"{name}_{'stopped' if stop_gradient else 'options'}_{dim}",
             function=getattr(jaxloss, name),
             make_inputs=partial(features_and_weights, dim=dim),
             reference=partial(getattr(references, name), **options),
-            torch_reference=from_torch(name, stop_gradient=False, **options),
-            kwargs=MappingProxyType({"stop_gradient": False, **options}),
+            torch_reference=from_torch(name, stop_gradient=stop_gradient, **options),
+            kwargs=MappingProxyType({"stop_gradient": stop_gradient, **options}),
         )
+        for stop_gradient in (True, False)
         for dim in (DIM, 3)
         for name, options in (
             ("project_classifier", {"epsilon": 0.02}),

@@ -269,6 +269,51 @@ def project_spectral_complement(features, weights, *, power=0.3):
     return np.stack([projector @ x for x in np.asarray(features, np.float64)])
 
 
+def complement_gradients(
+    features, weights, cotangent, *, epsilon=None, power=None, dtype=np.float64
+):
+    """Value, and gradients for features and weights, of a complement that filters W Wᵀ.
+
+    The filter of an eigenvalue a is a / (a + epsilon) or (a / max a)^(power / 2), and 0 below the
+    rank tolerance of `dtype`. Its derivative is that of Daleckii and Krein.
+    """
+    basis, singular, right = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=True)
+    padded = np.zeros(len(basis))
+    tolerance = singular[0] * max(np.shape(weights)) * np.finfo(dtype).eps
+    padded[: len(singular)] = np.where(singular > tolerance, singular, 0)
+    values, dim = padded**2, len(basis)
+
+    def filtered(a):
+        if epsilon is not None:
+            return a / (a + epsilon)
+        return (a / values[0]) ** (power / 2) if a > 0 else 0.0
+
+    def quotient(a, b):
+        if epsilon is not None:
+            return epsilon / ((a + epsilon) * (b + epsilon))
+        if max(a, b) == 0:
+            return 0.0
+        if abs(a - b) < 1e-8 * max(a, b):
+            return power / 2 * filtered(a) / a
+        return (filtered(a) - filtered(b)) / (a - b)
+
+    weight = np.array([filtered(a) for a in values])
+    inside = basis @ np.diag(weight) @ basis.T
+    turned = (
+        basis.T @ features.T @ cotangent @ basis + basis.T @ cotangent.T @ features @ basis
+    ) / 2
+    slope = np.zeros((dim, dim))
+    for i in range(dim):
+        for j in range(dim):
+            slope[i, j] = quotient(values[i], values[j]) * turned[i, j]
+    if power is not None:
+        slope[0, 0] -= power / 2 / values[0] * np.sum(np.diagonal(turned) * weight)
+    # W itself is not exactly orthogonal to its null directions, whose slope is 1 / epsilon.
+    rank = len(singular)
+    gradient = -2 * basis @ slope[:, :rank] @ np.diag(padded[:rank]) @ right[:rank]
+    return features - features @ inside, cotangent - cotangent @ inside, gradient
+
+
 def spectral_overlap(weights, power):
     """The spectral norm on the left-hand side of eq. (viii)."""
     projector = spectral_complement_projector(weights, power)

@@ -166,18 +166,18 @@ def spectral_complement_projector(weights, power=0.3):
     return torch.eye(len(weights), dtype=weights.dtype) - soft
 
 
-def project_classifier(features, weights, *, epsilon=1e-4, stop_gradient=True):
+def project_classifier(features, weights, *, epsilon=1e-4, stop_gradient=False):
     projector = classifier_projector(weights, epsilon)
     return features @ (projector.detach() if stop_gradient else projector)
 
 
-def project_complement(features, weights, *, epsilon=1e-4, stop_gradient=True):
+def project_complement(features, weights, *, epsilon=1e-4, stop_gradient=False):
     return features - project_classifier(
         features, weights, epsilon=epsilon, stop_gradient=stop_gradient
     )
 
 
-def project_spectral_complement(features, weights, *, power=0.3, stop_gradient=True):
+def project_spectral_complement(features, weights, *, power=0.3, stop_gradient=False):
     projector = spectral_complement_projector(weights, power)
     return features @ (projector.detach() if stop_gradient else projector)
 
@@ -206,7 +206,7 @@ def sum_loss(
 
 
 def direct_sum_loss(
-    features, labels, weights, bias=None, *, epsilon=1e-4, stop_gradient=True, **options
+    features, labels, weights, bias=None, *, epsilon=1e-4, stop_gradient=False, **options
 ):
     def transform(x, w):
         return project_complement(x, w, epsilon=epsilon, stop_gradient=stop_gradient)
@@ -221,7 +221,7 @@ def spectral_sum_loss(
     bias=None,
     *,
     power=0.3,
-    stop_gradient=True,
+    stop_gradient=False,
     basis_weights=None,
     **options,
 ):
