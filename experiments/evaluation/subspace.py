@@ -64,6 +64,16 @@ def classifier_subspace(
     )
 
 
+def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of features [n, d] inside the span of a classifier and outside it, float64.
+
+    The rank is that of `classifier_subspace`.
+    """
+    basis, _ = _span(weights)
+    inside = features @ basis @ basis.T
+    return inside, features - inside
+
+
 def span_shares(features: np.ndarray, weights: np.ndarray) -> SpanShares:
     """How the variance of features is spread over the directions of a classifier's span.
 

@@ -36,10 +36,15 @@ from experiments.evaluation.few_shot import (
     evaluate_prototypes,
 )
 from experiments.evaluation.hard_episodes import episode_classifier, prototype_predictions
-from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace
+from experiments.evaluation.subspace import (
+    ClassifierSubspace,
+    classifier_subspace,
+    split_by_span,
+)
 from experiments.protocols.integration import (
     IntegratedLoss,
     build_loss,
+    gradient_cosine,
     init_basis,
     label,
     renew_basis,
@@ -65,13 +70,22 @@ class FewShotEvaluation(EpisodeConfig):
 
 
 @dataclass(frozen=True)
+class IntegrationEvaluation(FewShotEvaluation):
+    """The same, beside the subspace of the classifier."""
+
+    span: bool = False
+    """Also measure the span of the classifier: its rank, the variance and the accuracy of the
+    features inside and outside of it, and for two losses the cosine between their gradients."""
+
+
+@dataclass(frozen=True)
 class FewShotConfig(TrainConfig):
     """A run of protocol A."""
 
     protocol: ClassVar[str] = "few-shot"
 
     loss: IntegratedLoss = field(default_factory=IntegratedLoss)
-    evaluation: FewShotEvaluation = field(default_factory=FewShotEvaluation)
+    evaluation: IntegrationEvaluation = field(default_factory=IntegrationEvaluation)
 
 
 def build(config: FewShotConfig) -> Protocol:
@@ -89,8 +103,8 @@ def build(config: FewShotConfig) -> Protocol:
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
         validate=partial(validate_prototypes, evaluation),
-        metrics=metrics(evaluation),
-        evaluate=partial(evaluate, loss, evaluation),
+        metrics=metrics(evaluation) + (_span_metrics(evaluation) if evaluation.span else []),
+        evaluate=partial(evaluate, loss, evaluation, config.sampling.batch_size),
         description={
             "label": label(loss.name),
             "power": loss.power,
@@ -246,6 +260,19 @@ def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
     ]
 
 
+def _span_metrics(evaluation: FewShotEvaluation) -> list[Metric]:
+    return [
+        *(
+            Metric(f"{shots}-shot accuracy {part} the span")
+            for part in ("inside", "outside")
+            for shots in evaluation.shots
+        ),
+        Metric("variance inside the span"),
+        Metric("effective rank of the classifier", ""),
+        Metric("cosine of the gradients inside the span", ""),
+    ]
+
+
 def metric(shots: int, distance: Distance = "euclidean") -> Metric:
     """The accuracy with a number of shots."""
     return Metric(f"{shots}-shot accuracy" + ("" if distance == "euclidean" else f" ({distance})"))
@@ -253,7 +280,8 @@ def metric(shots: int, distance: Distance = "euclidean") -> Metric:
 
 def evaluate(
     loss: IntegratedLoss,
-    evaluation: FewShotEvaluation,
+    evaluation: IntegrationEvaluation,
+    batch_size: int,
     split: str,
     outputs_of: Callable[[str], Outputs],
 ) -> dict[str, Any]:
@@ -269,9 +297,30 @@ def evaluate(
     """
     outputs = outputs_of(split)
     found = _subspace(loss, outputs)
-    return evaluate_episodes(evaluation, outputs) | {
-        "subspace": None if found is None else found._asdict()
-    }
+    results = evaluate_episodes(evaluation, outputs)
+    if evaluation.span:
+        base = outputs_of("base")
+        cosine = gradient_cosine(loss, base.features, base.labels, base.head, batch_size)
+        values = [*_span_values(evaluation, outputs, found), cosine]
+        results["metrics"] += [
+            own.measured(value)
+            for own, value in zip(_span_metrics(evaluation), values, strict=True)
+        ]
+    return results | {"subspace": None if found is None else found._asdict()}
+
+
+def _span_values(
+    evaluation: FewShotEvaluation, outputs: Outputs, found: ClassifierSubspace | None
+) -> list[float | None]:
+    """The values of the metrics of the span but the last; None where no classifier is trained."""
+    if found is None:
+        return [None] * (2 * len(evaluation.shots) + 2)
+    parts = split_by_span(outputs.features, np.asarray(outputs.head["kernel"]))
+    by_prototypes = partial(evaluate_prototypes, config=evaluation, distance="euclidean")
+    accuracies = [
+        result.accuracy for part in parts for result, _ in by_prototypes(part, outputs.labels)
+    ]
+    return [*accuracies, found.variance_share, found.effective_rank]
 
 
 def evaluate_episodes(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:

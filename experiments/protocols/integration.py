@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 import jaxloss
 from experiments.config import Count, NamedLoss, Positive, Weight
 from experiments.contracts import Problem
+from experiments.evaluation.subspace import split_by_span
 
 Name = Literal[
     "sce",
@@ -60,11 +63,11 @@ class IntegratedLoss(NamedLoss):
     power: Weight = 0.3
     """Exponent p of the spectral sum."""
     stop_gradient: bool = False
-    """Treat the projection of a direct or spectral sum as a constant, so that the metric loss has no
+    """Treat the projection of a direct or spectral sum as a constant: the metric loss then has no
     gradient for the classifier."""
     basis_every: Count = 1
-    """Decompose the classifier of a spectral sum anew every this many steps; 1 is exact. Above 1, the
-    projection is a constant, as with stop_gradient."""
+    """Decompose the classifier of a spectral sum anew every this many steps; 1 is exact. Above 1,
+    the projection is a constant, as with stop_gradient."""
 
 
 class Terms(NamedTuple):
@@ -117,38 +120,88 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
       options: Which loss, and its hyperparameters.
       problem: Number of features, which scales the temperature; classes; the mapped axis.
     """
-    integration, classification_name, metric_name = terms(options.name)
+    integration = terms(options.name).integration
     axis_name = problem.axis_name
-    temperature = options.temperature * problem.num_features
-    metric_losses = {
-        "nca": partial(jaxloss.nca_loss, temperature=temperature),
-        "proto": partial(
-            jaxloss.prototypical_loss,
-            temperature=temperature,
-            num_classes=len(problem.class_counts),
-        ),
-    }
-    if metric_name is None:
-        return partial(_classify, _CLASSIFICATION[classification_name or ""], axis_name)
-    metric = metric_losses[metric_name]
-    if classification_name is None:
+    classification, metric = _parts(options, problem.num_features, len(problem.class_counts))
+    if metric is None:
+        return partial(_classify, classification, axis_name)
+    if classification is None:
         return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
+    stop_gradient = options.stop_gradient
     integrate = {
         "sum": jaxloss.sum_loss,
         "direct": partial(
-            jaxloss.direct_sum_loss, epsilon=options.epsilon, stop_gradient=options.stop_gradient
+            jaxloss.direct_sum_loss, epsilon=options.epsilon, stop_gradient=stop_gradient
         ),
         "spectral": partial(
-            jaxloss.spectral_sum_loss, power=options.power, stop_gradient=options.stop_gradient
+            jaxloss.spectral_sum_loss, power=options.power, stop_gradient=stop_gradient
         ),
     }[integration or ""]
     return partial(
         integrate,
-        classification_loss=_CLASSIFICATION[classification_name],
+        classification_loss=classification,
         metric_loss=metric,
         metric_weight=options.metric_weight,
         axis_name=axis_name,
     )
+
+
+def _parts(
+    options: IntegratedLoss, num_features: int, num_classes: int
+) -> tuple[Callable[..., Array] | None, Callable[..., Array] | None]:
+    """The loss of logits and labels, and that of features and labels; None where there is none."""
+    _, classification, metric = terms(options.name)
+    temperature = options.temperature * num_features
+    metric_losses = {
+        "nca": partial(jaxloss.nca_loss, temperature=temperature),
+        "proto": partial(
+            jaxloss.prototypical_loss, temperature=temperature, num_classes=num_classes
+        ),
+    }
+    return _CLASSIFICATION.get(classification or ""), metric_losses.get(metric or "")
+
+
+def gradient_cosine(
+    options: IntegratedLoss, features: np.ndarray, labels: np.ndarray, head: Any, batch_size: int
+) -> float | None:
+    """The cosine between the gradients of the two losses inside the span of the classifier.
+
+    The gradients are those of all features of a batch, which both losses get as they are, as in a
+    plain sum. Below 0, the losses pull features of the span in opposite directions.
+
+    Args:
+      options: Which losses.
+      features, labels: Of training images, [n, d] and [n].
+      head: The linear classifier.
+      batch_size: Rows of a batch; the mean is over batches in a fixed random order.
+
+    Returns:
+      None for a single loss, and for gradients of zero.
+    """
+    kernel, bias = (np.asarray(head[name]) for name in ("kernel", "bias"))
+    classification, metric = _parts(options, features.shape[1], kernel.shape[1])
+    if classification is None or metric is None:
+        return None
+
+    @jax.jit
+    def gradients(x: Array, y: Array) -> tuple[Array, Array]:
+        return (
+            jax.grad(lambda x: classification(jaxloss.linear_logits(x, kernel, bias), y))(x),
+            jax.grad(lambda x: metric(x, y))(x),
+        )
+
+    order = np.random.default_rng(0).permutation(len(labels))
+    cosines = []
+    for start in range(0, len(order) - batch_size + 1, batch_size):
+        rows = order[start : start + batch_size]
+        first, second = (
+            split_by_span(np.asarray(gradient), kernel)[0]
+            for gradient in gradients(features[rows], labels[rows])
+        )
+        lengths = np.linalg.norm(first) * np.linalg.norm(second)
+        if lengths > 0:
+            cosines.append(np.sum(first * second) / lengths)
+    return float(np.mean(cosines)) if cosines else None
 
 
 def init_basis(options: IntegratedLoss, problem: Problem) -> Any:
