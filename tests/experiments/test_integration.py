@@ -18,9 +18,9 @@ from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import episode_accuracies, evaluate_prototypes
-from experiments.evaluation.subspace import classifier_subspace
+from experiments.evaluation.subspace import classifier_subspace, split_by_span
 from experiments.protocols import few_shot, integration
-from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
+from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import NAMES, IntegratedLoss, Terms, build_loss
 from tests.jaxloss import references
 
@@ -138,6 +138,22 @@ def test_the_objective_has_a_linear_classifier(name, has_accuracy):
         assert float(loss.means["train_accuracy"]) == pytest.approx(right)
 
 
+@pytest.mark.parametrize("name", ["direct:sce+nca", "spectral:bce+proto"])
+def test_with_stop_gradient_the_classifier_learns_from_the_classification_loss_alone(name):
+    rng = np.random.default_rng(8)
+    features = jnp.float32(rng.normal(size=(8, DIM)))
+    labels = jnp.asarray([0, 1, 1, 2, 0, 3, 3, 2])
+    kernel, bias = jnp.float32(rng.normal(size=(DIM, CLASSES))), jnp.zeros(CLASSES)
+
+    def gradient(name, **options):
+        loss = build_loss(IntegratedLoss(name, temperature=0.3, **options), PROBLEM)
+        return jax.grad(lambda kernel: loss(features, labels, kernel, bias))(kernel)
+
+    alone = gradient(name.partition(":")[2].partition("+")[0])
+    np.testing.assert_allclose(gradient(name, stop_gradient=True), alone, atol=1e-6)
+    assert np.max(np.abs(gradient(name) - alone)) > 1e-3
+
+
 @pytest.mark.parametrize("name", ["spectral:sce+nca", "spectral:bce+proto"])
 def test_the_basis_of_a_spectral_sum_is_renewed_every_few_steps(name):
     """Steps 0 and 3 decompose the classifier; the steps between use the same basis."""
@@ -185,7 +201,7 @@ def test_mixed_images_need_a_loss_of_single_samples(name, option):
     few_shot.build(dataclasses.replace(config, data=DataConfig())).check_options(64)
 
 
-EVALUATION = FewShotEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, seed=2)
+EVALUATION = IntegrationEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, seed=2)
 CONFIG = FewShotConfig(loss=IntegratedLoss("direct:sce+nca"), evaluation=EVALUATION)
 
 
@@ -296,3 +312,69 @@ def test_a_validation_logs_the_span_of_the_classifier():
         "variance_in_span": subspace.variance_share,
         "class_variance_in_span": subspace.class_variance_share,
     }
+
+
+def test_the_span_of_the_classifier_is_measured_on_request():
+    rng = np.random.default_rng(4)
+    head = {"kernel": np.float32(rng.normal(size=(5, 3))), "bias": np.zeros(3, np.float32)}
+    evaluation = dataclasses.replace(EVALUATION, span=True)
+    sampling = dataclasses.replace(CONFIG.sampling, batch_size=40)
+    protocol = few_shot.build(dataclasses.replace(CONFIG, evaluation=evaluation, sampling=sampling))
+    training = outputs(head)._replace(labels=np.arange(90) % 3)
+    results = protocol.evaluate(
+        "novel", lambda split: {"novel": outputs(head), "base": training}[split]
+    )
+    measured = {metric["name"]: metric["value"] for metric in results["metrics"]}
+    assert list(measured) == [metric.name for metric in protocol.metrics]
+    kernel, features = np.float64(head["kernel"]), np.float64(outputs().features)
+    inside = features @ kernel @ np.linalg.pinv(kernel)
+    for part, rows in (("inside", inside), ("outside", features - inside)):
+        for result, _ in evaluate_prototypes(
+            rows, outputs().labels, config=evaluation, distance="euclidean"
+        ):
+            name = f"{result.shots}-shot accuracy {part} the span"
+            assert measured[name] == pytest.approx(result.accuracy, abs=1e-3)
+    subspace = classifier_subspace(features, outputs().labels, kernel)
+    assert measured["variance inside the span"] == subspace.variance_share
+    assert measured["effective rank of the classifier"] == subspace.effective_rank
+    expected = integration.gradient_cosine(
+        CONFIG.loss, training.features, training.labels, head, 40
+    )
+    assert measured["cosine of the gradients inside the span"] == expected
+    single = few_shot.build(
+        dataclasses.replace(CONFIG, evaluation=evaluation, loss=IntegratedLoss("nca"))
+    ).evaluate("novel", lambda split: outputs(head))
+    assert [metric["value"] for metric in single["metrics"][4:]] == [None] * 7
+
+
+def test_the_cosine_of_the_gradients_is_that_of_finite_differences():
+    rng = np.random.default_rng(9)
+    features, labels = rng.normal(size=(6, DIM)), np.array([0, 1, 1, 2, 0, 2])
+    head = {
+        "kernel": np.float32(rng.normal(size=(DIM, CLASSES))),
+        "bias": np.float32(rng.normal(size=CLASSES)),
+    }
+    found = integration.gradient_cosine(
+        IntegratedLoss("direct:sce+nca", **OPTIONS), np.float32(features), labels, head, 6
+    )
+
+    def slope(loss):
+        gradient = np.zeros_like(features)
+        for index in np.ndindex(*features.shape):
+            above, below = features.copy(), features.copy()
+            above[index] += 1e-5
+            below[index] -= 1e-5
+            gradient[index] = (loss(above) - loss(below)) / 2e-5
+        return split_by_span(gradient, head["kernel"])[0].ravel()
+
+    first = slope(
+        lambda x: references.softmax_loss(
+            references.linear_logits(x, np.float64(head["kernel"]), np.float64(head["bias"])),
+            labels,
+        )
+    )
+    second = slope(lambda x: references.nca_loss(x, labels, temperature=0.3 * DIM))
+    expected = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+    assert abs(expected) > 0.05
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert integration.gradient_cosine(IntegratedLoss("sce"), features, labels, head, 6) is None
