@@ -25,12 +25,22 @@ from experiments.config import (
     Weight,
     to_dict,
 )
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
+from experiments.contracts import (
+    ImageSet,
+    Loss,
+    Metric,
+    Objective,
+    Outputs,
+    PairMetrics,
+    Problem,
+    Protocol,
+)
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
 from experiments.data.pipeline import load_split
 from experiments.data.selection import Selection, select
 from experiments.errors import ConfigError
+from experiments.evaluation.feature_space import unit_features
 from experiments.evaluation.few_shot import Distance, EpisodeConfig, episode_accuracies
 from experiments.evaluation.fine_tuning import (
     Classifier,
@@ -143,7 +153,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             evaluation.validation_shots,
             validation_accuracies[evaluation.selection],
         ),
-        metrics=metrics(data, evaluation),
+        metrics=metrics(data, evaluation, classifier),
         evaluate=partial(evaluate, data, evaluation, classifier, config.fine_tuning),
         description={
             "label": label(config.loss),
@@ -157,6 +167,10 @@ def build(config: NegativeMarginConfig) -> Protocol:
             "base_classes": data.base_classes,
         },
         report=report,
+        pair_metrics=PairMetrics(
+            [_share_bound(part) for part in _parts(data, "novel") if part != "base"],
+            measure_bounds,
+        ),
         episode_classifier=episode_classifier(
             evaluation,
             name=f"a fine-tuned {classifier} classifier",
@@ -346,12 +360,13 @@ def evaluate(
 
     The split `novel` stands for all classes: novel, validation and base. The images of the base
     classes are the held-out ones (`data.holdout`) if there are any, else the training images.
+    Where logits are inner products, a classifier is fine-tuned on normalised features, too.
 
     Returns:
-      `results`: an entry for each split and number of shots; `discriminability`: `intra`,
-      `inter` and `ratio` of all features of each split; `same_class_share`: what
-      `same_class_shares` returns; `metrics`; `episodes`: for each accuracy among them, its value
-      in every episode.
+      `results`: an entry for each split, form of the features and number of shots;
+      `discriminability`: `intra`, `inter` and `ratio` of all features of each split;
+      `same_class_share`: what `same_class_shares` returns; `metrics`; `episodes`: for each accuracy
+      among them, its value in every episode.
 
     Raises:
       ConfigError: A split cannot give such episodes.
@@ -360,13 +375,19 @@ def evaluate(
     for part in _parts(data, split):
         held_out = part == "base" and data.holdout
         features, labels = outputs_of("held-out" if held_out else part)[:2]
-        for result, of_episodes in evaluate_fine_tuning(
-            features, labels, config=evaluation, classifier=classifier, settings=fine_tuning
-        ):
-            metric = _accuracy(part, result.shots)
-            results.append({"split": part} | result._asdict())
-            accuracies.append(metric.measured(result.accuracy, result.interval))
-            episodes[metric.name] = of_episodes.tolist()
+        for form in _forms(classifier):
+            for result, of_episodes in evaluate_fine_tuning(
+                unit_features(features) if form else features,
+                labels,
+                config=evaluation,
+                classifier=classifier,
+                settings=fine_tuning,
+            ):
+                metric = _accuracy(part, result.shots, form)
+                named = {"split": part, "classifier": classifier + form}
+                results.append(result._asdict() | named)
+                accuracies.append(metric.measured(result.accuracy, result.interval))
+                episodes[metric.name] = of_episodes.tolist()
         scatter = _discriminability(features, labels)
         discriminability[part] = {name: float(value) for name, value in scatter._asdict().items()}
     scatters = [
@@ -384,6 +405,12 @@ def evaluate(
         "metrics": accuracies + scatters + measured,
         "episodes": episodes,
     }
+
+
+def _forms(classifier: Classifier) -> list[str]:
+    """How the features of the episodes are changed, as the names of metrics end."""
+    # Cosines do not depend on the lengths of the features.
+    return ["", " (normalised features)"] if classifier == "linear" else [""]
 
 
 _discriminability = jax.jit(jaxloss.discriminability)
@@ -425,16 +452,65 @@ def same_class_shares(
     }
 
 
-def metrics(data: MarginData, evaluation: MarginEvaluation) -> list[Metric]:
+def share_bounds(
+    discriminability: dict[str, dict[str, float]], baseline: dict[str, dict[str, float]]
+) -> dict[str, float | None]:
+    r"""The bound of eq. (12) on P^s for each split other than base.
+
+    .. math:: P^s < \frac{ψ_1 - ψ_2}{ψ_1 (1 - φ_2^{-1}) - ψ_2 (1 - φ_1^{-1})}, \quad
+       ψ = \frac{D_{inter}(split)}{D_{inter}(base)}, \quad
+       φ = \frac{D_{inter}(base)}{D_{intra}(base)}
+
+    With a P^s below it, and the same for both margins, eq. (11) gives the split a higher
+    discriminability with margin 1 than with margin 2. None where base classes are not apart with
+    one of the margins, or where the denominator is not positive: then eq. (12) sets no upper bound.
+    Small differences decide it, so that it varies much more between runs than P^s.
+
+    Args:
+      discriminability: `intra` and `inter` of each split, from a run with margin 1.
+      baseline: The same from a run with margin 2, in the paper the larger one.
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (12).
+    """
+    if "base" not in discriminability:
+        return {}
+    runs = discriminability, baseline
+    bases = [run["base"] for run in runs]
+    are_apart = all(base["inter"] - base["intra"] > _LEAST_GAP for base in bases)
+
+    def bound(part: str) -> float | None:
+        if not are_apart:
+            return None
+        psi, psi_baseline = (run[part]["inter"] / run["base"]["inter"] for run in runs)
+        apart, apart_baseline = (1 - base["intra"] / base["inter"] for base in bases)
+        denominator = psi * apart_baseline - psi_baseline * apart
+        return (psi - psi_baseline) / denominator if denominator > _LEAST_GAP else None
+
+    return {part: bound(part) for part in discriminability if part != "base"}
+
+
+def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bounds on P^s of a run, compared with the run of the baseline."""
+    bounds = share_bounds(report["discriminability"], baseline["discriminability"])
+    return [_share_bound(part).measured(bound) for part, bound in bounds.items()]
+
+
+def metrics(data: MarginData, evaluation: MarginEvaluation, classifier: Classifier) -> list[Metric]:
     """Accuracy for each split and number of shots; discriminability, its parts, and P^s."""
     parts = _parts(data, "novel")
-    accuracies = [_accuracy(part, shots) for part in parts for shots in evaluation.shots]
+    accuracies = [
+        _accuracy(part, shots, form)
+        for part in parts
+        for form in _forms(classifier)
+        for shots in evaluation.shots
+    ]
     scatters = [_scatter(part, name) for name in _SCATTER for part in parts]
     return accuracies + scatters + [_same_class_share(part) for part in parts if part != "base"]
 
 
-def _accuracy(part: str, shots: int) -> Metric:
-    return Metric(f"{part} {shots}-shot")
+def _accuracy(part: str, shots: int, form: str = "") -> Metric:
+    return Metric(f"{part} {shots}-shot{form}")
 
 
 def _scatter(part: str, name: str) -> Metric:
@@ -444,6 +520,10 @@ def _scatter(part: str, name: str) -> Metric:
 
 def _same_class_share(part: str) -> Metric:
     return Metric(f"{part} P^s", "", higher_is_better=True)
+
+
+def _share_bound(part: str) -> Metric:
+    return Metric(f"{part} P^s bound", "", higher_is_better=True)
 
 
 def _parts(data: MarginData, split: str) -> list[str]:

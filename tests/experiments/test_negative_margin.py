@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments import grid
 from experiments.cli.main import main
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.contracts import Outputs, Problem
@@ -282,6 +283,97 @@ def test_a_share_of_pairs_needs_base_classes_that_are_apart():
     assert shares({"novel": novel, "base": apart}) == {"novel": pytest.approx(1.2)}
     for inter in (0.25, 0.25 + 1e-8, 0.2):
         assert shares({"novel": novel, "base": apart | {"inter": inter}}) == {"novel": None}
+
+
+def random_scatters(rng: np.random.Generator, *, apart: float) -> dict[str, dict[str, float]]:
+    """Of base and novel classes; D_intra of base classes is `apart` of their D_inter."""
+    inter, novel_inter = rng.uniform(0.4, 0.6, 2)
+    return {
+        "novel": {"intra": 0.3, "inter": novel_inter},
+        "base": {"intra": apart * inter, "inter": inter},
+    }
+
+
+def discriminability_by_eq_11(scatters: dict[str, dict[str, float]], share: float) -> float:
+    novel, base = scatters["novel"], scatters["base"]
+    return novel["inter"] / (share * base["intra"] + (1 - share) * base["inter"])
+
+
+def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_baseline():
+    rng = np.random.default_rng(0)
+    defined = 0
+    for _ in range(50):
+        # The smaller margin has the base classes closer together.
+        pair = [random_scatters(rng, apart=rng.uniform(low, low + 0.2)) for low in (0.6, 0.4)]
+        bound = negative_margin.share_bounds(*pair)["novel"]
+        if bound is None:
+            continue
+        defined += 1
+        for share in (bound - 0.01, bound, bound + 0.01):
+            first, second = (discriminability_by_eq_11(scatters, share) for scatters in pair)
+            assert (
+                first - second == pytest.approx(0, abs=1e-9)
+                if share == bound
+                else ((first > second) == (share < bound))
+            )
+    assert defined > 25
+
+
+def test_a_bound_on_the_share_is_undefined_where_the_share_is():
+    rng = np.random.default_rng(1)
+    apart, together = random_scatters(rng, apart=0.5), random_scatters(rng, apart=1 - 1e-8)
+    for pair in ((apart, together), (together, apart)):
+        assert negative_margin.share_bounds(*pair) == {"novel": None}
+    # Of two equal runs, no share decides.
+    assert negative_margin.share_bounds(apart, apart) == {"novel": None}
+    without_base = {"novel": apart["novel"]}
+    assert negative_margin.share_bounds(without_base, without_base) == {}
+
+
+def test_bounds_can_be_shown_in_a_grid_with_a_baseline():
+    plan = plan_run(TINY)
+    pair_metrics = plan.protocol.pair_metrics
+    assert pair_metrics is not None
+    rng = np.random.default_rng(3)
+    pair = [{"discriminability": random_scatters(rng, apart=a)} for a in (0.7, 0.5)]
+    (bound,) = pair_metrics.measure(*pair)
+    assert pair_metrics.metrics[0].measured(bound["value"]) == bound
+    assert bound["name"] == "novel P^s bound"
+    grid._check_metrics([bound["name"]], [plan], pair_metrics)
+    with pytest.raises(ConfigError, match=r"no metric 'novel P\^s bound'"):
+        grid._check_metrics([bound["name"]], [plan], None)
+
+
+@pytest.mark.parametrize(("classifier", "forms"), [("cosine", 1), ("linear", 2)])
+def test_inner_products_are_evaluated_on_normalised_features_too(classifier, forms):
+    rng = np.random.default_rng(2)
+    labels = np.arange(80) % 4
+    features = rng.normal(size=(4, 5))[labels] + rng.normal(size=(80, 5))
+    features = (features * rng.lognormal(sigma=1.5, size=(80, 1))).astype(np.float32)
+    outputs = Outputs(features, labels, lambda: features, np.ones(4, int))
+    evaluation, settings = dataclasses.replace(EVALUATION, shots=(1, 3)), FineTuning(passes=3)
+    found = negative_margin.evaluate(
+        MarginData(), evaluation, classifier, settings, "validation", lambda split: outputs
+    )
+    lengths = np.sqrt((features.astype(np.float64) ** 2).sum(1, keepdims=True))
+    expected = {}
+    for suffix, given in {"": features, " (normalised features)": features / lengths}.items():
+        for result, _ in evaluate_fine_tuning(
+            given, labels, config=evaluation, classifier=classifier, settings=settings
+        ):
+            expected[f"validation {result.shots}-shot{suffix}"] = result.accuracy
+    assert len(set(expected.values())) == (4 if forms == 2 else 2)
+    accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
+    assert accuracies == dict(list(expected.items())[: 2 * forms])
+    assert found["episodes"].keys() == accuracies.keys()
+    declared = negative_margin.metrics(MarginData(), evaluation, classifier)
+    assert {m.name for m in declared if m.name.startswith("validation") and m.unit} == set(
+        accuracies
+    )
+    protocol = negative_margin.build(TINY)
+    described = protocol.description | {"seed": 0, "data": "icons"}
+    text = "\n".join(protocol.report(described | found))
+    assert ("linear (normalised features)" in text) == (forms == 2)
 
 
 def rows(text: str) -> list[list[str]]:
