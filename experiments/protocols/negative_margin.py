@@ -37,7 +37,8 @@ from experiments.contracts import (
 )
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import class_counts as stored_class_counts
+from experiments.data.pipeline import class_names, load_split
 from experiments.data.selection import Selection, select
 from experiments.errors import ConfigError
 from experiments.evaluation.feature_space import unit_features
@@ -56,6 +57,8 @@ from experiments.reporting.run import episodes_table
 
 _LOGITS = {"cosine": jaxloss.cosine_logits, "softmax": jaxloss.linear_logits}
 _LABELS = {"cosine": "Cosine softmax", "softmax": "Softmax"}
+_OTHER_IMAGES = {"mini_imagenet": "imagenet", "tiered_imagenet": "imagenet"}
+"""Few-shot sets made from training images alone of another set, whose test images are new to it."""
 _SELECTION = {"base": "train", "held-out": "validation"}
 """The splits of the base classes, and their names in `select`."""
 
@@ -66,6 +69,10 @@ class MarginData(DataConfig):
 
     holdout: Share = 0.0
     """Fraction of each base class's images that is held out for the episodes of base classes."""
+    base_test: str = ""
+    """Data set whose test images the episodes of base classes take, such as imagenet for
+    mini_imagenet: other images of the same classes, by their names. Empty: held-out images, or
+    those of training if none are held out."""
     novel: str = ""
     """Few-shot data set of the validation and novel classes; the base classes are then all classes
     of NAME. Empty: all three are those of NAME."""
@@ -164,6 +171,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             "fine_tuning": to_dict(config.fine_tuning),
             "novel_data": _novel_name(data),
             "holdout": data.holdout,
+            "base_test": data.base_test,
             "base_classes": data.base_classes,
         },
         report=report,
@@ -184,7 +192,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
 def load(
     data: MarginData, folders: Folders, split: str, *, memory_limit: int | None = None
 ) -> ImageSet:
-    """The images of the base, validation or novel classes, or the held-out images of base ones."""
+    """The images of the base, validation or novel classes, or the untrained images of base ones."""
     read = partial(
         load_split,
         data_dir=folders.data_dir,
@@ -193,6 +201,10 @@ def load(
     )
     if split not in _SELECTION:
         return read(_novel_name(data), split)
+    if split == "held-out" and data.base_test:
+        names, rows, labels = _other_images(data, folders)
+        images = read(data.base_test, "test", rows=rows)
+        return dataclasses.replace(images, labels=labels, class_names=names)
     chosen = _select_base(data, _base_labels(data, folders))
     rows = chosen.rows[_SELECTION[split]] if data.holdout or data.base_classes else None
     images = read(data.name, _base_splits(data), rows=rows)
@@ -206,7 +218,7 @@ def load(
 def class_counts(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every base, validation and novel class.
 
-    `held-out` has the images of base classes that are held out from training, if there are any.
+    `held-out` has the images of base classes that are not for training, if there are any.
     """
     labels = _base_labels(data, folders)
     novel = few_shot.held_out_class_counts(_novel_name(data), folders)
@@ -219,6 +231,9 @@ def class_counts(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]
         for split, part in _SELECTION.items()
         if part in chosen.rows
     }
+    if data.base_test:
+        names, _, labels = _other_images(data, folders)
+        base["held-out"] = np.bincount(labels, minlength=len(names))
     return {**novel, **base}
 
 
@@ -235,6 +250,27 @@ def _base_labels(data: MarginData, folders: Folders) -> np.ndarray:
     own = few_shot.held_out_class_counts(data.name, folders)
     base = np.concatenate([own[split] for split in _base_splits(data).split("+")])
     return np.repeat(np.arange(len(base)), base)
+
+
+def _other_images(
+    data: MarginData, folders: Folders
+) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The names of the base classes; rows and labels of their test images in `data.base_test`."""
+    where = {"data_dir": folders.data_dir, "manual_dir": folders.manual_dir}
+    own = class_names(data.name, _base_splits(data), **where)
+    names = tuple(own[label] for label in _select_base(data, _base_labels(data, folders)).classes)
+    stored = class_names(data.base_test, "test", **where)
+    if missing := set(names) - set(stored):
+        raise ConfigError(
+            f"data.base_test = {data.base_test} lacks {len(missing)} of the {len(names)} base "
+            f"classes of {data.name}, such as {min(missing)}; prepare both from archives that name "
+            "classes alike, or set data.holdout instead"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
+    labels = np.repeat(positions, stored_class_counts(data.base_test, **where)["test"])
+    rows = np.flatnonzero(labels >= 0)
+    return names, rows, labels[rows]
 
 
 def _select_base(data: MarginData, labels: np.ndarray) -> Selection:
@@ -261,7 +297,25 @@ def check_options(loss: MarginLoss, data: MarginData) -> None:
             "are for training; choose another set, or leave data.novel empty to use the "
             "validation and novel classes of data.name"
         )
+    if data.base_test:
+        _check_base_test(data)
     _check_base_classes(data)
+
+
+def _check_base_test(data: MarginData) -> None:
+    if data.holdout:
+        raise ConfigError(
+            f"data.holdout = {data.holdout} and data.base_test = {data.base_test} exclude each "
+            "other: the episodes of base classes take the images of one of them; set the other to "
+            "its default"
+        )
+    other = _OTHER_IMAGES.get(data.name.partition("@")[0])
+    if data.base_test.partition("@")[0] != other:
+        instead = f"{other}, or " if other else ""
+        raise ConfigError(
+            f"data.base_test = {data.base_test} is not known to have images of the classes of "
+            f"{data.name} that are not in it; set it to {instead}empty and use data.holdout"
+        )
 
 
 def _check_base_classes(data: MarginData) -> None:
@@ -286,18 +340,25 @@ def check_data(
     shots: dict[str, tuple[int, ...]] = {
         "validation": (evaluation.validation_shots, *evaluation.shots)
     }
-    if data.holdout:
+    if _has_held_out(data):
         shots["base"] = ()
     for split, counts in class_counts.items():
         classes = f"{split} classes of {data.name if split in _SELECTION else novel}"
         few_shot.check_class_counts(counts, classes, evaluation, shots.get(split, evaluation.shots))
-    base_shape, novel_shape = (seen_shape(image_shape(name), data) for name in (data.name, novel))
-    if base_shape != novel_shape:
-        raise ConfigError(
-            f"images of {data.name} are {_sizes(base_shape)}, those of data.novel = {novel} are "
-            f"{_sizes(novel_shape)}; set data.image_size to resize both, and choose sets with the "
-            "same channels"
-        )
+    base_shape = seen_shape(image_shape(data.name), data)
+    for option, name in {"novel": novel, "base_test": data.base_test or data.name}.items():
+        shape = seen_shape(image_shape(name), data)
+        if base_shape != shape:
+            raise ConfigError(
+                f"images of {data.name} are {_sizes(base_shape)}, those of data.{option} = {name} "
+                f"are {_sizes(shape)}; set data.image_size to resize both, and choose sets with "
+                "the same channels"
+            )
+
+
+def _has_held_out(data: MarginData) -> bool:
+    """Whether there are images of base classes that are not for training."""
+    return bool(data.holdout or data.base_test)
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
@@ -359,8 +420,9 @@ def evaluate(
     """Accuracy of classifiers fine-tuned in episodes, and discriminability of the features.
 
     The split `novel` stands for all classes: novel, validation and base. The images of the base
-    classes are the held-out ones (`data.holdout`) if there are any, else the training images.
-    Where logits are inner products, a classifier is fine-tuned on normalised features, too.
+    classes are the held-out ones (`data.holdout`) or those of `data.base_test` if there are any,
+    else the training images. Where logits are inner products, a classifier is fine-tuned on
+    normalised features, too.
 
     Returns:
       `results`: an entry for each split, form of the features and number of shots;
@@ -373,7 +435,7 @@ def evaluate(
     """
     results, discriminability, accuracies, episodes = [], {}, [], {}
     for part in _parts(data, split):
-        held_out = part == "base" and data.holdout
+        held_out = part == "base" and _has_held_out(data)
         features, labels = outputs_of("held-out" if held_out else part)[:2]
         for form in _forms(classifier):
             for result, of_episodes in evaluate_fine_tuning(
@@ -542,6 +604,8 @@ def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
     evaluation, tuning = results["evaluation"], results["fine_tuning"]
     base = "held out from training" if results["holdout"] else "training images"
+    if results["base_test"]:
+        base = f"test images of {results['base_test']}"
     shares = results["same_class_share"]
     number = f"{results['base_classes']} " if results["base_classes"] else ""
     lines = [

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from experiments import grid
 from experiments.cli.main import main
-from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.contracts import Outputs, Problem
 from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import episodes_hash, evaluation_episodes
@@ -550,6 +550,79 @@ def test_held_out_images_are_no_training_images(folders):
     np.testing.assert_array_equal(negative_margin.load(plain, folders, "base").labels, whole.labels)
 
 
+OTHER = {"n01532829": 4, "n01930112": 1, "n02108551": 2, "n02950826": 3}
+"""Test images of a fake ImageNet by class; the first and the third are the base classes of a
+fake mini-ImageNet."""
+
+
+@pytest.fixture
+def imagenets(folders, tmp_path):
+    """Where fakes of mini-ImageNet and ImageNet are."""
+    fake_archives.mini_imagenet_folder(tmp_path)
+    for name, count in OTHER.items():
+        fake_archives.write_image(tmp_path / f"imagenet/train/{name}/0.JPEG", "train", 0)
+        for i in range(count):
+            fake_archives.write_image(tmp_path / f"imagenet/val/{name}/{i}.JPEG", f"val {name}", i)
+    return Folders(data_dir=tmp_path / "data", manual_dir=tmp_path)
+
+
+def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenets):
+    plain = MarginData(name="mini_imagenet@16")
+    data = dataclasses.replace(plain, base_test="imagenet@16")
+    counts = negative_margin.class_counts(data, imagenets)
+    assert counts["held-out"].tolist() == [4, 2]
+    assert counts["base"].tolist() == [2, 3]
+    found = negative_margin.load(data, imagenets, "held-out")
+    base = negative_margin.load(data, imagenets, "base")
+    assert found.class_names == base.class_names == ("n01532829", "n02108551")
+    colours = {}
+    for image, label in zip(found.images[:], found.labels, strict=True):
+        colours.setdefault(found.class_names[label], []).append(image[0, 0].tolist())
+    for name, own in colours.items():
+        expected = [fake_archives.colour(f"val {name}", i) for i in range(OTHER[name])]
+        np.testing.assert_allclose(own, expected, atol=3)
+    # The training does not change.
+    trained = negative_margin.load(plain, imagenets, "base")
+    np.testing.assert_array_equal(trained.images[:], base.images[:])
+    np.testing.assert_array_equal(trained.labels, base.labels)
+    assert "held-out" not in negative_margin.class_counts(plain, imagenets)
+
+
+def test_evaluation_takes_the_other_images():
+    taken = []
+
+    def outputs_of(split):
+        taken.append(split)
+        labels = np.arange(40) % 4
+        features = np.random.default_rng(len(taken)).normal(size=(40, 3)).astype(np.float32)
+        return Outputs(features, labels, lambda: features, np.ones(4, int))
+
+    for data in (MarginData(base_test="imagenet"), MarginData(holdout=0.3), MarginData()):
+        found = negative_margin.evaluate(
+            data, EVALUATION, "cosine", FineTuning(passes=1), "base", outputs_of
+        )
+        config = dataclasses.replace(TINY, data=data)
+        protocol = negative_margin.build(config)
+        described = protocol.description | {"data": "icons"} | found
+        taken.append(protocol.report(described)[-1].rpartition(": ")[2])
+    assert taken == [
+        *("held-out", "test images of imagenet."),
+        *("held-out", "held out from training."),
+        *("base", "training images."),
+    ]
+
+
+def test_other_images_must_have_all_base_classes(imagenets):
+    (imagenets.manual_dir / "imagenet/train/n01532829").rename(imagenets.manual_dir / "elsewhere")
+    (imagenets.manual_dir / "imagenet/val/n01532829").rename(imagenets.manual_dir / "away")
+    data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
+    with pytest.raises(
+        ConfigError,
+        match=r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829",
+    ):
+        negative_margin.class_counts(data, imagenets)
+
+
 def test_a_subset_of_the_base_classes_has_all_their_images(folders):
     whole = load_split("icons", "base", data_dir=folders.data_dir)
     names = np.array(whole.class_names)
@@ -616,6 +689,19 @@ def test_a_number_of_base_classes_that_cannot_be_is_refused_before_data_is_read(
         ({"evaluation": MarginEvaluation(shots=())}, "evaluation.shots needs"),
         ({"fine_tuning": FineTuning(batch_size=0)}, "fine_tuning.batch_size must be at least 1"),
         ({"data": MarginData(novel="cifar10")}, "cifar10 has the splits train, test, and few-shot"),
+        (
+            {"data": MarginData(name="mini_imagenet", holdout=0.1, base_test="imagenet")},
+            "data.holdout = 0.1 and data.base_test = imagenet exclude each other",
+        ),
+        (
+            {"data": MarginData(name="mini_imagenet@64", base_test="imagenet200")},
+            "not in it; set it to imagenet, or empty and use data.holdout",
+        ),
+        (
+            {"data": MarginData(name="cifar_fs", base_test="cifar100")},
+            "data.base_test = cifar100 is not known to have images of the classes of cifar_fs that "
+            "are not in it; set it to empty",
+        ),
         (
             {"data": MarginData(novel="icons")},
             "data.novel = icons shares images with data.name = i",
