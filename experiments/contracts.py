@@ -166,6 +166,14 @@ class EpisodeClassifier(NamedTuple):
     query is assigned to."""
 
 
+class PairMetrics(NamedTuple):
+    """What a run and the baseline of its grid give together."""
+
+    metrics: Sequence[Metric]
+    measure: Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]
+    """Of the reports of the two, neither of which diverged: a list of `Metric.measured`."""
+
+
 class Integration(NamedTuple):
     """How a metric loss and a linear classifier are integrated."""
 
@@ -213,6 +221,8 @@ class Protocol(NamedTuple):
     """Logits [n, C] whose softmax is the confidence; None where predictions have none."""
     episode_classifier: EpisodeClassifier | None = None
     """The one with the fewest shots, where the evaluation has episodes."""
+    pair_metrics: PairMetrics | None = None
+    """In a grid with a baseline, a run has these metrics, too."""
     check_mode: Callable[[ParallelMode], None] = lambda mode: None
     """Raises a `ConfigError` where the loss cannot be computed by this form of data parallelism."""
     integration: Integration | None = None

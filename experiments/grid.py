@@ -20,6 +20,7 @@ from experiments.config import (
     option_types,
     replace_option,
 )
+from experiments.contracts import PairMetrics
 from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
@@ -333,7 +334,8 @@ def run_grid(
     pairs_notes = [_PAIRS_NOTES[name] for name in (comparison.pairs_over,) if name in _PAIRS_NOTES]
     cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
-    _check_metrics(metrics, plans)
+    pair_metrics = next((plan.protocol.pair_metrics for plan in plans), None) if baseline else None
+    _check_metrics(metrics, plans, pair_metrics)
     agree("runs", {str(number): str(cell.place) for number, cell in enumerate(cells, start=1)})
     on_first(lambda: [check_run_directory(c.directory, config_to_dict(c.config)) for c in cells])
     for plan in plans:
@@ -376,6 +378,7 @@ def run_grid(
             metrics=metrics,
             notes=[*pairs_notes, *notes],
             comparison=comparison,
+            pair_metrics=pair_metrics,
             planned=list(dict.fromkeys(_split_place(axes, parts, cell.place) for cell in cells)),
         )
 
@@ -420,9 +423,12 @@ def check_not_set(config: TrainConfig, preset: TrainConfig, options: dict[str, s
             raise ConfigError(f"the grid sets --{name} in every run; use {instead} instead")
 
 
-def _check_metrics(names: Sequence[str], plans: Sequence[Plan]) -> None:
-    metrics = (metric.name for plan in plans for metric in plan.protocol.metrics)
-    available = dict.fromkeys([*metrics, "validation"])
+def _check_metrics(
+    names: Sequence[str], plans: Sequence[Plan], pair_metrics: PairMetrics | None
+) -> None:
+    metrics = [metric for plan in plans for metric in plan.protocol.metrics]
+    metrics += pair_metrics.metrics if pair_metrics else ()
+    available = dict.fromkeys([*(metric.name for metric in metrics), "validation"])
     for name in names:
         if name not in available:
             raise ConfigError(f"--metrics: no metric {name!r}; available: {', '.join(available)}")

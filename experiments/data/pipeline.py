@@ -127,6 +127,16 @@ def class_counts(
     }
 
 
+def class_names(
+    name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
+) -> tuple[str, ...]:
+    """The names of the classes or labels of a split, without reading images.
+
+    Arguments and errors are those of `load_split`.
+    """
+    return _labels(_prepared(name, split, data_dir, manual_dir), split)[1]
+
+
 def load_targets(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> np.ndarray:

@@ -25,12 +25,23 @@ from experiments.config import (
     Weight,
     to_dict,
 )
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
+from experiments.contracts import (
+    ImageSet,
+    Loss,
+    Metric,
+    Objective,
+    Outputs,
+    PairMetrics,
+    Problem,
+    Protocol,
+)
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import class_counts as stored_class_counts
+from experiments.data.pipeline import class_names, load_split
 from experiments.data.selection import Selection, select
 from experiments.errors import ConfigError
+from experiments.evaluation.feature_space import unit_features
 from experiments.evaluation.few_shot import Distance, EpisodeConfig, episode_accuracies
 from experiments.evaluation.fine_tuning import (
     Classifier,
@@ -46,6 +57,8 @@ from experiments.reporting.run import episodes_table
 
 _LOGITS = {"cosine": jaxloss.cosine_logits, "softmax": jaxloss.linear_logits}
 _LABELS = {"cosine": "Cosine softmax", "softmax": "Softmax"}
+_OTHER_IMAGES = {"mini_imagenet": "imagenet", "tiered_imagenet": "imagenet"}
+"""Few-shot sets made from training images alone of another set, whose test images are new to it."""
 _SELECTION = {"base": "train", "held-out": "validation"}
 """The splits of the base classes, and their names in `select`."""
 
@@ -56,6 +69,10 @@ class MarginData(DataConfig):
 
     holdout: Share = 0.0
     """Fraction of each base class's images that is held out for the episodes of base classes."""
+    base_test: str = ""
+    """Data set whose test images the episodes of base classes take, such as imagenet for
+    mini_imagenet: other images of the same classes, by their names. Empty: held-out images, or
+    those of training if none are held out."""
     novel: str = ""
     """Few-shot data set of the validation and novel classes; the base classes are then all classes
     of NAME. Empty: all three are those of NAME."""
@@ -143,7 +160,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             evaluation.validation_shots,
             validation_accuracies[evaluation.selection],
         ),
-        metrics=metrics(data, evaluation),
+        metrics=metrics(data, evaluation, classifier),
         evaluate=partial(evaluate, data, evaluation, classifier, config.fine_tuning),
         description={
             "label": label(config.loss),
@@ -154,9 +171,14 @@ def build(config: NegativeMarginConfig) -> Protocol:
             "fine_tuning": to_dict(config.fine_tuning),
             "novel_data": _novel_name(data),
             "holdout": data.holdout,
+            "base_test": data.base_test,
             "base_classes": data.base_classes,
         },
         report=report,
+        pair_metrics=PairMetrics(
+            [_share_bound(part) for part in _parts(data, "novel") if part != "base"],
+            measure_bounds,
+        ),
         episode_classifier=episode_classifier(
             evaluation,
             name=f"a fine-tuned {classifier} classifier",
@@ -170,7 +192,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
 def load(
     data: MarginData, folders: Folders, split: str, *, memory_limit: int | None = None
 ) -> ImageSet:
-    """The images of the base, validation or novel classes, or the held-out images of base ones."""
+    """The images of the base, validation or novel classes, or the untrained images of base ones."""
     read = partial(
         load_split,
         data_dir=folders.data_dir,
@@ -179,6 +201,10 @@ def load(
     )
     if split not in _SELECTION:
         return read(_novel_name(data), split)
+    if split == "held-out" and data.base_test:
+        names, rows, labels = _other_images(data, folders)
+        images = read(data.base_test, "test", rows=rows)
+        return dataclasses.replace(images, labels=labels, class_names=names)
     chosen = _select_base(data, _base_labels(data, folders))
     rows = chosen.rows[_SELECTION[split]] if data.holdout or data.base_classes else None
     images = read(data.name, _base_splits(data), rows=rows)
@@ -192,7 +218,7 @@ def load(
 def class_counts(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every base, validation and novel class.
 
-    `held-out` has the images of base classes that are held out from training, if there are any.
+    `held-out` has the images of base classes that are not for training, if there are any.
     """
     labels = _base_labels(data, folders)
     novel = few_shot.held_out_class_counts(_novel_name(data), folders)
@@ -205,6 +231,9 @@ def class_counts(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]
         for split, part in _SELECTION.items()
         if part in chosen.rows
     }
+    if data.base_test:
+        names, _, labels = _other_images(data, folders)
+        base["held-out"] = np.bincount(labels, minlength=len(names))
     return {**novel, **base}
 
 
@@ -221,6 +250,27 @@ def _base_labels(data: MarginData, folders: Folders) -> np.ndarray:
     own = few_shot.held_out_class_counts(data.name, folders)
     base = np.concatenate([own[split] for split in _base_splits(data).split("+")])
     return np.repeat(np.arange(len(base)), base)
+
+
+def _other_images(
+    data: MarginData, folders: Folders
+) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The names of the base classes; rows and labels of their test images in `data.base_test`."""
+    where = {"data_dir": folders.data_dir, "manual_dir": folders.manual_dir}
+    own = class_names(data.name, _base_splits(data), **where)
+    names = tuple(own[label] for label in _select_base(data, _base_labels(data, folders)).classes)
+    stored = class_names(data.base_test, "test", **where)
+    if missing := set(names) - set(stored):
+        raise ConfigError(
+            f"data.base_test = {data.base_test} lacks {len(missing)} of the {len(names)} base "
+            f"classes of {data.name}, such as {min(missing)}; prepare both from archives that name "
+            "classes alike, or set data.holdout instead"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
+    labels = np.repeat(positions, stored_class_counts(data.base_test, **where)["test"])
+    rows = np.flatnonzero(labels >= 0)
+    return names, rows, labels[rows]
 
 
 def _select_base(data: MarginData, labels: np.ndarray) -> Selection:
@@ -247,7 +297,25 @@ def check_options(loss: MarginLoss, data: MarginData) -> None:
             "are for training; choose another set, or leave data.novel empty to use the "
             "validation and novel classes of data.name"
         )
+    if data.base_test:
+        _check_base_test(data)
     _check_base_classes(data)
+
+
+def _check_base_test(data: MarginData) -> None:
+    if data.holdout:
+        raise ConfigError(
+            f"data.holdout = {data.holdout} and data.base_test = {data.base_test} exclude each "
+            "other: the episodes of base classes take the images of one of them; set the other to "
+            "its default"
+        )
+    other = _OTHER_IMAGES.get(data.name.partition("@")[0])
+    if data.base_test.partition("@")[0] != other:
+        instead = f"{other}, or " if other else ""
+        raise ConfigError(
+            f"data.base_test = {data.base_test} is not known to have images of the classes of "
+            f"{data.name} that are not in it; set it to {instead}empty and use data.holdout"
+        )
 
 
 def _check_base_classes(data: MarginData) -> None:
@@ -272,18 +340,25 @@ def check_data(
     shots: dict[str, tuple[int, ...]] = {
         "validation": (evaluation.validation_shots, *evaluation.shots)
     }
-    if data.holdout:
+    if _has_held_out(data):
         shots["base"] = ()
     for split, counts in class_counts.items():
         classes = f"{split} classes of {data.name if split in _SELECTION else novel}"
         few_shot.check_class_counts(counts, classes, evaluation, shots.get(split, evaluation.shots))
-    base_shape, novel_shape = (seen_shape(image_shape(name), data) for name in (data.name, novel))
-    if base_shape != novel_shape:
-        raise ConfigError(
-            f"images of {data.name} are {_sizes(base_shape)}, those of data.novel = {novel} are "
-            f"{_sizes(novel_shape)}; set data.image_size to resize both, and choose sets with the "
-            "same channels"
-        )
+    base_shape = seen_shape(image_shape(data.name), data)
+    for option, name in {"novel": novel, "base_test": data.base_test or data.name}.items():
+        shape = seen_shape(image_shape(name), data)
+        if base_shape != shape:
+            raise ConfigError(
+                f"images of {data.name} are {_sizes(base_shape)}, those of data.{option} = {name} "
+                f"are {_sizes(shape)}; set data.image_size to resize both, and choose sets with "
+                "the same channels"
+            )
+
+
+def _has_held_out(data: MarginData) -> bool:
+    """Whether there are images of base classes that are not for training."""
+    return bool(data.holdout or data.base_test)
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
@@ -345,28 +420,36 @@ def evaluate(
     """Accuracy of classifiers fine-tuned in episodes, and discriminability of the features.
 
     The split `novel` stands for all classes: novel, validation and base. The images of the base
-    classes are the held-out ones (`data.holdout`) if there are any, else the training images.
+    classes are the held-out ones (`data.holdout`) or those of `data.base_test` if there are any,
+    else the training images. Where logits are inner products, a classifier is fine-tuned on
+    normalised features, too.
 
     Returns:
-      `results`: an entry for each split and number of shots; `discriminability`: `intra`,
-      `inter` and `ratio` of all features of each split; `same_class_share`: what
-      `same_class_shares` returns; `metrics`; `episodes`: for each accuracy among them, its value
-      in every episode.
+      `results`: an entry for each split, form of the features and number of shots;
+      `discriminability`: `intra`, `inter` and `ratio` of all features of each split;
+      `same_class_share`: what `same_class_shares` returns; `metrics`; `episodes`: for each accuracy
+      among them, its value in every episode.
 
     Raises:
       ConfigError: A split cannot give such episodes.
     """
     results, discriminability, accuracies, episodes = [], {}, [], {}
     for part in _parts(data, split):
-        held_out = part == "base" and data.holdout
+        held_out = part == "base" and _has_held_out(data)
         features, labels = outputs_of("held-out" if held_out else part)[:2]
-        for result, of_episodes in evaluate_fine_tuning(
-            features, labels, config=evaluation, classifier=classifier, settings=fine_tuning
-        ):
-            metric = _accuracy(part, result.shots)
-            results.append({"split": part} | result._asdict())
-            accuracies.append(metric.measured(result.accuracy, result.interval))
-            episodes[metric.name] = of_episodes.tolist()
+        for form in _forms(classifier):
+            for result, of_episodes in evaluate_fine_tuning(
+                unit_features(features) if form else features,
+                labels,
+                config=evaluation,
+                classifier=classifier,
+                settings=fine_tuning,
+            ):
+                metric = _accuracy(part, result.shots, form)
+                named = {"split": part, "classifier": classifier + form}
+                results.append(result._asdict() | named)
+                accuracies.append(metric.measured(result.accuracy, result.interval))
+                episodes[metric.name] = of_episodes.tolist()
         scatter = _discriminability(features, labels)
         discriminability[part] = {name: float(value) for name, value in scatter._asdict().items()}
     scatters = [
@@ -384,6 +467,12 @@ def evaluate(
         "metrics": accuracies + scatters + measured,
         "episodes": episodes,
     }
+
+
+def _forms(classifier: Classifier) -> list[str]:
+    """How the features of the episodes are changed, as the names of metrics end."""
+    # Cosines do not depend on the lengths of the features.
+    return ["", " (normalised features)"] if classifier == "linear" else [""]
 
 
 _discriminability = jax.jit(jaxloss.discriminability)
@@ -425,16 +514,65 @@ def same_class_shares(
     }
 
 
-def metrics(data: MarginData, evaluation: MarginEvaluation) -> list[Metric]:
+def share_bounds(
+    discriminability: dict[str, dict[str, float]], baseline: dict[str, dict[str, float]]
+) -> dict[str, float | None]:
+    r"""The bound of eq. (12) on P^s for each split other than base.
+
+    .. math:: P^s < \frac{ψ_1 - ψ_2}{ψ_1 (1 - φ_2^{-1}) - ψ_2 (1 - φ_1^{-1})}, \quad
+       ψ = \frac{D_{inter}(split)}{D_{inter}(base)}, \quad
+       φ = \frac{D_{inter}(base)}{D_{intra}(base)}
+
+    With a P^s below it, and the same for both margins, eq. (11) gives the split a higher
+    discriminability with margin 1 than with margin 2. None where base classes are not apart with
+    one of the margins, or where the denominator is not positive: then eq. (12) sets no upper bound.
+    Small differences decide it, so that it varies much more between runs than P^s.
+
+    Args:
+      discriminability: `intra` and `inter` of each split, from a run with margin 1.
+      baseline: The same from a run with margin 2, in the paper the larger one.
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (12).
+    """
+    if "base" not in discriminability:
+        return {}
+    runs = discriminability, baseline
+    bases = [run["base"] for run in runs]
+    are_apart = all(base["inter"] - base["intra"] > _LEAST_GAP for base in bases)
+
+    def bound(part: str) -> float | None:
+        if not are_apart:
+            return None
+        psi, psi_baseline = (run[part]["inter"] / run["base"]["inter"] for run in runs)
+        apart, apart_baseline = (1 - base["intra"] / base["inter"] for base in bases)
+        denominator = psi * apart_baseline - psi_baseline * apart
+        return (psi - psi_baseline) / denominator if denominator > _LEAST_GAP else None
+
+    return {part: bound(part) for part in discriminability if part != "base"}
+
+
+def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bounds on P^s of a run, compared with the run of the baseline."""
+    bounds = share_bounds(report["discriminability"], baseline["discriminability"])
+    return [_share_bound(part).measured(bound) for part, bound in bounds.items()]
+
+
+def metrics(data: MarginData, evaluation: MarginEvaluation, classifier: Classifier) -> list[Metric]:
     """Accuracy for each split and number of shots; discriminability, its parts, and P^s."""
     parts = _parts(data, "novel")
-    accuracies = [_accuracy(part, shots) for part in parts for shots in evaluation.shots]
+    accuracies = [
+        _accuracy(part, shots, form)
+        for part in parts
+        for form in _forms(classifier)
+        for shots in evaluation.shots
+    ]
     scatters = [_scatter(part, name) for name in _SCATTER for part in parts]
     return accuracies + scatters + [_same_class_share(part) for part in parts if part != "base"]
 
 
-def _accuracy(part: str, shots: int) -> Metric:
-    return Metric(f"{part} {shots}-shot")
+def _accuracy(part: str, shots: int, form: str = "") -> Metric:
+    return Metric(f"{part} {shots}-shot{form}")
 
 
 def _scatter(part: str, name: str) -> Metric:
@@ -444,6 +582,10 @@ def _scatter(part: str, name: str) -> Metric:
 
 def _same_class_share(part: str) -> Metric:
     return Metric(f"{part} P^s", "", higher_is_better=True)
+
+
+def _share_bound(part: str) -> Metric:
+    return Metric(f"{part} P^s bound", "", higher_is_better=True)
 
 
 def _parts(data: MarginData, split: str) -> list[str]:
@@ -462,6 +604,8 @@ def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
     evaluation, tuning = results["evaluation"], results["fine_tuning"]
     base = "held out from training" if results["holdout"] else "training images"
+    if results["base_test"]:
+        base = f"test images of {results['base_test']}"
     shares = results["same_class_share"]
     number = f"{results['base_classes']} " if results["base_classes"] else ""
     lines = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.contracts import Metric
@@ -224,6 +224,33 @@ def without(axes: Sequence[Axis], baseline: tuple[str, str]) -> list[Axis]:
         else axis
         for axis in axes
     ]
+
+
+def add_pair_metrics(
+    axes: Sequence[Axis],
+    runs: Sequence[Run],
+    baseline: tuple[str, str],
+    measure: Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]],
+) -> list[Run]:
+    """The runs, with the metrics that each and the baseline's run of its seed give together.
+
+    Args:
+      axes: What was varied.
+      runs: The finished runs.
+      baseline: Name and label of an axis.
+      measure: As in `PairMetrics`.
+    """
+    index = [axis.name for axis in axes].index(baseline[0])
+    reports = {(run.place, run.report["seed"]): run.report for run in runs}
+    added = []
+    for run in runs:
+        place = (*run.place[:index], baseline[1], *run.place[index + 1 :])
+        pair = run.report, reports.get((place, run.report["seed"]), {"metrics": []})
+        if place != run.place and all(report["metrics"] for report in pair):
+            metrics = [*run.report["metrics"], *measure(*pair)]
+            run = run._replace(report=run.report | {"metrics": metrics})
+        added.append(run)
+    return added
 
 
 def differences(grid: Grid, baseline: tuple[str, str]) -> Differences:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.contracts import PairMetrics
 from experiments.files import write_atomically, write_json, write_picture
 from experiments.reporting.comparison import (
     Difference,
     Differences,
+    add_pair_metrics,
     as_json,
     choice_lines,
     choose,
@@ -69,6 +71,7 @@ def write_grid(
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
     comparison: Comparison = MEANS_ONLY,
+    pair_metrics: PairMetrics | None = None,
     planned: Sequence[Place] | None = None,
 ) -> list[Path]:
     """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
@@ -85,6 +88,7 @@ def write_grid(
       metrics: Names of those to show, in this order; by default all.
       notes: Sentences for the caption of the tables.
       comparison: How runs are compared.
+      pair_metrics: What every run has in common with that of the baseline, if there is one.
       planned: The places of the grid; by default all combinations of labels.
 
     Raises:
@@ -92,10 +96,17 @@ def write_grid(
     """
     planned = places(axes) if planned is None else planned
     kept = choose(axes, runs, planned, comparison.choose, pooled=comparison.pairs_over)
+    compared_runs = kept.runs
+    if comparison.baseline and pair_metrics:
+        compared_runs = add_pair_metrics(
+            kept.axes, kept.runs, comparison.baseline, pair_metrics.measure
+        )
     grid = make_grid(
-        kept.axes, kept.runs, metrics, pooled=comparison.pairs_over, planned=kept.planned
+        kept.axes, compared_runs, metrics, pooled=comparison.pairs_over, planned=kept.planned
     )
     found = differences(grid, comparison.baseline) if comparison.baseline else {}
+    if pair_metrics:  # The baseline has none of them.
+        found = {metric: d for metric, d in found.items() if metric not in pair_metrics.metrics}
     notes = [*choice_lines(comparison.choose, kept.choices), *notes]
     text = grid_table(
         grid, runs, title=title, notes=notes, compared=found, baseline=comparison.baseline
@@ -275,7 +286,7 @@ def _symbol_lines(grid: Grid, runs: Sequence[Run]) -> list[str]:
     single = "run" if grid.pooled else "seed"
     counts = sorted({entry.expected for entry in known if not entry.complete})
     of_all = " or ".join(map(str, counts))
-    lacking = f"results of k {single}s; the others diverged or are not finished"
+    lacking = f"results of k {single}s; the others diverged, are not finished or have no such value"
     validations = [run.report["validation"] for run in runs if run.report["validation"]]
     chosen_by = " or ".join(dict.fromkeys(metric["name"] for metric in validations))
     split = "on the validation split, by which the checkpoint was chosen"

@@ -484,7 +484,7 @@ def test_unknown_names_are_answered_with_the_known_ones(dirs):
         lambda: builders.image_shape("omniglot"),
     ):
         with pytest.raises(
-            ValueError, match=r"no data set 'omniglot'; available: icons, kanji, mini_"
+            ValueError, match=r"no data set 'omniglot'; available: icons, kanji, kanji_"
         ):
             call()
 

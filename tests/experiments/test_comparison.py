@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 from matplotlib.collections import LineCollection
 
+from experiments.contracts import Metric, PairMetrics
 from experiments.reporting.comparison import choice_lines, choose, differences
 from experiments.reporting.entries import make_grid, places
 from experiments.reporting.grid import Axis, Comparison, write_grid
@@ -42,6 +43,43 @@ def two_methods(num_seeds, effect=-0.02, seed=0):
 
 def runs_of(values, label):
     return [run((label,), seed, (ERROR, float(value))) for seed, value in enumerate(values)]
+
+
+def measure_sum(report, baseline):
+    """The sum of the first metrics of two runs."""
+    first, other = (r["metrics"][0]["value"] for r in (report, baseline))
+    return [Metric("sum", "").measured(first + 10 * other)]
+
+
+def test_metrics_of_a_run_and_the_baseline_are_columns_without_differences(tmp_path):
+    methods = Axis("Method", ("softmax", "loose", "tight"))
+    values = {"softmax": (0.1, 0.2, 0.7), "loose": (0.3, 0.5, 0.8), "tight": (0.4, 0.6)}
+    runs = [
+        run((label,), seed, (ERROR, value))
+        for label, of_label in values.items()
+        for seed, value in enumerate(of_label)
+    ]
+    runs[2] = diverged(("softmax",), 2)
+    pair_metrics = PairMetrics([Metric("sum", "")], measure_sum)
+    text, stored = written(
+        tmp_path, [methods], runs, comparison=Comparison(BASELINE), pair_metrics=pair_metrics
+    )
+    table, _, of_differences = text.partition("Difference from")
+    columns = [
+        [cell.strip(" *") for cell in row.split("|")] for row in table.splitlines() if "|" in row
+    ]
+    place = columns[0].index("sum")
+    sums = {row[1]: row[place] for row in columns[2:]}
+    # Of the pairs (0.3, 0.1) and (0.5, 0.2): 1.3 and 2.5.
+    assert sums == {
+        "softmax": "–",
+        "loose": "1.90 ± 0.85 (2 of 3)",
+        "tight": "2.00 ± 0.85 (2 of 3)",
+    }
+    assert "sum" not in of_differences.partition("- ")[0]
+    assert {difference["metric"] for difference in stored["differences"]} == {"error"}
+    # Without a baseline, there are none.
+    assert "sum" not in written(tmp_path, [methods], runs, pair_metrics=pair_metrics)[0]
 
 
 def test_an_interval_is_that_of_scipy():

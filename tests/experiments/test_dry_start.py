@@ -25,7 +25,9 @@ from experiments.training.state import TrainState
 from experiments.training.step import Batch, build_step
 
 EMBEDDED = [
-    name for name, preset in PRESETS.items() if preset.config.data.name in ("icons", "kanji")
+    name
+    for name, preset in PRESETS.items()
+    if preset.config.data.name in ("icons", "kanji", "kanji_radicals@32")
 ]
 EXECUTED = ["cifar-fs", "cifar100-sphere", "imagenet200-sphere", "cifar10-lt", "cifar100-lt"]
 """Presets on photographs whose step is compiled and run, not only traced: ResNet-12, and every

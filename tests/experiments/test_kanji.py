@@ -136,6 +136,71 @@ def test_a_damaged_file_is_named(package, tmp_path):
         load_split("kanji", "train", data_dir=tmp_path)
 
 
+# --- Radicals -----------------------------------------------------------------------------------
+
+# A radical, and what its marks say: the kind of the mark, the component, what it is a form of.
+_MARKED = {
+    "明": "general:日",
+    "早": "general:日",
+    "汁": "general:氵/水",
+    "泉": "general:白 tradit:水",  # the traditional radical is not the first mark
+    "月": "nelson:丿 tradit:月",
+    "朝": "tradit:月 nelson:十",
+    "林": "general:木 jis:月",
+    "村": "general:木 general:木",  # in two parts
+    "材": "general:木",
+    "凹": "",
+}
+_CLASSES = {"日": "早明", "水": "汁泉", "月": "月朝", "木": "材村林"}
+
+
+@pytest.fixture
+def radicals(package, monkeypatch):
+    """The folder with the characters above; each of four radicals is in a split by itself."""
+    for path in package.iterdir():
+        path.unlink()
+    for character, marks in _MARKED.items():
+        groups = []
+        for mark in marks.split():
+            kind, _, name = mark.partition(":")
+            element, _, original = name.partition("/")
+            form = f' kvg:original="{original}"' * bool(original)
+            groups.append(f'<g kvg:element="{element}"{form} kvg:radical="{kind}"/>')
+        code = f"{ord(character):05x}"
+        text = _SVG.format(code=code, character=character, components="\n".join(groups))
+        (package / f"{code}.svg").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(kanji, "_MIN_RADICAL", 2)
+    monkeypatch.setattr(kanji, "_tenth", {"日": 0, "木": 4, "水": 5, "月": 9}.__getitem__)
+    return package
+
+
+def test_every_character_has_one_traditional_radical(radicals, tmp_path):
+    code_points = [[chr(int(p.stem, 16)) for p in paths] for paths in _members(radicals).values()]
+    assert dict(zip(_members(radicals), map("".join, code_points), strict=True)) == {
+        radical: "".join(sorted(members)) for radical, members in _CLASSES.items()
+    }
+    expected = {"base": ("日", "木"), "validation": ("水",), "novel": ("月",)}
+    assert builders.split_names("kanji_radicals") == tuple(expected)
+    for split, names in expected.items():
+        loaded = load_split("kanji_radicals", split, data_dir=tmp_path)
+        assert loaded.class_names == names
+        sizes = [len(_CLASSES[name]) for name in names]
+        np.testing.assert_array_equal(loaded.labels, np.repeat(range(len(sizes)), sizes))
+        assert loaded.images.shape == (sum(sizes), 48, 48, 1)
+    assert not builders.is_multi_label("kanji_radicals")
+    assert builders.share_images("kanji_radicals@32", "kanji")
+
+
+def _members(folder):
+    splits = kanji._read_radicals(48).values()
+    return {name: paths for split in splits for name, paths in split.classes.items()}
+
+
+def test_a_radical_of_few_characters_is_no_class(radicals, monkeypatch):
+    monkeypatch.setattr(kanji, "_MIN_RADICAL", 3)
+    assert _members(radicals).keys() == {"木"}
+
+
 # --- Paths --------------------------------------------------------------------------------------
 
 
@@ -217,3 +282,17 @@ def test_the_real_characters(tmp_path, monkeypatch):
     # All drawings are in the records.
     assert np.sum(np.concatenate(images)) == np.sum(np.stack(drawn))
     assert 3.2 < sum(positives) / sum(sizes) < 3.3
+
+
+@pytest.mark.skipif(_installed() != "20260714", reason="the extra kanji is not installed")
+def test_the_real_radicals():
+    splits = kanji._read_radicals(48)
+    published = builders.BUILDERS["kanji_radicals"].SPEC
+    assert {name: len(split.classes) for name, split in splits.items()} == published.classes
+    classes = {name: paths for split in splits.values() for name, paths in split.classes.items()}
+    assert len(classes) == 67
+    assert sum(map(len, classes.values())) == 5407
+    assert min(map(len, classes.values())) == kanji._MIN_RADICAL
+    characters = {chr(int(path.stem, 16)): name for name, of in classes.items() for path in of}
+    # 相 is under 目 in traditional dictionaries, and under 木 in Nelson's.
+    assert [characters[c] for c in "海相休語"] == ["水", "目", "人", "言"]

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments import grid
 from experiments.cli.main import main
-from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.contracts import Outputs, Problem
 from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import episodes_hash, evaluation_episodes
@@ -284,6 +285,97 @@ def test_a_share_of_pairs_needs_base_classes_that_are_apart():
         assert shares({"novel": novel, "base": apart | {"inter": inter}}) == {"novel": None}
 
 
+def random_scatters(rng: np.random.Generator, *, apart: float) -> dict[str, dict[str, float]]:
+    """Of base and novel classes; D_intra of base classes is `apart` of their D_inter."""
+    inter, novel_inter = rng.uniform(0.4, 0.6, 2)
+    return {
+        "novel": {"intra": 0.3, "inter": novel_inter},
+        "base": {"intra": apart * inter, "inter": inter},
+    }
+
+
+def discriminability_by_eq_11(scatters: dict[str, dict[str, float]], share: float) -> float:
+    novel, base = scatters["novel"], scatters["base"]
+    return novel["inter"] / (share * base["intra"] + (1 - share) * base["inter"])
+
+
+def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_baseline():
+    rng = np.random.default_rng(0)
+    defined = 0
+    for _ in range(50):
+        # The smaller margin has the base classes closer together.
+        pair = [random_scatters(rng, apart=rng.uniform(low, low + 0.2)) for low in (0.6, 0.4)]
+        bound = negative_margin.share_bounds(*pair)["novel"]
+        if bound is None:
+            continue
+        defined += 1
+        for share in (bound - 0.01, bound, bound + 0.01):
+            first, second = (discriminability_by_eq_11(scatters, share) for scatters in pair)
+            assert (
+                first - second == pytest.approx(0, abs=1e-9)
+                if share == bound
+                else ((first > second) == (share < bound))
+            )
+    assert defined > 25
+
+
+def test_a_bound_on_the_share_is_undefined_where_the_share_is():
+    rng = np.random.default_rng(1)
+    apart, together = random_scatters(rng, apart=0.5), random_scatters(rng, apart=1 - 1e-8)
+    for pair in ((apart, together), (together, apart)):
+        assert negative_margin.share_bounds(*pair) == {"novel": None}
+    # Of two equal runs, no share decides.
+    assert negative_margin.share_bounds(apart, apart) == {"novel": None}
+    without_base = {"novel": apart["novel"]}
+    assert negative_margin.share_bounds(without_base, without_base) == {}
+
+
+def test_bounds_can_be_shown_in_a_grid_with_a_baseline():
+    plan = plan_run(TINY)
+    pair_metrics = plan.protocol.pair_metrics
+    assert pair_metrics is not None
+    rng = np.random.default_rng(3)
+    pair = [{"discriminability": random_scatters(rng, apart=a)} for a in (0.7, 0.5)]
+    (bound,) = pair_metrics.measure(*pair)
+    assert pair_metrics.metrics[0].measured(bound["value"]) == bound
+    assert bound["name"] == "novel P^s bound"
+    grid._check_metrics([bound["name"]], [plan], pair_metrics)
+    with pytest.raises(ConfigError, match=r"no metric 'novel P\^s bound'"):
+        grid._check_metrics([bound["name"]], [plan], None)
+
+
+@pytest.mark.parametrize(("classifier", "forms"), [("cosine", 1), ("linear", 2)])
+def test_inner_products_are_evaluated_on_normalised_features_too(classifier, forms):
+    rng = np.random.default_rng(2)
+    labels = np.arange(80) % 4
+    features = rng.normal(size=(4, 5))[labels] + rng.normal(size=(80, 5))
+    features = (features * rng.lognormal(sigma=1.5, size=(80, 1))).astype(np.float32)
+    outputs = Outputs(features, labels, lambda: features, np.ones(4, int))
+    evaluation, settings = dataclasses.replace(EVALUATION, shots=(1, 3)), FineTuning(passes=3)
+    found = negative_margin.evaluate(
+        MarginData(), evaluation, classifier, settings, "validation", lambda split: outputs
+    )
+    lengths = np.sqrt((features.astype(np.float64) ** 2).sum(1, keepdims=True))
+    expected = {}
+    for suffix, given in {"": features, " (normalised features)": features / lengths}.items():
+        for result, _ in evaluate_fine_tuning(
+            given, labels, config=evaluation, classifier=classifier, settings=settings
+        ):
+            expected[f"validation {result.shots}-shot{suffix}"] = result.accuracy
+    assert len(set(expected.values())) == (4 if forms == 2 else 2)
+    accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
+    assert accuracies == dict(list(expected.items())[: 2 * forms])
+    assert found["episodes"].keys() == accuracies.keys()
+    declared = negative_margin.metrics(MarginData(), evaluation, classifier)
+    assert {m.name for m in declared if m.name.startswith("validation") and m.unit} == set(
+        accuracies
+    )
+    protocol = negative_margin.build(TINY)
+    described = protocol.description | {"seed": 0, "data": "icons"}
+    text = "\n".join(protocol.report(described | found))
+    assert ("linear (normalised features)" in text) == (forms == 2)
+
+
 def rows(text: str) -> list[list[str]]:
     """The cells of all rows of Markdown tables."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
@@ -458,6 +550,79 @@ def test_held_out_images_are_no_training_images(folders):
     np.testing.assert_array_equal(negative_margin.load(plain, folders, "base").labels, whole.labels)
 
 
+OTHER = {"n01532829": 4, "n01930112": 1, "n02108551": 2, "n02950826": 3}
+"""Test images of a fake ImageNet by class; the first and the third are the base classes of a
+fake mini-ImageNet."""
+
+
+@pytest.fixture
+def imagenets(folders, tmp_path):
+    """Where fakes of mini-ImageNet and ImageNet are."""
+    fake_archives.mini_imagenet_folder(tmp_path)
+    for name, count in OTHER.items():
+        fake_archives.write_image(tmp_path / f"imagenet/train/{name}/0.JPEG", "train", 0)
+        for i in range(count):
+            fake_archives.write_image(tmp_path / f"imagenet/val/{name}/{i}.JPEG", f"val {name}", i)
+    return Folders(data_dir=tmp_path / "data", manual_dir=tmp_path)
+
+
+def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenets):
+    plain = MarginData(name="mini_imagenet@16")
+    data = dataclasses.replace(plain, base_test="imagenet@16")
+    counts = negative_margin.class_counts(data, imagenets)
+    assert counts["held-out"].tolist() == [4, 2]
+    assert counts["base"].tolist() == [2, 3]
+    found = negative_margin.load(data, imagenets, "held-out")
+    base = negative_margin.load(data, imagenets, "base")
+    assert found.class_names == base.class_names == ("n01532829", "n02108551")
+    colours = {}
+    for image, label in zip(found.images[:], found.labels, strict=True):
+        colours.setdefault(found.class_names[label], []).append(image[0, 0].tolist())
+    for name, own in colours.items():
+        expected = [fake_archives.colour(f"val {name}", i) for i in range(OTHER[name])]
+        np.testing.assert_allclose(own, expected, atol=3)
+    # The training does not change.
+    trained = negative_margin.load(plain, imagenets, "base")
+    np.testing.assert_array_equal(trained.images[:], base.images[:])
+    np.testing.assert_array_equal(trained.labels, base.labels)
+    assert "held-out" not in negative_margin.class_counts(plain, imagenets)
+
+
+def test_evaluation_takes_the_other_images():
+    taken = []
+
+    def outputs_of(split):
+        taken.append(split)
+        labels = np.arange(40) % 4
+        features = np.random.default_rng(len(taken)).normal(size=(40, 3)).astype(np.float32)
+        return Outputs(features, labels, lambda: features, np.ones(4, int))
+
+    for data in (MarginData(base_test="imagenet"), MarginData(holdout=0.3), MarginData()):
+        found = negative_margin.evaluate(
+            data, EVALUATION, "cosine", FineTuning(passes=1), "base", outputs_of
+        )
+        config = dataclasses.replace(TINY, data=data)
+        protocol = negative_margin.build(config)
+        described = protocol.description | {"data": "icons"} | found
+        taken.append(protocol.report(described)[-1].rpartition(": ")[2])
+    assert taken == [
+        *("held-out", "test images of imagenet."),
+        *("held-out", "held out from training."),
+        *("base", "training images."),
+    ]
+
+
+def test_other_images_must_have_all_base_classes(imagenets):
+    (imagenets.manual_dir / "imagenet/train/n01532829").rename(imagenets.manual_dir / "elsewhere")
+    (imagenets.manual_dir / "imagenet/val/n01532829").rename(imagenets.manual_dir / "away")
+    data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
+    with pytest.raises(
+        ConfigError,
+        match=r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829",
+    ):
+        negative_margin.class_counts(data, imagenets)
+
+
 def test_a_subset_of_the_base_classes_has_all_their_images(folders):
     whole = load_split("icons", "base", data_dir=folders.data_dir)
     names = np.array(whole.class_names)
@@ -524,6 +689,19 @@ def test_a_number_of_base_classes_that_cannot_be_is_refused_before_data_is_read(
         ({"evaluation": MarginEvaluation(shots=())}, "evaluation.shots needs"),
         ({"fine_tuning": FineTuning(batch_size=0)}, "fine_tuning.batch_size must be at least 1"),
         ({"data": MarginData(novel="cifar10")}, "cifar10 has the splits train, test, and few-shot"),
+        (
+            {"data": MarginData(name="mini_imagenet", holdout=0.1, base_test="imagenet")},
+            "data.holdout = 0.1 and data.base_test = imagenet exclude each other",
+        ),
+        (
+            {"data": MarginData(name="mini_imagenet@64", base_test="imagenet200")},
+            "not in it; set it to imagenet, or empty and use data.holdout",
+        ),
+        (
+            {"data": MarginData(name="cifar_fs", base_test="cifar100")},
+            "data.base_test = cifar100 is not known to have images of the classes of cifar_fs that "
+            "are not in it; set it to empty",
+        ),
         (
             {"data": MarginData(novel="icons")},
             "data.novel = icons shares images with data.name = i",

@@ -21,7 +21,7 @@ from experiments.data.builders.flowers import Flowers102
 from experiments.data.builders.icons.builder import Icons
 from experiments.data.builders.imagenet import Imagenet, Imagenet200
 from experiments.data.builders.inat2017_fewshot import Inat2017Fewshot
-from experiments.data.builders.kanji import Kanji
+from experiments.data.builders.kanji import Kanji, KanjiRadicals
 from experiments.data.builders.listed import Aircraft, Dtd, Food101, Pets, Sun397
 from experiments.data.builders.mini_imagenet import MiniImagenet
 from experiments.data.builders.nus_wide import NusWide
@@ -47,6 +47,7 @@ BUILDERS: dict[str, type[ImageBuilder]] = {
     for builder in (
         Icons,
         Kanji,
+        KanjiRadicals,
         MiniImagenet,
         TieredImagenet,
         CubFewshot,
@@ -82,6 +83,7 @@ _SHARE_IMAGES = (
     {"svhn", "svhn_extra"},
     {"cub", "cub_fewshot"},
     {"caltech101", "caltech256"},
+    {"kanji", "kanji_radicals"},
 )
 """Groups of data sets that contain some of the same images, each with its own splits."""
 _SIZES = range(8, 2049)

@@ -1,4 +1,4 @@
-"""Kanji: Chinese characters labelled with their components, drawn from KanjiVG strokes."""
+"""Kanji: Chinese characters with their components or by radical, drawn from KanjiVG strokes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
-from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import MultiLabelSplit, SourceImage
+from experiments.data.builders.base import DatasetSpec, ImageBuilder
+from experiments.data.builders.images import ClassSplit, MultiLabelSplit, SourceImage
 from experiments.data.builders.layouts import SearchPath
-from experiments.data.builders.tasks import MultiLabelBuilder
+from experiments.data.builders.tasks import FewShotBuilder, MultiLabelBuilder
 
 _PACKAGE = "kanjivg"
 _INSTALL = 'pip install -e ".[kanji]"'
@@ -27,9 +28,13 @@ _INSTALL = 'pip install -e ".[kanji]"'
 _MIN_CHARACTERS = 100
 # 60 % of the characters for training, 20 % for validation, 20 % for testing.
 _SPLITS = {"train": range(0, 6), "validation": range(6, 8), "test": range(8, 10)}
+# A radical is a class if it has enough characters for episodes of 5 shots and 16 queries.
+_MIN_RADICAL = 21
+# About 50 % of the radicals for training, 20 % for validation, 30 % as novel classes.
+_RADICAL_SPLITS = {"base": range(0, 5), "validation": range(5, 7), "novel": range(7, 10)}
 
 _SVG = "{http://www.w3.org/2000/svg}"
-_ELEMENT = "{http://kanjivg.tagaini.net}element"
+_KVG = "{http://kanjivg.tagaini.net}"
 _SIDE = 109
 _STROKE = 5.0  # KanjiVG's 3 would be less than one pixel at 32×32.
 _OVERSAMPLING = 4
@@ -44,7 +49,7 @@ def _folder() -> Path:
         folder = Path(str(distribution(_PACKAGE).locate_file("kanji")))
     except PackageNotFoundError:
         raise MissingArchiveError(
-            f"kanji needs the package {_PACKAGE}, which is not installed: {_INSTALL}"
+            f"kanji data sets need the package {_PACKAGE}, which is not installed: {_INSTALL}"
         ) from None
     if not folder.is_dir():
         raise MissingArchiveError(
@@ -71,14 +76,32 @@ def _parse(path: Path) -> ElementTree.Element:
 
 def _components(path: Path) -> frozenset[str]:
     """The components of a character, including the character itself."""
-    names = (group.get(_ELEMENT) for group in _parse(path).iter(f"{_SVG}g"))
+    names = (group.get(f"{_KVG}element") for group in _parse(path).iter(f"{_SVG}g"))
     return frozenset(name for name in names if name)
+
+
+def _radical(path: Path) -> str:
+    """The radical of a character in traditional dictionaries, which is the general one by default.
+
+    Forms of a radical, such as 氵 of 水, count as the radical. Empty if none is marked.
+    """
+    marked = {
+        group.get(f"{_KVG}radical"): group.get(f"{_KVG}original") or group.get(f"{_KVG}element")
+        for group in _parse(path).iter(f"{_SVG}g")
+    }
+    return marked.get("tradit") or marked.get("general") or ""
+
+
+def _characters(folder: Path) -> dict[Path, str]:
+    """The files of Chinese characters, in the order of their code points."""
+    characters = {path: _character(path) for path in sorted(folder.glob("*.svg"))}
+    return {path: character for path, character in characters.items() if character}
 
 
 def _read(size: int) -> dict[str, MultiLabelSplit]:
     folder = _folder()
-    characters = {path: _character(path) for path in sorted(folder.glob("*.svg"))}
-    components = {path: _components(path) for path, character in characters.items() if character}
+    characters = _characters(folder)
+    components = {path: _components(path) for path in characters}
     occurrences = Counter(name for names in components.values() for name in names)
     names = tuple(sorted(name for name, count in occurrences.items() if count >= _MIN_CHARACTERS))
     splits = {}
@@ -93,6 +116,26 @@ def _read(size: int) -> dict[str, MultiLabelSplit]:
             source=folder,
         )
     return splits
+
+
+def _read_radicals(size: int) -> dict[str, ClassSplit]:
+    folder = _folder()
+    members: dict[str, list[Path]] = {}
+    for path in _characters(folder):
+        members.setdefault(_radical(path), []).append(path)
+    members.pop("", None)
+    return {
+        split: ClassSplit(
+            {
+                radical: members[radical]
+                for radical in sorted(members)
+                if len(members[radical]) >= _MIN_RADICAL and _tenth(radical) in tenths
+            },
+            lambda: _drawer(size),
+            folder,
+        )
+        for split, tenths in _RADICAL_SPLITS.items()
+    }
 
 
 def _tenth(character: str) -> int:
@@ -194,10 +237,27 @@ def _curve(a: complex, b: complex, c: complex, d: complex) -> Iterator[complex]:
         yield (1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d
 
 
-# --- The data set -------------------------------------------------------------------------------
+# --- The data sets ------------------------------------------------------------------------------
 
 
-class Kanji(MultiLabelBuilder):
+_PROVENANCE: dict[str, Any] = {
+    "homepage": "https://kanjivg.tagaini.net/",
+    "citation": "KanjiVG, copyright Ulrich Apel, CC BY-SA 3.0.",
+    "resizable": True,
+    "requires": f"It needs the package {_PACKAGE}: {_INSTALL}",
+}
+
+
+class _FromPackage(ImageBuilder):
+    """A data set that is drawn from the package."""
+
+    @classmethod
+    def check_source(cls, search_path: SearchPath) -> None:
+        """Raises MissingArchiveError unless the package is installed."""
+        _folder()
+
+
+class Kanji(_FromPackage, MultiLabelBuilder):
     """Chinese characters in greyscale, with the components that at least 100 of them contain.
 
     The images are drawn from the package `kanjivg` (CC BY-SA 3.0), which is not part of the
@@ -209,17 +269,30 @@ class Kanji(MultiLabelBuilder):
         description="6,422 Chinese characters with labels for 70 components, drawn at 48×48, grey",
         image_shape=(48, 48, 1),
         classes=dict.fromkeys(_SPLITS, 70),
-        homepage="https://kanjivg.tagaini.net/",
-        citation="KanjiVG, copyright Ulrich Apel, CC BY-SA 3.0.",
-        resizable=True,
-        requires=f"It needs the package {_PACKAGE}: {_INSTALL}",
+        **_PROVENANCE,
     )
-
-    @classmethod
-    def check_source(cls, search_path: SearchPath) -> None:
-        """Raises MissingArchiveError unless the package is installed."""
-        _folder()
 
     def read_splits(self, search_path: SearchPath) -> dict[str, MultiLabelSplit]:
         """Lists the characters of every split, from the package."""
         return _read(self.SPEC.image_shape[0])
+
+
+class KanjiRadicals(_FromPackage, FewShotBuilder):
+    """Chinese characters in greyscale, grouped by their radical.
+
+    The characters of a class share one component, in any place and form; the rest of each differs,
+    and occurs in other classes, too. The classes are the traditional radicals of at least 21
+    characters. A hash of the radical determines its split. The images are those of `kanji`.
+    """
+
+    name = "kanji_radicals"
+    SPEC = DatasetSpec(
+        description="5,407 Chinese characters of 67 radicals, drawn at 48×48, grey",
+        image_shape=(48, 48, 1),
+        classes={"base": 33, "validation": 14, "novel": 20},
+        **_PROVENANCE,
+    )
+
+    def read_splits(self, search_path: SearchPath) -> dict[str, ClassSplit]:
+        """Lists the characters of every radical, from the package."""
+        return _read_radicals(self.SPEC.image_shape[0])
