@@ -9,10 +9,11 @@ states the difference. What differs from the code and has no option is listed by
 `python -m experiments settings PRESET`. Results on the icons: experiments/RESULTS.md. The
 photographs do not ship with the project and have not been run here.
 
-The distances of the balanced setting are summed over the batch. With plain SGD the mean takes 128
-times the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy (`fixed-ce`,
-`softmax`, `cosine-softmax`) is the mean of the supplement's eq. (10), whatever the reduction. Dot
-regression of the long-tailed setting is a mean, and balances the classes of each batch.
+The code sums the distances of the balanced setting over the batch. With plain SGD the mean takes
+128 times the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy
+(`fixed-ce`, `softmax`, `cosine-softmax`) is the mean of the supplement's eq. (10), whatever the
+reduction. Dot regression of the long-tailed setting is a mean, and balances the classes of each
+batch.
 
 The baseline that the authors compare with is `--loss.name cosine-softmax`, a trained classifier on
 cosines without a scale; `softmax` is the linear classifier that people use. The published code
@@ -269,9 +270,9 @@ def _long_tailed(
     )
 
 
-# The supplement's SGD and weight decay 1e-4, for all methods. Its loss is summed over the batch and
-# its learning rate falls twice in 250 epochs. Here the loss is the mean, and a cosine schedule lets
-# --steps be any number (3200 are 82 epochs). Prototypes take longer to learn than a classifier.
+# The supplement's SGD and weight decay 1e-4, for all methods. The authors' loss is summed over the
+# batch, and their rate falls twice in 250 epochs. Here the loss is the mean, and a cosine schedule
+# lets --steps be any number (3200 are 82 epochs). Prototypes take longer to learn than a classifier.
 # Validation accuracy (%), d = 25, seed 0, 300 steps:
 #
 #     learning rate                  0.03   0.1    0.3    1      3
@@ -361,10 +362,10 @@ PRESETS = {
     # network is missing; the linear layer is that of the balanced setting. Class means decay as in
     # `_balanced`.
     #
-    # The loss differs from both. The paper's is summed over the batch; the code sums over the wrong
-    # axis. Here it is the mean: a rate of 0.5 for the sum over 1024 images would be one of 512 for
-    # the mean, with which Conv4 does not learn the icons (1 % after 200 steps, 21 % with a rate
-    # of 1).
+    # The loss differs, too. The code sums it over the batch, as in the balanced setting, and over
+    # the wrong axis. Here it is the mean: a rate of 0.5 for the sum over 1024 images would be one
+    # of 512 for the mean, with which Conv4 does not learn the icons (1 % after 200 steps, 21 % with
+    # a rate of 1).
     "imagenet-sphere": Preset(
         "Hyperspherical classification on ImageNet-1K (ResNet-50, mixup, 100 epochs).",
         replace(

@@ -37,7 +37,7 @@ SWIN_T = ModelConfig(
 RUNNING_VARIANCES = (
     "The running variances of batch normalisation divide by n; PyTorch's divide by n − 1."
 )
-"""A difference from published code in PyTorch, as those below (protocols C, D and E)."""
+"""A difference from training with PyTorch, as those below (protocols B, C, D and E)."""
 OVER_DEVICES = (
     "Batch normalisation takes the statistics of the whole batch; the authors' code takes those of "
     "each device's share."
