@@ -272,8 +272,8 @@ def _long_tailed(
 
 # The supplement's SGD and weight decay 1e-4, for all methods. The authors' loss is summed over the
 # batch, and their rate falls twice in 250 epochs. Here the loss is the mean, and a cosine schedule
-# lets --steps be any number (3200 are 82 epochs). Prototypes take longer to learn than a classifier.
-# Validation accuracy (%), d = 25, seed 0, 300 steps:
+# lets --steps be any number (3200 are 82 epochs). Prototypes take longer to learn than a
+# classifier. Validation accuracy (%), d = 25, seed 0, 300 steps:
 #
 #     learning rate                  0.03   0.1    0.3    1      3
 #     dynamic                               23.6   23.7   26.4   21.5

@@ -8,10 +8,11 @@ for MS-COCO: a pretrained ResNet-50, SGD at 224 pixels, 40 epochs; the backbone 
 the classifier's rate. VOC 2007 and NUS-WIDE have the settings of MS-COCO here. On several devices,
 the authors' code computes the class-wise half over each device's share of the batch:
 `--loss.class-wise-over device`; here it is computed over the whole batch. What differs and has no
-option is listed by `python -m experiments settings PRESET`. `--model.weights` takes
-torchvision's ResNet-50 as a file *.safetensors, or a run directory. Training from scratch needs
-`--optimizer.backbone-rate 1` and a learning rate of its own. Results on kanji:
-experiments/RESULTS.md. The photographs do not ship with the project and have not been run here.
+option is listed by `python -m experiments settings PRESET`. `--model.weights` takes torchvision's
+ResNet-50 as a file *.safetensors, or a run directory; the author's weights are IMAGENET1K_V1.
+Training from scratch needs `--optimizer.backbone-rate 1` and a learning rate of its own. Results on
+kanji: experiments/RESULTS.md. The photographs do not ship with the project and have not been run
+here.
 """
 
 from __future__ import annotations
@@ -185,8 +186,9 @@ PRESETS = {
         validate=1,
         differences=(
             *_DIFFERENCES,
-            "Table C has 209,346 images with a label, 125,448 of them for training; here it is "
-            "those that you have, as many are no longer on Flickr.",
+            "Table C has 209,346 images with a label, 125,448 of them for training. The published "
+            "lists have 209,347; those without a file are left out, as many are no longer on "
+            "Flickr.",
         ),
     ),
 }

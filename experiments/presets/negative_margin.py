@@ -166,6 +166,7 @@ _DIFFERENCES = (
     "without keeping the aspect ratio; here images are stored as centre squares.",
     "The cosine ends at 0; the authors' ends at 1e-6.",
     "Validations have the same episodes each time; the authors' have new ones.",
+    "The deviation in an interval divides by E − 1 episodes; the authors' by E.",
     ORDER_OF_COLORS,
     RUNNING_VARIANCES,
 )
@@ -225,7 +226,7 @@ def _presets(name: str, row: _Row) -> dict[str, Preset]:
     presets = {}
     unused = () if row.drop_block else ("model.drop_block_size", "model.drop_block_steps")
     sources = {option: _SOURCES[option] for option in _SOURCES if option not in unused}
-    differences = list(_DIFFERENCES)
+    differences: list[str] = [*_DIFFERENCES]
     if row.drop_block:
         differences.append(_OF_DROP_BLOCK)
     if row.dataset in _OF_DATASET:
