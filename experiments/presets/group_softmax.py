@@ -49,8 +49,8 @@ _SOURCES = by_option(
 
 _DIFFERENCES = (
     "The classifier starts with deviation 0.1 / √d and a constant bias; PyTorch's linear layer "
-    "starts uniform in ±1 / √d, with deviation 1 / √(3d). Type I needs a small start on the icons: "
-    "see the comment of icons-groups.",
+    "starts uniform in ±1 / √d, with deviation 1 / √(3d). On the icons, group softmax learns "
+    "better from the small start: see the comment of icons-groups.",
     RUNNING_VARIANCES,
 )
 
@@ -102,6 +102,7 @@ PRESETS = {
     #     deviation of the      softmax   tight         loose
     #     first classifier                G = 2     4       2     4
     #     1 / √d                   80.2    63.1   9.0    72.8  66.2
+    #     1 / √(3d), PyTorch's             71.3          74.5
     #     0.1 / √d                 80.4    73.4  62.8    76.4  67.2
     #     0.01 / √d                                      75.7
     #
