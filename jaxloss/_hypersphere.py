@@ -74,7 +74,8 @@ def update_class_means(
 
     References:
       Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (moving averages of the class means).
+      CVPR 2024, the authors' published code (moving averages; there of one sample of a class in a
+      batch, added in place, so that its λ of 0.9 amounts to 0.95).
     """
     decay = _checks.in_range("decay", decay, at_least=0, below=1)
     features, labels, valid = labelled_rows(features, labels, where)
@@ -240,8 +241,8 @@ def dot_regression_loss(
 
     References:
       Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (long-tailed setting, supplement section 7.2); Yang et al., Inducing Neural Collapse
-      in Imbalanced Learning, NeurIPS 2022 (dot-regression loss).
+      CVPR 2024, the authors' published code (long tails); Yang et al., Inducing Neural Collapse in
+      Imbalanced Learning, NeurIPS 2022 (dot-regression loss).
     """
     features, targets, column, valid = _features_and_targets(
         features, labels, prototypes, assignment, lengths, where

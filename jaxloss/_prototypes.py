@@ -83,8 +83,9 @@ def uniform_prototypes(
     .. math:: \min_P \log \underset{i<j}{\mathrm{mean}}\, e^{-t \|p_i - p_j\|^2}
 
     t rises geometrically from `temperature` to `final_temperature`. A small t spreads all vectors;
-    a large t separates the closest pairs. Equal values give the fixed t of the paper. The optimiser
-    is Adam with a cosine schedule, in one compiled loop. A step takes two products of d·M² each.
+    a large t separates the closest pairs. Equal values give a fixed t, which is 2 in the authors'
+    code. The optimiser is Adam with a cosine schedule, in one compiled loop. A step takes two
+    products of d·M² each.
 
     Args:
       key: A random key, from `jax.random.key` or `jax.random.PRNGKey`.
@@ -113,7 +114,7 @@ def uniform_prototypes(
 
     References:
       Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (prototypes by uniformity).
+      CVPR 2024, the authors' published code (prototypes by uniformity).
       Wang and Isola, Understanding Contrastive Representation Learning through Alignment and
       Uniformity on the Hypersphere, ICML 2020, eq. (2).
     """
@@ -208,7 +209,7 @@ def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation
 
     References:
       Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
-      CVPR 2024 (separation of prototypes).
+      CVPR 2024, the authors' published code (separation of prototypes).
     """
     prototypes = _checks.floating("prototypes", prototypes, "d M")
     num_prototypes = prototypes.shape[1]

@@ -27,7 +27,7 @@ class Settings:
     """List the settings of a preset, and where each of them comes from.
 
     Options that have their default and no source are left out. If the data set is prepared, steps
-    are in epochs, too.
+    are in epochs, too. Below is what differs from the published training and has no option.
     """
 
     preset: Annotated[str, tyro.conf.Positional]
@@ -43,11 +43,14 @@ class Settings:
             close = difflib.get_close_matches(self.preset, PRESETS)
             hint = f"did you mean {', '.join(close)}?" if close else "train --help lists them"
             raise ConfigError(f"no preset {self.preset!r}; {hint}")
-        description, config, sources = PRESETS[self.preset]
-        steps_per_epoch = _steps_per_epoch(config, self.folders)
-        rows = _rows(config, sources, steps_per_epoch)
-        print(f"{self.preset}: {description}\n")
+        preset = PRESETS[self.preset]
+        steps_per_epoch = _steps_per_epoch(preset.config, self.folders)
+        rows = _rows(preset.config, preset.sources, steps_per_epoch)
+        print(f"{self.preset}: {preset.description}\n")
         print("\n".join(table(["option", "value", "source"], rows)))
+        if preset.differences:
+            print("\nWhat differs from the published training and has no option:\n")
+            print("\n".join(f"- {sentence}" for sentence in preset.differences))
         return 0
 
 

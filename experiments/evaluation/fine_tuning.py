@@ -142,7 +142,7 @@ def fine_tuned_accuracies(
       ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
 
     References:
-      Liu et al., Negative Margin Matters, ECCV 2020, Sec. 3.5 and 4.1.
+      Liu et al., Negative Margin Matters, ECCV 2020, supplement B, and the authors' published code.
     """
     check_config(settings)
     features, (support, query) = prepare_episodes(features, episodes)

@@ -69,7 +69,7 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
       ValueError: A score is not finite, or no target is positive.
 
     References:
-      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, Sec. 4.
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Tables B and C.
     """
     of_samples = average_precisions(scores, targets)
     samples = int((~np.isnan(of_samples)).sum())

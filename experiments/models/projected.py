@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from experiments.models.layers import Backbone, batch_norm
+
+_PYTORCH_KERNEL = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+"""Uniform in ±1/√(inputs), as `torch.nn.Linear` starts."""
 
 
 class Projected(Backbone):
@@ -14,8 +19,8 @@ class Projected(Backbone):
 
     Args:
       backbone: The backbone.
-      dim: Features d of a linear layer, or 0 for none. The layer has a bias unless normalisation,
-        which has one, comes after it.
+      dim: Features d of a linear layer, or 0 for none. The layer has a bias, and starts as
+        `torch.nn.Linear` does, unless normalisation, which has a bias, comes after it.
       normalize: End with batch normalisation.
       axis_name: Device axis over which batch statistics are synchronised, or None.
       rngs: Source of the initial parameters.
@@ -32,11 +37,7 @@ class Projected(Backbone):
     ):
         self.backbone = backbone
         self.num_features = dim or backbone.num_features
-        self.linear = (
-            nnx.Linear(backbone.num_features, dim, use_bias=not normalize, rngs=rngs)
-            if dim
-            else None
-        )
+        self.linear = _linear(backbone.num_features, dim, bias=not normalize, rngs=rngs)
         self.norm = (
             batch_norm(self.num_features, axis_name=axis_name, rngs=rngs) if normalize else None
         )
@@ -51,3 +52,16 @@ class Projected(Backbone):
         if self.norm is not None:
             features = self.norm(features, use_running_average=not train)
         return features
+
+
+def _linear(inputs: int, dim: int, *, bias: bool, rngs: nnx.Rngs) -> nnx.Linear | None:
+    if not dim:
+        return None
+    if not bias:
+        return nnx.Linear(inputs, dim, use_bias=False, rngs=rngs)
+    bound = inputs**-0.5
+
+    def bias_init(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return nnx.Linear(inputs, dim, kernel_init=_PYTORCH_KERNEL, bias_init=bias_init, rngs=rngs)

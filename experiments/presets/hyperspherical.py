@@ -5,17 +5,19 @@
 Sources: Saadabadi et al., CVPR 2024, supplement, sections 7.1 (balanced) and 7.2 (long tails), with
 results in Table 9; what the supplement leaves open is taken from the authors' published code
 (msed-Ebrahimi/DL2PA_CVPR24). Where the two differ, the preset follows the paper, and its comment
-states the difference. An epoch is the number of full batches; the code also trains on the last,
-smaller batch. Results on the icons: experiments/RESULTS.md. The photographs do not ship with the
-project and have not been run here.
+states the difference. What differs from the code and has no option is listed by
+`python -m experiments settings PRESET`. Results on the icons: experiments/RESULTS.md. The
+photographs do not ship with the project and have not been run here.
 
-The distances of the balanced setting are summed over the batch. With plain SGD the mean takes 128
-times the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy (`fixed-ce`,
-`softmax`, `cosine-softmax`) is the mean of the supplement's eq. (10), whatever the reduction. Dot
-regression of the long-tailed setting is a mean, and balances the classes of each batch.
+The code sums the distances of the balanced setting over the batch. With plain SGD the mean takes
+128 times the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy
+(`fixed-ce`, `softmax`, `cosine-softmax`) is the mean of the supplement's eq. (10), whatever the
+reduction. Dot regression of the long-tailed setting is a mean, and balances the classes of each
+batch.
 
 The baseline that the authors compare with is `--loss.name cosine-softmax`, a trained classifier on
-cosines without a scale; `softmax` is the linear classifier that people use.
+cosines without a scale; `softmax` is the linear classifier that people use. The published code
+contains that baseline, but does not run with it.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from dataclasses import replace
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import (
+    FLOAT16,
     IMAGENET_CROPS,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    OVER_DEVICES,
     RESNET32,
     RESNET50,
+    RUNNING_VARIANCES,
     SWIN_T,
 )
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
@@ -40,7 +45,35 @@ from experiments.protocols.hyperspherical import (
 )
 
 _COSINES = HypersphericalEvaluation(calibration="cosines")
-_PAPER = "the paper"
+
+_DIFFERENCES = (
+    "The authors' code reports the epoch that is best on the test images, and its calibration "
+    "error; here no image is held out, and the last checkpoint is evaluated.",
+    "The authors evaluate an epoch before they assign the prototypes anew; here the checkpoint at "
+    "its end has the new assignment.",
+    "The authors move the mean of a class by one image of the batch, because their indexed += "
+    "keeps one of a class; here by the mean of all its images.",
+    "The authors' class means start at random; here at 0, so that the first batch sets them.",
+    "The authors' prototypes minimise the uniformity objective at t = 2 by SGD; here by Adam, with "
+    "t rising to 100, which separates the closest pairs further, or a simplex where the classes "
+    "are at most d + 1.",
+    "An epoch is the number of full batches; the authors' also has the last, smaller batch.",
+    RUNNING_VARIANCES,
+)
+_LONG_TAILED_DIFFERENCES = (
+    *_DIFFERENCES,
+    "The images of a long tail are a random choice, another one than the authors'.",
+    "Convolutions start with variance 2 / fan-out; the authors' here with 2 / fan-in.",
+    "The learning rate of the warm-up rises at every step; the authors' is constant in an epoch.",
+    "With mixup, the authors move the class mean of an image's own label, even where the other "
+    "image has the larger share; here that of the larger share.",
+)
+_IMAGENET_DIFFERENCES = (
+    *_DIFFERENCES,
+    "The authors' schedule counts epochs, but moves at every step; here it takes all steps.",
+    OVER_DEVICES,
+    FLOAT16,
+)
 
 _BALANCED = by_option(
     {
@@ -70,7 +103,7 @@ _BALANCED = by_option(
             "optimizer.decay_all",
             "evaluation.calibration",
         ),
-        _PAPER: ("loss.decay",),
+        DIFFERS: ("loss.decay",),
         OURS: ("validate_every",),
     }
 )
@@ -109,7 +142,7 @@ _LONG_TAILED = by_option(
             "optimizer.decay_all",
             "evaluation.calibration",
         ),
-        _PAPER: ("loss.decay",),
+        DIFFERS: ("loss.decay",),
         OURS: ("validate_every",),
     }
 )
@@ -137,8 +170,7 @@ _IMAGENET_SHARED = {
         "optimizer.decay_all",
         "evaluation.calibration",
     ),
-    _PAPER: ("loss.decay",),
-    DIFFERS: ("data.image_size", "loss.reduction"),
+    DIFFERS: ("data.image_size", "loss.reduction", "loss.decay"),
     OURS: ("model.projection", "validate_every"),
 }
 _IMAGENET = by_option(_IMAGENET_SHARED) | by_option(
@@ -165,7 +197,8 @@ def _balanced(data: ClassificationData, *, dim: int, epoch: int, log_every: int)
     """ResNet-32 for 250 epochs.
 
     The features are those of a linear layer with a bias, without normalisation. The moving class
-    means decay by the paper's 0.9; the code adds to them in place, which amounts to 0.95.
+    means decay by 0.9, the number in the code; the code adds to them in place, so that the number
+    amounts to 0.95.
 
     Args:
       data: The data set, its normalisation and padding.
@@ -204,7 +237,7 @@ def _long_tailed(
     """ResNet-32 for 200 epochs, 5 of them warm-up, with mixup and dot regression.
 
     The features are those of the backbone, after batch normalisation. Shortcuts pad with zeros, as
-    the authors' do here.
+    the authors' do here. Class means decay as in `_balanced`.
 
     Args:
       name: The data set.
@@ -237,10 +270,10 @@ def _long_tailed(
     )
 
 
-# The supplement's SGD and weight decay 1e-4, for all methods. Its loss is summed over the batch and
-# its learning rate falls twice in 250 epochs. Here the loss is the mean, and a cosine schedule lets
-# --steps be any number (3200 are 82 epochs). Prototypes take longer to learn than a classifier.
-# Validation accuracy (%), d = 25, seed 0, 300 steps:
+# The supplement's SGD and weight decay 1e-4, for all methods. The authors' loss is summed over the
+# batch, and their rate falls twice in 250 epochs. Here the loss is the mean, and a cosine schedule
+# lets --steps be any number (3200 are 82 epochs). Prototypes take longer to learn than a
+# classifier. Validation accuracy (%), d = 25, seed 0, 300 steps:
 #
 #     learning rate                  0.03   0.1    0.3    1      3
 #     dynamic                               23.6   23.7   26.4   21.5
@@ -284,7 +317,8 @@ PRESETS = {
         _ICONS,
     ),
     # Section 7.1, Table 9 (d = 16, 32, 64; the code also has 25 and 50). Its "Fixed W + CE":
-    # --loss.name fixed-ce
+    # --loss.name fixed-ce. Section 7.1 draws the test images at random; the code takes the test
+    # images of CIFAR-100, as here.
     "cifar100-sphere": Preset(
         "Hyperspherical classification on CIFAR-100 (ResNet-32, 250 epochs).",
         _balanced(
@@ -296,8 +330,9 @@ PRESETS = {
             log_every=130,
         ),
         _BALANCED | {"model.dim": "Table 9"},
+        _DIFFERENCES,
     ),
-    # Section 7.1: the images at 64×64; d = 25 or 50 in the code. Tables of the supplement have no
+    # Section 7.1; the code has images of 64×64 and d = 25 or 50. Tables of the supplement have no
     # backbone for it; the code has the same ResNet-32.
     "imagenet200-sphere": Preset(
         "Hyperspherical classification on ImageNet-200 (ResNet-32, 64×64, 250 epochs).",
@@ -308,6 +343,11 @@ PRESETS = {
             log_every=130,
         ),
         _BALANCED | {"model.backbone": AUTHORS, "model.dim": AUTHORS},
+        (
+            *_DIFFERENCES,
+            "Section 7.1 holds out 10,000 random images for the test and does not list them; here "
+            "they are the validation images of Tiny ImageNet.",
+        ),
     ),
     # Section 7.1: batches of 1024, learning rate 0.5 after 5 epochs of warm-up, then cosine, weight
     # decay 2e-5, 100 epochs, mixup with β = 1. With mixup, the code's loss takes the label of the
@@ -318,14 +358,14 @@ PRESETS = {
     #     --steps 131355 --data.mixup 0.2 --data.cutmix 1 --data.trivial-augment
     #     --data.erasing 0.1
     #
-    # In addition, it crops 244 pixels in training and sees 256 in evaluation, and moves its
-    # schedule, which is made for epochs, at every step. The file of its network is missing; the
-    # linear layer is that of the balanced setting.
+    # In addition, it crops 244 pixels in training and sees 256 in evaluation. The file of its
+    # network is missing; the linear layer is that of the balanced setting. Class means decay as in
+    # `_balanced`.
     #
-    # The loss differs from both. The paper's is summed over the batch; the code sums over the wrong
-    # axis. Here it is the mean: a rate of 0.5 for the sum over 1024 images would be one of 512 for
-    # the mean, with which Conv4 does not learn the icons (1 % after 200 steps, 21 % with a rate
-    # of 1).
+    # The loss differs, too. The code sums it over the batch, as in the balanced setting, and over
+    # the wrong axis. Here it is the mean: a rate of 0.5 for the sum over 1024 images would be one
+    # of 512 for the mean, with which Conv4 does not learn the icons (1 % after 200 steps, 21 % with
+    # a rate of 1).
     "imagenet-sphere": Preset(
         "Hyperspherical classification on ImageNet-1K (ResNet-50, mixup, 100 epochs).",
         replace(
@@ -334,6 +374,7 @@ PRESETS = {
             optimizer=replace(_ON_IMAGENET.optimizer, learning_rate=0.5, nesterov=False),
         ),
         _IMAGENET,
+        _IMAGENET_DIFFERENCES,
     ),
     # Section 7.1: AdamW with batches of 1024, a learning rate of 0.001 and weight decay 2e-5; the
     # code's configuration has 0.5, the rate of ResNet-50. It names no epochs and no mixup for
@@ -347,10 +388,11 @@ PRESETS = {
             optimizer=replace(_ON_IMAGENET.optimizer, kind="adamw", learning_rate=0.001),
         ),
         _IMAGENET_SWIN,
+        _IMAGENET_DIFFERENCES,
     ),
     # Section 7.2: SGD, weight decay 2e-4, mixup with β = 1. The largest class has 56 training
     # images; a factor of 0.04 or more leaves every class at least 2. Here 0.05, with 3,090 images;
-    # the paper's 0.01 and 0.02 leave classes with one image or none. Validation accuracy (%),
+    # the authors' 0.01 and 0.02 leave classes with one image or none. Validation accuracy (%),
     # seed 0, --loss.lengths training-set:
     #
     #     learning rate            0.1    0.3    1      3      10
@@ -383,35 +425,39 @@ PRESETS = {
     #     svhn-lt              1058   1171   1322
     #     stl10-lt                8      9     10
     #
-    # The code's warm-up has a constant rate in each epoch, from 0.02 to 0.1; here it rises at every
-    # step, between the same rates. The learnable baselines have neither mixup nor the batch
-    # normalisation of the features in the code: --data.mixup 0 --model.projection linear-norm. The
-    # paper has mixup for all methods, and the presets have both, so that methods differ in the loss
-    # alone. With mixup, the code moves the class mean of an image's own label, even where the other
-    # image has the larger share; here it moves that of the larger share.
+    # The learnable baselines have neither mixup nor the batch normalisation of the features in the
+    # code: --data.mixup 0 --model.projection linear-norm. The paper has mixup for all methods, and
+    # the presets have both, so that methods differ in the loss alone.
     "cifar10-lt": Preset(
         "Hyperspherical classification on CIFAR-10-LT, imbalance 0.01 (ResNet-32, 200 epochs).",
         _long_tailed("cifar10", _CIFAR_LT_MEAN, _CIFAR_LT_STD, epoch=96),
         _LONG_TAILED,
+        _LONG_TAILED_DIFFERENCES,
     ),
     "cifar100-lt": Preset(
         "Hyperspherical classification on CIFAR-100-LT, imbalance 0.01 (ResNet-32, 200 epochs).",
         _long_tailed("cifar100", _CIFAR_LT_MEAN, _CIFAR_LT_STD, widths=(32, 64, 128), epoch=84),
         _LONG_TAILED,
+        _LONG_TAILED_DIFFERENCES,
     ),
-    # The largest class has N / 10 of all images of train and extra. The code cuts a tail out of
-    # each of the two, class by class from digit 0; here the tail begins with the largest class, the
-    # ones, so that no class has fewer images than its place. The code neither crops nor flips SVHN
-    # and STL-10; section 7.2 does, by a number of pixels that it does not name:
+    # The largest class has N / 10 of all images of train and extra. The code neither crops nor
+    # flips SVHN and STL-10; section 7.2 does, by a number of pixels that it does not name:
     # --data.pad 0 --data.no-flip for the code.
     "svhn-lt": Preset(
         "Hyperspherical classification on SVHN-LT, imbalance 0.01 (ResNet-32, 200 epochs).",
         _long_tailed("svhn_extra", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), epoch=1171),
         _LONG_TAILED | {"data.pad": OURS},
+        (
+            *_LONG_TAILED_DIFFERENCES,
+            "The authors cut a tail out of train and one out of extra, class by class from digit "
+            "0; here it is cut out of both together and begins with the largest class, the ones, "
+            "so that no class has fewer images than its place.",
+        ),
     ),
     "stl10-lt": Preset(
         "Hyperspherical classification on STL10-LT, imbalance 0.01 (ResNet-32, 200 epochs).",
         _long_tailed("stl10", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), epoch=9),
         _LONG_TAILED | {"data.pad": OURS},
+        _LONG_TAILED_DIFFERENCES,
     ),
 }

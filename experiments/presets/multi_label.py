@@ -7,10 +7,12 @@ Source: Kobayashi, CVPR 2023, supplement, Tables B and C, and the authors' publi
 for MS-COCO: a pretrained ResNet-50, SGD at 224 pixels, 40 epochs; the backbone learns at a tenth of
 the classifier's rate. VOC 2007 and NUS-WIDE have the settings of MS-COCO here. On several devices,
 the authors' code computes the class-wise half over each device's share of the batch:
-`--loss.class-wise-over device`; here it is computed over the whole batch. `--model.weights` takes
-torchvision's ResNet-50 as a file *.safetensors, or a run directory. Training from scratch needs
-`--optimizer.backbone-rate 1` and a learning rate of its own. Results on kanji:
-experiments/RESULTS.md. The photographs do not ship with the project and have not been run here.
+`--loss.class-wise-over device`; here it is computed over the whole batch. What differs and has no
+option is listed by `python -m experiments settings PRESET`. `--model.weights` takes torchvision's
+ResNet-50 as a file *.safetensors, or a run directory; the author's weights are IMAGENET1K_V1.
+Training from scratch needs `--optimizer.backbone-rate 1` and a learning rate of its own. Results on
+kanji: experiments/RESULTS.md. The photographs do not ship with the project and have not been run
+here.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import IMAGENET_CROP_NAMES, IMAGENET_CROPS, RESNET50
+from experiments.presets.photographs import (
+    FLOAT16,
+    IMAGENET_CROP_NAMES,
+    IMAGENET_CROPS,
+    ORDER_OF_COLORS,
+    OVER_DEVICES,
+    RESNET50,
+    RUNNING_VARIANCES,
+)
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 
@@ -50,6 +60,23 @@ _AUTHORS = (
     "optimizer.backbone_rate",
     "steps",
 )
+_START = (
+    "The classifier starts with deviation 1 / √d and the prior of a class as its bias; the "
+    "authors', PyTorch's linear layer, starts uniform in ±1 / √d, with deviation 1 / √(3d). A "
+    "constant bias changes the values of bce and asl alone."
+)
+_DIFFERENCES = (
+    _START,
+    "Every epoch draws its batches anew; the authors' sampler on several devices draws the same "
+    "ones in every epoch.",
+    "The cosine ends at 0 after the last step; the authors' counts the last, smaller batch of an "
+    "epoch, which is not trained on, and ends a little above.",
+    ORDER_OF_COLORS,
+    OVER_DEVICES,
+    FLOAT16,
+    RUNNING_VARIANCES,
+)
+
 _OF_COCO = f"{AUTHORS} for MS-COCO"
 _COCO = by_option(_SHARED | {"Table B": _NETWORK, AUTHORS: _AUTHORS})
 _VOC2007 = by_option(_SHARED | {_OF_COCO: (*_NETWORK, *_AUTHORS)})
@@ -64,6 +91,7 @@ def _photographs(
     images: int,
     validate: int,
     train_on: Literal["train", "train+validation"] = "train",
+    differences: tuple[str, ...] = _DIFFERENCES,
 ) -> Preset:
     """ResNet-50 on a data set of photographs.
 
@@ -74,6 +102,7 @@ def _photographs(
       images: Training images.
       validate: Epochs between two checkpoints.
       train_on: Stored splits to train on.
+      differences: As in `Preset`.
     """
     epoch = images // _BATCH_SIZE
     config = MultiLabelConfig(
@@ -92,7 +121,7 @@ def _photographs(
         steps=_EPOCHS * epoch,
         validate_every=validate * epoch,
     )
-    return Preset(description, config, sources)
+    return Preset(description, config, sources, differences)
 
 
 PRESETS = {
@@ -146,14 +175,20 @@ PRESETS = {
         validate=10,
         train_on="train+validation",
     ),
-    # Table C; images without a label are left out. The number of images that can still be
-    # downloaded varies. No images are left for validation, so the last checkpoint is evaluated;
-    # --data.holdout 0.05 holds some out.
+    # Table C; images without a label are left out. No images are left for validation, so the last
+    # checkpoint is evaluated; --data.holdout 0.05 holds some out. Of fewer training images, 40
+    # epochs are fewer --steps.
     "nus-wide": _photographs(
         "Multi-label classification on NUS-WIDE (81 labels, pretrained ResNet-50).",
         "nus_wide",
         _NUS_WIDE,
         images=125448,
         validate=1,
+        differences=(
+            *_DIFFERENCES,
+            "Table C has 209,346 images with a label, 125,448 of them for training. The published "
+            "lists have 209,347; those without a file are left out, as many are no longer on "
+            "Flickr.",
+        ),
     ),
 }

@@ -4,10 +4,10 @@ r"""Protocol E: few-shot transfer with a negative margin.
 
 Source: Liu et al., ECCV 2020, and the configuration that its authors published; weight decay and
 margin are the pairs that they chose for 1-shot and for 5-shot episodes. The presets of ResNet-18
-are for images of 224 pixels, those of ResNet-12 for 84. Epochs include those of the warm-up. The
-last batch of an epoch is smaller there and full here, so that the number of steps is the same.
+are for images of 224 pixels, those of ResNet-12 for 84. Epochs include those of the warm-up. What
+differs and has no option is listed by `python -m experiments settings PRESET`.
 
-The paper's other backbones, at 84 and 80 pixels, with `--loss.name cosine` for cosines:
+The authors' other backbones, at 84 and 80 pixels, with `--loss.name cosine` for cosines:
 
     python -m experiments train mini-imagenet-margin-softmax --data.name mini_imagenet \
         --data.image-size 84 --data.resize 96 --model.backbone conv4 \
@@ -16,8 +16,7 @@ The paper's other backbones, at 84 and 80 pixels, with `--loss.name cosine` for 
         --data.image-size 80 --data.resize 92 --model.backbone wrn28 --model.widths 160 320 640
 
 For ResNet-18 and WRN, images are stored at the side to which evaluation resizes them (`@257`,
-`@92`). For the others they are stored at 84 pixels, as in most archives. The authors crop the
-original files instead, and resize them to a square without keeping the aspect ratio.
+`@92`). For the others they are stored at 84 pixels, as in most archives.
 
 By default, the base classes are evaluated on training images. For the base columns of Table 6, the
 authors take images of ILSVRC 2012 that are not in mini-ImageNet. `--data.base-test imagenet@257`
@@ -25,9 +24,6 @@ authors take images of ILSVRC 2012 that are not in mini-ImageNet. `--data.base-t
 inner products alike. It needs the archives of ImageNet, and does not change the training. Its
 images show a tenth more of a photograph than those of mini-ImageNet. Without these archives,
 `--data.holdout 0.05` holds out 30 images of each class; so it does for CUB, which has no others.
-
-The authors' classifier of CUB has 200 outputs, half of which belong to no base class; here it has
-100.
 
 Further experiments of the paper:
 
@@ -52,7 +48,7 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import RESNET12
+from experiments.presets.photographs import ORDER_OF_COLORS, RESNET12, RUNNING_VARIANCES
 from experiments.presets.preset import AUTHORS, OURS, Preset, by_option
 from experiments.protocols.negative_margin import (
     MarginData,
@@ -168,6 +164,27 @@ _SOURCES = by_option(
     }
 )
 
+_DIFFERENCES = (
+    "The last batch of an epoch is full; the authors' is smaller, so that the number of steps is "
+    "the same.",
+    "The authors crop the original files in training, and resize them to a square for evaluation, "
+    "without keeping the aspect ratio; here images are stored as centre squares.",
+    "The cosine ends at 0; the authors' ends at 1e-6.",
+    "Validations have the same episodes each time; the authors' have new ones.",
+    "The deviation in an interval divides by E − 1 episodes; the authors' by E.",
+    ORDER_OF_COLORS,
+    RUNNING_VARIANCES,
+)
+_OF_DROP_BLOCK = (
+    "DropBlock scales by the units kept of each image; the authors' by those of the whole batch."
+)
+_OF_DATASET = {
+    _MINI: "The images of base classes in episodes were trained on; those of the paper are other "
+    "images of ImageNet.",
+    _CUB: "The classifier has an output for each of the 100 base classes; the authors' has 200, "
+    "half of which belong to no base class.",
+}
+
 
 def _photographs(row: _Row, weight_decay: float, margin: float) -> NegativeMarginConfig:
     """Adam on random resized crops, with one pair of weight decay and margin."""
@@ -214,6 +231,11 @@ def _presets(name: str, row: _Row) -> dict[str, Preset]:
     presets = {}
     unused = () if row.drop_block else ("model.drop_block_size", "model.drop_block_steps")
     sources = {option: _SOURCES[option] for option in _SOURCES if option not in unused}
+    differences: list[str] = [*_DIFFERENCES]
+    if row.drop_block:
+        differences.append(_OF_DROP_BLOCK)
+    if row.dataset in _OF_DATASET:
+        differences.append(_OF_DATASET[row.dataset])
     for shots, (weight_decay, margin) in row.pairs.items():
         suffix = f"-{shots}shot" if len(row.pairs) > 1 and shots > 1 else ""
         presets[name + suffix] = Preset(
@@ -221,6 +243,7 @@ def _presets(name: str, row: _Row) -> dict[str, Preset]:
             f"for {shots}-shot).",
             _photographs(row, weight_decay, margin),
             sources,
+            differences,
         )
     return presets
 
@@ -228,7 +251,7 @@ def _presets(name: str, row: _Row) -> dict[str, Preset]:
 PRESETS = {
     # 35 % of every base class are held out for the episodes of base classes; the paper also takes
     # other images for them. 46 of the 100 base classes have enough held-out images for 1-shot
-    # episodes (17 images), 29 for 5-shot episodes (21). The learning rate is the paper's; weight
+    # episodes (17 images), 29 for 5-shot episodes (21). The learning rate is the authors'; weight
     # decay and steps are our choice. Fine-tuned accuracy, 1-shot / 5-shot (%), seed 0:
     #
     #     steps   margin   validation    base

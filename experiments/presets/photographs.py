@@ -1,4 +1,4 @@
-"""What presets on photographs share: normalisation, augmentation and backbones."""
+"""What presets on photographs share: normalisation, augmentation, backbones, and differences."""
 
 from typing import Any
 
@@ -33,3 +33,20 @@ SWIN_T = ModelConfig(
     backbone="swin", widths=(96, 192, 384, 768), pooling="mean", stochastic_depth=0.2
 )
 """Swin-T (protocol C on ImageNet, 224×224)."""
+
+RUNNING_VARIANCES = (
+    "The running variances of batch normalisation divide by n; PyTorch's divide by n − 1."
+)
+"""A difference from training with PyTorch, as those below (protocols B, C, D and E)."""
+OVER_DEVICES = (
+    "Batch normalisation takes the statistics of the whole batch; the authors' code takes those of "
+    "each device's share."
+)
+FLOAT16 = (
+    "The authors' code computes in float16 where PyTorch's autocast does; here it is float32, or "
+    "--model.dtype bfloat16."
+)
+ORDER_OF_COLORS = (
+    "Colour jitter changes brightness, contrast and saturation in this order; torchvision draws "
+    "the order for each image."
+)

@@ -11,6 +11,9 @@ AUTHORS = "authors' configuration"
 """Source of a setting that the paper leaves open and its authors' published code fixes."""
 OURS = "our choice"
 """Source of a setting that neither the paper nor its authors' code fixes."""
+MAIN_TEXT = "the paper's main text, not at hand"
+"""Source of a setting that is known from the paper's main text. Of the papers, only the supplements
+are at hand."""
 DIFFERS = "differs from the published one: see the comment of the preset"
 """Source of a setting that the paper or its authors' code fixes, and the preset changes."""
 
@@ -22,8 +25,11 @@ class Preset(NamedTuple):
     """One line, for the command line."""
     config: TrainConfig
     sources: Mapping[str, str] = {}
-    """Where each setting comes from, by option: a table or section of the paper, `AUTHORS`,
-    `OURS` or `DIFFERS`. Complete for the presets on the papers' data sets."""
+    """Where each setting comes from, by option: a table or section of the paper's supplement,
+    `MAIN_TEXT`, `AUTHORS`, `OURS` or `DIFFERS`. Complete for the presets on the papers' data
+    sets."""
+    differences: Sequence[str] = ()
+    """Sentences on what differs from the published training and has no option."""
 
 
 def by_option(options: Mapping[str, Sequence[str]]) -> dict[str, str]:

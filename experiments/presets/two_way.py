@@ -3,9 +3,10 @@
     python -m experiments sweep PRESET --over loss.name=softmax,bce,two-way
     python -m experiments linear RUN --data DATA
 
-Source: Kobayashi, CVPR 2023, Table 8 and supplement B: a ResNet-50 trained on ImageNet with each of
-the losses, then linear classifiers on nine data sets. The paper does not state the training; its
-settings are our choice. ImageNet does not ship with the project and has not been run here.
+Source: Kobayashi, CVPR 2023, supplement B: a ResNet-50 trained on ImageNet with each of the losses,
+then linear classifiers on nine data sets. The figures are in Table 8 of the main text, which is not
+at hand. The supplement does not state the training on ImageNet; its settings are our choice.
+ImageNet does not ship with the project and has not been run here.
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ PRESETS = {
             steps=800,
         ),
     ),
-    # Table 8 compares with --loss.name softmax, among others. On several devices, the authors' code
-    # computes the class-wise half over each device's share of the batch:
-    # --loss.class-wise-over device
+    # On several devices, the authors' code for MS-COCO computes the class-wise half over each
+    # device's share of the batch: --loss.class-wise-over device
     "imagenet-two-way": Preset(
         "Two-way loss on ImageNet-1K (ResNet-50, 90 epochs), for linear evaluation.",
         TwoWayConfig(
@@ -52,8 +52,7 @@ PRESETS = {
         ),
         by_option(
             {
-                "Table 8": ("loss.name",),
-                "section B": ("model.backbone", "model.widths", "model.pooling"),
+                "section B": ("loss.name", "model.backbone", "model.widths", "model.pooling"),
                 AUTHORS: ("loss.positive_temperature", "loss.negative_temperature"),
                 DIFFERS: ("loss.class_wise_over",),
                 OURS: (

@@ -125,6 +125,7 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
     def init_head(key: jax.Array):
         # Discriminative groups of an untrained classifier have large logits of opposite signs at
         # the usual deviation 1 / √d, from which type I hardly learns (see the preset icons-groups).
+        # PyTorch's linear layers start with deviation 1 / √(3d).
         return init_linear_head(key, problem.num_features, len(problem.class_counts), scale=0.1)
 
     if is_random:

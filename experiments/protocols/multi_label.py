@@ -309,7 +309,8 @@ def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
         return Loss(loss_of(logits, labels), objective_state, {})
 
     def init_head(key: jax.Array):
-        # Its bias is the prior of a single class, which suits images that have few labels.
+        # Its bias is the prior of a single class, which suits images that have few labels. The
+        # author's starts as PyTorch's linear layers do, uniform in ±1/√d.
         return init_linear_head(key, problem.num_features, len(problem.class_counts))
 
     return Objective(init_head, loss, head_logits)

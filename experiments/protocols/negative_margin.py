@@ -92,7 +92,7 @@ class MarginLoss(NamedLoss):
     """Margin m that is subtracted from the target's logit before scaling; a negative margin makes
     the task easier."""
     scale: Weight = 0.0
-    """Factor β of the logits; 0: the paper's, which is 30 for cosines, 10 for inner products of
+    """Factor β of the logits; 0: the authors', which is 30 for cosines, 10 for inner products of
     a ResNet-12, and 5 for other inner products."""
     label_smoothing: Share = 0.0
     """Fraction ε of the target that is spread over all classes; needs margin 0."""

@@ -15,7 +15,7 @@ from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
 from experiments.data.builders import describe
 from experiments.presets import PRESETS
-from experiments.protocols.few_shot import FewShotEvaluation
+from experiments.protocols.few_shot import IntegrationEvaluation
 from tests.experiments.tiny_runs import TINY_OPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_evaluate_has_the_options_and_values_of_the_run(run, capsys):
     with pytest.raises(SystemExit):
         main(["evaluate", str(run), "--help"])
     printed = " ".join(capsys.readouterr().out.split())
-    for field in dataclasses.fields(FewShotEvaluation):
+    for field in dataclasses.fields(IntegrationEvaluation):
         assert f"--evaluation.{field.name.replace('_', '-')}" in printed
     assert "Episodes of each evaluation. (default: 20)" in printed
     assert "--fine-tuning" not in printed
@@ -127,7 +127,9 @@ def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
 
 def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):
     preset = PRESETS["food101-groups"]
-    sourced = preset._replace(sources={"optimizer.learning_rate": "section 9"})
+    sourced = preset._replace(
+        sources={"optimizer.learning_rate": "section 9"}, differences=("Here all is well.",)
+    )
     monkeypatch.setitem(PRESETS, "food101-groups", sourced)
     data = ["--data-dir", str(folders.data_dir)]
     assert main(["settings", "food101-groups", *data]) == 0
@@ -137,6 +139,7 @@ def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):
     # A source is listed also where the value is the default, which all others are left out with.
     assert "| optimizer.learning_rate | 0.1 | section 9 |" in text
     assert "optimizer.momentum" not in text
+    assert text.endswith("has no option: - Here all is well.")
     assert main(["settings", "food10-groups", *data]) == 2
     assert "no preset 'food10-groups'; did you mean food101-groups" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ from experiments.look.maps import overview
 from experiments.look.view import View, some_rows, view_run
 from experiments.protocols import build_protocol
 from experiments.protocols.classification import ClassificationData
-from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
+from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.hyperspherical import (
     HypersphericalConfig,
     HypersphericalEvaluation,
@@ -67,7 +67,7 @@ EVERYWHERE = ["map", "class-map", "neighbours", "similarity"]
 FEW_SHOT = FewShotConfig(
     **TINY,
     loss=IntegratedLoss(name="spectral:sce+nca"),
-    evaluation=FewShotEvaluation(episodes=30, validation_episodes=20),
+    evaluation=IntegrationEvaluation(episodes=30, validation_episodes=20),
 )
 RUNS: dict[str, tuple[TrainConfig, list[str]]] = {
     "few-shot": (FEW_SHOT, ["accuracy", "episodes", "spectrum", "overlap"]),

@@ -164,7 +164,8 @@ def test_presets_are_grouped_by_protocol_and_described_in_one_line():
         assert len(found) == 1
         protocols.extend(found)
     assert sorted(protocols) == sorted(PROTOCOLS)
-    for name, (description, config, _) in PRESETS.items():
-        assert config.preset == name
-        assert description.endswith(".")
-        assert "\n" not in description
+    for name, preset in PRESETS.items():
+        assert preset.config.preset == name
+        for sentence in (preset.description, *preset.differences):
+            assert sentence.endswith(".")
+            assert "\n" not in sentence

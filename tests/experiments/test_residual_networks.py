@@ -220,6 +220,21 @@ def test_what_follows_the_backbone_equals_pytorch(projection, dim):
         np.testing.assert_allclose(model(images, train=train), expected, rtol=1e-4, atol=atol)
 
 
+def test_a_projection_without_normalisation_starts_as_pytorch():
+    dim = 50
+    config = replace(SMALL["resnet32"], widths=(4, 8, 60), dim=dim, projection="linear")
+    model: Any = build(config, (16, 16, 1))
+    kernel, bias = (np.asarray(leaf[...]) for leaf in (model.linear.kernel, model.linear.bias))
+    for values in (kernel, bias):
+        # Uniform in ±1/√60, so that a deviation is 1/√180.
+        assert np.abs(values).max() <= 60**-0.5
+        assert np.abs(values).max() > 0.9 * 60**-0.5
+    np.testing.assert_allclose(kernel.std(), 180**-0.5, rtol=0.03)
+    layer = torch.nn.Linear(60, 10000)
+    np.testing.assert_allclose(layer.weight.std().item(), 180**-0.5, rtol=0.03)
+    np.testing.assert_allclose(layer.bias.std().item(), 180**-0.5, rtol=0.03)
+
+
 def close_by_norm(found, expected):
     """Sums of many terms of both signs: exact in proportion to the whole, not to each entry."""
     scale = float(np.abs(expected).max())

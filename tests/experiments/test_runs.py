@@ -17,7 +17,7 @@ from experiments.config import (
 )
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
-from experiments.protocols.few_shot import FewShotEvaluation
+from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import (
     check_data,
@@ -45,8 +45,8 @@ from tests.experiments.tiny_runs import TINY
         ({"model": ModelConfig(widths=(4, 4, 4))}, "model.widths"),
         ({"model": ModelConfig(weights="nowhere")}, "model.weights = nowhere does not exist"),
         ({"optimizer": OptimizerConfig(warmup_steps=4)}, "warmup_steps"),
-        ({"evaluation": FewShotEvaluation(shots=(1, 5000))}, "novel classes of icons do not"),
-        ({"evaluation": FewShotEvaluation(ways=30, shots=(1,))}, "validation classes of icons"),
+        ({"evaluation": IntegrationEvaluation(shots=(1, 5000))}, "novel classes of icons do not"),
+        ({"evaluation": IntegrationEvaluation(ways=30, shots=(1,))}, "validation classes of icons"),
         ({"loss": IntegratedLoss(name="direct:sce+nca")}, r"spectral:sce\+nca"),
         ({"log_every": 0}, "log_every must be at least 1, got 0"),
     ],

@@ -27,7 +27,7 @@ from experiments.errors import ConfigError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.presets import PRESETS
 from experiments.protocols import build_protocol
-from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
+from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report
@@ -39,7 +39,7 @@ CONFIG = FewShotConfig(
     sampling=SamplingConfig(batch_size=16),
     model=ModelConfig(widths=(4, 4, 4, 4)),
     loss=IntegratedLoss(name="sce"),
-    evaluation=FewShotEvaluation(episodes=20, validation_episodes=20),
+    evaluation=IntegrationEvaluation(episodes=20, validation_episodes=20),
     steps=1,
 )
 PENALTIES = (1e-2, 1.0, 100.0)

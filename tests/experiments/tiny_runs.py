@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.protocols import build_protocol, config_from_dict
-from experiments.protocols.few_shot import FewShotConfig, FewShotEvaluation
+from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.runs import Network, Plan, build_network, restore_run
 from experiments.training.run_directory import read_config
 from experiments.training.state import TrainState
@@ -19,7 +19,7 @@ from experiments.training.state import TrainState
 TINY = FewShotConfig(
     sampling=SamplingConfig(batch_size=16),
     model=ModelConfig(widths=(4, 4, 4, 32)),
-    evaluation=FewShotEvaluation(episodes=50, validation_episodes=20),
+    evaluation=IntegrationEvaluation(episodes=50, validation_episodes=20),
     steps=4,
     validate_every=2,
     log_every=1,

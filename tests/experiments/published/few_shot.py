@@ -1,7 +1,7 @@
 """The published settings of protocol A, by preset; a copy that changes only with its source.
 
-Kobayashi, BMVC 2024: supplement, Tables A and D; backbone and evaluation in section 3. The paper
-leaves optimiser and epochs open.
+Kobayashi, BMVC 2024: supplement, Tables A to D. Backbone, ways and queries are from the paper's
+main text, which is not at hand. Optimiser and epochs are not known.
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """The published settings of protocol B, by preset; a copy that changes only with its source.
 
-Kobayashi, WACV 2021: supplement, section B.1 and Table B.1; backbone in section 4.
+Kobayashi, WACV 2021: supplement, section B.1 and Table B.1. The backbone is from the paper's main
+text, which is not at hand.
 """
 
 from typing import Any

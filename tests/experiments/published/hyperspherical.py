@@ -33,7 +33,6 @@ def _balanced(epoch: int, dim: int, changes: dict[str, Any]) -> dict[str, Any]:
             "model.dim": dim,
             "loss.criterion": "prototype",
             "loss.reduction": "sum",
-            "loss.decay": 0.9,
             "optimizer.learning_rate": 0.01,
             "optimizer.weight_decay": 1e-4,
             "optimizer.decay_all": True,
@@ -66,7 +65,6 @@ def _long_tailed(
             "loss.criterion": "dot-regression",
             "loss.lengths": "batch",
             "loss.reduction": "mean",
-            "loss.decay": 0.9,
             "optimizer.learning_rate": 0.1,
             "optimizer.weight_decay": 2e-4,
             "optimizer.decay_all": True,
@@ -93,7 +91,6 @@ ON_IMAGENET = {
     "model.pooling": "mean",
     "model.dim": 512,
     "loss.criterion": "prototype",
-    "loss.decay": 0.9,
     "optimizer.weight_decay": 2e-5,
     "optimizer.decay_all": True,
     "optimizer.schedule": "cosine",
@@ -142,11 +139,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "stl10-lt": _long_tailed(_tail(5000, 10), HALF),
 }
 
-_OF_IMAGENET: dict[str, tuple[Any, Any]] = {
-    "data.image_size": (244, 224),
-    "loss.reduction": ("sum", "mean"),
-}
-DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = {
+# What 0.9 amounts to in the code, which adds in place.
+_DECAY: dict[str, tuple[Any, Any]] = {"loss.decay": (0.95, 0.9)}
+_OF_IMAGENET = _DECAY | {"data.image_size": (244, 224), "loss.reduction": ("sum", "mean")}
+DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = dict.fromkeys(PUBLISHED, _DECAY) | {
     "imagenet-sphere": _OF_IMAGENET,
     "imagenet-sphere-swin": _OF_IMAGENET
     | {"data.mixup": (0.2, 1.0), "steps": (105 * IMAGENET, 100 * IMAGENET)},
