@@ -179,8 +179,8 @@ _OF_DROP_BLOCK = (
     "DropBlock scales by the units kept of each image; the authors' by those of the whole batch."
 )
 _OF_DATASET = {
-    _MINI: "The images of base classes in episodes were trained on; those of the paper are other "
-    "images of ImageNet.",
+    _MINI: "The images of base classes in episodes were trained on, unless `--data.base-test` names "
+    "others; those of the paper are other images of ImageNet.",
     _CUB: "The classifier has an output for each of the 100 base classes; the authors' has 200, "
     "half of which belong to no base class.",
 }
