@@ -41,7 +41,7 @@ ALWAYS_SOURCED = (
 """Whatever their values."""
 SOURCED_BY_PROTOCOL = {
     "few-shot": (
-        *(f"loss.{option}" for option in ("temperature", "metric_weight", "epsilon")),
+        *(f"loss.{o}" for o in ("temperature", "metric_weight", "epsilon", "stop_gradient")),
         *(f"evaluation.{o}" for o in (*_OF_EPISODES, "distances", *_OF_VALIDATIONS)),
     ),
     "group-softmax": ("loss.num_groups", "loss.grouping"),

@@ -1,7 +1,8 @@
 """The published settings of protocol A, by preset; a copy that changes only with its source.
 
 Kobayashi, BMVC 2024: supplement, Tables A to D. Backbone, ways and queries are from the paper's
-main text, which is not at hand. Optimiser and epochs are not known.
+main text, which is not at hand. Optimiser and epochs are not known. Eq. (vi) and (viii) stop no
+gradient.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ _EVERYWHERE: dict[str, Any] = {
     "evaluation.ways": 5,
     "evaluation.shots": (1, 5),
     "evaluation.queries": 15,
+    "loss.stop_gradient": False,
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {
