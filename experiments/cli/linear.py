@@ -50,8 +50,9 @@ class Linear:
 
         if not self.runs:
             raise ConfigError("linear needs a run directory, or several")
+        path, *others = self.runs
         text = shlex.join(command)
-        if len(self.runs) > 1:
+        if others:
             paths = evaluate_runs_linear(
                 self.runs,
                 self.folders,
@@ -68,7 +69,6 @@ class Linear:
         elif self.baseline or self.directory:
             raise ConfigError("--baseline and --directory are for several runs")
         else:
-            (path,) = self.runs
             run = restore_run(path, self.checkpoint)
             report = evaluate_run_linear(
                 run, self.folders, data=self.data, split=self.split, holdout=self.holdout

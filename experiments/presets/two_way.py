@@ -32,13 +32,13 @@ PRESETS = {
     # As in the paper, the classes of the linear classifiers can be others than those of training.
     # Then no image of a novel class is seen before, also not to choose a rate or a checkpoint.
     # After 2,000 to 2,400 steps, validation accuracy stops rising. Rates first, then five pairs;
-    # the rates of the third command are those that the first one chose (each on one line):
+    # put the rates that the first command chooses in place of 0.1 (each on one line):
     #     python -m experiments sweep icons-two-way --data.class-split base --steps 2400 --seeds 0
     #         --over loss.name=two-way,bce,softmax optimizer.learning_rate=0.01,0.03,0.1,0.3
     #         --choose optimizer.learning_rate --metrics validation --directory runs/base-choice
     #     python -m experiments sweep icons-two-way --data.class-split base --steps 2400
     #         --seeds 1 2 3 4 5 --baseline loss.name=two-way --directory runs/base
-    #         --over loss.name/optimizer.learning_rate=two-way/RATE,bce/RATE,softmax/RATE
+    #         --over loss.name/optimizer.learning_rate=two-way/0.1,bce/0.1,softmax/0.1
     #     python -m experiments linear runs/base/*/seed-* --data icons --split novel
     #         --baseline Two-way
     "icons-two-way": Preset(

@@ -188,10 +188,12 @@ def test_the_classes_of_one_split_are_evaluated_alone(run, monkeypatch):
 def evaluated_parts(run, monkeypatch, *, split) -> tuple[dict[str, Any], list[Labelled]]:
     """The report of a run on the icons, and what the classifiers would be given."""
     parts = []
+    unknown: Any = [None] * len(LinearResult._fields)
+    result = LinearResult(*unknown)
 
     def recorded(*given: Labelled) -> LinearResult:
         parts.extend(given)
-        return LinearResult(*[None] * len(LinearResult._fields))
+        return result
 
     monkeypatch.setattr(transfer, "evaluate_linear", recorded)
     restored = restore_run(run[0])
@@ -309,8 +311,8 @@ ACCURACIES = {"sce": (0.5, 0.6), "bce": (0.7, 0.65)}
 
 def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
     def config_of_run(path: Path) -> FewShotConfig:
-        loss, seed = path.parent.name, int(path.name)
-        return dataclasses.replace(CONFIG, loss=IntegratedLoss(name=loss), seed=seed)
+        config = dataclasses.replace(CONFIG, seed=int(path.name))
+        return replace_option(config, "loss.name", path.parent.name)
 
     def report(config, *_, **__) -> dict[str, Any]:
         evaluated.append(config)
