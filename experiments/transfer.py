@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from experiments.config import DataConfig, Folders, TrainConfig, check_config
+from experiments.contracts import Metric
 from experiments.data.builders import image_shape, share_images
-from experiments.data.pipeline import load_split
-from experiments.data.selection import select
 from experiments.errors import ConfigError, ExperimentError
 from experiments.evaluation.linear import Labelled, evaluate_linear
-from experiments.protocols import build_protocol, config_from_dict
-from experiments.protocols.classification import stored_splits
-from experiments.runs import describe_run, restore_run
+from experiments.protocols import build_protocol, classification, config_from_dict
+from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
+from experiments.reporting import grid as reporting
+from experiments.reporting.linear import write_linear_report
+from experiments.runs import (
+    RestoredRun,
+    config_of_run,
+    describe_run,
+    read_report,
+    restore_run,
+    run_directory,
+)
 from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
 from experiments.training.outputs import build_features
 from experiments.training.run_directory import read_config
 
+_METRICS = {
+    "accuracy": Metric("accuracy"),
+    "class_mean_accuracy": Metric("class mean accuracy"),
+    "best_test_accuracy": Metric("accuracy, λ chosen on test images"),
+}
+"""What a table of runs shows, by the field of a `LinearResult`."""
+
 
 def evaluate_run_linear(
-    path: Path,
+    run: RestoredRun,
     folders: Folders,
     *,
     data: str,
+    split: ClassSplit = "all",
     holdout: float = 0.2,
-    which: str = "best",
 ) -> dict[str, Any]:
     """Trains linear classifiers with 45 L2 penalties on the features of a data set.
 
@@ -37,20 +51,19 @@ def evaluate_run_linear(
     size differs from that of training.
 
     Args:
-      path, which: The run and its checkpoint, as in `restore_run`.
+      run: The checkpoint.
       folders: Where data is stored.
-      data: The data set; one without a test split is split within its classes, one that holds
-        classes out is joined before.
+      data: The data set; one without a test split is split within its classes.
+      split: Of a data set that holds classes out: whose classes.
       holdout: Fraction of each class's training images on which the penalty is chosen.
 
     Returns:
       A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
-      `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (a
-      phrase, empty unless the backbone was trained on images of this data set), `notes`, and the
-      fields of a `LinearResult` under `result`.
+      `num_features`, `image_size`, `stored_size`, `split`, `classes`, `holdout`,
+      `seen_in_training` (a phrase, empty unless the backbone was trained on images that may be
+      tested), `notes`, the fields of a `LinearResult` under `result`, and `metrics`.
 
     Raises:
-      CheckpointError: There is no such checkpoint, or none is intact.
       ConfigError: The data set cannot be split so, or its images do not fit the model.
       DivergedError: The features are not finite.
     """
@@ -59,28 +72,14 @@ def evaluate_run_linear(
             f"holdout must be above 0 and below 1, got {holdout}: the penalty is chosen on "
             "held-out images"
         )
-    run = restore_run(path, which)
     config, shape = run.plan.config, run.plan.image_shape
     preparation = _preparation(config.data, data, shape)
     check_config(preparation, "data.")
     features_of = build_features(run.network.graphdef, preparation)
-    own, test = stored_splits(data)
-
-    def read(split: str) -> Labelled:
-        images = load_split(data, split, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
-        return Labelled(features_of(run.state, images.images), images.labels)
-
-    whole = read(own)
-    tested = whole if test is None else read(test)
-    chosen = select(
-        np.asarray(whole.labels),
-        holdout=holdout,
-        test_labels=None if test is None else np.asarray(tested.labels),
-    )
+    chosen = ClassificationData(name=data, class_split=split, holdout=holdout)
+    images = [classification.load(chosen, folders, part) for part in SPLITS]
     result = evaluate_linear(
-        _rows(whole, chosen.rows["train"]),
-        _rows(whole, chosen.rows["validation"]),
-        _rows(tested, chosen.rows["test"]),
+        *(Labelled(features_of(run.state, part.images), part.labels) for part in images)
     )
     description = describe_run(config, run.plan.protocol)
     return {
@@ -92,17 +91,89 @@ def evaluate_run_linear(
         "num_features": run.plan.num_features,
         "image_size": list(shape[:2]),
         "stored_size": list(image_shape(data)[:2]),
-        "classes": len(chosen.classes),
+        "split": split,
+        "classes": len(images[0].class_names),
         "holdout": holdout,
         "seen_in_training": _seen_in_training(
-            config, data, holds_classes_out="base" in run.plan.protocol.splits
+            config, data, split, holds_classes_out="base" in run.plan.protocol.splits
         ),
         "notes": run.notes,
         "result": result._asdict(),
+        "metrics": [metric.measured(getattr(result, name)) for name, metric in _METRICS.items()],
     }
 
 
-def _seen_in_training(config: TrainConfig, data: str, *, holds_classes_out: bool) -> str:
+def evaluate_runs_linear(
+    paths: Sequence[Path],
+    folders: Folders,
+    directory: Path,
+    *,
+    data: str,
+    split: ClassSplit = "all",
+    holdout: float = 0.2,
+    which: str = "best",
+    baseline: str = "",
+    name_of: Callable[[int], str],
+    command: str,
+) -> list[Path]:
+    """Compares runs by linear evaluation: writes the report of each, their table and its figures.
+
+    A report of the same checkpoint that is there is read, not repeated.
+
+    Args:
+      paths, which: The runs and their checkpoints, as in `restore_run`.
+      folders, data, split, holdout: As in `evaluate_run_linear`.
+      directory: Where table and figures are written.
+      baseline: Label of the runs that the others are compared with, pair by pair of the same seed;
+        empty: none.
+      name_of: From the step of a checkpoint, the name of its report.
+      command: What was typed.
+
+    Returns:
+      The paths of the table, its JSON and the figures.
+
+    Raises:
+      CheckpointError, ConfigError, DivergedError: As `restore_run` and `evaluate_run_linear`; or
+        two runs have the same label and seed, or none has the label `baseline`.
+    """
+    found: dict[tuple[str, int], Path] = {}
+    for path in paths:
+        config = config_of_run(path)
+        label = build_protocol(config).description["label"]
+        if (other := found.setdefault((label, config.seed), path)) is not path:
+            raise ConfigError(
+                f"{other} and {path} are both of {label} and seed {config.seed}; name one of them"
+            )
+    labels = tuple(dict.fromkeys(label for label, _ in found))
+    if baseline and baseline not in labels:
+        raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
+    runs = []
+    for number, ((label, seed), path) in enumerate(found.items(), start=1):
+        print(f"[{number}/{len(found)}] {path}", flush=True)
+        run, folder = restore_run(path, which), run_directory(path)
+        file = folder / f"{name_of(run.step)}.json"
+        report = read_report(file) if file.exists() else None
+        if report is None or report["step"] != run.step:
+            report = evaluate_run_linear(run, folders, data=data, split=split, holdout=holdout)
+            write_linear_report(folder, report, file.stem, command=command)
+        common = {"seed": seed, "validation": None, "command": command}
+        runs.append(reporting.Run((label,), report | common))
+    where = data if split == "all" else f"the {split} classes of {data}"
+    trained_on = sorted({run.report["seen_in_training"] for run in runs} - {""})
+    return reporting.write_grid(
+        directory,
+        [reporting.Axis("loss", labels)],
+        runs,
+        title=f"Linear evaluation on {where}",
+        command=command,
+        notes=[f"Backbones were trained on {seen}: this is no transfer." for seen in trained_on],
+        comparison=reporting.Comparison(("loss", baseline) if baseline else None),
+    )
+
+
+def _seen_in_training(
+    config: TrainConfig, data: str, split: ClassSplit, *, holds_classes_out: bool
+) -> str:
     """What the backbone was trained on if test images may be among it, as a phrase; else empty.
 
     Protocols that hold images out leave out the same ones as the test split here, whatever the
@@ -112,14 +183,15 @@ def _seen_in_training(config: TrainConfig, data: str, *, holds_classes_out: bool
     """
     trained_on = config.data.name
     if trained_on.partition("@")[0] == data.partition("@")[0]:
-        if holds_classes_out:
+        all_are_base = vars(config.data).get("novel")
+        if holds_classes_out and (all_are_base or split in ("all", "base")):
             return f"base classes of {trained_on}, which include test images"
     elif share_images(trained_on, data):
         return f"{trained_on}, which shares images with {data}"
-    return _seen_before(config, data)
+    return _seen_before(config, data, split)
 
 
-def _seen_before(config: TrainConfig, data: str) -> str:
+def _seen_before(config: TrainConfig, data: str, split: ClassSplit) -> str:
     """The same for the run that gave the initial weights; unknown for a file of weights."""
     if not config.model.weights or not storage_path(config.model.weights).is_dir():
         return ""
@@ -130,7 +202,7 @@ def _seen_before(config: TrainConfig, data: str) -> str:
     except ExperimentError:
         return ""
     holds_classes_out = "base" in build_protocol(before).splits
-    return _seen_in_training(before, data, holds_classes_out=holds_classes_out)
+    return _seen_in_training(before, data, split, holds_classes_out=holds_classes_out)
 
 
 def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:
@@ -154,7 +226,3 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
             f"{seen[1]}, which is not square; train it with data.image_size"
         )
     return dataclasses.replace(trained_with, image_size=seen[0])
-
-
-def _rows(data: Labelled, rows: np.ndarray) -> Labelled:
-    return Labelled(np.asarray(data.features)[rows], np.asarray(data.labels)[rows])

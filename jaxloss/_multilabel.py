@@ -448,23 +448,105 @@ def warp_loss(
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
     """
     logits, targets = _prepare(logits, targets, where)
-    positive_weights, negative_weights = _rank_weights(logits, targets)
-    # Both weights have the same sum, so a shift of the logits does not change the loss. Relative to
-    # the largest negative, the sum does not cancel.
-    peak = jnp.max(logits, axis=1, where=targets == 0, initial=-jnp.inf, keepdims=True)
-    logits = logits - lax.stop_gradient(jnp.where(jnp.isneginf(peak), 0, peak))
-    values = jnp.sum(positive_weights * (1 - logits) + negative_weights * logits, axis=1)
+    values = _ranked_hinges(logits, targets, _rank_weights(logits, targets), 1)
     defined = jnp.any(targets >= 0, axis=1)
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
-def _rank_weights(
-    logits: Float[Array, "n C"], targets: Float[Array, "n C"]
-) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
-    """Returns the weights of positives, `H(r_p)`, and of negatives, both without a gradient.
+def robust_multilabel_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    ramp: Number = -0.8,
+    leak: Number = 0.1,
+    binary_weight: Number = 5.0,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Robust multi-label loss (RML): WARP and one-versus-rest hinges, cut off as ramps.
 
-    The weight of a negative is `Σ_p H(r_p) / r_p` over the positives p that it violates. The loop
-    over classes never holds all C² pairs.
+    .. math:: \ell_i = \sum_{p ∈ P_i} H(r_p) \sum_{k ∈ N_i} ρ(z_{ip} - z_{ik})
+       + κ \Big[\sum_{p ∈ P_i} ρ(z_{ip}) + \sum_{k ∈ N_i} ρ(-z_{ik})\Big], \quad
+       ρ(t) = \max(1 - t, 0) - (1 - λ) \max(s - t, 0)
+
+    Where t is below s, which a wrong label may explain, the slope of ρ is λ in place of 1. r_p and
+    H are those of `warp_loss`: the rank, which has no gradient, is counted, where the authors
+    estimate it by sampling. They also divide the loss by a constant, 20. A loop over classes needs
+    memory for n·C numbers only.
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets.
+      ramp: s < 1, where the ramp ends.
+      leak: λ ≥ 0, the slope beyond; 1 gives hinges.
+      binary_weight: κ ≥ 0, the weight of the terms of single classes.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        whose targets are all unknown does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `ramp`, `leak` or `binary_weight` is out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 1.5, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [1, 0, 0]])
+      >>> losses = jaxloss.robust_multilabel_loss(logits, targets, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [ 9.85 21.2 ]
+
+    References:
+      Cevikalp et al., Semi-Supervised Robust Deep Neural Networks for Multi-Label Classification,
+      CVPR Workshops 2019, in the form and with the constants of the authors' published code for
+      labelled images; Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
+    """
+    ramp = _checks.in_range("ramp", ramp, below=1)
+    leak = _checks.in_range("leak", leak, at_least=0)
+    binary_weight = _checks.in_range("binary_weight", binary_weight, at_least=0)
+    logits, targets = _prepare(logits, targets, where)
+    margins = jnp.where(targets > 0, logits, -logits)
+
+    def hinges(bound: Number) -> Float[Array, " n"]:
+        weights = _rank_weights(logits, targets, bound, per_pair=True)
+        inside = (targets >= 0) & ~(margins >= bound)
+        binary = jnp.sum(jnp.where(inside, bound - margins, 0), axis=1)
+        return _ranked_hinges(logits, targets, weights, bound) + binary_weight * binary
+
+    values = hinges(1.0) - (1 - leak) * hinges(ramp)
+    defined = jnp.any(targets >= 0, axis=1)
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+def _ranked_hinges(
+    logits: Float[Array, "n C"],
+    targets: Float[Array, "n C"],
+    weights: tuple[Float[Array, "n C"], Float[Array, "n C"]],
+    bound: Number,
+) -> Float[Array, " n"]:
+    """The sums of `bound − z_p + z_k` with the weights that `_rank_weights` gives the pairs."""
+    positive_weights, negative_weights = weights
+    # Both weights have the same sum, so a shift of the logits does not change the loss. Relative to
+    # the largest negative, the sum does not cancel.
+    peak = jnp.max(logits, axis=1, where=targets == 0, initial=-jnp.inf, keepdims=True)
+    logits = logits - lax.stop_gradient(jnp.where(jnp.isneginf(peak), 0, peak))
+    return jnp.sum(positive_weights * (bound - logits) + negative_weights * logits, axis=1)
+
+
+def _rank_weights(
+    logits: Float[Array, "n C"],
+    targets: Float[Array, "n C"],
+    bound: Number = 1,
+    *,
+    per_pair: bool = False,
+) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
+    """Returns the weights of positives and of negatives, both without a gradient.
+
+    Each is the sum over the pairs with `z_p − z_k < bound` of `H(r_p) / r_p`, or `per_pair` of
+    `H(r_p)`. The loop over classes never holds all C² pairs.
     """
     logits = lax.stop_gradient(logits)
     negative = targets == 0
@@ -474,11 +556,14 @@ def _rank_weights(
         negative_weights: Float[Array, "n C"], column: tuple[Float[Array, " n"], Bool[Array, " n"]]
     ) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
         logit, is_positive = column
-        violated = negative & is_positive[:, None] & (logits > logit[:, None] - 1)
-        ranks = jnp.sum(violated, axis=1, dtype=jnp.int32)
+        pairs = negative & is_positive[:, None]
+        ranks = jnp.sum(pairs & (logits > logit[:, None] - 1), axis=1, dtype=jnp.int32)
         weight = harmonic[ranks]
-        share = weight / jnp.maximum(ranks, 1).astype(logits.dtype)
-        return negative_weights + jnp.where(violated, share[:, None], 0), weight
+        if not per_pair:
+            weight = weight / jnp.maximum(ranks, 1).astype(logits.dtype)
+        counted = pairs & (logits > logit[:, None] - bound)
+        total = weight * jnp.sum(counted, axis=1, dtype=logits.dtype)
+        return negative_weights + jnp.where(counted, weight[:, None], 0), total
 
     zeros = jnp.where(negative, jnp.zeros((), logits.dtype), 0)
     negative_weights, positive_weights = lax.scan(rank, zeros, (logits.T, (targets > 0).T))

@@ -430,4 +430,5 @@ CASES = (
     ),
     _multilabel("asymmetric", jaxloss.asymmetric_loss),
     _multilabel("warp", jaxloss.warp_loss, floor=ONE_PASS),
+    _multilabel("robust_multilabel", jaxloss.robust_multilabel_loss, floor=ONE_PASS),
 )

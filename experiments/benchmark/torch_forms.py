@@ -237,6 +237,21 @@ def warp_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return (weights * (violated * margins).sum(2)).sum() / len(logits)
 
 
+def robust_multilabel_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """As its authors' code, with all pairs at once and the rank itself; it is a constant."""
+
+    def ramps(margins: Tensor) -> Tensor:
+        return (1 - margins).clamp(min=0) - 0.9 * (-0.8 - margins).clamp(min=0)
+
+    positive = targets > 0
+    gaps = logits[:, :, None] - logits[:, None, :]
+    pairs = positive[:, :, None] & ~positive[:, None, :]
+    numbers = torch.arange(1, logits.shape[1] + 1, device=logits.device, dtype=logits.dtype)
+    weights = F.pad(numbers.reciprocal().cumsum(0), (1, 0))[(pairs & (gaps < 1)).sum(2)]
+    ranking = (weights * (pairs * ramps(gaps)).sum(2)).sum()
+    return (ranking + 5 * ramps(torch.where(positive, logits, -logits)).sum()) / len(logits)
+
+
 TORCH_FORMS: Mapping[str, TorchLoss] = {
     "softmax": softmax_loss,
     "sigmoid": sigmoid_loss,
@@ -263,6 +278,7 @@ TORCH_FORMS: Mapping[str, TorchLoss] = {
     "multilabel_softmax": multilabel_softmax_loss,
     "asymmetric": asymmetric_loss,
     "warp": warp_loss,
+    "robust_multilabel": robust_multilabel_loss,
 }
 """For every case of `experiments.benchmark.cases` its form in PyTorch."""
 

@@ -31,6 +31,7 @@ def select(
     labels: np.ndarray,
     *,
     test_labels: np.ndarray | None = None,
+    among: np.ndarray | None = None,
     classes: int = 0,
     samples_per_class: int = 0,
     imbalance: float = 1.0,
@@ -45,6 +46,8 @@ def select(
       labels: Integers [n], the labels of the training images. If `test_labels` is None, the
         fraction `TEST_SHARE` of every class becomes the test split.
       test_labels: Integers [m], the labels of the test images.
+      among: Ascending labels to choose from. Default: all. The images of a class that are for
+        training, validation and test do not depend on it.
       classes: Number of classes to choose; 0 for all.
       samples_per_class: Largest number of training images per class; 0 for all.
       imbalance: Training images of the rarest class divided by those of the most frequent one.
@@ -63,7 +66,7 @@ def select(
       ConfigError: Too many classes are requested, a class has no image left for training, or for
         validation if images are held out, or `subset_seed` is not 0 and has nothing to choose.
     """
-    known = np.unique(labels)
+    known = np.unique(labels) if among is None else among
     if classes > len(known) or classes == 1:
         raise ConfigError(f"{option} = {classes} must be from 2 to {len(known)}, or 0 for all")
     chosen = known

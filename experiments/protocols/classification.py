@@ -18,7 +18,7 @@ from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem,
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
-from experiments.data.selection import select
+from experiments.data.selection import Selection, select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits, predict_classes
 from experiments.reporting.run import metrics_table
@@ -38,10 +38,17 @@ _LONG_TAIL_METRICS = (
 )
 
 
+ClassSplit = Literal["all", "base", "validation", "novel"]
+"""Classes of a data set that holds classes out."""
+
+
 @dataclass(frozen=True)
 class ClassificationData(DataConfig):
     """Which images of a data set with one class per image, and how they are augmented."""
 
+    class_split: ClassSplit = "all"
+    """Classes to choose from. Of a data set that holds classes out: all, or those of one split; of
+    any other: all."""
     classes: Pixels = 0
     """Number of classes, a subset that does not depend on the seed of the run; 0: all."""
     samples_per_class: Pixels = 0
@@ -125,7 +132,7 @@ def load(
 ) -> ImageSet:
     """The selected images for training, validation or test."""
     own, test = stored_splits(data.name)
-    chosen = _select(data, *_labels(data.name, folders))
+    chosen = _select(data, *_labels(data, folders))
     if split not in chosen.rows:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
     images = load_split(
@@ -145,8 +152,8 @@ def load(
 
 def class_counts(data: ClassificationData, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every class for training, validation and test."""
-    own, test = _labels(data.name, folders)
-    chosen = _select(data, own, test)
+    own, test, among = _labels(data, folders)
+    chosen = _select(data, own, test, among)
     whole = {"train": own, "validation": own, "test": own if test is None else test}
     return {
         split: np.bincount(
@@ -203,8 +210,8 @@ def evaluate(
 def describe_data(data: ClassificationData) -> dict[str, Any]:
     """The options that differ from all images of all classes."""
     default = ClassificationData()
-    options = ("classes", "samples_per_class", "subset_seed", "imbalance", "tail_from", "holdout")
-    options += ("mixup", "cutmix")
+    options = ("class_split", "classes", "samples_per_class", "subset_seed", "imbalance")
+    options += ("tail_from", "holdout", "mixup", "cutmix")
     return {
         option: vars(data)[option]
         for option in options
@@ -222,10 +229,16 @@ def report(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _select(data: ClassificationData, own: np.ndarray, test: np.ndarray | None) -> Any:
+def _select(
+    data: ClassificationData,
+    own: np.ndarray,
+    test: np.ndarray | None,
+    among: np.ndarray | None,
+) -> Selection:
     return select(
         own,
         test_labels=test,
+        among=among,
         classes=data.classes,
         samples_per_class=data.samples_per_class,
         imbalance=data.imbalance,
@@ -235,13 +248,31 @@ def _select(data: ClassificationData, own: np.ndarray, test: np.ndarray | None) 
     )
 
 
-def _labels(name: str, folders: Folders) -> tuple[np.ndarray, np.ndarray | None]:
-    """The labels of the stored images in the order of `load_split`, without reading an image."""
+def _labels(
+    data: ClassificationData, folders: Folders
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """The labels of the stored images in the order of `load_split`, without reading an image.
+
+    Then those of the test images, if there are any, and those of `data.class_split`; None for all.
+    """
+    name, split, splits = data.name, data.class_split, split_names(data.name)
     own, test = stored_splits(name)
+    if split != "all" and (split not in splits or "novel" not in splits):
+        raise ConfigError(
+            f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
+            "choose all classes"
+        )
     stored = stored_class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
     parts = [stored[part] for part in own.split("+")]
     joined = np.concatenate(parts) if test is None else np.sum(parts, axis=0)
     return (
         np.repeat(np.arange(len(joined)), joined),
         None if test is None else np.repeat(np.arange(len(stored[test])), stored[test]),
+        None if split == "all" else _classes_of(stored, own, split),
     )
+
+
+def _classes_of(stored: Mapping[str, np.ndarray], joined: str, split: str) -> np.ndarray:
+    """The labels that the classes of a split have among those of the joined splits."""
+    before = joined.split("+")[: joined.split("+").index(split)]
+    return sum(len(stored[part]) for part in before) + np.arange(len(stored[split]))

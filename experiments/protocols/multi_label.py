@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
+from annotated_types import Lt
 from jax import Array, lax
 
 import jaxloss
@@ -61,6 +62,7 @@ _METHODS = {
     "softmax": _Method("Softmax", jaxloss.multilabel_softmax_loss),
     "asl": _Method("ASL", jaxloss.asymmetric_loss, _FOCUS),
     "warp": _Method("WARP", jaxloss.warp_loss),
+    "rml": _Method("RML", jaxloss.robust_multilabel_loss, ("ramp", "leak", "binary_weight")),
 }
 _SYMBOLS = {
     "positive_temperature": "T_P",
@@ -69,6 +71,9 @@ _SYMBOLS = {
     "positive_focus": "γ₊",
     "negative_focus": "γ₋",
     "clip": "m",
+    "ramp": "s",
+    "leak": "λ",
+    "binary_weight": "κ",
 }
 
 
@@ -76,10 +81,11 @@ _SYMBOLS = {
 class MultiLabelLoss(NamedLoss):
     """What is minimised."""
 
-    name: Literal["two-way", "sample-wise", "class-wise", "bce", "softmax", "asl", "warp"] = (
-        "two-way"
-    )
-    """Two-way loss or one of its halves, binary or softmax cross-entropy, asymmetric loss, WARP."""
+    name: Literal[
+        "two-way", "sample-wise", "class-wise", "bce", "softmax", "asl", "warp", "rml"
+    ] = "two-way"
+    """Two-way loss or one of its halves, binary or softmax cross-entropy, asymmetric loss, WARP,
+    robust multi-label loss."""
     positive_temperature: Positive = 4.0
     """T_P of the two-way loss and its halves."""
     negative_temperature: Positive = 1.0
@@ -96,6 +102,12 @@ class MultiLabelLoss(NamedLoss):
     """γ₋ of the asymmetric loss."""
     clip: Share = 0.05
     """Probability below which a negative does not contribute to the asymmetric loss."""
+    ramp: Annotated[float, Lt(1)] = -0.8
+    """Margin s below 1 at which the ramps of the robust multi-label loss end."""
+    leak: Weight = 0.1
+    """Slope λ of these ramps beyond."""
+    binary_weight: Weight = 5.0
+    """Weight κ of the terms of single classes in the robust multi-label loss."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def linear_report(report: dict[str, Any]) -> str:
     """The report of `evaluate_run_linear` as Markdown."""
     result = report["result"]
     lines = [
-        f"Linear evaluation on {report['data']} ({report['classes']} classes; "
+        f"Linear evaluation on {_data(report)} ({report['classes']} classes; "
         f"{result['train_samples']} training, {result['validation_samples']} validation and "
         f"{result['test_samples']} test images) of the features of {_run(report)}, "
         f"d = {report['num_features']}.",
@@ -45,7 +45,7 @@ def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
     figure = new_figure(
         7.2,
         4.4,
-        title=f"Linear evaluation on {report['data']} ({report['classes']} classes)",
+        title=f"Linear evaluation on {_data(report)} ({report['classes']} classes)",
         caption=f"Features of {_run(report)}. Curves: classifiers trained on the "
         f"{result['train_samples']} training images. Star: the λ of the best validation "
         "accuracy, trained on training and validation images. Circle: the λ of the best test "
@@ -136,6 +136,11 @@ def _draw_curves(axes: Axes, result: dict[str, Any]) -> None:
         markeredgecolor=INK,
         label=f"λ chosen on test, as in the paper: {best} %",
     )
+
+
+def _data(report: dict[str, Any]) -> str:
+    split = report["split"]
+    return report["data"] if split == "all" else f"the {split} classes of {report['data']}"
 
 
 def _run(report: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from experiments.reporting.linear import linear_figure, linear_report, write_lin
 REPORT = {
     "run": {"label": "SCE", "data": "icons", "sampling": "random", "seed": 0},
     "data": "drawings",
+    "split": "all",
     "step": 7,
     "num_features": 64,
     "image_size": [32, 32],

@@ -83,6 +83,7 @@ def trained(folders, tmp_path_factory):
 
 
 SOFT_GAP = {"positive_temperature": 2.0, "negative_temperature": 0.5, "margin": 0.7}
+RAMP = {"ramp": 0.2, "leak": 0.3, "binary_weight": 2.0}
 FOCUS = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0.1}
 
 
@@ -96,6 +97,7 @@ FOCUS = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0.1}
         ("softmax", references.multilabel_softmax_loss, {}),
         ("asl", references.asymmetric_loss, FOCUS),
         ("warp", references.warp_loss, {}),
+        ("rml", references.robust_multilabel_loss, RAMP),
     ],
 )
 def test_every_loss_is_that_of_the_reference(name, reference, options):
@@ -103,7 +105,7 @@ def test_every_loss_is_that_of_the_reference(name, reference, options):
     features, targets = rng.normal(size=(9, 5)), rng.integers(-1, 2, (9, 6)).astype(np.int8)
     head = {"kernel": rng.normal(size=(5, 6)), "bias": rng.normal(size=6)}
     # Options that a loss does not use change nothing.
-    loss = MultiLabelLoss(name=name, **SOFT_GAP | FOCUS, class_wise_over="device")
+    loss = MultiLabelLoss(name=name, **SOFT_GAP | FOCUS | RAMP, class_wise_over="device")
     objective = multi_label.objective(loss, Problem(5, np.ones(6, int)))
     value, state, _ = objective.loss(jnp.asarray(features), jnp.asarray(targets), head, ())
     logits = features @ head["kernel"] + head["bias"]

@@ -6,11 +6,13 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments import transfer
+from experiments import runs, transfer
 from experiments.cli.main import main
 from experiments.config import (
     Folders,
@@ -19,14 +21,16 @@ from experiments.config import (
     TrainConfig,
     replace_option,
 )
-from experiments.contracts import ImageSet
+from experiments.contracts import ImageSet, Metric
 from experiments.data import builders
 from experiments.data.builders import BUILDERS
+from experiments.data.pipeline import class_counts
 from experiments.data.selection import select
 from experiments.errors import ConfigError
-from experiments.evaluation.linear import Labelled, evaluate_linear
+from experiments.evaluation.linear import Labelled, LinearResult, evaluate_linear
 from experiments.presets import PRESETS
-from experiments.protocols import build_protocol
+from experiments.protocols import build_protocol, classification
+from experiments.protocols.classification import ClassSplit
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
@@ -56,6 +60,12 @@ def drawings(split: str) -> ImageSet:
     return ImageSet(images, labels, ("left", "middle", "right"))
 
 
+def load_drawings(name: str, split: str, *, rows: np.ndarray, **_) -> ImageSet:
+    """As `load_split`."""
+    whole = drawings(split)
+    return dataclasses.replace(whole, images=whole.images[rows], labels=whole.labels[rows])
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, folders) -> tuple[Path, Folders]:
     directory = tmp_path_factory.mktemp("run")
@@ -70,10 +80,11 @@ def other(monkeypatch):
     monkeypatch.setattr(
         transfer, "image_shape", lambda name: SHAPE if name == "drawings" else shape_of(name)
     )
-    monkeypatch.setattr(transfer, "stored_splits", lambda name: ("train", "test"))
-    monkeypatch.setattr(
-        transfer, "load_split", lambda name, split, data_dir, manual_dir: drawings(split)
-    )
+    counts = {split: np.full(3, 20) for split in ("train", "test")}
+    monkeypatch.setattr(classification, "split_names", lambda name: tuple(counts))
+    monkeypatch.setattr(classification, "is_multi_label", lambda name: False)
+    monkeypatch.setattr(classification, "stored_class_counts", lambda *_, **__: counts)
+    monkeypatch.setattr(classification, "load_split", load_drawings)
     few = partial(evaluate_linear, penalties=PENALTIES)
     monkeypatch.setattr(transfer, "evaluate_linear", few)
 
@@ -138,10 +149,12 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
         (("--checkpoint", "best", "--holdout", "0.2"), "linear-cub@64"),
         (("--checkpoint", "latest"), "linear-cub@64-step7"),
         (("--checkpoint", "7", "--holdout", "0.125"), "linear-cub@64-step7-holdout0.125"),
+        (("--split", "novel"), "linear-cub@64-novel"),
     ],
 )
 def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, given, name):
-    monkeypatch.setattr(transfer, "evaluate_run_linear", lambda *_, **__: {"step": 7})
+    monkeypatch.setattr(runs, "restore_run", lambda *_: SimpleNamespace(step=7))
+    monkeypatch.setattr(transfer, "evaluate_run_linear", lambda *_, **__: {})
     monkeypatch.setattr(linear_reporting, "linear_report", lambda _: "")
     monkeypatch.setattr(linear_reporting, "linear_figure", lambda *_, **__: None)
     monkeypatch.setattr(linear_reporting, "write_picture", lambda path, figure: path)
@@ -150,20 +163,41 @@ def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, giv
 
 
 def test_images_that_the_model_was_trained_on_are_reported(run, monkeypatch):
-    directory, folders = run
-    parts = []
-
-    def recorded(*given: Labelled) -> Labelled:
-        parts.extend(given)
-        return given[0]
-
-    monkeypatch.setattr(transfer, "evaluate_linear", recorded)
-    report = evaluate_run_linear(directory, folders, data="icons")
+    report, parts = evaluated_parts(run, monkeypatch, split="all")
     assert report["seen_in_training"]
     assert report["classes"] == 179
     assert sum(len(part.labels) for part in parts) == 8526
     assert len(parts[2].labels) == pytest.approx(0.3 * 8526, rel=0.02)
     assert [len(np.unique(part.labels)) for part in parts] == [179] * 3
+
+
+def test_the_classes_of_one_split_are_evaluated_alone(run, monkeypatch):
+    counts = class_counts("icons", data_dir=run[1].data_dir)["novel"]
+    report, parts = evaluated_parts(run, monkeypatch, split="novel")
+    assert (report["classes"], report["split"], report["seen_in_training"]) == (50, "novel", "")
+    found = sum(np.bincount(part.labels, minlength=50) for part in parts)
+    np.testing.assert_array_equal(found, counts)
+    assert [len(np.unique(part.labels)) for part in parts] == [50] * 3
+    # The same test images, whatever the classes beside them.
+    whole = evaluated_parts(run, monkeypatch, split="all")[1][2]
+    features = np.asarray(whole.features)[np.asarray(whole.labels) >= 129]
+    np.testing.assert_allclose(parts[2].features, features, atol=1e-5)
+    assert evaluated_parts(run, monkeypatch, split="base")[0]["seen_in_training"]
+
+
+def evaluated_parts(run, monkeypatch, *, split) -> tuple[dict[str, Any], list[Labelled]]:
+    """The report of a run on the icons, and what the classifiers would be given."""
+    parts = []
+    unknown: Any = [None] * len(LinearResult._fields)
+    result = LinearResult(*unknown)
+
+    def recorded(*given: Labelled) -> LinearResult:
+        parts.extend(given)
+        return result
+
+    monkeypatch.setattr(transfer, "evaluate_linear", recorded)
+    restored = restore_run(run[0])
+    return evaluate_run_linear(restored, run[1], data="icons", split=split), parts
 
 
 @pytest.mark.parametrize(
@@ -192,9 +226,16 @@ def test_sets_that_share_images_are_known(preset, trained_on, data, seen):
     assert bool(seen_in_training(config, data)) == seen
 
 
-def seen_in_training(config: TrainConfig, data: str) -> str:
+def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
     holds_classes_out = "base" in build_protocol(config).splits
-    return transfer._seen_in_training(config, data, holds_classes_out=holds_classes_out)
+    return transfer._seen_in_training(config, data, split, holds_classes_out=holds_classes_out)
+
+
+def test_novel_classes_count_as_seen_where_all_classes_were_trained_on():
+    few_shot, crossed = (PRESETS[name].config for name in ("mini-imagenet", "mini-imagenet-cub"))
+    assert not seen_in_training(few_shot, few_shot.data.name, "novel")
+    assert seen_in_training(crossed, crossed.data.name, "novel")
+    assert not seen_in_training(crossed, "cub_fewshot", "novel")
 
 
 def test_base_classes_at_another_size_count_as_seen():
@@ -225,7 +266,7 @@ def test_the_sets_that_share_images_exist():
 
 
 def test_a_report_states_which_images_were_seen(run, other):
-    report = evaluate_run_linear(*run, data="drawings")
+    report = evaluate_run_linear(restore_run(run[0]), run[1], data="drawings")
     seen = "icons, which shares images with drawings"
     text = linear_report(report | {"seen_in_training": seen})
     assert "was trained on icons, which shares images with drawings: this is no transfer" in text
@@ -237,24 +278,97 @@ def test_a_report_states_which_images_were_seen(run, other):
         ({"data": "kanji"}, "any number of labels"),
         ({"data": "cifar10"}, "images of cifar10 have 3 channels, and the run was trained on"),
         ({"data": "icons", "holdout": 0.0}, "holdout must be above 0 and below 1, got 0.0"),
-        ({"data": "icons", "which": "worst"}, "checkpoint must be best, latest"),
+        ({"data": "kanji", "split": "novel"}, "any number of labels"),
         ({"data": "faces"}, "no data set 'faces'"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(run, options, message):
     with pytest.raises(ConfigError, match=message):
-        evaluate_run_linear(run[0], run[1], **options)
+        evaluate_run_linear(restore_run(run[0]), run[1], **options)
 
 
-def test_a_model_of_oblong_images_takes_no_others(run, other, monkeypatch):
+def test_classes_of_a_set_that_holds_none_out_are_refused(run, other):
+    with pytest.raises(ConfigError, match="drawings does not hold novel classes out: it has the"):
+        evaluate_run_linear(restore_run(run[0]), run[1], data="drawings", split="novel")
+
+
+def test_a_model_of_oblong_images_takes_no_others(run, other):
     restored = restore_run(run[0])
     oblong = restored._replace(plan=restored.plan._replace(image_shape=(32, 30, 1)))
-    monkeypatch.setattr(transfer, "restore_run", lambda *_: oblong)
     with pytest.raises(ConfigError, match="32×30, which is not square; train it"):
-        evaluate_run_linear(run[0], run[1], data="drawings")
+        evaluate_run_linear(oblong, run[1], data="drawings")
 
 
 def test_a_model_that_resizes_keeps_its_way(run, other):
     trained_with = restore_run(run[0]).plan.config.data
     data = dataclasses.replace(trained_with, image_size=32, resize=36)
     assert transfer._preparation(data, "drawings", (32, 32, 1)) == data
+
+
+ACCURACIES = {"sce": (0.5, 0.6), "bce": (0.7, 0.65)}
+"""Of seeds 0 and 1."""
+
+
+def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
+    def config_of_run(path: Path) -> FewShotConfig:
+        config = dataclasses.replace(CONFIG, seed=int(path.name))
+        return replace_option(config, "loss.name", path.parent.name)
+
+    def report(config, *_, **__) -> dict[str, Any]:
+        evaluated.append(config)
+        value = ACCURACIES[config.loss.name][config.seed]
+        metrics = [Metric("accuracy").measured(value)]
+        seen = {"seen_in_training": "icons", "version": "1", "commit": None}
+        return seen | {"step": 1, "metrics": metrics, "of": config.loss.name}
+
+    def write(folder: Path, found: dict[str, Any], name: str, *, command: str) -> None:
+        (folder / f"{name}.json").write_text(json.dumps(found | {"command": command}))
+
+    evaluated = []
+    monkeypatch.setattr(transfer, "config_of_run", config_of_run)
+    monkeypatch.setattr(
+        transfer,
+        "restore_run",
+        lambda path, _: SimpleNamespace(step=1, **vars(config_of_run(path))),
+    )
+    monkeypatch.setattr(transfer, "evaluate_run_linear", report)
+    monkeypatch.setattr(transfer, "write_linear_report", write)
+    paths = [tmp_path / name / seed for name in ACCURACIES for seed in ("0", "1")]
+    for path in paths:
+        path.mkdir(parents=True)
+    table = tmp_path / "table"
+    options = ["--data", "icons", "--split", "novel", "--directory", str(table), "--baseline"]
+    command = ["linear", *map(str, paths), *options]
+    assert main([*command, "SCE"]) == 0
+    assert len(evaluated) == 4
+    stored = json.loads((table / "table.json").read_text())
+    (difference,) = stored["differences"]
+    assert (difference["place"], difference["pairs"]) == (["BCE"], 2)
+    assert difference["values"] == pytest.approx([0.2, 0.05])
+    assert (table / "differences.png").exists()
+    printed = capsys.readouterr().out
+    assert "### Linear evaluation on the novel classes of icons" in printed
+    assert "Backbones were trained on icons: this is no transfer." in printed
+    row = "| SCE | 55.0 ± 7.1 |"
+    assert row in [" ".join(line.split()) for line in printed.splitlines()]
+
+    # A report of the same checkpoint is read; one of another checkpoint is replaced.
+    file = paths[2] / "linear-icons-novel.json"
+    file.write_text(file.read_text().replace('"step": 1', '"step": 2'))
+    assert main([*command, "SCE"]) == 0
+    assert [config.loss.name for config in evaluated[4:]] == ["bce"]
+
+    assert main([*command, "NCA"]) == 2
+    assert "no run has the label 'NCA'; the runs have SCE, BCE" in capsys.readouterr().err
+    again = tmp_path / "again" / "sce" / "0"
+    assert main(["linear", str(again), *command[1:], "SCE"]) == 2
+    assert "are both of SCE and seed 0; name one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [((), "needs a run directory"), (("run", "--baseline", "SCE"), "are for several runs")],
+)
+def test_what_a_table_needs_is_stated(given, message, capsys):
+    assert main(["linear", *given, "--data", "icons"]) == 2
+    assert message in capsys.readouterr().err

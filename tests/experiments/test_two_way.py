@@ -76,6 +76,33 @@ def test_a_run_has_a_report(folders, tmp_path):
     assert {"accuracy", "mAP@class"} <= {metric["name"] for metric in report["metrics"]}
 
 
+def test_the_classes_of_one_split_are_trained_on(folders):
+    """The same images are for training, validation and test as among all classes."""
+    base = dataclasses.replace(TINY, data=ClassificationData(class_split="base", holdout=0.2))
+    every = dataclasses.replace(TINY, data=ClassificationData(holdout=0.2))
+    for split in ("train", "validation", "test"):
+        some, whole = (two_way.build(config).load(folders, split) for config in (base, every))
+        assert len(some.class_names) == 100
+        assert some.class_names == whole.class_names[:100]
+        of_base = whole.labels < 100
+        np.testing.assert_array_equal(some.labels, whole.labels[of_base])
+        np.testing.assert_array_equal(some.images[:], whole.images[of_base])
+    protocol = plan_run(base).protocol
+    assert protocol.description["class_split"] == "base"
+    assert [len(counts) for counts in protocol.class_counts(folders).values()] == [100] * 3
+    of_novel = ClassificationData(class_split="novel", classes=5, holdout=0.2)
+    novel = two_way.build(dataclasses.replace(TINY, data=of_novel)).load(folders, "train")
+    assert len(novel.class_names) == 5
+    names = two_way.build(every).load(folders, "train").class_names
+    assert set(novel.class_names) <= set(names[129:])
+
+
+def test_classes_that_no_split_holds_out_are_refused(folders):
+    data = ClassificationData(name="cifar10", class_split="base")
+    with pytest.raises(ConfigError, match="cifar10 does not hold base classes out: it has the spl"):
+        two_way.build(dataclasses.replace(TINY, data=data)).class_counts(folders)
+
+
 def test_what_does_not_fit_is_refused():
     for data in (ClassificationData(mixup=1.0), ClassificationData(cutmix=1.0)):
         mixed = dataclasses.replace(TINY, data=data)

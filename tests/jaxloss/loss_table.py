@@ -356,6 +356,11 @@ LOSSES = (
         ),
     ),
     targets_row("warp", piecewise_linear=True),
+    targets_row(
+        "robust_multilabel",
+        piecewise_linear=True,
+        invalid=(("ramp", 1.0), ("leak", -0.1), ("binary_weight", -0.1)),
+    ),
     classifier_row("classifier"),
 )
 
@@ -544,6 +549,12 @@ VARIANTS = (
         "asymmetric",
         name="asymmetric_unclipped",
         kwargs={"positive_focus": 1.5, "negative_focus": 0.5, "clip": 0.0},
+    ),
+    targets_row(
+        "robust_multilabel",
+        name="robust_multilabel_by_other_constants",
+        piecewise_linear=True,
+        kwargs={"ramp": 0.3, "leak": 0.4, "binary_weight": 0.7},
     ),
     # In blocks of 3 of the 4 classes, the smaller block has one class.
     classifier_row("classifier_in_blocks", block_size=3),

@@ -607,6 +607,24 @@ def warp_loss(logits, targets):
     return losses
 
 
+@over_rows
+def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weight=5.0):
+    def leaky_ramp(t):
+        return float(1 - t if t > ramp else 1 - ramp + leak * (ramp - t)) if t < 1 else 0.0
+
+    losses = []
+    for x, t in zip(logits, targets, strict=True):
+        loss = 0.0
+        for c in np.flatnonzero(t >= 0):
+            loss += binary_weight * leaky_ramp(x[c] if t[c] > 0 else -x[c])
+        for p in np.flatnonzero(t > 0):
+            gaps = [x[p] - x[k] for k in np.flatnonzero(t == 0)]
+            rank = sum(gap < 1 for gap in gaps)
+            loss += sum(1 / j for j in range(1, rank + 1)) * sum(map(leaky_ramp, gaps))
+        losses.append(loss)
+    return losses
+
+
 # Diagnostics ----
 
 

@@ -24,6 +24,8 @@ two_way: Any = jax.jit(jaxloss.two_way_loss, static_argnames="reduction")
 asymmetric: Any = jax.jit(jaxloss.asymmetric_loss, static_argnames="reduction")
 softmax: Any = jax.jit(jaxloss.multilabel_softmax_loss, static_argnames="reduction")
 warp: Any = jax.jit(jaxloss.warp_loss, static_argnames="reduction")
+robust: Any = jax.jit(jaxloss.robust_multilabel_loss, static_argnames="reduction")
+robust_gradient: Any = jax.jit(jax.value_and_grad(jaxloss.robust_multilabel_loss))
 warp_gradient: Any = jax.jit(jax.value_and_grad(jaxloss.warp_loss))
 HALVES = (sample_wise, class_wise)
 sample_wise_gradient: Any = jax.jit(jax.grad(jaxloss.sample_wise_loss))
@@ -169,7 +171,8 @@ def test_what_counts(problem):
     logits, _ = problem
     targets = np.tile([0, -1, 0, 0], (9, 1))
     targets[0] = [1, 1, 0, 0]
-    for loss, counting in ((sample_wise, 1), (softmax, 1), (warp, 9), (asymmetric, 9)):
+    counts = ((sample_wise, 1), (softmax, 1), (warp, 9), (robust, 9), (asymmetric, 9))
+    for loss, counting in counts:
         total = in_float64(loss, logits, targets, reduction="sum")
         close(in_float64(loss, logits, targets), total / counting)
 
@@ -391,12 +394,42 @@ def test_warp_does_not_cancel_far_from_zero():
     close(expected[0], references.warp_loss(x, t.astype(int)), 1e-6)
 
 
-def test_warp_forms_no_pairs():
+def test_robust_by_hand():
+    """A gap at the margin adds nothing, and one beyond the ramp a tenth."""
+    x = np.array([[1.5, 0.0, 0.5, -1.5]])
+    t = np.array([[1, 1, 0, 0]])
+    value, gradient = in_float64(robust_gradient, x, t)
+    # The gaps are 1 and 3, rank 0; and −0.5 and 1.5, rank 1.
+    close(value, 1.5 + 5 * (0 + 1 + 1.5 + 0))
+    close(gradient, np.array([[0.0, -1 - 5, 1 + 5, 0]]))
+    # With the second positive 2 lower, its gaps are −2.5 and −0.5, rank 2.
+    x[0, 1] = -2.0
+    value, gradient = in_float64(robust_gradient, x, t)
+    beyond = 1.8 + 0.1 * (2.5 - 0.8)
+    close(value, 1.5 * (beyond + 1.5) + 5 * (0 + (1.8 + 0.1 * (2 - 0.8)) + 1.5 + 0))
+    close(gradient, np.array([[0.0, -1.5 * (0.1 + 1) - 0.5, 1.5 * 0.1 + 5, 1.5]]))
+
+
+def test_robust_with_a_leak_of_one_has_hinges():
+    """Then no wrong label is cut off, whatever the ramp."""
+    rng = np.random.default_rng(81)
+    x, t = 3 * rng.normal(size=(5, 7)), rng.integers(-1, 2, (5, 7))
+    got = in_float64(robust, x, t, leak=1.0, binary_weight=0.0)
+    hinges = 0.0
+    for z, kinds in zip(x, t, strict=True):
+        for p in z[kinds > 0]:
+            inside = [1 - p + k for k in z[kinds == 0] if 1 - p + k > 0]
+            hinges += sum(inside) * sum(1 / j for j in range(1, len(inside) + 1))
+    close(got, hinges / np.sum(np.any(t >= 0, axis=1)))
+
+
+@pytest.mark.parametrize("gradient", [warp_gradient, robust_gradient], ids=["warp", "robust"])
+def test_ranked_losses_form_no_pairs(gradient):
     """All pairs of these classes take 32 MB in float32, or 8 MB as bool."""
     n, classes = 32, 500
     x = jax.ShapeDtypeStruct((n, classes), np.float32)
     t = jax.ShapeDtypeStruct((n, classes), np.bool_)
-    compiled = warp_gradient.lower(x, t).compile()
+    compiled = gradient.lower(x, t).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 30 * 4 * n * classes
 
 

@@ -64,6 +64,7 @@ def test_names():
         "multilabel_softmax_loss",
         "asymmetric_loss",
         "warp_loss",
+        "robust_multilabel_loss",
         "discriminability",
     } <= set(jaxloss.__all__)
     assert len(set(jaxloss.__all__)) == len(jaxloss.__all__)

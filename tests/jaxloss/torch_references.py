@@ -344,6 +344,23 @@ def warp_loss(logits, targets):
     return values
 
 
+@over_rows
+def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weight=5.0):
+    """As in the authors' code, a ramp is a hinge minus a part of a later hinge."""
+
+    def ramps(t):
+        return (1 - t).clamp(min=0) - (1 - leak) * (ramp - t).clamp(min=0)
+
+    values = []
+    for x, t in zip(logits, targets, strict=True):
+        gaps = x[t > 0][:, None] - x[t == 0][None]
+        ranks = (gaps < 1).sum(dim=1).tolist()
+        harmonic = x.new_tensor([sum(1 / j for j in range(1, r + 1)) for r in ranks])
+        binary = ramps(x[t > 0]).sum() + ramps(-x[t == 0]).sum()
+        values.append((ramps(gaps).sum(dim=1) * harmonic).sum() + binary_weight * binary)
+    return values
+
+
 def evaluate(loss, args, differentiable, *, reductions, where, sample_weights, cotangent):
     """Values and gradients in the format of `harness.evaluate`."""
     tensors = [
