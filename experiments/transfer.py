@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.config import DataConfig, Folders, TrainConfig, check_config
-from experiments.data.builders import image_shape, share_images
+from experiments.data.builders import builder_class, image_shape, share_images
 from experiments.data.pipeline import load_split
 from experiments.data.selection import select
 from experiments.errors import ConfigError, ExperimentError
@@ -45,9 +45,9 @@ def evaluate_run_linear(
 
     Returns:
       A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
-      `num_features`, `image_size`, `stored_size`, `classes`, `holdout`, `seen_in_training` (a
-      phrase, empty unless the backbone was trained on images of this data set), `notes`, and the
-      fields of a `LinearResult` under `result`.
+      `num_features`, `image_size`, `stored_size` (of photographs stored whole, the shorter side),
+      `classes`, `holdout`, `seen_in_training` (a phrase, empty unless the backbone was trained on
+      images of this data set), `notes`, and the fields of a `LinearResult` under `result`.
 
     Raises:
       CheckpointError: There is no such checkpoint, or none is intact.
@@ -82,7 +82,7 @@ def evaluate_run_linear(
         _rows(whole, chosen.rows["validation"]),
         _rows(tested, chosen.rows["test"]),
     )
-    description = describe_run(config, run.plan.protocol)
+    description, stored = describe_run(config, run.plan.protocol), builder_class(data).SPEC
     return {
         "run": description,
         "version": description["version"],
@@ -91,7 +91,7 @@ def evaluate_run_linear(
         "step": run.step,
         "num_features": run.plan.num_features,
         "image_size": list(shape[:2]),
-        "stored_size": list(image_shape(data)[:2]),
+        "stored_size": list(stored.image_shape[: 1 if stored.whole else 2]),
         "classes": len(chosen.classes),
         "holdout": holdout,
         "seen_in_training": _seen_in_training(
