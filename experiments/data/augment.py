@@ -114,11 +114,10 @@ def seen_shape(stored: tuple[int, ...], config: DataConfig) -> tuple[int, int, i
 
 def _output_size(image: Array | Photographs, config: DataConfig) -> tuple[int, int]:
     """Height and width of what the model receives."""
+    if config.image_size:
+        return config.image_size, config.image_size
     height, width = image.shape[:2]
-    if isinstance(image, Photographs):
-        width = height
-    height, width, _ = seen_shape((height, width, image.shape[2]), config)
-    return height, width
+    return height, height if isinstance(image, Photographs) else width
 
 
 def _resized(image: Array | Photographs, config: DataConfig) -> Array:

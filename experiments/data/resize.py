@@ -180,6 +180,7 @@ def _sides(image: Array | Photographs) -> tuple[Any, Any]:
 def _resample(
     image: Array | Photographs, rows: _Crop, columns: _Crop, size: tuple[int, int]
 ) -> Array:
+    """The output pixels along both axes of an image; those of a transposed one are exchanged."""
     if not isinstance(image, Photographs):
         return _interpolate(image, rows, columns, size)
     transposed = image.sizes[0] > image.sizes[1]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,9 +67,15 @@ def run(tmp_path_factory, folders) -> tuple[Path, Folders]:
 @pytest.fixture
 def other(monkeypatch):
     """A data set `drawings` of other images, with splits for training and test."""
-    shape_of = transfer.image_shape
+    shape_of, class_of = transfer.image_shape, transfer.builder_class
+    of_drawings = SimpleNamespace(SPEC=SimpleNamespace(image_shape=SHAPE, whole=False))
     monkeypatch.setattr(
         transfer, "image_shape", lambda name: SHAPE if name == "drawings" else shape_of(name)
+    )
+    monkeypatch.setattr(
+        transfer,
+        "builder_class",
+        lambda name: of_drawings if name == "drawings" else class_of(name),
     )
     monkeypatch.setattr(transfer, "stored_splits", lambda name: ("train", "test"))
     monkeypatch.setattr(
