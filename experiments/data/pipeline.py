@@ -60,7 +60,7 @@ class RecordImages:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: Any) -> np.ndarray | Photographs:
+    def __getitem__(self, index: Any) -> Any:
         rows = self._rows[index]
         images = np.zeros((rows.size, *self.shape[1:]), self.dtype)
         sizes = np.zeros((rows.size, 2), np.int32) if self._whole else None
@@ -90,7 +90,7 @@ class KeptImages:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: Any) -> np.ndarray | Photographs:
+    def __getitem__(self, index: Any) -> Any:
         rows = np.arange(len(self))[index]
         missing = np.unique(rows[~self._kept[rows]])
         if len(missing):
