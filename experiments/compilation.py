@@ -16,7 +16,8 @@ import numpy as np
 from jax.experimental import topologies
 
 from experiments.config import ParallelMode, TrainConfig
-from experiments.data.builders import builder_class, image_shape, is_multi_label
+from experiments.contracts import Photographs
+from experiments.data.builders import builder_class, is_multi_label
 from experiments.data.sampling import batch_size_of
 from experiments.errors import ConfigError
 from experiments.reporting.markdown import table
@@ -218,7 +219,10 @@ def num_classes(plan: Plan) -> int:
 
 def _batch(plan: Plan, batch_size: int, classes: int) -> Batch:
     name = plan.config.data.name
-    images = jax.ShapeDtypeStruct((batch_size, *image_shape(name)), jnp.uint8)
+    spec = builder_class(name).SPEC
+    images = jax.ShapeDtypeStruct((batch_size, *spec.array_shape), jnp.uint8)
+    if spec.whole:
+        images = Photographs(images, jax.ShapeDtypeStruct((batch_size, 2), jnp.int32))
     labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     if is_multi_label(name):
         labels = jax.ShapeDtypeStruct((batch_size, classes), jnp.int8)

@@ -45,13 +45,16 @@ class DataConfig:
     color_jitter: Weight = 0.0
     """Strength of random brightness, contrast and saturation (colour images)."""
     image_size: Pixels = 0
-    """Side of the square images that the model receives; 0: the stored size."""
+    """Side of the square images that the model receives; 0: the stored size, of photographs the
+    largest shorter side."""
     resize: Pixels = 0
     """Shorter side of an image before --data.image-size pixels are cropped from its centre, in
     evaluation and where there is no random resized crop; 0: --data.image-size."""
+    resize_to_square: bool = False
+    """Resize both sides to --data.resize pixels there, whatever the aspect ratio."""
     crop_scale: tuple[Positive, ...] = ()
-    """Smallest and largest fraction of the area in a random resized crop, such as 0.08 1;
-    empty: pad and crop."""
+    """Smallest and largest fraction of the area of the stored image in a random resized crop, such
+    as 0.08 1; empty: pad and crop."""
     crop_ratio: tuple[Positive, ...] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of a random resized crop."""
     lighting: Weight = 0.0

@@ -25,11 +25,11 @@ CLASS_AXIS = "classes"
 
 
 class ImageTable(Interface):
-    """Images by index: an array in memory, or records that are read when they are needed."""
+    """Images by index: arrays in memory, or records that are read when they are needed."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(n, height, width, channels)."""
+        """(n, height, width, channels) of an array, or of the `pixels` of `Photographs`."""
         ...
 
     @property
@@ -39,7 +39,39 @@ class ImageTable(Interface):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: Any, /) -> np.ndarray: ...
+    def __getitem__(self, index: Any, /) -> Any:
+        """uint8 [..., h, w, c] or `Photographs`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Photographs:
+    """Whole images of different sizes, in arrays of one shape.
+
+    An image fills the upper left corner of its array, and the rest is 0. Arrays are wider than
+    high; an image that is higher than wide is stored transposed.
+    """
+
+    pixels: Any
+    """uint8 [n, s, l, c]."""
+    sizes: Any
+    """int32 [n, 2]: height and width of every image, before it is transposed."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the pixels."""
+        return self.pixels.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """uint8."""
+        return self.pixels.dtype
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: Any) -> Photographs:
+        return Photographs(self.pixels[index], self.sizes[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +79,8 @@ class ImageSet:
     """The images of one split, in an order that is the same on every machine."""
 
     images: ImageTable
-    """uint8 [n, h, w, c]; `images[indices]` reads those of an int array [k]."""
+    """`images[indices]` reads those of an int array [k]: uint8 [k, h, w, c] if the data set has
+    images of one size, else `Photographs`."""
     labels: np.ndarray
     """int32 [n], 0 to C−1 within the split, ascending; or, where an image has any number of
     labels, int8 [n, C]: 1, 0, or −1 where that is unknown."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.config import DataConfig, Folders, TrainConfig, check_config
 from experiments.contracts import Metric
-from experiments.data.builders import image_shape, share_images
+from experiments.data.builders import builder_class, image_shape, share_images
 from experiments.errors import ConfigError, ExperimentError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, classification, config_from_dict
@@ -59,9 +59,10 @@ def evaluate_run_linear(
 
     Returns:
       A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
-      `num_features`, `image_size`, `stored_size`, `split`, `classes`, `holdout`,
-      `seen_in_training` (a phrase, empty unless the backbone was trained on images that may be
-      tested), `notes`, the fields of a `LinearResult` under `result`, and `metrics`.
+      `num_features`, `image_size`, `stored_size` (of photographs stored whole, the shorter side),
+      `split`, `classes`, `holdout`, `seen_in_training` (a phrase, empty unless the backbone was
+      trained on images that may be tested), `notes`, the fields of a `LinearResult` under `result`,
+      and `metrics`.
 
     Raises:
       ConfigError: The data set cannot be split so, or its images do not fit the model.
@@ -81,7 +82,7 @@ def evaluate_run_linear(
     result = evaluate_linear(
         *(Labelled(features_of(run.state, part.images), part.labels) for part in images)
     )
-    description = describe_run(config, run.plan.protocol)
+    description, stored = describe_run(config, run.plan.protocol), builder_class(data).SPEC
     return {
         "run": description,
         "version": description["version"],
@@ -90,7 +91,7 @@ def evaluate_run_linear(
         "step": run.step,
         "num_features": run.plan.num_features,
         "image_size": list(shape[:2]),
-        "stored_size": list(image_shape(data)[:2]),
+        "stored_size": list(stored.image_shape[: 1 if stored.whole else 2]),
         "split": split,
         "classes": len(images[0].class_names),
         "holdout": holdout,

@@ -6,11 +6,14 @@ device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from experiments.config import DataConfig
+from experiments.contracts import Photographs
 from experiments.data.color import add_lighting, jitter
 from experiments.data.erasing import random_erasing
 from experiments.data.resize import random_resized_crop, resize_and_center_crop
@@ -18,7 +21,7 @@ from experiments.data.trivial_augment import trivial_augment
 from experiments.errors import ConfigError
 
 
-def augment(images: Array, keys: Array, config: DataConfig) -> Array:
+def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Array:
     """Randomly crops, flips, changes and recolours every image, normalises it and erases a box.
 
     With `config.crop_scale`, a random crop is resized to the input size of the model. Otherwise the
@@ -27,13 +30,13 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
     would add strokes, and it is also common for photographs.
 
     Args:
-      images: uint8 [n, h, w, c].
+      images: uint8 [n, h, w, c], or `Photographs`.
       keys: Typed PRNG keys [n], one per image.
       config: The options for sizes, crops, flips, TrivialAugment, colours, normalisation and
         erasing.
 
     Returns:
-      float32 [n, *seen_shape((h, w, c), config)].
+      float32 [n, *seen_shape(image_shape, config)], with the image shape of the data set.
 
     Raises:
       ValueError: Shapes, types or options are inconsistent.
@@ -44,13 +47,16 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
             f"augment needs keys of shape {images.shape[:1]}, one per image; got {keys.shape}"
         )
 
-    def one(image: Array, key: Array) -> Array:
+    def one(image: Any, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
         if config.crop_scale:
-            size = seen_shape(image.shape, config)[:2]
             (smallest, largest), (narrowest, widest) = config.crop_scale, config.crop_ratio
             image = random_resized_crop(
-                image, crop_key, size, scale=(smallest, largest), ratio=(narrowest, widest)
+                image,
+                crop_key,
+                _output_size(image, config),
+                scale=(smallest, largest),
+                ratio=(narrowest, widest),
             )
         else:
             image = _resized(image, config)
@@ -75,42 +81,56 @@ def augment(images: Array, keys: Array, config: DataConfig) -> Array:
     return jax.vmap(one)(images, keys)
 
 
-def normalize(images: Array, config: DataConfig) -> Array:
+def normalize(images: Array | Photographs, config: DataConfig) -> Array:
     """Resizes and crops the images for evaluation, and normalises them.
 
     Pixels are scaled to [0, 1] and standardised with `config.mean` and `config.std`.
 
     Args:
-      images: uint8 [n, h, w, c].
+      images: uint8 [n, h, w, c], or `Photographs`.
       config: The options for sizes and normalisation.
 
     Returns:
-      float32 [n, *seen_shape((h, w, c), config)].
+      float32 [n, *seen_shape(image_shape, config)], with the image shape of the data set.
 
     Raises:
       ValueError: Shapes, types or options are inconsistent.
     """
     _check_images(images, config)
-    if config.image_size:
-        images = jax.vmap(lambda image: _resized(image, config))(images)
-    return _standardize(images.astype(jnp.float32) / 255, config)
+    return _standardize(center_crops(images, config).astype(jnp.float32) / 255, config)
+
+
+def center_crops(images: Array | Photographs, config: DataConfig) -> Array:
+    """The images as evaluation crops them, without normalisation: [n, h, w, c], from 0 to 255."""
+    return jax.vmap(lambda image: _resized(image, config))(images)
 
 
 def seen_shape(stored: tuple[int, ...], config: DataConfig) -> tuple[int, int, int]:
-    """The input shape of the model (height, width, channels), from that of the stored images."""
+    """The input shape of the model (height, width, channels), from that of the data set."""
     height, width, channels = stored
     size = config.image_size
     return (size, size, channels) if size else (height, width, channels)
 
 
-def _resized(image: Array, config: DataConfig) -> Array:
-    if not config.image_size:
+def _output_size(image: Array | Photographs, config: DataConfig) -> tuple[int, int]:
+    """Height and width of what the model receives."""
+    if config.image_size:
+        return config.image_size, config.image_size
+    height, width = image.shape[:2]
+    return height, height if isinstance(image, Photographs) else width
+
+
+def _resized(image: Array | Photographs, config: DataConfig) -> Array:
+    if not config.image_size and not isinstance(image, Photographs):
         return image
-    return resize_and_center_crop(image, config.resize or config.image_size, config.image_size)
+    size, _ = _output_size(image, config)
+    return resize_and_center_crop(
+        image, config.resize or size, size, to_square=config.resize_to_square
+    )
 
 
-def _check_images(images: Array, config: DataConfig) -> None:
-    if images.ndim != 4 or images.dtype != jnp.uint8:
+def _check_images(images: Array | Photographs, config: DataConfig) -> None:
+    if len(images.shape) != 4 or images.dtype != jnp.uint8:
         raise ValueError(
             f"images must be uint8 [n, h, w, c], got {images.dtype} {list(images.shape)}"
         )

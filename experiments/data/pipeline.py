@@ -15,7 +15,7 @@ import psutil
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.contracts import ImageSet, ImageTable
+from experiments.contracts import ImageSet, ImageTable, Photographs
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
 from experiments.data.builders.base import ImageBuilder
@@ -34,7 +34,8 @@ class RecordImages:
 
     Args:
       source: A TFDS data source with encoded images.
-      image_shape: Height, width and channels.
+      array_shape: Height, width and channels of the array of an image.
+      whole: Whether the images have different sizes: they are read as `Photographs`.
       folder: The folder of the record files, for messages.
       rows: Integers [n], the selected records in order.
     """
@@ -44,24 +45,29 @@ class RecordImages:
     def __init__(
         self,
         source: Any,
-        image_shape: tuple[int, int, int],
+        array_shape: tuple[int, int, int],
         folder: Path,
         rows: np.ndarray,
+        *,
+        whole: bool,
     ):
         self._source = source
         self._folder = folder
         self._rows = rows
-        self.shape = (len(self._rows), *image_shape)
+        self._whole = whole
+        self.shape = (len(self._rows), *array_shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: Any) -> np.ndarray:
+    def __getitem__(self, index: Any) -> Any:
         rows = self._rows[index]
-        images = np.empty((rows.size, *self.shape[1:]), self.dtype)
+        images = np.zeros((rows.size, *self.shape[1:]), self.dtype)
+        sizes = np.zeros((rows.size, 2), np.int32) if self._whole else None
         with _naming_damage(self._folder):
-            _read(self._source, rows.ravel().tolist(), images)
-        return images.reshape(*rows.shape, *self.shape[1:])
+            _read(self._source, rows.ravel().tolist(), images, sizes)
+        images = images.reshape(*rows.shape, *self.shape[1:])
+        return images if sizes is None else Photographs(images, sizes.reshape(*rows.shape, 2))
 
 
 class KeptImages:
@@ -77,18 +83,25 @@ class KeptImages:
         self._images = images
         self.shape = images.shape
         self._pixels = np.empty(self.shape, self.dtype)  # The system gives memory once it is used.
+        self._sizes = np.zeros((len(images), 2), np.int32)
+        self._whole = False
         self._kept = np.zeros(len(images), bool)
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: Any) -> np.ndarray:
+    def __getitem__(self, index: Any) -> Any:
         rows = np.arange(len(self))[index]
         missing = np.unique(rows[~self._kept[rows]])
         if len(missing):
-            self._pixels[missing] = self._images[missing]
+            read = self._images[missing]
+            if isinstance(read, Photographs):
+                self._whole = True
+                self._sizes[missing], read = read.sizes, read.pixels
+            self._pixels[missing] = read
             self._kept[missing] = True
-        return self._pixels[rows]
+        pixels = self._pixels[rows]
+        return Photographs(pixels, self._sizes[rows]) if self._whole else pixels
 
 
 def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
@@ -198,7 +211,8 @@ def load_split(
     if rows is not None:
         order = order[rows]
     labels = labels[order]
-    images = RecordImages(source, builder.SPEC.image_shape, folder, order)
+    spec = builder.SPEC
+    images = RecordImages(source, spec.array_shape, folder, order, whole=spec.whole)
     if memory_limit is None:
         memory_limit = default_memory_limit()
     if np.prod(images.shape) <= memory_limit:
@@ -260,8 +274,11 @@ def _naming_damage(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _read(source: Any, rows: list[int], out: np.ndarray) -> None:
-    """Reads, parses and decodes records into an array, with a thread for each usable CPU."""
+def _read(source: Any, rows: list[int], out: np.ndarray, sizes: np.ndarray | None) -> None:
+    """Reads, parses and decodes records into an array, with a thread for each usable CPU.
+
+    With `sizes`, images are placed as in `Photographs`, and their sizes are written.
+    """
     cpus = _usable_cpus()
     chunk = min(32, -(-len(rows) // cpus)) or 1
 
@@ -269,7 +286,14 @@ def _read(source: Any, rows: list[int], out: np.ndarray) -> None:
         records = source.__getitems__(rows[start : start + chunk])
         for row, record in enumerate(records, start):
             with Image.open(io.BytesIO(record["image"])) as image:
-                out[row] = np.asarray(image).reshape(out.shape[1:])
+                pixels = np.asarray(image)
+            if sizes is None:
+                out[row] = pixels.reshape(out.shape[1:])
+                continue
+            sizes[row] = height, width = pixels.shape[:2]
+            if height > width:
+                pixels = pixels.swapaxes(0, 1)
+            out[row, : len(pixels), : pixels.shape[1]] = pixels
 
     with ThreadPoolExecutor(cpus) as pool:
         list(pool.map(decode, range(0, len(rows), chunk)))

@@ -13,24 +13,33 @@ the crop. Compared with Pillow on random crops of 256×256 noise, its pixels dif
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from experiments.contracts import Photographs
+
+jax.tree_util.register_dataclass(Photographs, ["pixels", "sizes"], [])
+
 _ATTEMPTS = 10
 
 
-def resize_and_center_crop(image: Array, shorter: int, size: int) -> Array:
+def resize_and_center_crop(
+    image: Array | Photographs, shorter: int, size: int, *, to_square: bool = False
+) -> Array:
     """Resizes an image to a given shorter side, and crops a square at the centre.
 
     The longer side is rounded down. The position of the square is rounded to the nearest pixel,
     with ties to even.
 
     Args:
-      image: [h, w, c], integers or floats.
+      image: [h, w, c], integers or floats, or one of `Photographs`.
       shorter: Length of the shorter side after resizing, at least `size`.
       size: Side of the square.
+      to_square: Whether to resize both sides to `shorter`.
 
     Returns:
       float32 [size, size, c], in the range of the input.
@@ -41,16 +50,17 @@ def resize_and_center_crop(image: Array, shorter: int, size: int) -> Array:
     if not 0 < size <= shorter:
         raise ValueError(f"cannot crop {size}×{size} pixels from a shorter side of {shorter}")
 
-    def weights(side: int) -> Array:
-        resized = side * shorter // min(image.shape[:2])
-        first = round((resized - size) / 2)
-        return _interpolation_weights(side, 0, side, resized)[first : first + size]
+    height, width = _sides(image)
 
-    return _interpolate(image, weights(image.shape[0]), weights(image.shape[1]))
+    def crop(side: ArrayLike) -> _Crop:
+        resized = shorter if to_square else side * shorter // jnp.minimum(height, width)
+        return _Crop(0, side, resized, jnp.round((resized - size) / 2))
+
+    return _resample(image, crop(height), crop(width), (size, size))
 
 
 def random_resized_crop(
-    image: Array,
+    image: Array | Photographs,
     key: Array,
     size: tuple[int, int],
     *,
@@ -60,7 +70,7 @@ def random_resized_crop(
     """Crops a random box, and resizes it. Pixels outside the box have no influence.
 
     Args:
-      image: [h, w, c], integers or floats.
+      image: [h, w, c], integers or floats, or one of `Photographs`, of a square `size`.
       key: Typed PRNG key.
       size: Output height and width.
       scale: Range of the area of the box, relative to the image.
@@ -69,19 +79,16 @@ def random_resized_crop(
     Returns:
       float32 [*size, c], in the range of the input.
     """
-    height, width = image.shape[:2]
+    height, width = _sides(image)
     top, left, box_height, box_width = random_box(key, height, width, scale=scale, ratio=ratio)
-    return _interpolate(
-        image,
-        _interpolation_weights(height, top, box_height, size[0]),
-        _interpolation_weights(width, left, box_width, size[1]),
-    )
+    rows, columns = _Crop(top, box_height, size[0]), _Crop(left, box_width, size[1])
+    return _resample(image, rows, columns, size)
 
 
 def random_box(
     key: Array,
-    height: int,
-    width: int,
+    height: ArrayLike,
+    width: ArrayLike,
     *,
     scale: tuple[float, float],
     ratio: tuple[float, float],
@@ -110,8 +117,8 @@ def random_box(
     top_left = jax.random.randint(position_key, (2,), 0, jnp.array([height, width]) - sides + 1)
 
     # At least one pixel: the aspect ratio may be impossible.
-    fallback_width = min(width, max(1, round(height * ratio[1])))
-    fallback_height = min(height, max(1, round(width / ratio[0])))
+    fallback_width = jnp.clip(jnp.round(height * ratio[1]).astype(jnp.int32), 1, width)
+    fallback_height = jnp.clip(jnp.round(width / ratio[0]).astype(jnp.int32), 1, height)
     fallback = [
         (height - fallback_height) // 2,
         (width - fallback_width) // 2,
@@ -124,7 +131,7 @@ def random_box(
 def candidate_sides(
     area_key: Array,
     ratio_key: Array,
-    area: int,
+    area: ArrayLike,
     *,
     scale: tuple[float, float],
     ratio: tuple[float, float],
@@ -150,22 +157,56 @@ def candidate_sides(
     return first, second
 
 
-def _interpolation_weights(side: int, start: ArrayLike, length: ArrayLike, size: int) -> Array:
+class _Crop(NamedTuple):
+    """Along one axis: a box of the image, which is resized, and the first pixel that is kept."""
+
+    start: ArrayLike
+    """First input pixel of the box."""
+    length: ArrayLike
+    """Input pixels of the box."""
+    resized: ArrayLike
+    """Pixels that the box is resized to."""
+    first: ArrayLike = 0
+    """The first of them that is an output pixel."""
+
+
+def _sides(image: Array | Photographs) -> tuple[Any, Any]:
+    """Height and width."""
+    if isinstance(image, Photographs):
+        return image.sizes[0], image.sizes[1]
+    return image.shape[0], image.shape[1]
+
+
+def _resample(
+    image: Array | Photographs, rows: _Crop, columns: _Crop, size: tuple[int, int]
+) -> Array:
+    """The output pixels along both axes of an image; those of a transposed one are exchanged."""
+    if not isinstance(image, Photographs):
+        return _interpolate(image, rows, columns, size)
+    transposed = image.sizes[0] > image.sizes[1]
+    first, second = (
+        jax.tree.map(lambda own, other: jnp.where(transposed, other, own), *crops)
+        for crops in ((rows, columns), (columns, rows))
+    )
+    result = _interpolate(image.pixels, first, second, size)
+    return jnp.where(transposed, result.swapaxes(0, 1), result)
+
+
+def _interpolation_weights(side: int, crop: _Crop, size: int) -> Array:
     """The weights [size, side] of the input pixels in each output pixel, along one axis.
 
     Args:
       side: Number of input pixels.
-      start: First input pixel of the box.
-      length: Number of input pixels in the box.
+      crop: What becomes the output.
       size: Number of output pixels.
 
     Returns:
       float32 [size, side]. Rows sum to one, and columns outside the box are zero.
     """
-    length = jnp.asarray(length, jnp.float32)
-    start = jnp.asarray(start, jnp.float32)
-    step = length / size
-    centers = start + (jnp.arange(size) + 0.5) * step
+    length = jnp.asarray(crop.length, jnp.float32)
+    start = jnp.asarray(crop.start, jnp.float32)
+    step = length / crop.resized
+    centers = start + (crop.first + jnp.arange(size) + 0.5) * step
     pixels = jnp.arange(side) + 0.5
     distance = jnp.abs(pixels - centers[:, None]) / jnp.maximum(step, 1.0)
     in_box = (pixels > start) & (pixels < start + length)
@@ -173,12 +214,12 @@ def _interpolation_weights(side: int, start: ArrayLike, length: ArrayLike, size:
     return weights / weights.sum(1, keepdims=True)
 
 
-def _interpolate(image: Array, rows: Array, columns: Array) -> Array:
+def _interpolate(image: Array, rows: _Crop, columns: _Crop, size: tuple[int, int]) -> Array:
     # The highest precision: accelerators round the factors by default.
     return jnp.einsum(
         "ih,jw,hwc->ijc",
-        rows,
-        columns,
+        _interpolation_weights(image.shape[0], rows, size[0]),
+        _interpolation_weights(image.shape[1], columns, size[1]),
         image.astype(jnp.float32),
         precision=lax.Precision.HIGHEST,
         optimize="optimal",

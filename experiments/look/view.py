@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from experiments.config import Folders, TrainConfig
-from experiments.contracts import ImageSet, Outputs, Protocol
+from experiments.config import DataConfig, Folders, TrainConfig
+from experiments.contracts import ImageSet, Outputs, Photographs, Protocol
+from experiments.data.augment import center_crops
 from experiments.evaluation.feature_space import class_membership
 from experiments.reporting.look.tiles import OTHERS, TRAINED, is_dark_on_light
 from experiments.runs import RestoredRun
@@ -29,11 +31,15 @@ class Side(NamedTuple):
     """Images of the whole split; of many training images, only a part is here."""
     inverted: bool
     """Whether images are drawn as their negatives: see `tile`."""
+    data: DataConfig
+    """The options by which photographs of different sizes are cropped."""
 
     def read(self, rows: Any) -> np.ndarray:
         """The images uint8 [..., h, w, c] of rows of any shape, as they are drawn."""
         rows = np.asarray(rows)
         images = self.images.images[rows.ravel()]
+        if isinstance(images, Photographs):
+            images = np.asarray(jnp.round(center_crops(images, self.data)).astype(jnp.uint8))
         images = images.reshape(*rows.shape, *images.shape[1:])
         return 255 - images if self.inverted else images
 
@@ -109,7 +115,8 @@ def view_run(run: RestoredRun, folder: Path, folders: Folders, split: str, tiles
     def side(images: ImageSet, split: str, available: int) -> Side:
         some = np.linspace(0, len(images.labels) - 1, min(100, len(images.labels))).astype(int)
         dark = is_dark_on_light(images.images[some])
-        return Side(split, images, outputs_of(run.state, images), available, dark)
+        outputs = outputs_of(run.state, images)
+        return Side(split, images, outputs, available, dark, run.plan.config.data)
 
     def load(split: str) -> ImageSet:
         return run.plan.protocol.load(folders, split)

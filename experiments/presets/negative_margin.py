@@ -9,21 +9,22 @@ differs and has no option is listed by `python -m experiments settings PRESET`.
 
 The authors' other backbones, at 84 and 80 pixels, with `--loss.name cosine` for cosines:
 
-    python -m experiments train mini-imagenet-margin-softmax --data.name mini_imagenet \
+    python -m experiments train mini-imagenet-margin-softmax --data.name mini_imagenet@96 \
         --data.image-size 84 --data.resize 96 --model.backbone conv4 \
         --model.widths 64 64 64 64 --model.pooling flatten
     python -m experiments train mini-imagenet-margin-softmax --data.name mini_imagenet@92 \
         --data.image-size 80 --data.resize 92 --model.backbone wrn28 --model.widths 160 320 640
 
-For ResNet-18 and WRN, images are stored at the side to which evaluation resizes them (`@257`,
-`@92`). For the others they are stored at 84 pixels, as in most archives.
+Images are stored whole, their shorter side at the one to which evaluation resizes both sides
+(`@257`, `@96`, `@92`). Random crops are taken from them; the authors take theirs from the original
+files. Archives of squares of 84 pixels have no more to crop.
 
 By default, the base classes are evaluated on training images. For the base columns of Table 6, the
 authors take images of ILSVRC 2012 that are not in mini-ImageNet. `--data.base-test imagenet@257`
-(`imagenet@84` for ResNet-12) takes the validation images of 2012, 50 of each class, for cosines and
-inner products alike. It needs the archives of ImageNet, and does not change the training. Its
-images show a tenth more of a photograph than those of mini-ImageNet. Without these archives,
-`--data.holdout 0.05` holds out 30 images of each class; so it does for CUB, which has no others.
+(`imagenet@96` for ResNet-12) takes the validation images of 2012, 50 of each class, for cosines and
+inner products alike. It needs the archives of ImageNet, and does not change the training. Without
+these archives, `--data.holdout 0.05` holds out 30 images of each class; so it does for CUB, which
+has no others.
 
 Further experiments of the paper:
 
@@ -82,8 +83,6 @@ class _Backbone(NamedTuple):
     side: int
     resized: int
     """For evaluation, before the crop: ⌊1.15 · side⌋."""
-    stored: str
-    """What follows the name of the data set."""
 
 
 class _Row(NamedTuple):
@@ -106,10 +105,9 @@ _RESNET18 = _Backbone(
     ModelConfig(backbone="resnet18", widths=(64, 128, 256, 512), pooling="mean"),
     side=224,
     resized=257,
-    stored="@257",
 )
 _RESNET12 = _Backbone(
-    "ResNet-12", dataclasses.replace(RESNET12, drop_block=0.0), side=84, resized=96, stored=""
+    "ResNet-12", dataclasses.replace(RESNET12, drop_block=0.0), side=84, resized=96
 )
 
 _TABLE = {
@@ -142,7 +140,8 @@ _SOURCES = by_option(
         AUTHORS: [
             *(f"data.{name}" for name in ("novel", "holdout", "mean", "std", "pad", "flip")),
             *(f"data.{name}" for name in ("color_jitter", "lighting", "mixup")),
-            *(f"data.{name}" for name in ("image_size", "resize", "crop_scale", "crop_ratio")),
+            *(f"data.{name}" for name in ("image_size", "resize", "resize_to_square")),
+            *(f"data.{name}" for name in ("crop_scale", "crop_ratio")),
             *(f"sampling.{name}" for name in ("batch_size", "strategy")),
             *(f"model.{name}" for name in ("backbone", "widths", "pooling", *_DROPS)),
             *(f"loss.{name}" for name in ("name", "margin", "scale", "label_smoothing")),
@@ -179,8 +178,8 @@ _OF_DROP_BLOCK = (
     "DropBlock scales by the units kept of each image; the authors' by those of the whole batch."
 )
 _OF_DATASET = {
-    _MINI: "The images of base classes in episodes were trained on, unless `--data.base-test` names "
-    "others; those of the paper are other images of ImageNet.",
+    _MINI: "The images of base classes in episodes were trained on; those of the paper are other "
+    "images of ImageNet (`--data.base-test`).",
     _CUB: "The classifier has an output for each of the 100 base classes; the authors' has 200, "
     "half of which belong to no base class.",
 }
@@ -196,14 +195,15 @@ def _photographs(row: _Row, weight_decay: float, margin: float) -> NegativeMargi
         drops = dict(zip(_DROPS, (rate, rate, size, 40000), strict=True))
     return NegativeMarginConfig(
         data=MarginData(
-            name=dataset.base + backbone.stored,
-            novel=dataset.novel and dataset.novel + backbone.stored,
+            name=f"{dataset.base}@{backbone.resized}",
+            novel=dataset.novel and f"{dataset.novel}@{backbone.resized}",
             mean=(0.507, 0.487, 0.441),
             std=(0.267, 0.257, 0.276),
             pad=0,
             color_jitter=0.4,
             image_size=backbone.side,
             resize=backbone.resized,
+            resize_to_square=True,
             crop_scale=(0.08, 1.0),
         ),
         sampling=SamplingConfig(batch_size=_BATCH_SIZE),

@@ -15,7 +15,8 @@ IMAGENET_CROPS: dict[str, Any] = {
     "resize": 256,
     "crop_scale": (0.08, 1.0),
 }
-"""Data options of ImageNet training: random resized crops of 224 pixels (protocols B, C and D)."""
+"""Data options of ImageNet training: random resized crops of 224 pixels (protocols B, C and D), out
+of whole images whose shorter side is 256. The papers crop the original files."""
 IMAGENET_CROP_NAMES = (*(f"data.{option}" for option in IMAGENET_CROPS), "data.flip")
 """Their names and that of the flips that go with them, for the sources of a preset."""
 JITTERED: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "color_jitter": 0.4}

@@ -31,6 +31,8 @@ def linear_report(report: dict[str, Any]) -> str:
     ]
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
+        if len(report["stored_size"]) == 1:
+            stored = f"a shorter side of {stored}"
         lines.append(f"Images were resized from {stored} to {seen} pixels.")
     if data := report["seen_in_training"]:
         lines.append(f"The backbone was trained on {data}: this is no transfer.")

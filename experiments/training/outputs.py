@@ -33,8 +33,8 @@ def extract_features(
     the last image, so that `embed` compiles once.
 
     Args:
-      embed: Maps uint8 [b, h, w, c] to features [b, d]; jitted by the caller.
-      images: uint8 [n, h, w, c].
+      embed: Maps b stored images to features [b, d]; jitted by the caller.
+      images: The n images.
       batch_size: Images per call and device; fewer where several devices have fewer.
       num_devices: Devices of this process over which `embed` spreads its images.
 
@@ -54,7 +54,7 @@ def extract_features(
     for start in range(0, count, batch_size * of_all):
         first = start + share * jax.process_index()
         indices = np.minimum(np.arange(first, first + share), count - 1)
-        part = np.asarray(embed(np.asarray(images[indices])), np.float32)
+        part = np.asarray(embed(images[indices]), np.float32)
         if part.ndim != 2 or len(part) != share:
             raise ValueError(f"embed must return [{share}, d], got {list(part.shape)}")
         parts.append(gather_rows(part)[: count - start])
@@ -81,7 +81,7 @@ def build_features(
             )
             copied = state._replace(params={"backbone": backbone}, statistics=statistics)
 
-        def embed_share(rows: np.ndarray) -> Array:
+        def embed_share(rows: Any) -> Array:
             return embed(copied, jax.device_put(rows, spread) if len(devices) > 1 else rows)
 
         found = extract_features(embed_share, images, num_devices=len(devices))

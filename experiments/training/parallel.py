@@ -160,7 +160,7 @@ def data_parallel(
         devices = None if mesh is None else mesh.devices.ravel().tolist()
         return DataParallel(
             replicate=jax_utils.replicate,
-            split=lambda batch: Batch(*(_by_local_device(rows) for rows in batch)),
+            split=lambda batch: jax.tree.map(_by_local_device, batch),
             step=jax.pmap(step, axis_name=BATCH_AXIS, donate_argnums=0, devices=devices),
             single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
         )
@@ -183,8 +183,8 @@ def data_parallel(
         shardings = (of_state, replicated)
     return DataParallel(
         replicate=lambda state: jax.tree.map(to_all, state),
-        split=lambda batch: Batch(
-            *(jax.make_array_from_process_local_data(spread, rows) for rows in batch)
+        split=lambda batch: jax.tree.map(
+            lambda rows: jax.make_array_from_process_local_data(spread, rows), batch
         ),
         step=jax.jit(step, donate_argnums=0, out_shardings=shardings),
         single=lambda tree: jax.tree.map(one_copy, tree),

@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """Stored images and their labels."""
 
     images: Any
-    """uint8 [n, h, w, c]."""
+    """uint8 [n, h, w, c], or `Photographs`."""
     labels: Any
     """Integers [n], or [n, C] for a multi-label set."""
 
@@ -101,7 +101,7 @@ def mean_over_devices(tree: Any, axis_name: str) -> Any:
 
 
 def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Any], Array]:
-    """The features [n, d] of uint8 images as a compiled function of the state."""
+    """The features [n, d] of stored images as a compiled function of the state."""
 
     @jax.jit
     def embed(params, statistics, images):

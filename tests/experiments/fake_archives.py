@@ -15,9 +15,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from experiments.contracts import Photographs
 
 Splits = dict[str, dict[str, list[str]]]
 
@@ -43,6 +46,33 @@ def png(name: str, index: int, size: tuple[int, int]) -> bytes:
     buffer = io.BytesIO()
     image(name, index, size).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def decode(content: bytes) -> np.ndarray:
+    """The pixels of an encoded image."""
+    return np.asarray(Image.open(io.BytesIO(content)))
+
+
+def whole_images(images: Photographs) -> list[np.ndarray]:
+    """Every photograph by itself, in its own size and orientation."""
+    found = []
+    for pixels, (height, width) in zip(images.pixels, images.sizes, strict=True):
+        shorter, longer = sorted((height, width))
+        assert not pixels[shorter:].any()
+        assert not pixels[:, longer:].any()
+        pixels = pixels[:shorter, :longer]
+        found.append(pixels.swapaxes(0, 1) if height > width else pixels)
+    return found
+
+
+def check_colours(images: Any, colours: list[tuple[int, int, int]], exact: bool) -> None:
+    """Checks that every image, of whatever size, has its colour in every pixel."""
+    images = images[:]
+    if isinstance(images, Photographs):
+        images = whole_images(images)
+    for image, wanted in zip(images, colours, strict=True):
+        error = np.abs(np.asarray(image, int) - wanted)
+        assert error.max() <= (0 if exact else 3)
 
 
 def write_image(path: Path, name: str, index: int, size: tuple[int, int] = (120, 100)) -> None:

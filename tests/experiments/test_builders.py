@@ -1,4 +1,3 @@
-import io
 import json
 import os
 import pickle
@@ -18,6 +17,7 @@ from experiments.data.builders import base
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import load_split
 from tests.experiments import fake_archives
+from tests.experiments.fake_archives import check_colours, decode
 
 ROOT = Path(__file__).parents[2]
 CASES = [
@@ -42,18 +42,16 @@ def _nothing_prepared(dirs):
 def test_every_layout_is_read(dirs, name, write):
     expected = write(dirs["manual_dir"])
     assert tuple(expected.splits) == builders.split_names(name)
-    height, width, _ = builders.image_shape(name)
     for split, classes in expected.splits.items():
         images = load_split(name, split, **dirs)
         assert images.class_names == tuple(classes)
         colours = [colour for of in classes.values() for colour in of]
-        assert images.images.shape == (len(colours), height, width, 3)
+        shape = builders.builder_class(name).SPEC.array_shape
+        assert images.images.shape == (len(colours), *shape)
         np.testing.assert_array_equal(
             images.labels, np.repeat(np.arange(len(classes)), [len(of) for of in classes.values()])
         )
-        pixels = np.asarray(images.images[:])
-        wanted = np.broadcast_to(np.array(colours)[:, None, None], pixels.shape)
-        np.testing.assert_allclose(pixels.astype(int), wanted, atol=0 if expected.exact else 3)
+        check_colours(images.images, colours, expected.exact)
     assert list((dirs["data_dir"] / name).glob("incomplete*")) == []
     assert not list((dirs["data_dir"] / name).rglob("extracted"))
 
@@ -362,16 +360,12 @@ def test_the_builder_works_without_the_pipeline(dirs):
 # --- Images -------------------------------------------------------------------------------------
 
 
-def _decode(data):
-    return np.asarray(Image.open(io.BytesIO(data)))
-
-
 def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (84, 84, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     for content in (pixels, tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
         np.testing.assert_array_equal(
-            _decode(encode(SourceImage(content, "a"), (84, 84, 3))), pixels
+            decode(encode(SourceImage(content, "a"), (84, 84, 3))), pixels
         )
 
 
@@ -382,9 +376,9 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
     pixels = np.stack(
         [255 * (columns + 0.5) / width, 255 * (rows + 0.5) / height, np.zeros_like(rows)], -1
     ).astype(np.uint8)
-    result = _decode(encode(SourceImage(pixels, "a"), (84, 84, 3))).astype(float)
+    result = decode(encode(SourceImage(pixels, "a"), (84, 84, 3))).astype(float)
     assert result.shape == (84, 84, 3)
-    scale = 92.4 / min(height, width)  # the shorter side becomes 1.1 · 84
+    scale = 84 / min(height, width)
     for channel, side in ((0, width), (1, height)):
         line = result.mean(axis=0 if channel == 0 else 1)[:, channel]
         positions = side * scale / 2 + np.arange(84) - 41.5
@@ -395,7 +389,7 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
 def test_any_mode_becomes_colour(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
     Image.new("L", (90, 100), 255).convert(mode).save(path)
-    result = _decode(encode(SourceImage(path, "a"), (84, 84, 3)))
+    result = decode(encode(SourceImage(path, "a"), (84, 84, 3)))
     assert result.shape == (84, 84, 3)
     assert result.min() >= 254
 

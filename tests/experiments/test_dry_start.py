@@ -15,8 +15,9 @@ from flax import nnx
 from experiments import runs
 from experiments.compilation import num_classes
 from experiments.config import ModelConfig, TrainConfig
+from experiments.contracts import Photographs
 from experiments.data.augment import seen_shape
-from experiments.data.builders import image_shape, is_multi_label
+from experiments.data.builders import builder_class, image_shape, is_multi_label
 from experiments.models.layers import Backbone
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical
@@ -111,7 +112,10 @@ def first_step(
 
 def fake_batch(name: str, classes: int) -> Batch:
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (IMAGES, *image_shape(name)), np.uint8)
+    spec = builder_class(name).SPEC
+    images = rng.integers(0, 256, (IMAGES, *spec.array_shape), np.uint8)
+    if spec.whole:
+        images = Photographs(images, np.array([spec.array_shape[:2]] * IMAGES, np.int32))
     labels = np.array([1, 0], np.int32)
     if is_multi_label(name):
         labels = np.eye(classes, dtype=np.int8)[labels]

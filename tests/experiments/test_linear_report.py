@@ -53,6 +53,7 @@ def test_numbers_have_two_digits():
     ("changed", "sentence"),
     [
         ({"stored_size": [40, 44]}, "Images were resized from 40×44 to 32×32 pixels."),
+        ({"stored_size": [40]}, "Images were resized from a shorter side of 40 to 32×32 pixels."),
         ({"seen_in_training": "icons"}, "The backbone was trained on icons: this is no transfer."),
         (
             {"result": REPORT["result"] | {"unconverged": 2, "converged": False}},

@@ -157,7 +157,7 @@ def test_splits_have_their_own_images(folders):
     counts = check_data(plan_run(TINY), folders)
     for split, size in (("train", 20), ("validation", 8), ("test", 8)):
         images = multi_label.load(TINY.data, folders, split)
-        assert images.images.shape == (size, 16, 16, 3)
+        assert images.images.shape == (size, 16, 32, 3)
         assert images.labels.dtype == np.int8
         np.testing.assert_array_equal(counts[split], (images.labels == 1).sum(0))
     both = dataclasses.replace(TINY.data, train_on="train+validation")
@@ -165,7 +165,8 @@ def test_splits_have_their_own_images(folders):
     joined = multi_label.load(both, folders, "train")
     parts = [multi_label.load(TINY.data, folders, split) for split in ("train", "validation")]
     np.testing.assert_array_equal(joined.labels, np.concatenate([part.labels for part in parts]))
-    np.testing.assert_array_equal(joined.images, np.concatenate([part.images[:] for part in parts]))
+    pixels = np.concatenate([part.images[:].pixels for part in parts])
+    np.testing.assert_array_equal(joined.images[:].pixels, pixels)
     with pytest.raises(ConfigError, match=r"no images are held out for validation; set data\.hold"):
         multi_label.load(both, folders, "validation")
 
@@ -178,10 +179,13 @@ def test_held_out_images_are_no_training_images(folders):
     )
     assert (len(train_set.labels), len(held_out.labels)) == (21, 7)
     # Every image has a colour of its own: all of them are present, with their labels.
-    found = np.concatenate([train_set.images[:], held_out.images[:]])[:, 8, 8]
-    order = np.lexsort(found.T), np.lexsort(whole.images[:, 8, 8].T)
+    found, expected = (
+        np.concatenate([part.images[:].pixels for part in parts])[:, 8, 8]
+        for parts in ((train_set, held_out), (whole,))
+    )
+    order = np.lexsort(found.T), np.lexsort(expected.T)
     assert len(np.unique(found, axis=0)) == 28
-    np.testing.assert_array_equal(found[order[0]], whole.images[:, 8, 8][order[1]])
+    np.testing.assert_array_equal(found[order[0]], expected[order[1]])
     labels = np.concatenate([train_set.labels, held_out.labels])
     np.testing.assert_array_equal(labels[order[0]], whole.labels[order[1]])
     counts = multi_label.class_counts(data, 8, folders)
@@ -189,7 +193,7 @@ def test_held_out_images_are_no_training_images(folders):
     # Neither the seed of the run nor the call changes which images are held out.
     run = MultiLabelConfig(data=data, sampling=TINY.sampling, seed=1)
     again = multi_label.build(run).load(folders, "train")
-    np.testing.assert_array_equal(again.images, train_set.images)
+    np.testing.assert_array_equal(again.images[:].pixels, train_set.images[:].pixels)
 
 
 def test_targets_are_read_without_the_images(folders):

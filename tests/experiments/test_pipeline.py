@@ -118,7 +118,7 @@ def test_processes_may_prepare_at_once(tmp_path):
         from experiments.data.pipeline import load_split
         split = load_split("mini_imagenet", "base", data_dir=Path(sys.argv[1]),
                            manual_dir=Path(sys.argv[2]))
-        print(zlib.crc32(split.images.tobytes()), split.labels.tolist())
+        print(zlib.crc32(split.images.pixels.tobytes()), split.labels.tolist())
     """
     command = _script(code, tmp_path / "data", tmp_path / "manual")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -76,7 +76,8 @@ def run(tmp_path_factory, folders) -> tuple[Path, Folders]:
 @pytest.fixture
 def other(monkeypatch):
     """A data set `drawings` of other images, with splits for training and test."""
-    shape_of = transfer.image_shape
+    shape_of, class_of = transfer.image_shape, transfer.builder_class
+    of_drawings = SimpleNamespace(SPEC=SimpleNamespace(image_shape=SHAPE, whole=False))
     monkeypatch.setattr(
         transfer, "image_shape", lambda name: SHAPE if name == "drawings" else shape_of(name)
     )
@@ -85,6 +86,11 @@ def other(monkeypatch):
     monkeypatch.setattr(classification, "is_multi_label", lambda name: False)
     monkeypatch.setattr(classification, "stored_class_counts", lambda *_, **__: counts)
     monkeypatch.setattr(classification, "load_split", load_drawings)
+    monkeypatch.setattr(
+        transfer,
+        "builder_class",
+        lambda name: of_drawings if name == "drawings" else class_of(name),
+    )
     few = partial(evaluate_linear, penalties=PENALTIES)
     monkeypatch.setattr(transfer, "evaluate_linear", few)
 

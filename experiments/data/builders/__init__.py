@@ -227,7 +227,8 @@ def image_shape(name: str) -> tuple[int, int, int]:
       name: The data set.
 
     Returns:
-      Height, width and channels.
+      Height, width and channels. For photographs of different sizes, those of the squares that
+      models receive unless data.image_size is set.
 
     Raises:
       ConfigError: The data set does not exist.
@@ -274,7 +275,8 @@ def describe(
         missing = str(error)
     return DatasetStatus(
         name=name,
-        description=cls.SPEC.description,
+        description=cls.SPEC.description
+        + (f", shorter side {cls.SPEC.image_shape[0]}" if cls.SPEC.whole else ""),
         image_shape=cls.SPEC.image_shape,
         classes={split: len(c) for split, c in contents.items()} or dict(cls.SPEC.classes),
         images=images,

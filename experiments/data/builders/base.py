@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from experiments.data.archives import MissingArchiveError
-from experiments.data.builders.images import Encoding, encode
+from experiments.data.builders.images import LONGEST, Encoding, encode
 from experiments.data.builders.layouts import Layout, SearchPath
 
 # Images per record file. TFDS keeps the encoded images of one file in memory.
@@ -31,15 +31,16 @@ class DatasetSpec:
     description: str
     """One line."""
     image_shape: tuple[int, int, int]
-    """Height, width and channels of the stored images."""
+    """Height, width and channels of the stored images. Of `whole` ones, both are the largest
+    length of the shorter side."""
     classes: dict[str, int]
     """The published number of classes in every split."""
     homepage: str
     citation: str = ""
     resizable: bool = False
     """Whether the images can be stored at another size."""
-    resize_factor: float = 1.1
-    """The shorter side is resized to this multiple of the stored size, before the centre crop."""
+    whole: bool = False
+    """Whether the images have different sizes and are stored uncropped: see `encode`."""
     encoding: Encoding = "png"
     """How images are stored: lossless, or as JPEG with a third of the bytes."""
     requires: str = ""
@@ -51,15 +52,21 @@ class DatasetSpec:
     """The supported layouts. Empty if the data set is part of the project or of a package."""
 
     @property
+    def array_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an array that holds any of the images."""
+        height, width, channels = self.image_shape
+        return height, LONGEST * width if self.whole else width, channels
+
+    @property
     def own_folders(self) -> tuple[str, ...]:
         """Possible names of the data set's own folder."""
         return tuple(name for name in self.folders if name != ".")
 
 
 photograph_spec = functools.partial(
-    DatasetSpec, image_shape=(256, 256, 3), resizable=True, resize_factor=1.0, encoding="jpeg"
+    DatasetSpec, image_shape=(256, 256, 3), resizable=True, whole=True, encoding="jpeg"
 )
-"""The specification of photographs of any size: their largest centre square is stored."""
+"""The specification of photographs of any size, which are stored whole."""
 
 
 class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
@@ -81,6 +88,8 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         super().__init_subclass__(skip_registration=True, **kwargs)
         if hasattr(cls, "SPEC"):  # A data set, not one of the classes in `tasks`.
             cls.MANUAL_DOWNLOAD_INSTRUCTIONS = cls.instructions()
+            if cls.SPEC.whole:  # Version 1 had their centre squares.
+                cls.VERSION = tfds.core.Version("2.0.0")
 
     @classmethod
     def instructions(cls) -> str | None:
@@ -218,6 +227,9 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
     def _info(self) -> tfds.core.DatasetInfo:
         name, feature = self.label_feature()
+        height, width, channels = self.SPEC.image_shape
+        if self.SPEC.whole:
+            height = width = None
         return _LocalInfo(
             builder=self,
             description=self.SPEC.description,
@@ -226,7 +238,7 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
             features=tfds.features.FeaturesDict(
                 {
                     "image": tfds.features.Image(
-                        shape=self.SPEC.image_shape,
+                        shape=(height, width, channels),
                         dtype=np.uint8,
                         encoding_format=self.SPEC.encoding,
                     ),
@@ -275,7 +287,7 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
             content = encode(
                 read(key),
                 spec.image_shape,
-                resize_factor=spec.resize_factor,
+                whole=spec.whole,
                 encoding=spec.encoding,
             )
             return {"image": io.BytesIO(content), name: label}

@@ -73,7 +73,7 @@ class Caltech101(ClassificationBuilder):
 
     name = "caltech101"
     SPEC = photograph_spec(
-        description="9,144 photographs of 101 categories of objects and of background, 256×256",
+        description="9,144 photographs of 101 categories of objects and of background",
         classes={"train": 102, "test": 102},
         homepage="https://data.caltech.edu/records/mzrjq-6wc02",
         citation="Fei-Fei et al.: Learning generative visual models from few training examples. "
@@ -91,7 +91,7 @@ class Caltech256(ClassificationBuilder):
 
     name = "caltech256"
     SPEC = photograph_spec(
-        description="29,780 photographs of 256 categories of objects, 256×256",
+        description="29,780 photographs of 256 categories of objects",
         classes={"train": 256, "test": 256},
         homepage="https://data.caltech.edu/records/nyy15-4j048",
         citation="Griffin et al.: Caltech-256 object category dataset. Caltech report 7694, 2007.",

@@ -95,7 +95,7 @@ class Cars(ClassificationBuilder):
 
     name = "cars"
     SPEC = photograph_spec(
-        description="16,185 photographs of 196 cars (Stanford Cars), 256×256",
+        description="16,185 photographs of 196 cars (Stanford Cars)",
         classes={"train": 196, "test": 196},
         homepage="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
         citation="Krause et al.: 3D object representations for fine-grained categorization. "

@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders.base import photograph_spec
@@ -92,11 +91,9 @@ class Coco(MultiLabelBuilder):
     """
 
     name = "coco"
-    VERSION = tfds.core.Version("1.1.0")
-    """1.0.0 had the images without an object."""
     SPEC = photograph_spec(
         description="122,218 photographs with labels for 80 categories (MS-COCO; test: its "
-        "validation images), 256×256",
+        "validation images)",
         classes={"train": 80, "test": 80},
         homepage="https://cocodataset.org/",
         citation="Lin et al.: Microsoft COCO: common objects in context. ECCV 2014.",

@@ -51,7 +51,7 @@ class Cub(ClassificationBuilder):
 
     name = "cub"
     SPEC = photograph_spec(
-        description="11,788 photographs of 200 bird species (CUB-200-2011), 256×256",
+        description="11,788 photographs of 200 bird species (CUB-200-2011)",
         classes={"train": 200, "test": 200},
         homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
         citation="Wah et al.: The Caltech-UCSD Birds-200-2011 dataset. CNS-TR-2011-001.",

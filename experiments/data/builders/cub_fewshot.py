@@ -6,7 +6,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
-from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, list_images, read_json, split_of_files
 from experiments.data.builders.layouts import Layout, Part, SearchPath
 from experiments.data.builders.tasks import FewShotBuilder
@@ -68,13 +68,13 @@ def _read_by_rule(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 
 class CubFewshot(FewShotBuilder):
-    """Caltech-UCSD Birds-200-2011 in the split of Chen et al., 84×84."""
+    """Caltech-UCSD Birds-200-2011 in the split of Chen et al."""
 
     name = "cub_fewshot"
-    SPEC = DatasetSpec(
-        description="11,788 photographs of 200 bird species, 84×84",
+    SPEC = photograph_spec(
+        description="11,788 photographs of 200 bird species",
         image_shape=(84, 84, 3),
-        resizable=True,
+        encoding="png",
         classes={"base": 100, "validation": 50, "novel": 50},
         homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
         citation="Chen et al.: A closer look at few-shot classification. ICLR 2019.",

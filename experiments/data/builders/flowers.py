@@ -52,7 +52,7 @@ class Flowers102(ClassificationBuilder):
 
     name = "flowers102"
     SPEC = photograph_spec(
-        description="8,189 photographs of 102 flower species (Oxford), 256×256",
+        description="8,189 photographs of 102 flower species (Oxford)",
         classes=dict.fromkeys(_SPLITS, 102),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         citation="Nilsback and Zisserman: Automated flower classification over a large number of "

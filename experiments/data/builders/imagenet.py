@@ -121,7 +121,7 @@ class Imagenet(ClassificationBuilder):
     name = "imagenet"
     SPEC = photograph_spec(
         description="1,331,167 photographs of 1,000 classes (ILSVRC 2012; test: its validation "
-        "images), 256×256",
+        "images)",
         classes={"train": 1000, "test": 1000},
         homepage="https://www.image-net.org/challenges/LSVRC/2012/",
         citation="Russakovsky et al.: ImageNet large scale visual recognition challenge. "
@@ -175,7 +175,6 @@ class Imagenet200(ClassificationBuilder):
         homepage="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         citation="Le and Yang: Tiny ImageNet visual recognition challenge. Stanford, 2015.",
         resizable=True,
-        resize_factor=1.0,
         folders=("imagenet200", "."),
         layouts=(
             Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),

@@ -1,4 +1,4 @@
-"""The images of a split as archives contain them, and their conversion to one size."""
+"""The images of a split as archives contain them, and their conversion to the stored size."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from PIL import Image
 from experiments.data.archives import DamagedArchiveError, load_pickle
 
 Encoding = Literal["png", "jpeg"]
+
+LONGEST = 2
+"""The longer side of a photograph that is stored whole, relative to the size of the data set."""
 
 Table = Sequence[Any] | np.ndarray
 """Pixels uint8 [n, h, w, c], or n encoded images."""
@@ -247,20 +250,20 @@ def encode(
     image: SourceImage,
     shape: tuple[int, int, int],
     *,
-    resize_factor: float = 1.1,
+    whole: bool = False,
     encoding: Encoding = "png",
 ) -> bytes:
     """Converts an image to the size of the data set, and encodes it.
 
     An image of the right size is not resized; with PNG its pixels are unchanged. Any other image is
-    resized (bilinear, with antialiasing) until its shorter side is `resize_factor` times the size,
-    and cropped at the centre.
+    resized (bilinear, with antialiasing) and cropped at the centre. With `whole`, nothing is
+    cropped or enlarged: the shorter side becomes `shape[0]` pixels long, or less if the longer one
+    would exceed `LONGEST` times as many.
 
     Args:
       image: The image.
       shape: Height, width and channels (1 or 3).
-      resize_factor: Size before the crop, relative to the size after it. 1 keeps as much of the
-        image as possible.
+      whole: Whether to keep all of the image, and its aspect ratio.
       encoding: PNG, or JPEG with quality 95 and no chroma subsampling.
 
     Returns:
@@ -272,8 +275,12 @@ def encode(
     height, width, channels = shape
     try:
         decoded = _open(image.content).convert("L" if channels == 1 else "RGB")
-        if decoded.size != (width, height):
-            scale = resize_factor * max(width / decoded.width, height / decoded.height)
+        if whole:
+            size = _whole_size(*decoded.size, height)
+            if size != decoded.size:
+                decoded = decoded.resize(size, Image.Resampling.BILINEAR)
+        elif decoded.size != (width, height):
+            scale = max(width / decoded.width, height / decoded.height)
             size = round(decoded.width * scale), round(decoded.height * scale)
             decoded = decoded.resize(size, Image.Resampling.BILINEAR)
             left, top = (decoded.width - width) // 2, (decoded.height - height) // 2
@@ -287,6 +294,16 @@ def encode(
     else:
         decoded.save(buffer, "JPEG", quality=95, subsampling=0)
     return buffer.getvalue()
+
+
+def _whole_size(width: int, height: int, side: int) -> tuple[int, int]:
+    """Width and height of a photograph as it is stored whole; lengths are rounded down."""
+    shorter, longer = sorted((width, height))
+    if shorter > side:
+        shorter, longer = side, longer * side // shorter
+    if longer > LONGEST * side:
+        shorter, longer = max(1, shorter * LONGEST * side // longer), LONGEST * side
+    return (shorter, longer) if width < height else (longer, shorter)
 
 
 def _open(content: Path | bytes | np.ndarray) -> Image.Image:

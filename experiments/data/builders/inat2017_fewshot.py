@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from experiments.data.archives import DamagedArchiveError, load_torch_list
-from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, list_images, read_json, split_of_files
 from experiments.data.builders.layouts import Layout, Part, SearchPath, read_folders
 from experiments.data.builders.tasks import FewShotBuilder
@@ -104,13 +104,13 @@ def _read_prepared(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 
 class Inat2017Fewshot(FewShotBuilder):
-    """iNaturalist 2017 in the split of Wertheimer and Hariharan (meta-iNat), 84×84."""
+    """iNaturalist 2017 in the split of Wertheimer and Hariharan (meta-iNat)."""
 
     name = "inat2017_fewshot"
-    SPEC = DatasetSpec(
-        description="243,986 photographs of 1,135 species, 84×84",
+    SPEC = photograph_spec(
+        description="243,986 photographs of 1,135 species",
         image_shape=(84, 84, 3),
-        resizable=True,
+        encoding="png",
         classes={"base": 908, "novel": 227},
         homepage="https://github.com/visipedia/inat_comp/tree/master/2017",
         citation=(

@@ -113,7 +113,7 @@ class Food101(ClassificationBuilder):
 
     name = "food101"
     SPEC = photograph_spec(
-        description="101,000 photographs of 101 dishes, 256×256",
+        description="101,000 photographs of 101 dishes",
         classes={"train": 101, "test": 101},
         homepage="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
         citation="Bossard et al.: Food-101 - mining discriminative components with random forests. "
@@ -138,7 +138,7 @@ class Sun397(ClassificationBuilder):
 
     name = "sun397"
     SPEC = photograph_spec(
-        description="39,700 photographs of 397 scenes (the first partition of SUN397), 256×256",
+        description="39,700 photographs of 397 scenes (the first partition of SUN397)",
         classes={"train": 397, "test": 397},
         homepage="https://vision.princeton.edu/projects/2010/SUN/",
         citation="Xiao et al.: SUN database: large-scale scene recognition from abbey to zoo. "
@@ -167,7 +167,7 @@ class Dtd(ClassificationBuilder):
 
     name = "dtd"
     SPEC = photograph_spec(
-        description="5,640 photographs of 47 textures (the first split of DTD), 256×256",
+        description="5,640 photographs of 47 textures (the first split of DTD)",
         classes=dict.fromkeys(_PARTS, 47),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         citation="Cimpoi et al.: Describing textures in the wild. CVPR 2014.",
@@ -193,7 +193,7 @@ class Aircraft(ClassificationBuilder):
 
     name = "aircraft"
     SPEC = photograph_spec(
-        description="10,000 photographs of 100 variants of aircraft (FGVC-Aircraft), 256×256",
+        description="10,000 photographs of 100 variants of aircraft (FGVC-Aircraft)",
         classes=dict.fromkeys(_PARTS, 100),
         homepage="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         citation="Maji et al.: Fine-grained visual classification of aircraft. arXiv:1306.5151.",
@@ -217,7 +217,7 @@ class Pets(ClassificationBuilder):
 
     name = "pets"
     SPEC = photograph_spec(
-        description="7,349 photographs of 37 breeds of cats and dogs (Oxford-IIIT), 256×256",
+        description="7,349 photographs of 37 breeds of cats and dogs (Oxford-IIIT)",
         classes={"train": 37, "test": 37},
         homepage="https://www.robots.ox.ac.uk/~vgg/data/pets/",
         citation="Parkhi et al.: Cats and dogs. CVPR 2012.",

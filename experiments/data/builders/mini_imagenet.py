@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from experiments.data.archives import DamagedArchiveError, load_pickle
-from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import (
     ClassSplit,
     entries,
@@ -62,13 +62,13 @@ def _read_cache(path: Path) -> ClassSplit:
 
 
 class MiniImagenet(FewShotBuilder):
-    """mini-ImageNet in the split of Ravi and Larochelle, 84×84."""
+    """mini-ImageNet in the split of Ravi and Larochelle."""
 
     name = "mini_imagenet"
-    SPEC = DatasetSpec(
-        description="60,000 photographs of 100 classes of ImageNet, 84×84",
+    SPEC = photograph_spec(
+        description="60,000 photographs of 100 classes of ImageNet",
         image_shape=(84, 84, 3),
-        resizable=True,
+        encoding="png",
         classes={"base": 64, "validation": 16, "novel": 20},
         homepage="https://github.com/twitter-research/meta-learning-lstm",
         citation="Ravi and Larochelle: Optimization as a model for few-shot learning. ICLR 2017.",

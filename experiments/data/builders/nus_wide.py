@@ -119,7 +119,7 @@ class NusWide(MultiLabelBuilder):
 
     name = "nus_wide"
     SPEC = photograph_spec(
-        description="209,347 photographs with labels for 81 concepts (NUS-WIDE), 256×256",
+        description="209,347 photographs with labels for 81 concepts (NUS-WIDE)",
         classes={"train": 81, "test": 81},
         homepage="https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/"
         "NUS-WIDE.html",

@@ -132,10 +132,11 @@ def is_prepared(builder: ImageBuilder) -> bool:
       True if it is, False if nothing is prepared.
 
     Raises:
-      DamagedArchiveError: Some of its files are missing.
+      DamagedArchiveError: Some of its files are missing, or an earlier version prepared it.
     """
     folder = storage_path(builder.data_dir)
     if not folder.exists():
+        _refuse_squares(builder, folder.parent)
         return False
     info = builder.info
     missing = [split for split in builder.SPEC.classes if split not in info.splits]
@@ -149,6 +150,16 @@ def is_prepared(builder: ImageBuilder) -> bool:
             "delete that folder to prepare the data again"
         )
     return True
+
+
+def _refuse_squares(builder: ImageBuilder, folder: Path) -> None:
+    """Raises if the folder of a data set has centre squares of photographs, as version 1 has."""
+    old = [*folder.glob("1.*")] if builder.SPEC.whole else []
+    if old:
+        raise DamagedArchiveError(
+            f"{old[0]} has only the centre squares of the photographs, as earlier versions stored "
+            "them; delete that folder to prepare the whole photographs from their archives"
+        )
 
 
 def _generate(builder: ImageBuilder, manual_dir: Path) -> None:

@@ -126,7 +126,7 @@ class Voc2007(MultiLabelBuilder):
 
     name = "voc2007"
     SPEC = photograph_spec(
-        description="9,963 photographs with labels for 20 classes (Pascal VOC 2007), 256×256",
+        description="9,963 photographs with labels for 20 classes (Pascal VOC 2007)",
         classes=dict.fromkeys(("train", "validation", "test"), len(_NAMES)),
         homepage="http://host.robots.ox.ac.uk/pascal/VOC/voc2007/",
         citation="Everingham et al.: The Pascal visual object classes (VOC) challenge. IJCV 2010.",

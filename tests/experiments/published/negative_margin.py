@@ -13,6 +13,7 @@ COMMON: dict[str, Any] = {
     "data.pad": 0,
     "data.flip": True,
     "data.color_jitter": 0.4,
+    "data.resize_to_square": True,
     "data.crop_scale": (0.08, 1.0),
     "data.crop_ratio": (3 / 4, 4 / 3),
     "data.lighting": 0.0,

@@ -1,0 +1,302 @@
+"""Photographs keep their borders, from the archive to the crops."""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.config import DataConfig
+from experiments.contracts import Photographs
+from experiments.data import augment as module
+from experiments.data import builders
+from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.images import SourceImage, encode
+from experiments.data.pipeline import KeptImages, RecordImages, load_split
+from experiments.data.resize import random_box, random_resized_crop, resize_and_center_crop
+from experiments.presets import PRESETS
+from tests.experiments import fake_image_sets
+from tests.experiments.fake_archives import decode, whole_images
+
+augment = jax.jit(module.augment, static_argnames="config")
+normalize = jax.jit(module.normalize, static_argnames="config")
+
+SIZES = {"landscape": (90, 160), "portrait": (160, 90), "square": (48, 48)}
+"""Height and width of a photograph of every class."""
+BORDERS = ("left", "right", "top", "bottom")
+
+
+def marked(height: int, width: int, border: str) -> np.ndarray:
+    """A black photograph with a red band along a border, an eighth of that side wide."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    turned = pixels if border in ("left", "right") else pixels.swapaxes(0, 1)
+    band = (
+        slice(-(turned.shape[1] // 8), None)
+        if border in ("right", "bottom")
+        else slice(turned.shape[1] // 8)
+    )
+    turned[:, band, 0] = 255
+    return pixels
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A data set of marked photographs, prepared from its archive."""
+    root = tmp_path_factory.mktemp("photographs")
+    folders = {"data_dir": root / "data", "manual_dir": root / "manual"}
+    for part in ("train", "val"):
+        for name, size in SIZES.items():
+            (root / "manual/food101" / part / name).mkdir(parents=True)
+            for number, border in enumerate(BORDERS):
+                path = root / f"manual/food101/{part}/{name}/{number}.png"
+                Image.fromarray(marked(*size, border)).save(path)
+    load_split("food101@32", "test", **folders)
+    return folders
+
+
+def at_32(preset: str) -> DataConfig:
+    """A preset's options for crops, for photographs whose shorter side is 32; colours as stored."""
+    data = PRESETS[preset].config.data
+    return replace(
+        DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False),
+        image_size=32 * data.image_size // data.resize,
+        resize=32,
+        resize_to_square=data.resize_to_square,
+        crop_scale=data.crop_scale,
+        crop_ratio=data.crop_ratio,
+    )
+
+
+def sees_mark(views) -> np.ndarray:
+    """Whether there is red in each view."""
+    return np.asarray(views)[..., 0].max((1, 2)) > 0.5
+
+
+@pytest.mark.parametrize("memory_limit", [None, 0], ids=["memory", "records"])
+@pytest.mark.parametrize("name", SIZES)
+def test_random_crops_see_the_mark_at_every_border(prepared, name, memory_limit):
+    stored = load_split("food101@32", "train", memory_limit=memory_limit, **prepared)
+    assert isinstance(stored.images, Photographs if memory_limit is None else RecordImages)
+    for preset in ("imagenet-groups", "mini-imagenet-margin"):
+        for row in np.flatnonzero(stored.labels == stored.class_names.index(name)):
+            images = stored.images[np.full(100, row)]
+            seen = sees_mark(
+                augment(images, jax.random.split(jax.random.key(0), 100), at_32(preset))
+            )
+            assert 5 < seen.sum() < 95
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "visible"),
+    [
+        # 28 of 57 × 32 pixels in the centre: the band ends at pixel 7.
+        ("imagenet-groups", "landscape", ("top", "bottom")),
+        ("coco", "portrait", ("left", "right")),
+        ("imagenet-groups", "square", BORDERS),
+        # 27 of 32 × 32 pixels in the centre: the bands are 4 wide.
+        ("mini-imagenet-margin", "landscape", BORDERS),
+        ("mini-imagenet-margin", "portrait", BORDERS),
+    ],
+)
+def test_the_test_transform_sees_the_marks_that_the_papers_sees(prepared, preset, name, visible):
+    stored = load_split("food101@32", "test", **prepared)
+    rows = np.flatnonzero(stored.labels == stored.class_names.index(name))
+    seen = sees_mark(normalize(stored.images[rows], at_32(preset)))
+    assert tuple(np.array(BORDERS)[seen]) == visible
+
+
+def test_without_an_image_size_the_centre_square_is_seen(prepared):
+    images = load_split("food101@32", "test", **prepared).images
+    config = DataConfig(mean=(0.0,), std=(1.0,), pad=2)
+    keys = jax.random.split(jax.random.key(0), len(images))
+    for views in (normalize(images, config), augment(images, keys, config)):
+        assert views.shape == (12, *module.seen_shape(builders.image_shape("food101@32"), config))
+
+
+def test_photographs_are_stored_whole(prepared):
+    """And read alike from memory, from records, and once they are kept."""
+    stored = load_split("food101@32", "test", **prepared)
+    images = stored.images[:]
+    whole = whole_images(images)
+    assert [image.shape[:2] for image in whole] == [
+        size for size in ((32, 56), (56, 32), (32, 32)) for _ in BORDERS
+    ]
+    for row, image in enumerate(whole):
+        name, border = stored.class_names[stored.labels[row]], BORDERS[row % 4]
+        small = Image.fromarray(marked(*SIZES[name], border)).resize(image.shape[1::-1], 2)
+        assert np.abs(image.astype(int) - np.asarray(small)).mean() < 3
+    beyond = load_split("food101@32", "test", memory_limit=0, **prepared).images
+    kept = KeptImages(beyond)
+    for index in (np.array([5, 0, 5]), np.array([[1, 2], [3, 11]]), slice(None, None, 3), 7):
+        for table in (beyond, kept, kept):
+            found = table[index]
+            np.testing.assert_array_equal(found.pixels, images.pixels[index])
+            np.testing.assert_array_equal(found.sizes, images.sizes[index])
+            assert (found.pixels.dtype, found.sizes.dtype) == (np.uint8, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("size", "stored"),
+    [
+        ((500, 375), (341, 256)),
+        ((375, 500), (256, 341)),
+        ((1000, 500), (512, 256)),
+        # Longer than 2:1: all of it is kept, at a lower resolution.
+        ((3000, 500), (512, 85)),
+        ((5, 3000), (1, 512)),
+        ((600, 200), (512, 170)),
+        # Small images keep their pixels.
+        ((200, 180), (200, 180)),
+    ],
+)
+def test_sizes_of_whole_photographs(size, stored):
+    """Width and height."""
+    columns, rows = np.meshgrid(*(np.linspace(0, 255, side) for side in size))
+    pixels = np.stack([columns, rows, 0 * rows], -1).astype(np.uint8)
+    image = decode(encode(SourceImage(pixels, "a"), (256, 256, 3), whole=True))
+    assert image.shape[1::-1] == stored
+    longer = int(np.argmax(size))
+    line = image[:, :, longer].mean(longer)  # Along the longer side.
+    assert line[0] <= 2
+    assert line[-1] >= 253
+    if size == stored:
+        np.testing.assert_array_equal(image, pixels)
+
+
+# --- Crops --------------------------------------------------------------------------------------
+
+
+def in_arrays(images: list[np.ndarray]) -> Photographs:
+    """Photographs as they are read, in arrays of 16 × 32, with noise where there is no image."""
+    pixels = np.random.default_rng(0).integers(0, 256, (len(images), 16, 32, 3), np.uint8)
+    for image, out in zip(images, pixels, strict=True):
+        flat = image.swapaxes(0, 1) if image.shape[0] > image.shape[1] else image
+        out[: flat.shape[0], : flat.shape[1]] = flat
+    return Photographs(pixels, np.array([image.shape[:2] for image in images], np.int32))
+
+
+SHAPES = [(16, 32), (32, 16), (16, 16), (9, 21), (30, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [
+        lambda image, key: random_resized_crop(image, key, (8, 8)),
+        lambda image, key: random_resized_crop(image, key, (20, 20), ratio=(0.1, 0.2)),
+        lambda image, key: resize_and_center_crop(image, 12, 8),
+        lambda image, key: resize_and_center_crop(image, 12, 7, to_square=True),
+    ],
+    ids=["random", "random and narrow", "centre", "square"],
+)
+def test_a_photograph_is_cropped_as_an_image_of_its_size(crop):
+    rng = np.random.default_rng(1)
+    images = [rng.integers(0, 256, (*shape, 3), np.uint8) for shape in SHAPES]
+    keys = jax.random.split(jax.random.key(3), len(SHAPES))
+    found = jax.jit(jax.vmap(crop))(in_arrays(images), keys)
+    for image, key, result in zip(images, keys, found, strict=True):
+        np.testing.assert_allclose(result, jax.jit(crop)(jnp.asarray(image), key), atol=1e-3)
+
+
+def test_resizing_to_a_square_is_pillows():
+    image = np.random.default_rng(0).integers(0, 256, (30, 50, 3), np.uint8)
+    found = resize_and_center_crop(jnp.asarray(image), 24, 20, to_square=True)
+    expected = np.asarray(Image.fromarray(image).resize((24, 24), Image.Resampling.BILINEAR))
+    np.testing.assert_allclose(found, expected[2:22, 2:22], atol=1.01)
+
+
+def boxes_by_torchvision(height, width, scale, ratio, count):
+    """`RandomResizedCrop.get_params`, with NumPy."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        for _ in range(10):
+            area = height * width * rng.uniform(*scale)
+            aspect = np.exp(rng.uniform(*np.log(ratio)))
+            w, h = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                box = rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
+                break
+        else:
+            w, h = width, height
+            if width / height < min(ratio):
+                h = round(w / min(ratio))
+            elif width / height > max(ratio):
+                w = round(h * max(ratio))
+            box = (height - h) // 2, (width - w) // 2, h, w
+        found.append(box)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("sides", [(256, 384), (384, 256), (100, 512), (256, 256)])
+def test_regions_of_random_crops_are_those_of_torchvision(sides):
+    """They cover the whole image; areas and aspect ratios are relative to its true size."""
+    count, scale, ratio = 4000, (0.08, 1.0), (3 / 4, 4 / 3)
+    keys = jax.random.split(jax.random.key(0), count)
+    draw = jax.jit(jax.vmap(partial(random_box, scale=scale, ratio=ratio), (0, None, None)))
+    found = np.asarray(draw(keys, *map(jnp.int32, sides)))
+    height, width = sides
+    assert (found >= 0).all()
+    assert (found[:, :2] + found[:, 2:] <= sides).all()
+    covered = np.zeros(sides, bool)
+    for top, left, h, w in found:
+        covered[top : top + h, left : left + w] = True
+    # Only a box in the very corner covers its pixel.
+    assert covered[8:-8, 8:-8].all()
+    assert all(line.any() for line in (covered[0], covered[-1], covered[:, 0], covered[:, -1]))
+    expected = boxes_by_torchvision(height, width, scale, ratio, count)
+
+    def described(boxes):
+        top, left, h, w = boxes.T
+        return top + h / 2, left + w / 2, h * w / (height * width), np.log(w / h)
+
+    for ours, theirs in zip(described(found), described(expected), strict=True):
+        error = 4 * np.hypot(ours.std(), theirs.std()) / np.sqrt(count)
+        assert abs(ours.mean() - theirs.mean()) <= error
+        np.testing.assert_allclose(
+            np.quantile(ours, (0.1, 0.25, 0.5, 0.75, 0.9)),
+            np.quantile(theirs, (0.1, 0.25, 0.5, 0.75, 0.9)),
+            atol=0.15 * theirs.std(),
+        )
+
+
+def test_devices_crop_their_photographs_alike():
+    rng = np.random.default_rng(1)
+    images = in_arrays([rng.integers(0, 256, (*shape, 3), np.uint8) for shape in SHAPES[:4]])
+    keys = jax.random.split(jax.random.key(3), 4)
+    config = DataConfig(pad=0, image_size=8, resize=9, crop_scale=(0.08, 1.0))
+    split = jax.tree.map(lambda leaf: leaf.reshape(2, 2, *leaf.shape[1:]), (images, keys))
+    run = jax.pmap(partial(augment, config=config), devices=jax.devices()[:2])
+    np.testing.assert_allclose(
+        np.concatenate(run(*split)), augment(images, keys, config), rtol=1e-5, atol=1e-5
+    )
+
+
+# --- Prepared by an earlier version -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["food101", "cub_fewshot", "food101@32"])
+def test_centre_squares_of_earlier_versions_are_refused(tmp_path, name):
+    folders = {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
+    old = folders["data_dir"] / builders.builder_class(name).name / "1.0.0"
+    old.mkdir(parents=True)
+    message = re.escape(f"{old} has only the centre squares of the photographs")
+    with pytest.raises(DamagedArchiveError, match=message + ".*; delete that folder to prepare"):
+        load_split(name, builders.split_names(name)[0], **folders)
+    status = builders.describe(name, **folders)
+    assert not status.ready
+    assert "delete that folder" in status.missing
+    old.rmdir()
+    if name == "food101@32":
+        fake_image_sets.food101_folder(folders["manual_dir"])
+        assert len(load_split(name, "train", **folders).labels) == 5
+
+
+def test_sets_of_images_of_one_size_keep_their_version():
+    for name, cls in builders.BUILDERS.items():
+        assert str(cls.VERSION) == ("2.0.0" if cls.SPEC.whole else "1.0.0"), name
+    fixed = {name for name, cls in builders.BUILDERS.items() if not cls.SPEC.whole}
+    assert {"icons", "kanji", "cifar10", "cifar100", "cifar_fs", "svhn", "stl10"} <= fixed
