@@ -21,6 +21,7 @@ from experiments.presets.photographs import (
     IMAGENET_CROPS,
     RESNET50,
     RUNNING_VARIANCES,
+    SMALLER_FILES,
 )
 from experiments.presets.preset import MAIN_TEXT, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
@@ -51,6 +52,7 @@ _DIFFERENCES = (
     "The classifier starts with deviation 0.1 / √d and a constant bias; PyTorch's linear layer "
     "starts uniform in ±1 / √d, with deviation 1 / √(3d). On the icons, group softmax learns "
     "better from the small start: see the comment of icons-groups.",
+    SMALLER_FILES,
     RUNNING_VARIANCES,
 )
 

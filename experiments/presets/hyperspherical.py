@@ -34,6 +34,7 @@ from experiments.presets.photographs import (
     RESNET32,
     RESNET50,
     RUNNING_VARIANCES,
+    SMALLER_FILES,
     SWIN_T,
 )
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
@@ -71,6 +72,7 @@ _LONG_TAILED_DIFFERENCES = (
 _IMAGENET_DIFFERENCES = (
     *_DIFFERENCES,
     "The authors' schedule counts epochs, but moves at every step; here it takes all steps.",
+    SMALLER_FILES,
     OVER_DEVICES,
     FLOAT16,
 )

@@ -29,6 +29,7 @@ from experiments.presets.photographs import (
     OVER_DEVICES,
     RESNET50,
     RUNNING_VARIANCES,
+    SMALLER_FILES,
 )
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
@@ -71,6 +72,7 @@ _DIFFERENCES = (
     "ones in every epoch.",
     "The cosine ends at 0 after the last step; the authors' counts the last, smaller batch of an "
     "epoch, which is not trained on, and ends a little above.",
+    SMALLER_FILES,
     ORDER_OF_COLORS,
     OVER_DEVICES,
     FLOAT16,

@@ -49,7 +49,12 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import ORDER_OF_COLORS, RESNET12, RUNNING_VARIANCES
+from experiments.presets.photographs import (
+    ORDER_OF_COLORS,
+    RESNET12,
+    RUNNING_VARIANCES,
+    SMALLER_FILES,
+)
 from experiments.presets.preset import AUTHORS, OURS, Preset, by_option
 from experiments.protocols.negative_margin import (
     MarginData,
@@ -166,8 +171,7 @@ _SOURCES = by_option(
 _DIFFERENCES = (
     "The last batch of an epoch is full; the authors' is smaller, so that the number of steps is "
     "the same.",
-    "The authors crop the original files in training, and resize them to a square for evaluation, "
-    "without keeping the aspect ratio; here images are stored as centre squares.",
+    SMALLER_FILES,
     "The cosine ends at 0; the authors' ends at 1e-6.",
     "Validations have the same episodes each time; the authors' have new ones.",
     "The deviation in an interval divides by E − 1 episodes; the authors' by E.",

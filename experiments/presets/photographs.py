@@ -15,8 +15,7 @@ IMAGENET_CROPS: dict[str, Any] = {
     "resize": 256,
     "crop_scale": (0.08, 1.0),
 }
-"""Data options of ImageNet training: random resized crops of 224 pixels (protocols B, C and D), out
-of whole images whose shorter side is 256. The papers crop the original files."""
+"""Data options of ImageNet training: random resized crops of 224 pixels (protocols B, C and D)."""
 IMAGENET_CROP_NAMES = (*(f"data.{option}" for option in IMAGENET_CROPS), "data.flip")
 """Their names and that of the flips that go with them, for the sources of a preset."""
 JITTERED: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "color_jitter": 0.4}
@@ -46,6 +45,10 @@ OVER_DEVICES = (
 FLOAT16 = (
     "The authors' code computes in float16 where PyTorch's autocast does; here it is float32, or "
     "--model.dtype bfloat16."
+)
+SMALLER_FILES = (
+    "Random crops are taken from whole images that are stored smaller, here at the side to which "
+    "evaluation resizes them; the authors take theirs from the original files."
 )
 ORDER_OF_COLORS = (
     "Colour jitter changes brightness, contrast and saturation in this order; torchvision draws "
