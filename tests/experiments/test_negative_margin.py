@@ -576,14 +576,14 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     base = negative_margin.load(data, imagenets, "base")
     assert found.class_names == base.class_names == ("n01532829", "n02108551")
     colours = {}
-    for image, label in zip(found.images[:], found.labels, strict=True):
-        colours.setdefault(found.class_names[label], []).append(image[0, 0].tolist())
+    for pixels, label in zip(found.images[:].pixels, found.labels, strict=True):
+        colours.setdefault(found.class_names[label], []).append(pixels[0, 0].tolist())
     for name, own in colours.items():
         expected = [fake_archives.colour(f"val {name}", i) for i in range(OTHER[name])]
         np.testing.assert_allclose(own, expected, atol=3)
     # The training does not change.
     trained = negative_margin.load(plain, imagenets, "base")
-    np.testing.assert_array_equal(trained.images[:], base.images[:])
+    np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)
     np.testing.assert_array_equal(trained.labels, base.labels)
     assert "held-out" not in negative_margin.class_counts(plain, imagenets)
 

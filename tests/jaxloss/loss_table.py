@@ -298,7 +298,6 @@ LOSSES = (
         reference=references.direct_sum_loss,
         torch_reference=from_torch("direct_sum_loss"),
         differentiable=(0, 2, 3),
-        constant=(2,),
         invalid=(("epsilon", -1e-3),),
     ),
     LossRow(
@@ -309,7 +308,6 @@ LOSSES = (
         reference=references.spectral_sum_loss,
         torch_reference=from_torch("spectral_sum_loss"),
         differentiable=(0, 2, 3),
-        constant=(2,),
         invalid=(("power", -0.1),),
     ),
     LossRow(
@@ -462,6 +460,7 @@ VARIANTS = (
             torch_reference=from_torch(f"{name}_loss", stop_gradient=True),
             differentiable=(0, 2, 3),
             kwargs=MappingProxyType({"stop_gradient": True}),
+            constant=(2,),
         )
         for name in ("direct_sum", "spectral_sum")
     ),
@@ -494,7 +493,6 @@ VARIANTS = (
                 "power": 0.5,
             }
         ),
-        constant=(2,),
     ),
     LossRow(
         name="spectral_sum_of_a_basis",
