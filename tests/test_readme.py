@@ -15,6 +15,7 @@ from experiments.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MANUAL = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs(capsys):
@@ -26,7 +27,7 @@ def test_the_example_runs(capsys):
 
 def table(heading: str) -> str:
     """The rows under a heading of a table."""
-    return README.partition(heading)[2].partition("\n\n")[0]
+    return MANUAL.partition(heading)[2].partition("\n\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -41,12 +42,18 @@ def test_every_name_is_in_its_table(heading, column, known):
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "experiments/RESULTS.md", "experiments/EARLIER_RESULTS.md"]
+    "document",
+    [
+        "README.md",
+        "experiments/README.md",
+        "experiments/RESULTS.md",
+        "experiments/EARLIER_RESULTS.md",
+    ],
 )
 def test_every_command_parses(document):
     text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"python -m experiments ([^`\n#]*)", text)
-    assert len(commands) > 5
+    assert len(commands) > (0 if document == "README.md" else 5)
     # The runs that `evaluate` evaluates there are of this preset, and need not exist.
     known: Any = verbs(PRESETS["icons"].config)
     for command in commands:
