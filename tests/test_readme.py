@@ -1,14 +1,18 @@
 """The documents are true: the README's example runs, and all commands, presets and sets exist."""
 
+import importlib
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tyro
 
+import jaxloss
 from experiments.cli.main import verbs
 from experiments.data.builders import BUILDERS
 from experiments.presets import PRESETS
@@ -58,3 +62,26 @@ def test_every_command_parses(document):
     known: Any = verbs(PRESETS["icons"].config)
     for command in commands:
         tyro.cli(known, args=[word for word in shlex.split(command) if word != "--help"])
+
+
+def test_the_code_of_contributing_runs(monkeypatch):
+    """Each block in the file that is named above it; then the new loss equals its references."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"\*\*`([\w/]+)\.py`\*\*[^`]*?\n\n   ```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == text.count("```python") == 4
+    row: Any = None
+    for path, block in blocks:
+        module, source = importlib.import_module(path.replace("/", ".")), textwrap.dedent(block)
+        names = dict(vars(module))
+        if source.startswith("LossRow"):
+            row = eval(source, names)
+            continue
+        exec(compile(source, path, "exec"), names)
+        monkeypatch.setattr(module, "focal_loss", names["focal_loss"], raising=False)
+        if path.startswith("jaxloss"):
+            monkeypatch.setattr(jaxloss, "focal_loss", names["focal_loss"], raising=False)
+    arguments = row.make_inputs(np.random.default_rng(0), 6, np.float32)
+    found = float(row.function(*arguments))
+    assert found == pytest.approx(float(row.reference(*arguments)), rel=1e-5)
+    logits, labels = map(torch.tensor, arguments)
+    assert found == pytest.approx(float(row.torch_reference(logits, labels.long())), rel=1e-5)
