@@ -559,6 +559,11 @@ def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
     }
 
 
+def written_by_this_code(description: dict[str, Any]) -> bool:
+    """Whether the code that described a run is the one that runs."""
+    return code_version().items() <= description.items()
+
+
 @cache
 def code_version() -> dict[str, str | None]:
     """The version of the code, and its git commit if it runs from a checkout."""

@@ -23,6 +23,7 @@ from experiments.runs import (
     read_report,
     restore_run,
     run_directory,
+    written_by_this_code,
 )
 from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
@@ -154,7 +155,7 @@ def evaluate_runs_linear(
         run, folder = restore_run(path, which), run_directory(path)
         file = folder / f"{name_of(run.step)}.json"
         report = read_report(file) if file.exists() else None
-        if report is None or report["step"] != run.step:
+        if report is None or report["step"] != run.step or not written_by_this_code(report["run"]):
             report = evaluate_run_linear(run, folders, data=data, split=split, holdout=holdout)
             write_linear_report(folder, report, file.stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}

@@ -28,12 +28,13 @@ def project_classifier(
        = U \operatorname{diag}\!\left(\frac{σ^2}{σ^2 + ε}\right) U^\top x,
        \quad W = U \operatorname{diag}(σ) V^\top
 
-    It takes Cholesky factorisations of the smaller Gram matrix, and no d×d matrix if d > C. If W
-    is rank-deficient and ε is below the rounding error of the Gram matrix, about 1e-7·‖WᵀW‖ in
-    float32, ε is increased to that error.
+    It takes Cholesky factorisations of the smaller Gram matrix, and no d×d matrix if d > C. √ε is
+    at least the rank tolerance, 2·max(d, C)·eps times the longest column of W. If W is nearly
+    rank-deficient, ε may be increased to the rounding error of the Gram matrix, about 1e-7·‖WᵀW‖
+    in float32.
 
-    The weights get a gradient through the projection, as the formula has it. It is finite for every
-    W: the derivative of σ² / (σ² + ε) is at most 1/√ε.
+    The weights get a gradient through the projection, as the formula has it. It is bounded for
+    every W: the derivative of σ² / (σ² + ε) is less than 1/√ε.
 
     Args:
       features: `[n, d]`.
@@ -158,7 +159,8 @@ def _factorize(
     that a second factorisation, of its Gram matrix, corrects the first (Yamamoto et al., Roundoff
     error analysis of the CholeskyQR2 algorithm, 2015).
     """
-    first, used_epsilon = _cholesky(gram, epsilon)
+    tolerance = 2 * max(factors.shape) * float(jnp.finfo(gram.dtype).eps)
+    first, used_epsilon = _cholesky(gram, epsilon, tolerance)
     root = jnp.sqrt(lax.stop_gradient(used_epsilon)) * jnp.eye(len(gram), dtype=gram.dtype)
     basis, rest = (
         jax.scipy.linalg.solve_triangular(first, right, lower=True) for right in (factors.T, root)
@@ -168,22 +170,26 @@ def _factorize(
 
 
 def _cholesky(
-    gram: Float[Array, "k k"], epsilon: Number
+    gram: Float[Array, "k k"], epsilon: Number, tolerance: float
 ) -> tuple[Float[Array, "k k"], Float[Array, ""]]:
     """Returns the Cholesky factor of `G + εI` and ε, increased where rounding requires it.
 
-    The factor is a constant; ε keeps its gradient.
+    The factor is a constant; ε keeps its gradient. √ε is at least `tolerance` times the length of
+    the longest column, so that a null direction stays one.
     """
     limits = jnp.finfo(gram.dtype)
     identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
+    largest = jnp.max(jnp.diagonal(gram))
     rounding = 4 * limits.eps * jnp.max(jnp.sum(jnp.abs(gram), axis=1))
-    requested = jnp.where(jnp.isnan(rounding), jnp.nan, lax.stop_gradient(epsilon))
+    constant = lax.stop_gradient(epsilon)
+    requested = jnp.maximum(constant, tolerance**2 * largest)
+    requested = jnp.where(jnp.isnan(rounding), jnp.nan, requested)
     floor = jnp.maximum(jnp.maximum(requested, rounding), limits.tiny**0.5)
 
     def indefinite(state: tuple[Float[Array, "k k"], Float[Array, ""]]) -> Bool[Array, ""]:
         factor, used = state
-        smallest_pivot = jnp.min(jnp.diagonal(factor)) ** 2
-        definite = smallest_pivot > limits.eps * jnp.max(jnp.diagonal(gram))  # False for NaN.
+        # Pivot by pivot: a minimum over many of them need not keep a NaN.
+        definite = jnp.all(jnp.diagonal(factor) ** 2 > limits.eps * largest)
         return ~definite & (used < floor)
 
     def increase(
@@ -193,7 +199,7 @@ def _cholesky(
 
     first = (jnp.linalg.cholesky(gram + requested * identity), requested)
     factor, used = lax.while_loop(indefinite, increase, first)
-    return factor, jnp.where(used > requested, used, epsilon)
+    return factor, jnp.where(used > constant, used, epsilon)
 
 
 class SpectralBasis(NamedTuple):
@@ -259,11 +265,13 @@ def project_spectral_complement(
     either. Directions below the rank tolerance, max(d, C)·eps·max λ, keep their full weight. p = 0
     gives the exact orthogonal complement.
 
-    The weights get a gradient through the projection, as the formula has it. Its first derivative
-    is exact for repeated singular values, too; the second needs distinct ones. For p < 1, the
-    derivative of λ̃^p grows without bound as λ goes to 0. Below the rank tolerance, where λ is no
-    more than rounding error, λ̃^p is constant and equal to 0: there, the weights get no gradient
-    along pairs of null directions, and those of a null and a used one turn only the used one.
+    The weights get a gradient through the projection, as the formula has it. It is exact for
+    repeated singular values, too. If the largest one repeats, λ̃ has a kink, and the gradient is
+    the mean over its directions. For p < 1, the derivative of λ̃^p grows without bound as λ goes to
+    0. Below the rank tolerance, λ is no more than rounding error, and λ̃^p is 0 and constant: a
+    change of W that only lengthens a null direction has no gradient, and one that turns a used
+    direction towards a null one has. The second derivative needs distinct singular values, none of
+    them null; otherwise use `stop_gradient`.
 
     Args:
       features: `[n, d]`.
@@ -414,23 +422,25 @@ def _spectral_part_jvp(
     d_features, d_weights, d_power = tangents
     (vectors, values), right = _decompose(weights)
     spectral_weights = _spectral_weights(values, power)
-    largest = jnp.where(values[0] > 0, values[0], 1)
     kept = spectral_weights > 0
-    safe = jnp.where(kept, values, 1)
+    # h does not depend on the scale of W: all lengths are relative to the largest.
+    largest = jnp.where(values[0] > 0, values[0], 1)
+    relative, d_weights = values / largest, d_weights / largest
+    safe = jnp.where(kept, relative, 1)
 
     # dW Wᵀ U, inside the span of U and outside of it. WᵀU, a product, would have more rounding.
-    half = exact_product(d_weights, right * values[None, :])
+    half = exact_product(d_weights, right * relative[None, :])
     inside = exact_product(vectors.T, half)
     outside = half - exact_product(vectors, inside)
     d_gram = inside + inside.T
 
     # h also depends on the largest eigenvalue. If it repeats, take the mean over its eigenspace.
-    top = kept & (values >= values[0] * (1 - 10 * jnp.finfo(values.dtype).eps))
+    top = kept & (relative >= 1 - 10 * jnp.finfo(values.dtype).eps)
     d_largest = jnp.sum(jnp.where(top, jnp.diagonal(d_gram), 0)) / jnp.maximum(
         jnp.sum(top.astype(values.dtype)), 1
     )
-    d_scaled = -power / 2 * d_largest / largest**2 * spectral_weights
-    d_scaled += jnp.where(kept, spectral_weights * jnp.log(safe / largest), 0) * d_power
+    d_scaled = -power / 2 * d_largest * spectral_weights
+    d_scaled += jnp.where(kept, spectral_weights * jnp.log(safe), 0) * d_power
 
     x_inside = exact_product(features, vectors)
     to_null = spectral_weights / safe**2  # The divided difference of an eigenvalue and 0.

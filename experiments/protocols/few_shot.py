@@ -108,6 +108,7 @@ def build(config: FewShotConfig) -> Protocol:
         description={
             "label": label(loss.name),
             "power": loss.power,
+            "stop_gradient": loss.stop_gradient,
             "evaluation": to_dict(evaluation),
         },
         report=report,

@@ -554,6 +554,54 @@ def test_gradient_of_hard_classifiers(project, options, name, dtype):
     )
 
 
+@pytest.mark.parametrize("shape", [(8, 4), (20, 12), (12, 20)])
+def test_epsilon_zero_of_rank_deficient_classifiers_stays_a_projection(shape):
+    """In float32, where rounding makes the null directions; the gradient of x cannot grow."""
+    rng = np.random.default_rng(88)
+    rank = min(shape) - 1
+    weights = rng.normal(size=(300, shape[0], rank)) @ rng.normal(size=(300, rank, shape[1]))
+    features, cotangents = (rng.normal(size=(300, 3, shape[0])) for _ in range(2))
+
+    @jax.jit
+    @jax.vmap
+    def run(x, w, c):
+        value, pull_back = jax.vjp(partial(jaxloss.project_complement, epsilon=0.0), x, w)
+        return value, pull_back(c)
+
+    value, (gradient, of_weights) = run(*map(jnp.float32, (features, weights, cotangents)))
+    for whole, part in ((features, value), (cotangents, gradient)):
+        ratios = np.linalg.norm(part, axis=(1, 2)) / np.linalg.norm(whole, axis=(1, 2))
+        assert ratios.max() < 1.001
+    assert np.isfinite(of_weights).all()
+    exact = np.stack(
+        [
+            f @ (np.eye(shape[0]) - w @ np.linalg.pinv(w, rcond=1e-9))
+            for f, w in zip(features, weights, strict=True)
+        ]
+    )
+    assert np.median(np.abs(value - exact)) < 1e-5
+
+
+def test_many_classifiers_at_once_are_checked_one_by_one():
+    """The minimum of thousands of numbers need not be NaN where one of them is."""
+    rng = np.random.default_rng(89)
+    weights = jnp.float32(rng.normal(size=(2000, 8, 1)) * rng.normal(size=(2000, 1, 4)))
+    features = jnp.ones((2000, 2, 8))
+    project = jax.jit(jax.vmap(partial(jaxloss.project_complement, epsilon=1e-9)))
+    assert np.isfinite(project(features, weights)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e20])
+def test_the_spectral_gradient_does_not_depend_on_the_scale(scale):
+    rng = np.random.default_rng(90)
+    weights, features = np.float32(rng.normal(size=(8, 5))), jnp.ones((2, 8))
+    gradient = jax.jit(
+        jax.grad(lambda w: jnp.sum(jnp.sin(jaxloss.project_spectral_complement(features, w))))
+    )
+    scaled = np.float64(gradient(jnp.asarray(weights * np.float32(scale)))) * scale
+    np.testing.assert_allclose(scaled, gradient(jnp.asarray(weights)), rtol=1e-4, atol=1e-5)
+
+
 # Overlap ----
 
 

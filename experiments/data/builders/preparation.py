@@ -136,7 +136,7 @@ def is_prepared(builder: ImageBuilder) -> bool:
     """
     folder = storage_path(builder.data_dir)
     if not folder.exists():
-        _refuse_squares(builder, folder.parent)
+        _refuse_earlier_version(builder, folder.parent)
         return False
     info = builder.info
     missing = [split for split in builder.SPEC.classes if split not in info.splits]
@@ -152,7 +152,7 @@ def is_prepared(builder: ImageBuilder) -> bool:
     return True
 
 
-def _refuse_squares(builder: ImageBuilder, folder: Path) -> None:
+def _refuse_earlier_version(builder: ImageBuilder, folder: Path) -> None:
     """Raises if the folder of a data set has centre squares of photographs, as version 1 has."""
     old = [*folder.glob("1.*")] if builder.SPEC.whole else []
     if old:
