@@ -313,8 +313,8 @@ def test_ties_and_duplicates(num_prototypes):
 
 def test_no_preference_takes_the_prototypes_in_order():
     """The initial state is all zeros."""
-    prototypes = sphere(np.random.default_rng(17), 8, 700)
-    np.testing.assert_array_equal(assign(np.zeros((8, 600)), prototypes), np.arange(600))
+    prototypes = sphere(np.random.default_rng(17), 8, 120)
+    np.testing.assert_array_equal(assign(np.zeros((8, 100)), prototypes), np.arange(100))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -358,14 +358,15 @@ def test_assignment_of_half_precision(dtype):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_assignment_on_devices(check_vma):
-    """With equal means and with different means on the devices."""
+    """With equal means, and where JAX does not check what varies, with different ones."""
     rng = np.random.default_rng(22)
     prototypes = sphere(rng, 4, 8).astype(np.float32)
     means = np.stack([sphere(rng, 4, 7) for _ in range(4)]).astype(np.float32)
 
     def run(own, prototypes):
         shared = jaxloss.assign_prototypes(jax.lax.pmean(own[0], "batch"), prototypes)
-        return jaxloss.assign_prototypes(own[0], prototypes)[None], shared[None]
+        different = shared if check_vma else jaxloss.assign_prototypes(own[0], prototypes)
+        return different[None], shared[None]
 
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
     P = PartitionSpec
@@ -374,7 +375,7 @@ def test_assignment_on_devices(check_vma):
     )
     got, shared = jax.jit(run)(means, prototypes)
     for own, assignment, same in zip(means, got, shared, strict=True):
-        check_optimal(own, prototypes, assignment)
+        check_optimal(means.mean(axis=0) if check_vma else own, prototypes, assignment)
         check_optimal(means.mean(axis=0), prototypes, same)
 
 
