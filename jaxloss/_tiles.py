@@ -1,12 +1,59 @@
-"""Pairs of anchors and references, visited tile by tile.
+r"""Pairs of anchors and references, visited tile by tile.
 
-A pairwise loss is a short rule on statistics of each anchor: the log-sum-exp, the sum or the
-largest of some value over the references of its own class, and over those of the other classes.
-`pair_statistics` computes them and their gradients from tiles of similarities. It keeps nothing but
-the statistics, unless all pairs fit into one tile, whose similarities are kept.
+**What is computed.** A pair of anchor i and reference j has a similarity `s_ij`, either `x_i · x_j`
+or `−‖x_i − x_j‖²`, and a value `v_ij`, a function of `s_ij`, of whether the two are of one class,
+and of parameters such as a temperature. A `Statistic` reduces the values of an anchor to two
+numbers: over the references of its own class, and over those of the other classes. The reduction is
+a log-sum-exp, a maximum or a sum. The anchor itself and invalid rows are left out. A pairwise loss
+is a short formula on these numbers. With `v = s / T`, for example, NCA is
+`softplus(negative − positive)`.
 
-Where the anchors are their own references, a tile below the diagonal serves both of its sides, so
-that only half of the similarities are computed.
+**Forward.** A part of the references is reduced to a peak p and a total t, and two parts merge:
+
+============  ===========  ================  =====================================
+reduction     p            t                 merged
+============  ===========  ================  =====================================
+`LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`
+`MAX`         `max_j v`    number of ties    larger p; the sum of t where p is that
+`SUM`         0            `Σ_j v`           the sum of t
+============  ===========  ================  =====================================
+
+So the rows are cut into blocks. Each tile of similarities, `S = X_I X_Jᵀ` of blocks I and J, is
+computed, reduced along its rows, merged into the p and t of block I, and forgotten. Nothing is kept
+but p and t.
+
+**Symmetry.** If the anchors are their own references, tile (J, I) is the transpose of tile (I, J).
+Only tiles on the diagonal and below it are visited. One below is reduced along its rows for block
+I, and along its columns for block J.
+
+**Backward.** Let g_i be the cotangent of a statistic. The derivative of the statistic by `v_ij` is
+a share of the pair, divided by t for the first two reductions:
+
+============  ==========================
+`LOGSUMEXP`   `e^(v_ij − p_i) / t_i`
+`MAX`         `[v_ij = p_i] / t_i`
+`SUM`         1
+============  ==========================
+
+`_factors` turns g into `f = g / t` (or `f = g`), before the tiles are visited a second time. For a
+tile, the cotangents `f_i share_ij` of the values are pulled back through `v(s)` to
+`D_ij = Σ_statistics f_i share_ij ∂v_ij/∂s_ij`. A tile that serves both of its sides has the same
+values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. Then
+
+- for `s = x_i · x_j`: `X_I` gets the gradient `D X_J`, and `X_J` gets `Dᵀ X_I`;
+- for `s = −‖x_i − x_j‖²`, since `∂s/∂x_i = 2 (x_j − x_i)`: `X_I` gets `2 (D X_J − (D 1) X_I)`, and
+  `X_J` gets `2 (Dᵀ X_I − (Dᵀ 1) X_J)`. The products and the row sums `D 1` are added up over tiles
+  (`_RowGradient`), and put together once, at the end (`_feature_gradient`).
+
+Similarities are computed twice, with two products in the second visit: 8n²d operations, or half of
+that with symmetry. If all pairs fit into one tile, its similarities are kept for the second visit.
+
+**Second derivatives.** Both passes are plain JAX with loops of a fixed length, so JAX can
+differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
+
+**Devices.** Each device has its own anchors. References of all devices are gathered up to
+`GATHERED_BYTES`. Above that, they go around a ring: a device visits its anchors with the block at
+hand, and passes the block on. In the backward pass the gradient of a block travels with it.
 """
 
 from __future__ import annotations
