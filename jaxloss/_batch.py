@@ -150,39 +150,9 @@ def mean_over(
     return value if axis_name is None else lax.pmean(value, axis_name)
 
 
-def logsumexp_over(
-    logits: Float[Array, "a b"],
-    mask: Bool[Array, "a b"],
-    *,
-    axis: int,
-    axis_name: AxisName | None = None,
-) -> Float[Array, " k"]:
-    """Returns `log Σ e^z` of the entries in `mask`, along `axis` and over devices.
-
-    It is 0 where there is no entry. Devices exchange maxima and sums, never the logits.
-    """
-    peak = jnp.max(logits, axis=axis, where=mask, initial=-jnp.inf, keepdims=True)
-    peak = _max_over(lax.stop_gradient(peak), axis_name)
-    not_empty = any_over(mask, axis=axis, axis_name=axis_name)
-    peak = jnp.where(jnp.expand_dims(not_empty, axis), peak, 0)
-    shifted = jnp.where(mask, logits - peak, 0)
-    total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0), axis=axis)
-    total = sum_over(total, axis_name)
-    return jnp.log(jnp.where(total == 0, 1, total)) + jnp.squeeze(peak, axis)
-
-
-def any_over(
-    mask: Bool[Array, "a b"], *, axis: int, axis_name: AxisName | None = None
-) -> Bool[Array, " k"]:
-    """Returns whether the mask is True anywhere along `axis` and over devices."""
-    some = jnp.any(mask, axis=axis)
-    return some if axis_name is None else lax.psum(some.astype(jnp.int32), axis_name) > 0
-
-
-def _max_over(
-    value: Float[Array, " *shape"], axis_name: AxisName | None
-) -> Float[Array, " *shape"]:
-    return value if axis_name is None else lax.pmax(value, axis_name)
+def max_over(value: Float[Array, " *shape"], axis_name: AxisName) -> Float[Array, " *shape"]:
+    """Returns the maximum over devices. It has no gradient."""
+    return lax.pmax(lax.stop_gradient(value), axis_name)
 
 
 def gather(

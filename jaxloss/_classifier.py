@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
-from jaxloss import _checks
+from jaxloss import _checks, _logsumexp
 from jaxloss._batch import (
     AxisName,
     Reduction,
@@ -23,7 +23,6 @@ from jaxloss._batch import (
     axis_size,
     first_position,
     labelled_rows,
-    logsumexp_over,
     nan_where_no_class,
     reduce,
     sum_over,
@@ -31,6 +30,7 @@ from jaxloss._batch import (
 )
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, l2_normalize, on_cpu, wide_dtype
+from jaxloss._logsumexp import Partial, logsumexp
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
 _Carry = TypeVar("_Carry")
@@ -39,10 +39,10 @@ _Carry = TypeVar("_Carry")
 class _Rows(NamedTuple):
     """What the loss needs of the logits `[n, C]` of its rows, each `[n]`."""
 
-    rest: Float[Array, " n"]
-    """Log-sum-exp over the classes other than the target; the lowest float if there are none."""
     target: Float[Array, " n"]
     """Logit of the target; 0 if it is not among the classes."""
+    rest: Float[Array, " n"]
+    """Log-sum-exp over the classes other than the target; the lowest float if there are none."""
     total: Float[Array, " n"]
     """Sum over the classes."""
 
@@ -129,6 +129,32 @@ def classifier_loss(
             f"`class_axis_name` and `axis_name` must have no axis in common, got {set(shared)}"
         )
 
+    # Of the logits β z: the target's, log Σ e^(β z) over the other classes, and Σ β z over all.
+    target, rest, total = _over_classes(
+        features, labels, weights, bias, scale, similarity, block_size, class_axis_name
+    )
+    target = target - scale * margin
+    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
+    values = jax.nn.softplus(rest - target)
+    num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
+    if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
+        mean = (total - scale * margin) / num_classes
+        values = values + label_smoothing * (target - mean)
+    values = nan_where_no_class(values, labels, valid, num_classes)
+    return reduce(values, valid, sample_weights, reduction, axis_name)
+
+
+def _over_classes(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None,
+    scale: Number,
+    similarity: Similarity,
+    block_size: int | None,
+    class_axis_name: AxisName | None,
+) -> _Rows:
+    """Returns what the loss needs of the logits `β z`, also of classes on other devices."""
     wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
     features = features.astype(wide)
     if similarity == "cosine":
@@ -136,33 +162,6 @@ def classifier_loss(
     # Scaled features and a scaled bias have scaled logits.
     features = scale * features
     bias = None if bias is None else scale * bias.astype(wide)
-    arrays = (features, labels, weights, bias)
-    rows = _global_rows(arrays, similarity, block_size, class_axis_name)
-    num_classes = weights.shape[1]
-    if class_axis_name is not None:
-        num_classes *= axis_size(class_axis_name)
-    target = rows.target - scale * margin
-    values = jax.nn.softplus(rows.rest - target)
-    if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
-        mean = (rows.total - scale * margin) / num_classes
-        values = values + label_smoothing * (target - mean)
-    values = nan_where_no_class(values, labels, valid, num_classes)
-    return reduce(values, valid, sample_weights, reduction, axis_name)
-
-
-def _global_rows(
-    arrays: tuple[Array, Array, Array, Array | None],
-    similarity: Similarity,
-    block_size: int | None,
-    class_axis_name: AxisName | None,
-) -> _Rows:
-    """Returns what the loss needs of all classes, also of those on other devices.
-
-    Args:
-      arrays: Features, labels, weights and bias.
-      similarity, block_size, class_axis_name: As in `classifier_loss`.
-    """
-    features, labels, weights, bias = arrays
     (num_samples, dim), num_classes = features.shape, weights.shape[1]
     size = _default_block_size(num_samples, dim, num_classes) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
@@ -172,9 +171,9 @@ def _global_rows(
     if class_axis_name is None:
         return rows
     every = jnp.ones_like(rows.rest, dtype=bool)
-    rest = logsumexp_over(rows.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name)
+    rest = logsumexp(rows.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name)
     target, total = (sum_over(part, class_axis_name) for part in (rows.target, rows.total))
-    return _Rows(rest, target, total)
+    return _Rows(target, rest, total)
 
 
 def _default_block_size(num_samples: int, dim: int, num_classes: int) -> int:
@@ -190,34 +189,27 @@ def _default_block_size(num_samples: int, dim: int, num_classes: int) -> int:
 
 
 class _Sums(NamedTuple):
-    """`_Rows` of some of the classes, with `rest = peak + log(exponentials)`."""
+    """`_Rows` of some of the classes."""
 
-    peak: Float[Array, " n"]
-    exponentials: Float[Array, " n"]
     target: Float[Array, " n"]
+    rest: Partial
     total: Float[Array, " n"]
 
 
 def _sums(logits: Float[Array, "n B"], is_target: Bool[Array, "n B"]) -> _Sums:
-    lowest = jnp.finfo(logits.dtype).min
-    others = jnp.where(is_target, lowest, logits)
-    # All logits of a block may be -inf.
-    peak = lax.stop_gradient(jnp.max(others, axis=1, initial=lowest))
-    exponentials = jnp.sum(jnp.exp(others - peak[:, None]), axis=1)
+    rest = _logsumexp.part(logits, ~is_target, axis=1)
     target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
-    return _Sums(peak, exponentials, target, jnp.sum(logits, axis=1))
+    return _Sums(target, rest, jnp.sum(logits, axis=1))
 
 
 def _merge(a: _Sums, b: _Sums) -> _Sums:
-    peak = jnp.maximum(a.peak, b.peak)
-    exponentials = a.exponentials * jnp.exp(a.peak - peak) + b.exponentials * jnp.exp(b.peak - peak)
-    return _Sums(peak, exponentials, a.target + b.target, a.total + b.total)
+    return _Sums(a.target + b.target, _logsumexp.merge(a.rest, b.rest), a.total + b.total)
 
 
 def _rows(sums: _Sums) -> _Rows:
-    # No exponentials: every other class of this device has a bias of -inf.
-    exponentials = jnp.where(sums.exponentials == 0, 1, sums.exponentials)
-    return _Rows(sums.peak + jnp.log(exponentials), sums.target, sums.total)
+    # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
+    rest = _logsumexp.finite_from_below(_logsumexp.result(sums.rest))
+    return _Rows(sums.target, rest, sums.total)
 
 
 def _class_vectors(
@@ -270,7 +262,7 @@ def _visit_blocks(
         return _merge(sums, _sums(logits, _is_target(labels, first, size)))
 
     zero = jnp.zeros_like(features, shape=labels.shape)
-    nothing = _Sums(zero + jnp.finfo(zero.dtype).min, zero, zero, zero)
+    nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
     return _rows(_over_blocks(visit, nothing, weights.shape[1], block_size))
 
 

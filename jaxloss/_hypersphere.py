@@ -18,6 +18,7 @@ from jaxloss._batch import (
     reduce,
     sum_over,
     valid_rows,
+    zero_invalid,
 )
 from jaxloss._checks import Number
 from jaxloss._linear import (
@@ -25,7 +26,6 @@ from jaxloss._linear import (
     inverse_or_zero,
     l2_normalize,
     row_norms,
-    row_products,
     unit_gaps,
     widen,
 )
@@ -247,12 +247,15 @@ def dot_regression_loss(
     features, targets, column, valid = _features_and_targets(
         features, labels, prototypes, assignment, lengths, where
     )
+    # Zeros in invalid rows of the targets give the features no gradient there.
+    targets = zero_invalid(targets, valid)
+    products = jnp.where(valid, jnp.sum(features * targets, axis=1), 0)
     norms = lax.stop_gradient(row_norms(features, valid))
     lengths_of_targets = row_norms(targets, valid)
     inverse = inverse_or_zero(norms)
     # ‖x‖ is factored out of the square, which then neither overflows nor divides by 0. The
     # difference cancels for small angles. Take its gradient from here and its value from 1 − cos.
-    shortfall = lengths_of_targets - row_products(features, targets, valid) * inverse
+    shortfall = lengths_of_targets - products * inverse
     gaps = unit_gaps(features, targets, inverse, inverse_or_zero(lengths_of_targets))
     shortfall += lax.stop_gradient(lengths_of_targets * gaps - shortfall)
     values = 0.5 * norms * shortfall**2

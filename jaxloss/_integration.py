@@ -45,8 +45,8 @@ def sum_loss(
       labels: `[n]`, class indices.
       weights: `[d, C]`, one column per class.
       bias: `[C]`, or None.
-      classification_loss: A loss of logits and labels, such as `softmax_loss` or `sigmoid_loss`, or
-        a loss with a parameter `weights`, which gets features, labels, weights and bias, such as
+      classification_loss: A loss of two arrays gets logits and labels, such as `softmax_loss` or
+        `sigmoid_loss`. A loss of four gets features, labels, weights and bias, such as
         `classifier_loss` or `group_softmax_loss`. Set its options with `functools.partial`, as in
         `partial(classifier_loss, similarity="cosine", scale=10.0)`.
       metric_loss: A loss of features and labels, such as `partial(nca_loss, temperature=64.0)`.
@@ -60,8 +60,7 @@ def sum_loss(
       `nca_loss` has none.
 
     Raises:
-      TypeError: If `classification_loss` takes neither logits and labels nor features, labels,
-        weights and bias.
+      TypeError: If `classification_loss` takes neither two arrays nor four.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -219,25 +218,24 @@ def _combined_loss(
 
 
 def _takes_classifier(loss: Loss) -> bool:
-    """Returns whether a classification loss takes a classifier; otherwise it takes logits."""
+    """Returns whether a loss takes features, labels, weights and bias; if not, it takes logits.
+
+    Two positional arguments without a default are logits and labels. Three or four of at least four
+    are those of a classifier, whose bias may have a default.
+    """
     if not callable(loss):
         raise TypeError(f"`classification_loss` must be a function, got {type(loss).__name__}")
-    parameters = list(inspect.signature(loss).parameters.values())
-    if {"features", "weights"} <= {parameter.name for parameter in parameters}:
+    parameters = inspect.signature(loss).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty]
+    if len(required) == 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return False
+    if len(required) in (3, 4) and len(positional) >= 4:
         return True
-    required = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    if "features" in required or (len(required) != 2 and not any_number):
-        raise TypeError(
-            "`classification_loss` must take logits and labels, or features, labels, weights and "
-            f"bias; got a function of {', '.join(required) or 'no arrays'}"
-        )
-    return False
+    raise TypeError(
+        "`classification_loss` must take logits and labels, or features, labels, weights and "
+        f"bias; got a function of {', '.join(required) or 'no arrays'}"
+    )
 
 
 def _nonempty_complement(

@@ -96,24 +96,6 @@ def inverse_or_zero(norms: Float[Array, " n"]) -> Float[Array, " n"]:
     return jnp.where(norms == 0, 0, 1 / jnp.where(norms == 0, 1, norms))
 
 
-@jax.custom_jvp
-def row_products(
-    a: Float[Array, "n d"], b: Float[Array, "n d"], valid: Bool[Array, " n"]
-) -> Float[Array, " n"]:
-    """Returns `a_i · b_i`, and 0 in invalid rows, which it reads as they are."""
-    return jnp.where(valid, jnp.sum(a * b, axis=1), 0)
-
-
-@row_products.defjvp
-def _row_products_jvp(
-    primals: tuple[Float[Array, "n d"], Float[Array, "n d"], Bool[Array, " n"]],
-    tangents: tuple[Float[Array, "n d"], Float[Array, "n d"], Any],
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    (a, b, valid), (d_a, d_b, _) = primals, tangents
-    zeroed_a, zeroed_b = jnp.where(valid[:, None], a, 0), jnp.where(valid[:, None], b, 0)
-    return row_products(a, b, valid), jnp.sum(zeroed_a * d_b + zeroed_b * d_a, axis=1)
-
-
 def unit_gaps(
     a: Float[Array, "n d"],
     b: Float[Array, "n d"],

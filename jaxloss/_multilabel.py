@@ -11,9 +11,10 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, any_over, logsumexp_over, reduce
+from jaxloss._batch import AxisName, Reduction, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
+from jaxloss._logsumexp import finite_from_below, logsumexp
 
 
 def _prepare(
@@ -249,9 +250,10 @@ def _soft_gap(
     def soft_maximum(
         signed: Float[Array, "n C"], members: Bool[Array, "n C"], temperature: Number
     ) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
-        exponents = signed / temperature + log_weights
-        soft = logsumexp_over(exponents, members, axis=axis, axis_name=axis_name)
-        return temperature * soft, any_over(members, axis=axis, axis_name=axis_name)
+        exponents = finite_from_below(signed / temperature + log_weights)
+        soft = logsumexp(exponents, members, axis=axis, axis_name=axis_name)
+        not_empty = soft != -jnp.inf
+        return temperature * jnp.where(not_empty, soft, 0), not_empty
 
     negative, has_negative = soft_maximum(logits, targets == 0, negative_temperature)
     positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)

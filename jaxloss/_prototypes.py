@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32, Key, UInt32
+from jaxtyping import Float, Int32, Key, UInt32
 
 from jaxloss import _checks
 from jaxloss._checks import Number
@@ -231,11 +231,11 @@ def assign_prototypes(
 
     .. math:: A = \arg\max_{A\ \text{one-to-one}} \sum_c \cos(m_c, p_{A(c)})
 
-    The assignment is optimal up to rounding of the cosines. The algorithm, shortest augmenting
-    paths, needs at most C²·M operations, and far fewer if most classes have different nearest
-    prototypes. It works inside `jit` and `vmap`. Equal means give equal assignments on all devices.
-    The assignment has no gradient. A zero mean and a NaN cosine count as orthogonal. If all cosines
-    are equal, class c gets prototype c.
+    The assignment is optimal up to rounding of the cosines. The algorithm is optax's, which needs
+    at most C²·M operations. It works inside `jit` and `vmap`. Equal means give equal assignments on
+    all devices. Inside `jax.shard_map` with `check_vma=True`, the arguments must not vary over the
+    devices. The assignment has no gradient. A zero mean and a NaN cosine count as orthogonal. If
+    all cosines are equal, class c gets prototype c.
 
     Args:
       class_means: `[d, C]`. See `update_class_means`.
@@ -257,8 +257,8 @@ def assign_prototypes(
     References:
       Saadabadi et al., Hyperspherical Classification with Dynamic Label-to-Prototype Assignment,
       CVPR 2024 (dynamic assignment).
-      Jonker and Volgenant, A Shortest Augmenting Path Algorithm for Dense and Sparse Linear
-      Assignment Problems, Computing 38, 1987.
+      Kuhn, The Hungarian Method for the Assignment Problem, Naval Research Logistics Quarterly 2,
+      1955.
     """
     class_means = _checks.floating("class_means", class_means, "d C")
     dim, num_classes = class_means.shape
@@ -272,124 +272,9 @@ def assign_prototypes(
         )
     class_means, prototypes = lax.stop_gradient(widen(class_means, prototypes))
     cosines = exact_product(l2_normalize(class_means, axis=0).T, l2_normalize(prototypes, axis=0))
-    return _assign(-jnp.where(jnp.isnan(cosines), 0, cosines))
-
-
-class _Matching(NamedTuple):
-    """A partial assignment, and the prices that prove that it is optimal for its rows.
-
-    Reduced costs `cost_ij − row_price_i − column_price_j` are at least 0, and 0 for matched pairs.
-    The price of a free column is 0.
-    """
-
-    row_price: Float[Array, " C"]
-    column_price: Float[Array, " M"]
-    row_of: Int32[Array, " M"]
-    """The row of each column, −1 for a free column."""
-    column_of: Int32[Array, " C"]
-    """The column of each row, −1 for an unmatched row."""
-
-
-def _assign(cost: Float[Array, "C M"]) -> Int32[Array, " C"]:
-    """Returns the columns of the rows with the smallest sum of finite costs, where C ≤ M."""
-    matching = lax.while_loop(
-        lambda matching: jnp.any(matching.column_of < 0),
-        partial(_augment, cost),
-        _match_nearest(cost),
-    )
-    return matching.column_of
-
-
-def _match_nearest(cost: Float[Array, "C M"]) -> _Matching:
-    """Matches every row with its cheapest column, unless an earlier row has taken it."""
-    num_rows, num_columns = cost.shape
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
-    cheapest = jnp.argmin(cost, axis=1).astype(jnp.int32)
-    first = jnp.full(num_columns, num_rows, jnp.int32).at[cheapest].min(rows)
-    return _Matching(
-        row_price=jnp.min(cost, axis=1),
-        column_price=jnp.zeros_like(cost[0]),
-        row_of=jnp.where(first < num_rows, first, -1),
-        column_of=jnp.where(first[cheapest] == rows, cheapest, -1),
-    )
-
-
-class _Search(NamedTuple):
-    """The state of Dijkstra's algorithm over columns, from an unmatched row."""
-
-    distance: Float[Array, " M"]
-    previous_row: Int32[Array, " M"]
-    """The row from which each column is reached."""
-    visited: Bool[Array, " M"]
-    row: Int32[Array, ""]
-    """The row to continue from, −1 at the end."""
-    column: Int32[Array, ""]
-    """The column visited last."""
-    length: Float[Array, ""]
-    """The distance of that column."""
-
-
-def _augment(cost: Float[Array, "C M"], matching: _Matching) -> _Matching:
-    """Matches one more row, along the shortest alternating path to a free column."""
-    row_price, column_price, row_of, column_of = matching
-    unmatched = column_of < 0
-    root = jnp.argmax(unmatched).astype(jnp.int32)
-    # Under vmap this also runs for finished problems: without an unmatched row, it takes no step.
-    search = _shortest_path(cost, matching, root, jnp.where(unmatched[root], root, -1))
-    gain = jnp.where(search.visited, search.length - search.distance, 0)
-    passed_row = jnp.where(search.visited & (row_of >= 0), row_of, cost.shape[0])
-    row_price = row_price.at[passed_row].add(gain, mode="drop").at[root].add(search.length)
-
-    def flip(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        row_of, column_of, column = carry
-        row = search.previous_row[column]
-        # The path ends at the root, whose column is −1.
-        return row_of.at[column].set(row), column_of.at[row].set(column), column_of[row]
-
-    row_of, column_of, _ = lax.while_loop(
-        lambda carry: carry[2] >= 0, flip, (row_of, column_of, search.column)
-    )
-    return _Matching(row_price, column_price - gain, row_of, column_of)
-
-
-def _shortest_path(
-    cost: Float[Array, "C M"],
-    matching: _Matching,
-    root: Int32[Array, ""],
-    start: Int32[Array, ""],
-) -> _Search:
-    """Searches the nearest free column from the row `start`; takes no step if that is −1."""
-    row_price, column_price, row_of, _ = matching
-
-    def visit(search: _Search) -> _Search:
-        reduced = cost[search.row] - row_price[search.row] - column_price
-        distance = search.length + reduced
-        closer = ~search.visited & (distance < search.distance)
-        distance = jnp.where(closer, distance, search.distance)
-        candidates = jnp.where(search.visited, jnp.inf, distance)
-        length = jnp.min(candidates)
-        # Among equals, prefer a free column, which ends the search. Otherwise ties take C times as
-        # many steps.
-        rank = jnp.where(candidates == length, jnp.where(row_of < 0, 2, 1), 0)
-        column = jnp.argmax(rank).astype(jnp.int32)
-        return _Search(
-            distance=distance,
-            previous_row=jnp.where(closer, search.row, search.previous_row),
-            visited=search.visited.at[column].set(True),
-            row=row_of[column],
-            column=column,
-            length=length,
+    # Optax's integers and floats have JAX's default width, which strict promotion does not mix.
+    with jax.numpy_dtype_promotion("standard"):
+        classes, columns = optax.assignment.hungarian_algorithm(
+            -jnp.where(jnp.isnan(cosines), 0, cosines)
         )
-
-    return lax.while_loop(
-        lambda search: search.row >= 0,
-        visit,
-        _Search(
-            distance=jnp.full_like(column_price, jnp.inf),
-            previous_row=jnp.full_like(row_of, -1),
-            visited=jnp.zeros_like(row_of, dtype=bool),
-            row=start,
-            column=jnp.full_like(root, -1),
-            length=jnp.zeros_like(column_price[0]),
-        ),
-    )
+    return jnp.zeros(num_classes, jnp.int32).at[classes].set(columns.astype(jnp.int32))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
-from jaxloss import _checks
+from jaxloss import _checks, _logsumexp
 from jaxloss._batch import (
     AxisName,
     Reduction,
@@ -27,6 +27,7 @@ from jaxloss._batch import (
 )
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, widen
+from jaxloss._logsumexp import Partial
 
 
 def prototypical_loss(
@@ -99,12 +100,47 @@ def prototypical_loss(
             _checks.positive_count(name, count)
     features, labels, valid = labelled_rows(features, labels, where)
     support = reference_rows(references, reference_labels, reference_where, features)
+    own, own_size, rivals = _class_logits(
+        features, labels, valid, support, temperature, num_classes, block_size, axis_name
+    )
+    if support is None:  # x − μ_{y∖i} = (x − μ_y) n / (n − 1) for a class of n samples.
+        own = own * (own_size / jnp.maximum(own_size - 1, 1)) ** 2
+        own_size = own_size - 1
+    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
+    values = jax.nn.softplus(rivals - own)
+    defined = valid & (own_size > 0)
+    if num_classes is not None:
+        values = nan_where_no_class(values, labels, valid, num_classes)
+        defined = defined | (valid & (labels >= num_classes))
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+def _class_logits(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+    support: tuple[Float[Array, "m d"], Integer[Array, " m"], Bool[Array, " m"]] | None,
+    temperature: Number,
+    num_classes: int | None,
+    block_size: int | None,
+    axis_name: AxisName | None,
+) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
+    """Returns what the loss needs of the logits `−‖x_i − μ_c‖² / T` of all classes.
+
+    Args:
+      features, labels, valid: Of the samples.
+      support: The same of the references; None if the samples are the references.
+      temperature, num_classes, block_size, axis_name: As in the loss.
+
+    Returns:
+      For each sample the logit of its class (0 if the class is absent), the number of rows in this
+      class, and the log-sum-exp of the logits of the other classes (−∞ if there are none).
+    """
     rows, row_labels, row_valid = (features, labels, valid) if support is None else support
     anchors, rows = widen(features, zero_invalid(rows, row_valid))
     if support is not None and num_classes is not None:
         in_range = nan_where_no_class(jnp.ones_like(rows[:, 0]), row_labels, row_valid, num_classes)
         rows = rows * in_range[:, None]
-
     # Distances stay the same around the mean, and are rounded less far from zero.
     number = sum_over(jnp.sum(row_valid.astype(rows.dtype)), axis_name)
     center = sum_over(jnp.sum(rows, axis=0), axis_name) / jnp.maximum(number, 1)
@@ -114,20 +150,7 @@ def prototypical_loss(
         *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name
     )
     references = None if support is None else (rows - center) * scale
-    rows, keys = vary_alike((_Rows((anchors - center) * scale, references), keys))
-    terms: Any = _class_terms(tiles, rows, keys)
-
-    least, own = 1, terms.own
-    if support is None:  # Without the anchor, the mean of its class is further away.
-        least, own = 2, own * (terms.own_size / jnp.maximum(terms.own_size - 1, 1)) ** 2
-    has_rival = terms.num_rivals > 0
-    log_odds = jnp.where(has_rival, terms.rivals - own, 0)
-    values = jnp.where(has_rival, jax.nn.softplus(log_odds), 0)
-    defined = valid & (terms.own_size >= least)
-    if num_classes is not None:
-        values = nan_where_no_class(values, labels, valid, num_classes)
-        defined = defined | (valid & (labels >= num_classes))
-    return reduce(values, defined, sample_weights, reduction, axis_name)
+    return _over_classes(tiles, *vary_alike((_Rows((anchors - center) * scale, references), keys)))
 
 
 # Classes in tiles ----
@@ -290,28 +313,15 @@ def _loop_jvp(
 # Own class and rivals ----
 
 
-class _Terms(NamedTuple):
-    """What the loss of an anchor is made of."""
-
-    own: Float[Array, " n"]
-    """The logit of its class, 0 if this class is absent."""
-    own_size: Float[Array, " n"]
-    """The number of references in its class."""
-    rivals: Float[Array, " n"]
-    """The log-sum-exp of the logits of the other classes, 0 without any."""
-    num_rivals: Float[Array, " n"]
-
-
 class _Sums(NamedTuple):
     """Sums over the tiles so far, for each anchor."""
 
-    peak: Float[Array, " n"]
-    """The largest logit of a rival."""
-    total: Float[Array, " n"]
-    """The sum over rivals of the exponentials, relative to the peak."""
     own: Float[Array, " n"]
+    """The logit of its class."""
     own_size: Float[Array, " n"]
-    num_rivals: Float[Array, " n"]
+    """The number of references in its class."""
+    rivals: Partial
+    """The logits of the other classes."""
 
 
 class _Gradients(NamedTuple):
@@ -324,36 +334,36 @@ class _Gradients(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _class_terms(tiles: _Tiles, rows: _Rows, keys: _Keys) -> _Terms:
+def _over_classes(tiles: _Tiles, rows: _Rows, keys: _Keys) -> tuple[Array, Array, Array]:
     return _forward(tiles, rows, keys)[0]
 
 
-def _forward(tiles: _Tiles, rows: _Rows, keys: _Keys) -> tuple[_Terms, Any]:
+def _forward(
+    tiles: _Tiles, rows: _Rows, keys: _Keys
+) -> tuple[tuple[Array, Array, Array], tuple[_Rows, _Keys, Array]]:
     zero = jnp.zeros_like(rows.anchors[:, 0])
-    sums = _fold(_add_tile, tiles, _Sums(zero - jnp.inf, zero, zero, zero, zero), rows, keys, ())
-    peak = jnp.where(sums.peak > -jnp.inf, sums.peak, 0)
-    rivals = jnp.log(jnp.where(sums.num_rivals > 0, sums.total, 1)) + peak
-    return _Terms(sums.own, sums.own_size, rivals, sums.num_rivals), (rows, keys, rivals)
+    nothing = _Sums(zero, zero, Partial(zero - jnp.inf, zero))
+    own, own_size, rivals = _fold(_add_tile, tiles, nothing, rows, keys, ())
+    rivals = _logsumexp.result(rivals)
+    return (own, own_size, rivals), (rows, keys, rivals)
 
 
 def _add_tile(tile: _Tile, sums: _Sums, _: tuple[()]) -> _Sums:
-    peak = jnp.max(tile.logits, axis=1, where=tile.is_rival, initial=-jnp.inf)
-    peak = lax.stop_gradient(jnp.maximum(sums.peak, peak))
-    shift = jnp.where(peak > -jnp.inf, peak, 0)
-    shifted = jnp.where(tile.is_rival, tile.logits - shift[:, None], -jnp.inf)
+    rivals = _logsumexp.part(_logsumexp.finite_from_below(tile.logits), tile.is_rival, axis=1)
     return _Sums(
-        peak=peak,
-        total=sums.total * jnp.exp(sums.peak - shift) + jnp.sum(jnp.exp(shifted), axis=1),
         own=sums.own + jnp.sum(jnp.where(tile.is_own, tile.logits, 0), axis=1),
         own_size=sums.own_size + jnp.sum(jnp.where(tile.is_own, tile.sizes[None, :], 0), axis=1),
-        num_rivals=sums.num_rivals + jnp.sum(tile.is_rival.astype(shift.dtype), axis=1),
+        rivals=_logsumexp.merge(sums.rivals, rivals),
     )
 
 
-def _backward(tiles: _Tiles, residuals: Any, cotangents: _Terms) -> tuple[_Rows, None]:
+def _backward(
+    tiles: _Tiles, residuals: tuple[_Rows, _Keys, Array], cotangents: tuple[Array, Array, Array]
+) -> tuple[_Rows, None]:
     rows, keys, rivals = residuals
+    d_own, _, d_rivals = cotangents
     zeros = _Gradients(*jax.tree.map(jnp.zeros_like, rows), weights=jnp.zeros_like(rivals))
-    shared = (rows.anchors, rivals, cotangents.own, cotangents.rivals)
+    shared = (rows.anchors, rivals, d_own, d_rivals)
     sums = _fold(partial(_add_gradients, tiles.axis_name), tiles, zeros, rows, keys, shared)
     return _Rows(sums.anchors - 2 * sums.weights[:, None] * rows.anchors, sums.references), None
 
@@ -380,4 +390,4 @@ def _add_gradients(
     )
 
 
-_class_terms.defvjp(_forward, _backward)
+_over_classes.defvjp(_forward, _backward)

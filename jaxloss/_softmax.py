@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -172,25 +174,37 @@ def sigmoid_loss(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (BCE).
     """
-    if np.ndim(labels) != 2:
-        logits, labels, valid = checked_rows("logits", logits, labels, where)
-        (logits,) = widen(logits)
-        is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
-        signed = jnp.where(is_target, -logits, logits)
-        values = jnp.sum(_softplus(jnp.where(valid[:, None], signed, 0)), axis=1)
-        values = nan_where_no_class(values, labels, valid, logits.shape[1])
-        return reduce(values, valid, sample_weights, reduction, axis_name)
+    per_sample = _of_targets if np.ndim(labels) == 2 else _of_classes
+    values, mask = per_sample(logits, labels, where)
+    return reduce(values, mask, sample_weights, reduction, axis_name)
+
+
+def _of_classes(
+    logits: Any, labels: Any, where: Any
+) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
+    """Returns the sigmoid losses of samples of one class each, and which of them count."""
+    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    (logits,) = widen(logits)
+    is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
+    signed = jnp.where(is_target, -logits, logits)
+    values = jnp.sum(_softplus(jnp.where(valid[:, None], signed, 0)), axis=1)
+    return nan_where_no_class(values, labels, valid, logits.shape[1]), valid
+
+
+def _of_targets(
+    logits: Any, targets: Any, where: Any
+) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
+    """Returns the sigmoid losses of samples of multi-label targets, and which of them count."""
     logits = _checks.floating("logits", logits, "n C")
     (logits,) = widen(logits)
-    targets = _checks.class_targets("labels", labels, logits)
+    targets = _checks.class_targets("labels", targets, logits)
     mask = _checks.row_mask(where, "logits", logits)
     known = ~(targets < 0)  # True for NaN, so that NaN stays visible.
     known = known if mask is None else known & mask[:, None]
     logits, targets = jnp.where(known, logits, 0), jnp.clip(targets, 0, 1)
     # Subtract before adding the small term, which would be lost in `softplus(z) − t z`.
     values = jnp.where(logits >= 0, logits, 0) - targets * logits + _decay(logits)
-    values = jnp.sum(jnp.where(known, values, 0), axis=1)
-    return reduce(values, jnp.any(known, axis=1), sample_weights, reduction, axis_name)
+    return jnp.sum(jnp.where(known, values, 0), axis=1), jnp.any(known, axis=1)
 
 
 def _decay(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
@@ -198,18 +212,6 @@ def _decay(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
     return jnp.log1p(jnp.exp(jnp.where(logits >= 0, -logits, logits)))
 
 
-@jax.custom_jvp
 def _softplus(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
-    """Returns `log(1 + e^z)`, with a single exponential per logit for value and gradient."""
+    """Returns `log(1 + e^z)`."""
     return jnp.where(logits >= 0, logits, 0) + _decay(logits)
-
-
-@_softplus.defjvp
-def _softplus_jvp(
-    primals: tuple[Float[Array, "n C"]], tangents: tuple[Float[Array, "n C"]]
-) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
-    (logits,), (d_logits,) = primals, tangents
-    positive = logits >= 0
-    smaller = jnp.exp(jnp.where(positive, -logits, logits))
-    slope = jnp.where(positive, 1, smaller) / (1 + smaller)
-    return _softplus(logits), slope * d_logits

@@ -1,12 +1,59 @@
-"""Pairs of anchors and references, visited tile by tile.
+r"""Pairs of anchors and references, visited tile by tile.
 
-A pairwise loss is a short rule on statistics of each anchor: the log-sum-exp, the sum or the
-largest of some value over the references of its own class, and over those of the other classes.
-`pair_statistics` computes them and their gradients from tiles of similarities. It keeps nothing but
-the statistics, unless all pairs fit into one tile, whose similarities are kept.
+**What is computed.** A pair of anchor i and reference j has a similarity `s_ij`, either `x_i · x_j`
+or `−‖x_i − x_j‖²`, and a value `v_ij`, a function of `s_ij`, of whether the two are of one class,
+and of parameters such as a temperature. A `Statistic` reduces the values of an anchor to two
+numbers: over the references of its own class, and over those of the other classes. The reduction is
+a log-sum-exp, a maximum or a sum. The anchor itself and invalid rows are left out. A pairwise loss
+is a short formula on these numbers. With `v = s / T`, for example, NCA is
+`softplus(negative − positive)`.
 
-Where the anchors are their own references, a tile below the diagonal serves both of its sides, so
-that only half of the similarities are computed.
+**Forward.** A part of the references is reduced to a peak p and a total t, and two parts merge:
+
+============  ===========  ================  =====================================
+reduction     p            t                 merged
+============  ===========  ================  =====================================
+`LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`
+`MAX`         `max_j v`    number of ties    larger p; the sum of t where p is that
+`SUM`         0            `Σ_j v`           the sum of t
+============  ===========  ================  =====================================
+
+So the rows are cut into blocks. Each tile of similarities, `S = X_I X_Jᵀ` of blocks I and J, is
+computed, reduced along its rows, merged into the p and t of block I, and forgotten. Nothing is kept
+but p and t.
+
+**Symmetry.** If the anchors are their own references, tile (J, I) is the transpose of tile (I, J).
+Only tiles on the diagonal and below it are visited. One below is reduced along its rows for block
+I, and along its columns for block J.
+
+**Backward.** Let g_i be the cotangent of a statistic. The derivative of the statistic by `v_ij` is
+a share of the pair, divided by t for the first two reductions:
+
+============  ==========================
+`LOGSUMEXP`   `e^(v_ij − p_i) / t_i`
+`MAX`         `[v_ij = p_i] / t_i`
+`SUM`         1
+============  ==========================
+
+`_factors` turns g into `f = g / t` (or `f = g`), before the tiles are visited a second time. For a
+tile, the cotangents `f_i share_ij` of the values are pulled back through `v(s)` to
+`D_ij = Σ_statistics f_i share_ij ∂v_ij/∂s_ij`. A tile that serves both of its sides has the same
+values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. Then
+
+- for `s = x_i · x_j`: `X_I` gets the gradient `D X_J`, and `X_J` gets `Dᵀ X_I`;
+- for `s = −‖x_i − x_j‖²`, since `∂s/∂x_i = 2 (x_j − x_i)`: `X_I` gets `2 (D X_J − (D 1) X_I)`, and
+  `X_J` gets `2 (Dᵀ X_I − (Dᵀ 1) X_J)`. The products and the row sums `D 1` are added up over tiles
+  (`_RowGradient`), and put together once, at the end (`_feature_gradient`).
+
+Similarities are computed twice, with two products in the second visit: 8n²d operations, or half of
+that with symmetry. If all pairs fit into one tile, its similarities are kept for the second visit.
+
+**Second derivatives.** Both passes are plain JAX with loops of a fixed length, so JAX can
+differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
+
+**Devices.** Each device has its own anchors. References of all devices are gathered up to
+`GATHERED_BYTES`. Above that, they go around a ring: a device visits its anchors with the block at
+hand, and passes the block on. In the backward pass the gradient of a block travels with it.
 """
 
 from __future__ import annotations
@@ -21,7 +68,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
-from jaxloss import _checks
+from jaxloss import _checks, _logsumexp
 from jaxloss._batch import (
     AxisName,
     axis_size,
@@ -33,6 +80,7 @@ from jaxloss._batch import (
     vary_alike,
 )
 from jaxloss._linear import exact_product, on_cpu, wide_dtype, widen
+from jaxloss._logsumexp import Partial, finite_from_below, or_zero
 
 Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
 Params: TypeAlias = Any
@@ -67,19 +115,14 @@ class Reduction(NamedTuple):
 
     reduce: Callable[[Array, ByClass, int], ByClass]
     """`(values, masks, axis)` of a tile to the peaks and totals along an axis."""
-    merge: Callable[[_Partial, _Partial], _Partial]
-    result: Callable[[_Partial], Array]
+    merge: Callable[[Partial, Partial], Partial]
+    result: Callable[[Partial], Array]
     share: Callable[[Array, Array], Array]
     """`(values, peaks)` to the derivatives of the results, times the totals."""
     divides: bool
     """Whether derivatives are divided by the totals."""
     empty: float
     """The peak of no pair."""
-
-
-class _Partial(NamedTuple):
-    peak: Any
-    total: Any
 
 
 class Statistic(NamedTuple):
@@ -92,74 +135,39 @@ class Statistic(NamedTuple):
 # Reductions ----
 
 
-def _finite_from_below(values: Array) -> Array:
-    # A value of -inf must not look like an empty set.
-    return jnp.maximum(values, jnp.finfo(values.dtype).min)
-
-
-def _peak(values: Array, mask: Array, axis: int) -> Array:
-    return jnp.max(jnp.where(mask, values, -jnp.inf), axis=axis, initial=-jnp.inf)
-
-
-def _or_zero(peak: Array) -> Array:
-    return jnp.where(peak == -jnp.inf, 0, peak)
-
-
 def _reduce_logsumexp(values: Array, masks: ByClass, axis: int) -> ByClass:
-    values = _finite_from_below(values)
-    peaks = ByClass(*(lax.stop_gradient(_peak(values, mask, axis)) for mask in masks))
-    positive, negative = (jnp.expand_dims(_or_zero(peak), axis) for peak in peaks)
-    # A pair is in one of the parts, so that one exponential serves both.
-    inside = jnp.where(masks.positive, positive, negative)
-    shares = jnp.exp(jnp.where(masks.positive | masks.negative, values - inside, -jnp.inf))
-    return ByClass(
-        *(
-            _Partial(peak, jnp.sum(jnp.where(mask, shares, 0), axis=axis))
-            for peak, mask in zip(peaks, masks, strict=True)
-        )
-    )
-
-
-def _merge_logsumexp(a: _Partial, b: _Partial) -> _Partial:
-    peak = jnp.maximum(a.peak, b.peak)
-    shift = _or_zero(peak)
-    return _Partial(peak, a.total * jnp.exp(a.peak - shift) + b.total * jnp.exp(b.peak - shift))
-
-
-def _logsumexp_result(state: _Partial) -> Array:
-    empty = state.peak == -jnp.inf
-    return jnp.log(jnp.where(empty, 1, state.total)) + state.peak
+    return ByClass(*_logsumexp.two_parts(finite_from_below(values), masks, axis))
 
 
 def _reduce_max(values: Array, masks: ByClass, axis: int) -> ByClass:
-    values = _finite_from_below(values)
+    values = finite_from_below(values)
 
-    def reduce(mask: Array) -> _Partial:
-        peak = _peak(values, mask, axis)
+    def reduce(mask: Array) -> Partial:
+        peak = jnp.max(values, axis, where=mask, initial=-jnp.inf)
         ties = mask & (values == jnp.expand_dims(peak, axis))
-        return _Partial(peak, jnp.sum(ties, axis=axis).astype(values.dtype))
+        return Partial(peak, jnp.sum(ties, axis).astype(values.dtype))
 
     return ByClass(*map(reduce, masks))
 
 
-def _merge_max(a: _Partial, b: _Partial) -> _Partial:
+def _merge_max(a: Partial, b: Partial) -> Partial:
     peak = jnp.maximum(a.peak, b.peak)
     ties = jnp.where(a.peak == peak, a.total, 0) + jnp.where(b.peak == peak, b.total, 0)
-    return _Partial(peak, ties)
+    return Partial(peak, ties)
 
 
 def _reduce_sum(values: Array, masks: ByClass, axis: int) -> ByClass:
-    def reduce(mask: Array) -> _Partial:
+    def reduce(mask: Array) -> Partial:
         total = jnp.sum(jnp.where(mask, values, 0), axis=axis)
-        return _Partial(jnp.zeros_like(total), total)
+        return Partial(jnp.zeros_like(total), total)
 
     return ByClass(*map(reduce, masks))
 
 
 LOGSUMEXP = Reduction(
     _reduce_logsumexp,
-    _merge_logsumexp,
-    _logsumexp_result,
+    _logsumexp.merge,
+    _logsumexp.result,
     lambda values, peaks: jnp.exp(values - peaks),
     divides=True,
     empty=-jnp.inf,
@@ -177,7 +185,7 @@ MAX = Reduction(
 """The largest value; -inf for no pair. Equal largest values share the gradient."""
 SUM = Reduction(
     _reduce_sum,
-    lambda a, b: _Partial(a.peak, a.total + b.total),
+    lambda a, b: Partial(a.peak, a.total + b.total),
     lambda state: state.total,
     lambda values, peaks: jnp.ones_like(values),
     divides=False,
@@ -405,7 +413,7 @@ Index: TypeAlias = int | Int32[Array, ""]
 Part: TypeAlias = Literal["diagonal", "lower", "rectangle"]
 """Where a tile is: on or below the diagonal of the anchors among themselves, or elsewhere."""
 _State: TypeAlias = tuple[ByClass, ...]
-"""A `_Partial` of arrays `[blocks, size]` for each statistic and side."""
+"""A `Partial` of arrays `[blocks, size]` for each statistic and side."""
 
 
 class _Tile(NamedTuple):
@@ -530,7 +538,7 @@ def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[A
 def _nothing(plan: _Plan, anchors: Rows) -> _State:
     """Returns the statistics over no reference."""
     zero = jnp.zeros_like(anchors.labels, plan.dtype)
-    empty = [_Partial(zero + statistic.reduction.empty, zero) for statistic in plan.statistics]
+    empty = [Partial(zero + statistic.reduction.empty, zero) for statistic in plan.statistics]
     return tuple(ByClass(part, part) for part in empty)
 
 
@@ -557,11 +565,11 @@ def _merge_at(plan: _Plan, state: _State, i: Index, parts: _State) -> _State:
 def _factors(plan: _Plan, state: _State, cotangents: tuple[ByClass, ...]) -> _State:
     """Returns the peaks, and by what the share of a pair in its statistic is multiplied."""
 
-    def factor(statistic: Statistic, part: _Partial, cotangent: Array) -> _Partial:
-        peak = _or_zero(part.peak)
+    def factor(statistic: Statistic, part: Partial, cotangent: Array) -> Partial:
+        peak = or_zero(part.peak)
         if statistic.reduction.divides:
             cotangent = cotangent / jnp.where(part.total == 0, 1, part.total)
-        return _Partial(peak, cotangent)
+        return Partial(peak, cotangent)
 
     return tuple(
         ByClass(*map(partial(factor, statistic), parts, cotangent))

@@ -184,7 +184,7 @@ def _spread_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _assign_table(rows: list[dict[str, Any]]) -> list[str]:
     if all(row["agree"] for row in rows):
-        verdict = "All three solvers find assignments with the same sum of cosines."
+        verdict = "Both solvers find assignments with the same sum of cosines."
     else:
         verdict = "**The solvers find assignments with different sums of cosines.**"
     return [*_solver_table(rows), _ASSIGNMENTS + verdict]

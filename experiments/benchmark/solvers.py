@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from scipy.optimize import linear_sum_assignment
 
 import jaxloss
@@ -44,7 +43,7 @@ def measure_spreads(size: SizeName, *, repeats: int) -> list[dict[str, Any]]:
 
 
 def measure_assignments(size: SizeName, *, repeats: int) -> list[dict[str, Any]]:
-    """`assign_prototypes` against scipy's and optax's, each with the matrix of cosines."""
+    """`assign_prototypes` against scipy's solver, each with the matrix of cosines."""
     return [
         _measure_assignment(*shape, trained=trained, repeats=repeats)
         for shape in ASSIGNMENTS.get(size, ())
@@ -138,16 +137,10 @@ def _measure_assignment(
     means /= np.linalg.norm(means, axis=0)
     placed = jax.device_put(means), jax.device_put(prototypes)
 
-    @jax.jit
-    def by_optax(means, prototypes):
-        rows, columns = optax.assignment.hungarian_algorithm(-means.T @ prototypes)
-        return jnp.zeros(num_classes, jnp.int32).at[rows].set(columns)
-
     ours = jax.jit(jaxloss.assign_prototypes)
     runs: dict[str, Callable[[], Any]] = {
         "jaxloss": lambda: jax.block_until_ready(ours(*placed)),
         "scipy": lambda: linear_sum_assignment(means.T @ prototypes, maximize=True)[1],
-        "optax": lambda: jax.block_until_ready(by_optax(*placed)),
     }
     cosines = means.T.astype(np.float64) @ prototypes
     classes = np.arange(num_classes)

@@ -295,16 +295,34 @@ def test_a_jitted_classification_loss_takes_the_classifier():
     np.testing.assert_allclose(got, jaxloss.sum_loss(*args), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y, **common: jaxloss.softmax_loss(z, y, **common),
+        lambda *arrays, **common: jaxloss.softmax_loss(*arrays, **common),
+        lambda z, y, smoothing=0.0, **common: jaxloss.softmax_loss(
+            z, y, label_smoothing=smoothing, **common
+        ),
+        lambda x, y, w, b, **common: jaxloss.classifier_loss(x, y, w, b, **common),
+        lambda x, y, w, b=None, **common: jaxloss.classifier_loss(x, y, w, b, **common),
+    ],
+    ids=["logits", "any number", "an option", "classifier", "optional bias"],
+)
+def test_the_number_of_arrays_decides_and_not_their_names(loss):
+    args = tuple(map(jnp.asarray, problem(104)))
+    got = jaxloss.sum_loss(*args, classification_loss=loss)
+    np.testing.assert_allclose(got, jaxloss.sum_loss(*args), rtol=1e-6)
+
+
 @every_sum
 @pytest.mark.parametrize(
     ("loss", "mentions"),
     [
-        (jaxloss.nca_loss, "features, labels"),
         (jaxloss.prototype_loss, "features, labels, prototypes"),
         (lambda logits, **_: logits, "logits"),
         (lambda **_: 0, "no arrays"),
     ],
-    ids=["metric", "prototypes", "no labels", "no arrays"],
+    ids=["prototypes", "no labels", "no arrays"],
 )
 def test_other_classification_losses_raise(name, loss, mentions):
     args = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in problem(103)]

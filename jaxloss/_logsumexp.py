@@ -1,0 +1,89 @@
+r"""The log-sum-exp of a set of numbers, from parts of the set.
+
+.. math:: \log \sum_v e^v = p + \log s, \quad p = \max v, \quad s = \sum_v e^{v - p}
+
+Two parts merge into `p = max(p_1, p_2)` and `s = s_1 e^{p_1 - p} + s_2 e^{p_2 - p}`. No exponential
+is above 1. Peaks have no gradient: the log-sum-exp does not depend on them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from jaxloss._batch import AxisName, max_over, sum_over
+
+
+class Partial(NamedTuple):
+    """A part of the numbers. Numbers of -inf count as none, unless `finite_from_below`."""
+
+    peak: Float[Array, " *shape"]
+    """The largest number; -inf if there is none."""
+    total: Float[Array, " *shape"]
+    """The sum of the exponentials, relative to the peak."""
+
+
+def part(values: Float[Array, "a b"], mask: Bool[Array, "a b"], axis: int) -> Partial:
+    """Returns the values in a mask as a part, along an axis."""
+    values = jnp.where(mask, values, -jnp.inf)
+    peak = lax.stop_gradient(jnp.max(values, axis, initial=-jnp.inf))
+    return Partial(peak, jnp.sum(jnp.exp(values - jnp.expand_dims(or_zero(peak), axis)), axis))
+
+
+def two_parts(
+    values: Float[Array, "a b"], masks: tuple[Bool[Array, "a b"], Bool[Array, "a b"]], axis: int
+) -> tuple[Partial, Partial]:
+    """Returns `part` of each of two disjoint masks, with a single exponential of each value."""
+    peaks = [jnp.max(jnp.where(mask, values, -jnp.inf), axis, initial=-jnp.inf) for mask in masks]
+    peaks = lax.stop_gradient(peaks)
+    shifts = (jnp.expand_dims(or_zero(peak), axis) for peak in peaks)
+    relative = values - jnp.where(masks[0], *shifts)
+    shares = jnp.exp(jnp.where(masks[0] | masks[1], relative, -jnp.inf))
+    totals = [jnp.sum(jnp.where(mask, shares, 0), axis) for mask in masks]
+    return Partial(peaks[0], totals[0]), Partial(peaks[1], totals[1])
+
+
+def merge(a: Partial, b: Partial) -> Partial:
+    """Returns the part that holds both."""
+    peak = jnp.maximum(a.peak, b.peak)
+    return Partial(peak, _relative_to(peak, a) + _relative_to(peak, b))
+
+
+def result(whole: Partial) -> Float[Array, " *shape"]:
+    """Returns the log-sum-exp; -inf if there is no number."""
+    return jnp.log(jnp.where(whole.peak == -jnp.inf, 1, whole.total)) + whole.peak
+
+
+def logsumexp(
+    values: Float[Array, "a b"],
+    mask: Bool[Array, "a b"],
+    *,
+    axis: int,
+    axis_name: AxisName | None = None,
+) -> Float[Array, " k"]:
+    """Returns `log Σ e^v` of the values in a mask, along an axis and over devices.
+
+    It is -inf where there is no value. Devices exchange maxima and sums, never the values.
+    """
+    own = part(values, mask, axis)
+    if axis_name is None:
+        return result(own)
+    peak = max_over(own.peak, axis_name)
+    return result(Partial(peak, sum_over(_relative_to(peak, own), axis_name)))
+
+
+def finite_from_below(values: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns the values with the lowest float in place of -inf, which marks an empty part."""
+    return jnp.maximum(values, jnp.finfo(values.dtype).min)
+
+
+def or_zero(peak: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns the peak; 0 for an empty part, from which any number can be subtracted."""
+    return jnp.where(peak == -jnp.inf, 0, peak)
+
+
+def _relative_to(peak: Float[Array, " *shape"], of: Partial) -> Float[Array, " *shape"]:
+    return of.total * jnp.exp(of.peak - or_zero(peak))
