@@ -104,7 +104,8 @@ class Metric(NamedTuple):
     name: str
     unit: Literal["%", ""] = "%"
     """`%`: a fraction, printed in per cent. Empty: a plain number."""
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None: neither higher nor lower values are better."""
 
     def measured(self, value: float | None, interval: float | None = None) -> dict[str, Any]:
         """The metric with its value, as reports store it.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Folders, get_option
-from experiments.errors import ConfigError
-from experiments.grid import check_not_set, make_cells, parse_axis, parse_comparison
-from experiments.reporting import grid as reporting
+from experiments.config import Folders
+from experiments.grid import (
+    check_metrics,
+    check_not_set,
+    make_axes,
+    make_cells,
+    parse_comparison,
+    parse_over,
+)
+from experiments.reporting import results
+from experiments.reporting.grid import write_grid
 from experiments.runs import (
     evaluation_of,
     read_episodes,
@@ -40,7 +47,7 @@ def evaluate_over(
 
     Args:
       path, folders, split, which: As in `evaluate_run`.
-      over: Axes of evaluation options, as `parse_axis` reads them.
+      over: Evaluation options and their values, as `parse_over` reads them.
       overrides: Values, by option, that all evaluations share and the run does not have.
       metrics: Those that the table and figure show, in this order; by default all that any of the
         evaluations has.
@@ -58,35 +65,34 @@ def evaluate_over(
     """
     run = restore_run(path, which)
     config, split = run.plan.config, split or run.plan.protocol.splits[-1]
-    axes = [parse_axis(text, config) for text in over]
-    swept = {option: "its values in --over" for axis in axes for option in axis.options}
+    positions = [parse_over(text, config) for text in over]
+    axes = [axis for at in positions for axis in make_axes(at)]
     comparison = parse_comparison(axes, baseline=baseline)
     shared = with_evaluation(config, overrides)
+    swept = {option: "its values in --over" for at in positions for option in at[0]}
     check_not_set(shared, config, swept)
     settings = setting_names(overrides)
     root = run_directory(path) / "evaluations" / ",".join([f"{split}-step{run.step}", *settings])
-    cells = make_cells(shared, axes, [config.seed], root)
-    changes = [dict(overrides) | {o: get_option(c.config, o) for o in swept} for c in cells]
-    for changed in changes:
-        with_evaluation(config, changed)
+    cells = make_cells(shared, positions, [config.seed], root)
+    for cell in cells:
+        with_evaluation(config, {**overrides, **cell.settings})
     evaluate, runs = evaluation_of(run, folders), []
-    for number, (cell, changed) in enumerate(zip(cells, changes, strict=True), start=1):
-        names = [f"{axis.name} = {at}" for axis, at in zip(axes, cell.place, strict=True)]
-        print(f"[{number}/{len(cells)}]", ", ".join(names), flush=True)
+    for number, cell in enumerate(cells, start=1):
+        print(f"[{number}/{len(cells)}] {cell.describe(axes)}", flush=True)
         file = cell.directory / "report.json"
         report = read_report(file) if file.exists() else None
         if report is None:
-            protocol, report = evaluate(split, changed)
+            protocol, report = evaluate(split, {**overrides, **cell.settings})
             report["command"] = command
             cell.directory.mkdir(parents=True, exist_ok=True)
             write_report(cell.directory, protocol, report)
-        runs.append(reporting.Run(cell.place, report, read_episodes(cell.directory)))
+        runs.append(results.Run(cell.place(axes), report, read_episodes(cell.directory)))
     # Values such as the number of shots have metrics of their own.
     available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
-    _check_metrics(metrics, available)
-    return reporting.write_grid(
+    check_metrics(metrics, available)
+    return write_grid(
         root,
-        [reporting.Axis(axis.name, axis.labels) for axis in axes],
+        [results.Axis(axis.name, tuple(axis.labels.values())) for axis in axes],
         runs,
         title=f"{runs[0].report['label']} on {config.data.name}, {split} split",
         command=command,
@@ -101,9 +107,3 @@ def setting_names(overrides: Mapping[str, Any]) -> list[str]:
         f"{option}={'+'.join(map(str, value)) if isinstance(value, tuple) else value}"
         for option, value in overrides.items()
     ]
-
-
-def _check_metrics(names: Sequence[str], available: Iterable[str]) -> None:
-    for name in names:
-        if name not in available:
-            raise ConfigError(f"--metrics: no metric {name!r}; available: {', '.join(available)}")

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
 import logging
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.config import (
-    Folders,
-    ParallelMode,
-    TrainConfig,
-    get_option,
-    option_types,
-    replace_option,
-)
-from experiments.contracts import PairMetrics
+from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
 from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
-from experiments.reporting import grid as reporting
-from experiments.reporting.comparison import same_label
-from experiments.runs import Plan, check_data, complete_run, plan_run, read_episodes, read_report
+from experiments.reporting import results
+from experiments.reporting.grid import write_grid
+from experiments.runs import Plan, check_data, plan_run, read_episodes, read_report
 from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)
@@ -40,44 +33,23 @@ _PAIRS_NOTES = {
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
 
+Settings = dict[str, Any]
+"""Values of options, such as `loss.name`."""
+
 
 class Axis(NamedTuple):
-    """Options that change together, and the values that they take."""
+    """An axis of a table: options, and a label for each combination of their values."""
 
     name: str
     options: tuple[str, ...]
-    """Such as `loss.name`."""
-    values: tuple[tuple[Any, ...], ...]
-    """A value for each option, for each position on the axis."""
-    labels: tuple[str, ...]
-    """Name of every position."""
+    labels: Mapping[tuple[Any, ...], str]
+
+    def label(self, settings: Settings) -> str:
+        """The label of these settings."""
+        return self.labels[tuple(settings[option] for option in self.options)]
 
 
-def make_axis(
-    options: tuple[str, ...],
-    values: Sequence[tuple[Any, ...]],
-    *,
-    name: str = "",
-    labels: Sequence[str] = (),
-) -> Axis:
-    """An axis, named by default after its first option if that distinguishes the positions.
-
-    The fields are those of `Axis`.
-    """
-    distinct = {position[0] for position in values}
-    named = 1 if len(distinct) == len(values) else len(options)
-    default_labels = [
-        "/".join(map(_label, options[:named], position[:named])) for position in values
-    ]
-    return Axis(
-        name or "/".join(options[:named]),
-        options,
-        tuple(values),
-        tuple(labels) or tuple(default_labels),
-    )
-
-
-def parse_axis(text: str, config: TrainConfig) -> Axis:
+def parse_over(text: str, config: TrainConfig) -> list[Settings]:
     """Parses `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
 
     Options are those of `config`. The numbers of an option that takes several are joined by `+`.
@@ -86,25 +58,25 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
       ConfigError: An option is unknown, or a value is of another type or repeated.
     """
     names, equals, values = text.partition("=")
-    options = tuple(name.replace("-", "_") for name in names.split("/"))
+    options = names.replace("-", "_").split("/")
     if not equals or not values or not all(options):
         raise ConfigError(
             f"--over {text!r} must be OPTION=VALUE,VALUE,..., such as loss.name=softmax,loose"
         )
     if "seed" in options:
         raise ConfigError("--over seed=...: use --seeds")
-    positions = []
+    positions: list[Settings] = []
     for position in values.split(","):
         parts = position.split("/") if len(options) > 1 else [position]
         if len(parts) != len(options):
             raise ConfigError(
                 f"--over {text!r}: {position!r} has {len(parts)} values for {len(options)} options"
             )
-        parsed = (_parse(config, name, part) for name, part in zip(options, parts, strict=True))
-        positions.append(tuple(parsed))
-    if len(set(positions)) < len(positions):
-        raise ConfigError(f"--over {text!r}: a value of {'/'.join(options)} is repeated")
-    return make_axis(options, positions)
+        parsed = {o: _parse(config, o, part) for o, part in zip(options, parts, strict=True)}
+        if parsed in positions:
+            raise ConfigError(f"--over {text!r}: a value of {'/'.join(options)} is repeated")
+        positions.append(parsed)
+    return positions
 
 
 def _parse(config: TrainConfig, option: str, text: str) -> Any:
@@ -114,50 +86,61 @@ def _parse(config: TrainConfig, option: str, text: str) -> Any:
         close = close or difflib.get_close_matches(option, types)
         hint = f"did you mean {', '.join(close)}?" if close else "train PRESET --help lists them"
         raise ConfigError(f"--over {option}: unknown option; {hint}")
-    expected = types[option]
-    if expected is bool:
-        if text.lower() not in ("true", "false"):
-            raise ConfigError(f"--over {option}: {text!r} must be True or False")
-        return text.lower() == "true"
+    expected: Any = types[option]
     several = typing.get_origin(expected) is tuple
     element = typing.get_args(expected)[0] if several else expected
-    if typing.get_origin(element) is typing.Literal:
-        choices, parts = typing.get_args(element), text.split("+") if several else [text]
-        for part in parts:
-            if part not in choices:
-                raise ConfigError(f"--over {option}: {part!r} must be one of {', '.join(choices)}")
-        return tuple(parts) if several else text
+    if element is bool:
+        read, kind = {"true": True, "false": False}.__getitem__, "True or False"
+        parts = [text.lower()]
+    elif typing.get_origin(element) is typing.Literal:
+        choices = typing.get_args(element)
+        read, kind = {name: name for name in choices}.__getitem__, f"one of {', '.join(choices)}"
+        parts = text.split("+") if several else [text]
+    else:
+        read, kind = element, f"of type {element.__name__}"
+        parts = text.split("+") if several else [text]
     try:
-        return tuple(map(element, text.split("+"))) if several else element(text)
-    except ValueError:
-        name = f"{element.__name__}s joined by +" if several else element.__name__
-        raise ConfigError(f"--over {option}: {text!r} is not of type {name}") from None
-
-
-def _label(option: str, value: Any) -> str:
-    return "all" if option in _ALL_AT_0 and value == 0 else _text(value)
+        values = tuple(map(read, parts))
+    except (KeyError, ValueError):
+        joined = ", or several joined by +" if several else ""
+        raise ConfigError(f"--over {option}: {text!r} must be {kind}{joined}") from None
+    return values if several else values[0]
 
 
 def _text(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-class Cell(NamedTuple):
-    """One run of a grid."""
+def make_axes(positions: Sequence[Settings], apart: Sequence[str] = ()) -> list[Axis]:
+    """The axes of the options of one `--over`: one axis, and one for each of the options `apart`.
 
-    place: tuple[str, ...]
-    """Its label on every axis."""
-    config: TrainConfig
-    directory: Path
+    An axis is named after its first option if that distinguishes the positions.
+    """
+    together = tuple(option for option in positions[0] if option not in apart)
+    groups = [together, *((option,) for option in positions[0] if option in apart)]
+    axes = []
+    for options in filter(None, groups):
+        values = list(dict.fromkeys(tuple(at[o] for o in options) for at in positions))
+        distinct = len({position[0] for position in values}) == len(values)
+        named = options[:1] if distinct else options
+        labels = {
+            position: "/".join(
+                "all" if option in _ALL_AT_0 and value == 0 else _text(value)
+                for option, value in zip(named, position, strict=False)
+            )
+            for position in values
+        }
+        axes.append(Axis("/".join(named), options, labels))
+    return axes
 
 
 def parse_comparison(
     axes: Sequence[Axis], *, baseline: str = "", pairs_over: str = "", choose: Sequence[str] = ()
-) -> reporting.Comparison:
+) -> results.Comparison:
     """How the runs on some axes are compared.
 
     Args:
-      axes: The axes, which `split_axes` has split at the options of `pairs_over` and `choose`.
+      axes: The axes; the options of `pairs_over` and `choose` have axes of their own.
       baseline: OPTION=VALUE of one of the axes, or empty.
       pairs_over: The option whose values are repetitions, or empty.
       choose: The options of which validation chooses the values.
@@ -166,116 +149,105 @@ def parse_comparison(
       ConfigError: No axis has such an option or value, an option is named twice, or no axis is
         left.
     """
-    repeated = [_axis_of(axes, pairs_over, "--pairs-over").name] if pairs_over else []
-    chosen = [_axis_of(axes, option, "--choose").name for option in choose]
-    used = [*repeated, *chosen]
+
+    def axis_of(name: str, argument: str) -> Axis:
+        name = name.replace("-", "_")
+        for axis in axes:
+            if name in (axis.name, "/".join(axis.options)):
+                return axis
+        names = ", ".join(axis.name for axis in axes)
+        raise ConfigError(f"{argument} {name}: no axis has this name; the axes are {names}")
+
+    repeated = axis_of(pairs_over, "--pairs-over").name if pairs_over else ""
+    chosen = tuple(axis_of(option, "--choose").name for option in choose)
+    used = [*filter(None, [repeated]), *chosen]
     if len(set(used)) < len(used):
         raise ConfigError(f"--pairs-over and --choose have an option twice: {', '.join(used)}")
     if len(used) == len(axes):
         raise ConfigError(
             "--pairs-over and --choose leave no axis for the table; add one to --over"
         )
-    named = None
-    if baseline:
-        option, equals, value = baseline.partition("=")
-        axis = _axis_of(axes, option, "--baseline")
-        if not equals:
-            raise ConfigError(
-                f"--baseline {baseline} must be OPTION=VALUE, such as {axis.name}={axis.labels[0]}"
-            )
-        if axis.name in used:
-            raise ConfigError(
-                f"--baseline {baseline}: {axis.name} is in --pairs-over or --choose; name another "
-                "axis"
-            )
-        label = _find_label(axis, value)
-        if label is None:
-            raise ConfigError(
-                f"--baseline {baseline}: {axis.name} has no value {value}; it has "
-                f"{', '.join(axis.labels)}"
-            )
-        if len(axis.labels) < 2:
-            raise ConfigError(f"--baseline {baseline}: {axis.name} has no other value to compare")
-        named = axis.name, label
-    return reporting.Comparison(named, repeated[0] if repeated else "", tuple(chosen))
+    if not baseline:
+        return results.Comparison(None, repeated, chosen)
+    option, equals, value = baseline.partition("=")
+    axis, refused = axis_of(option, "--baseline"), f"--baseline {baseline}"
+    known = ", ".join(axis.labels.values())
+    if not equals:
+        example = next(iter(axis.labels.values()))
+        raise ConfigError(f"{refused} must be OPTION=VALUE, such as {axis.name}={example}")
+    if axis.name in used:
+        raise ConfigError(
+            f"{refused}: {axis.name} is in --pairs-over or --choose; name another axis"
+        )
+    found = [
+        label
+        for values, label in axis.labels.items()
+        if _same(value, label) or _same(value, "/".join(map(_text, values)))
+    ]
+    if not found:
+        raise ConfigError(f"{refused}: {axis.name} has no value {value}; it has {known}")
+    if len(axis.labels) < 2:
+        raise ConfigError(f"{refused}: {axis.name} has no other value to compare")
+    return results.Comparison((axis.name, found[0]), repeated, chosen)
 
 
-def _axis_of(axes: Sequence[Axis], name: str, argument: str) -> Axis:
-    name = name.replace("-", "_")
-    for axis in axes:
-        if name in (axis.name, "/".join(axis.options)):
-            return axis
-    names = ", ".join(axis.name for axis in axes)
-    raise ConfigError(f"{argument} {name}: no axis has this name; the axes are {names}")
+def _same(text: str, label: str) -> bool:
+    """Whether the texts are equal but for how their numbers are written: softmax/0 and /0.0."""
+
+    def values(text: str) -> list[float | str]:
+        parts: list[float | str] = []
+        for part in text.split("/"):
+            parts.append(part)
+            with contextlib.suppress(ValueError):
+                parts[-1] = float(part)
+        return parts
+
+    return values(text) == values(label)
 
 
-def _find_label(axis: Axis, text: str) -> str | None:
-    """The label of the position that is typed so: 0 stands for 0.0, too."""
-    for label, values in zip(axis.labels, axis.values, strict=True):
-        if same_label(text, label) or same_label(text, "/".join(map(_text, values))):
-            return label
-    return None
+class Cell(NamedTuple):
+    """One run of a grid."""
 
+    settings: Settings
+    config: TrainConfig
+    directory: Path
 
-def split_axes(axes: Sequence[Axis], options: Sequence[str]) -> list[tuple[Axis, ...]]:
-    """Every axis as several axes: each of the `options` on an axis of its own.
+    def place(self, axes: Sequence[Axis]) -> tuple[str, ...]:
+        """Its label on every axis."""
+        return tuple(axis.label(self.settings) for axis in axes)
 
-    An axis of other options, or of a single one, stays as it is.
-    """
-    options = [option.replace("-", "_") for option in options]
-    return [_split(axis, [o for o in axis.options if o in options]) for axis in axes]
-
-
-def _split(axis: Axis, apart: Sequence[str]) -> tuple[Axis, ...]:
-    together = tuple(option for option in axis.options if option not in apart)
-    groups = [group for group in (together, *((option,) for option in apart)) if group]
-    if len(groups) < 2:
-        return (axis,)
-    return tuple(
-        make_axis(group, list(dict.fromkeys(_values(axis, at, group) for at in axis.values)))
-        for group in groups
-    )
-
-
-def _values(axis: Axis, position: tuple[Any, ...], options: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(position[axis.options.index(option)] for option in options)
-
-
-def _split_place(
-    axes: Sequence[Axis], parts: Sequence[Sequence[Axis]], place: Sequence[str]
-) -> tuple[str, ...]:
-    """The labels on the parts of every axis."""
-    labels = []
-    for axis, split, label in zip(axes, parts, place, strict=True):
-        position = axis.values[axis.labels.index(label)]
-        for part in split:
-            labels.append(part.labels[part.values.index(_values(axis, position, part.options))])
-    return tuple(labels)
+    def describe(self, axes: Sequence[Axis]) -> str:
+        """The same for people: `loss.name = softmax, data.classes = 50`."""
+        return ", ".join(f"{axis.name} = {axis.label(self.settings)}" for axis in axes)
 
 
 def make_cells(
-    config: TrainConfig, axes: Sequence[Axis], seeds: Sequence[int], root: Path
+    config: TrainConfig, over: Sequence[Sequence[Settings]], seeds: Sequence[int], root: Path
 ) -> list[Cell]:
     """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
 
+    Args:
+      config: What all runs have in common.
+      over: For each folder of the path, the settings that differ.
+      seeds: Of the runs.
+      root: Folder of the grid.
+
     Raises:
-      ConfigError: An option is on two axes.
+      ConfigError: An option is in two of the `over`.
     """
-    options = [option for axis in axes for option in axis.options]
+    options = [option for positions in over for option in positions[0]]
     if len(set(options)) < len(options):
         raise ConfigError(f"--over has an option twice: {', '.join(options)}")
     cells = []
-    for seed in dict.fromkeys(seeds):
-        for position in itertools.product(*(range(len(axis.values)) for axis in axes)):
-            cell, folder, place = dataclasses.replace(config, seed=seed), root, []
-            for axis, number in zip(axes, position, strict=True):
-                settings = dict(zip(axis.options, axis.values[number], strict=True))
-                for option, value in settings.items():
-                    cell = replace_option(cell, option, value)
-                name = ",".join(f"{option}={_text(value)}" for option, value in settings.items())
-                folder /= re.sub("[:/]", "-", name)
-                place.append(axis.labels[number])
-            cells.append(Cell(tuple(place), cell, folder / f"seed-{seed}"))
+    for seed, positions in itertools.product(dict.fromkeys(seeds), itertools.product(*over)):
+        cell, folder = dataclasses.replace(config, seed=seed), root
+        for settings in positions:
+            name = ",".join(f"{option}={_text(value)}" for option, value in settings.items())
+            folder /= re.sub("[:/]", "-", name)
+            for option, value in settings.items():
+                cell = replace_option(cell, option, value)
+        settings = {option: value for at in positions for option, value in at.items()}
+        cells.append(Cell(settings, cell, folder / f"seed-{seed}"))
     return cells
 
 
@@ -291,36 +263,34 @@ class Outcome(NamedTuple):
 
 def run_grid(
     config: TrainConfig,
-    axes: Sequence[Axis],
+    over: Sequence[Sequence[Settings]],
     seeds: Sequence[int],
     root: Path,
     folders: Folders,
+    complete: Callable[[Plan, Path], dict[str, Any]],
     *,
     title: str,
     command: str,
+    axes: Sequence[Axis] = (),
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
     baseline: str = "",
     pairs_over: str = "",
     choose: Sequence[str] = (),
-    mode: ParallelMode = "pmap",
-    mesh_shape: str = "",
-    stuck_after: float = 0,
 ) -> Outcome:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
-    The table has the labels of the axes, at every seed that has been run.
+    The table has the settings in `over`, at every seed that has been run.
 
     Args:
-      config: What all runs have in common.
-      axes: What they differ in.
-      seeds: Every combination is trained once for each seed.
-      root: Folder of the grid.
+      config, over, seeds, root: As in `make_cells`.
       folders: Where data is stored.
+      complete: Trains and evaluates a run in its directory unless it is finished; returns its
+        report.
+      axes: Those of the table, by default as `make_axes` makes them.
       title, command, metrics, notes: As in `experiments.reporting.grid.write_grid`.
-      baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an axis with
-        others counts as an axis of its own.
-      mode, mesh_shape, stuck_after: As in `train_run`.
+      baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an `--over` with
+        others has an axis of its own.
 
     Raises:
       ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
@@ -328,15 +298,16 @@ def run_grid(
       ConfigMismatchError: Before any training: a directory belongs to a run of another
         configuration.
     """
-    parts = split_axes(axes, [option for option in (pairs_over, *choose) if option])
-    shown = [part for split in parts for part in split]
-    comparison = parse_comparison(shown, baseline=baseline, pairs_over=pairs_over, choose=choose)
-    pairs_notes = [_PAIRS_NOTES[name] for name in (comparison.pairs_over,) if name in _PAIRS_NOTES]
-    cells = make_cells(config, axes, seeds, root)
+    apart = [option.replace("-", "_") for option in (pairs_over, *choose)]
+    axes = axes or [axis for positions in over for axis in make_axes(positions, apart)]
+    comparison = parse_comparison(axes, baseline=baseline, pairs_over=pairs_over, choose=choose)
+    cells = make_cells(config, over, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
-    pair_metrics = next((plan.protocol.pair_metrics for plan in plans), None) if baseline else None
-    _check_metrics(metrics, plans, pair_metrics)
-    agree("runs", {str(number): str(cell.place) for number, cell in enumerate(cells, start=1)})
+    pair_metrics = plans[0].protocol.pair_metrics if baseline else None
+    available = [metric for plan in plans for metric in plan.protocol.metrics]
+    available += pair_metrics.metrics if pair_metrics else ()
+    check_metrics(metrics, [*(metric.name for metric in available), results.VALIDATION])
+    agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
     on_first(lambda: [check_run_directory(c.directory, config_to_dict(c.config)) for c in cells])
     for plan in plans:
         class_counts = check_data(plan, folders)
@@ -348,51 +319,42 @@ def run_grid(
             )
     diverged = []
     for number, (cell, plan) in enumerate(zip(cells, plans, strict=True), start=1):
-        names = [f"{axis.name} = {at}" for axis, at in zip(axes, cell.place, strict=True)]
-        print(
-            f"[{number}/{len(cells)}]", ", ".join([*names, f"seed {plan.config.seed}"]), flush=True
-        )
-        report = complete_run(
-            plan,
-            cell.directory,
-            folders,
-            command=command,
-            mode=mode,
-            mesh_shape=mesh_shape,
-            stuck_after=stuck_after,
-        )
+        run = f"{cell.describe(axes)}, seed {cell.config.seed}"
+        print(f"[{number}/{len(cells)}] {run}", flush=True)
+        report = complete(plan, cell.directory)
         if "diverged" in report:
             diverged.append(f"{cell.directory}: {report['diverged']}")
             print(report["diverged"], flush=True)
 
     def write() -> list[Path]:
-        return reporting.write_grid(
+        return write_grid(
             root,
-            [reporting.Axis(axis.name, axis.labels) for axis in shown],
-            [
-                run._replace(place=_split_place(axes, parts, run.place))
-                for run in finished_runs(config, axes, root)
-            ],
+            [results.Axis(axis.name, tuple(axis.labels.values())) for axis in axes],
+            finished_runs(config, over, axes, root),
             title=title,
             command=command,
             metrics=metrics,
-            notes=[*pairs_notes, *notes],
+            notes=[*filter(None, [_PAIRS_NOTES.get(comparison.pairs_over)]), *notes],
             comparison=comparison,
             pair_metrics=pair_metrics,
-            planned=list(dict.fromkeys(_split_place(axes, parts, cell.place) for cell in cells)),
+            planned=list(dict.fromkeys(cell.place(axes) for cell in cells)),
         )
 
     return Outcome(on_first(write), len(cells), diverged)
 
 
-def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list[reporting.Run]:
-    """All finished runs under `root` that lie on the axes, of any seed.
+def finished_runs(
+    config: TrainConfig, over: Sequence[Sequence[Settings]], axes: Sequence[Axis], root: Path
+) -> list[results.Run]:
+    """All finished runs of a grid, of any seed.
 
     Runs that differ from `config` elsewhere are left out; so are, with a warning, those that cannot
     be read.
     """
+    names = {path.name for path in root.glob("/".join(["*"] * len(over)) + "/seed-*")}
+    seeds = [int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit()]
     runs = []
-    for cell in make_cells(config, axes, _seeds(root, len(axes)), root):
+    for cell in make_cells(config, over, sorted(seeds), root):
         path = cell.directory / "report.json"
         if not path.exists():
             continue
@@ -402,11 +364,11 @@ def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list
             logger.warning("%s is left out of the table: %s", cell.directory, error)
             continue
         if values == config_to_dict(cell.config) and (report := read_report(path)):
-            runs.append(reporting.Run(cell.place, report, read_episodes(cell.directory)))
+            runs.append(results.Run(cell.place(axes), report, read_episodes(cell.directory)))
     return runs
 
 
-def check_not_set(config: TrainConfig, preset: TrainConfig, options: dict[str, str]) -> None:
+def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str, str]) -> None:
     """Checks that the options of the axes keep the preset's value in what all runs share.
 
     Args:
@@ -423,18 +385,9 @@ def check_not_set(config: TrainConfig, preset: TrainConfig, options: dict[str, s
             raise ConfigError(f"the grid sets --{name} in every run; use {instead} instead")
 
 
-def _check_metrics(
-    names: Sequence[str], plans: Sequence[Plan], pair_metrics: PairMetrics | None
-) -> None:
-    metrics = [metric for plan in plans for metric in plan.protocol.metrics]
-    metrics += pair_metrics.metrics if pair_metrics else ()
-    available = dict.fromkeys([*(metric.name for metric in metrics), "validation"])
+def check_metrics(names: Sequence[str], available: Iterable[str]) -> None:
+    """Raises a `ConfigError` for a metric that is not available."""
+    available = dict.fromkeys(available)
     for name in names:
         if name not in available:
             raise ConfigError(f"--metrics: no metric {name!r}; available: {', '.join(available)}")
-
-
-def _seeds(root: Path, num_axes: int) -> list[int]:
-    """The seeds with runs, in order."""
-    names = {path.name for path in root.glob("/".join(["*"] * num_axes) + "/seed-*")}
-    return sorted(int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit())

@@ -14,7 +14,8 @@ from experiments.errors import ConfigError, ExperimentError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, classification, config_from_dict
 from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
-from experiments.reporting import grid as reporting
+from experiments.reporting import results
+from experiments.reporting.grid import write_grid
 from experiments.reporting.linear import write_linear_report
 from experiments.runs import (
     RestoredRun,
@@ -159,17 +160,17 @@ def evaluate_runs_linear(
             report = evaluate_run_linear(run, folders, data=data, split=split, holdout=holdout)
             write_linear_report(folder, report, file.stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}
-        runs.append(reporting.Run((label,), report | common))
+        runs.append(results.Run((label,), report | common))
     where = data if split == "all" else f"the {split} classes of {data}"
     trained_on = sorted({run.report["seen_in_training"] for run in runs} - {""})
-    return reporting.write_grid(
+    return write_grid(
         directory,
-        [reporting.Axis("loss", labels)],
+        [results.Axis("loss", labels)],
         runs,
         title=f"Linear evaluation on {where}",
         command=command,
         notes=[f"Backbones were trained on {seen}: this is no transfer." for seen in trained_on],
-        comparison=reporting.Comparison(("loss", baseline) if baseline else None),
+        comparison=results.Comparison(("loss", baseline) if baseline else None),
     )
 
 

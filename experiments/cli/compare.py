@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from experiments.cli.options import (
     Execution,
     HowToRun,
     preset_choice,
-    print_outcome,
+    run_and_print,
 )
 from experiments.presets import PRESETS
 from experiments.presets.few_shot import PRESETS as FEW_SHOT
@@ -59,7 +58,7 @@ class Compare:
         """Runs the missing part of the comparison, prints its table."""
         from experiments.data.sampling import describe_strategy
         from experiments.errors import ConfigError
-        from experiments.grid import check_not_set, make_axis, run_grid
+        from experiments.grid import Axis, check_not_set
 
         config = self.config
         check_not_set(
@@ -70,34 +69,20 @@ class Compare:
         if not (self.losses and self.sampling and self.seeds):
             raise ConfigError("--losses, --sampling and --seeds need at least one value each")
         losses = [name for name in integration.NAMES if name in self.losses]
-        samplings = tuple(dict.fromkeys(self.sampling))
-        outcome = run_grid(
+        labels = {
+            "loss.name": {(name,): integration.label(name) for name in losses},
+            "sampling.strategy": {(name,): describe_strategy(name) for name in self.sampling},
+        }
+        names = {"loss.name": "loss", "sampling.strategy": "training batches"}
+        return run_and_print(
             config,
-            [
-                make_axis(
-                    ("loss.name",),
-                    [(name,) for name in losses],
-                    name="loss",
-                    labels=[integration.label(name) for name in losses],
-                ),
-                make_axis(
-                    ("sampling.strategy",),
-                    [(name,) for name in samplings],
-                    name="training batches",
-                    labels=[describe_strategy(name) for name in samplings],
-                ),
-            ],
+            [[{option: value} for (value,) in of] for option, of in labels.items()],
             self.seeds,
             self.directory or Path("runs", f"compare-{config.preset}"),
-            self.execution.folders,
+            self.execution,
+            self.comparison,
+            command,
+            axes=[Axis(names[option], (option,), of) for option, of in labels.items()],
             title=f"Few-shot accuracy on {config.data.name}",
-            command=shlex.join(command),
             notes=integration.notation(losses, config.loss),
-            baseline=self.comparison.baseline,
-            pairs_over=self.comparison.pairs_over,
-            choose=self.comparison.choose,
-            mode=self.execution.parallel,
-            stuck_after=self.execution.stuck_after,
-            mesh_shape=self.execution.mesh,
         )
-        return print_outcome(outcome)

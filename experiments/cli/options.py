@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,6 @@ from experiments.config import Folders, ParallelMode, TrainConfig
 from experiments.presets import PRESETS
 from experiments.presets.preset import Preset
 from experiments.storage import storage_path
-
-if TYPE_CHECKING:
-    from experiments.grid import Outcome
 
 
 def preset_choice(presets: Mapping[str, Preset]) -> Any:
@@ -103,10 +101,48 @@ class Comparison:
 Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
 
 
-def print_outcome(outcome: Outcome) -> int:
-    """Prints the table of a grid; returns the exit status."""
-    from experiments.processes import on_first
+def run_and_print(
+    config: TrainConfig,
+    over: Sequence[Sequence[dict[str, Any]]],
+    seeds: Sequence[int],
+    directory: Path,
+    execution: Execution,
+    comparison: Comparison,
+    command: Sequence[str],
+    **report: Any,
+) -> int:
+    """Runs the missing part of a grid and prints its table; returns the exit status.
 
+    Args:
+      config, over, seeds, directory: As in `run_grid`.
+      execution: How runs are trained.
+      comparison: How they are compared.
+      command: What was typed.
+      report: What else `run_grid` takes for the report.
+    """
+    from experiments.grid import run_grid
+    from experiments.processes import on_first
+    from experiments.runs import complete_run
+
+    complete = partial(
+        complete_run,
+        folders=execution.folders,
+        command=shlex.join(command),
+        mode=execution.parallel,
+        mesh_shape=execution.mesh,
+        stuck_after=execution.stuck_after,
+    )
+    outcome = run_grid(
+        config,
+        over,
+        seeds,
+        directory,
+        execution.folders,
+        complete,
+        command=shlex.join(command),
+        **vars(comparison),
+        **report,
+    )
     print("\n" + on_first(partial(outcome.paths[0].read_text, encoding="utf-8")))
     print("wrote", ", ".join(str(path) for path in outcome.paths))
     if outcome.diverged:

@@ -27,10 +27,8 @@ class Power:
     pairs: tuple[int, ...] = (3, 5, 8, 10, 15, 20)
     """Numbers of pairs: prints the smallest difference that each of them finds."""
     directory: Path | None = None
-    """Folder that sweep or compare has written, instead of --deviation."""
-    baseline: str = ""
-    """NAME=LABEL of an axis in its table, such as loss.name=softmax (by default that of the last
-    command there)."""
+    """Folder in which sweep or compare has written differences to a --baseline, instead of
+    --deviation."""
 
     def run(self, command: Sequence[str]) -> int:
         """Prints the numbers."""
@@ -42,10 +40,8 @@ class Power:
         if self.effect == 0:
             raise ConfigError("effect must not be 0: no number of pairs finds it")
         if self.directory is not None:
-            lines = grid_power_lines(self.directory, self.baseline, self.effect)
+            lines = grid_power_lines(self.directory, self.effect)
         else:
-            if self.baseline:
-                raise ConfigError("--baseline needs --directory")
             if not self.deviation or self.deviation < 0:
                 raise ConfigError(f"deviation must be above 0, got {self.deviation}")
             if min(self.pairs, default=0) < 2:

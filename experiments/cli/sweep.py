@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from experiments.cli.options import (
     Comparison,
     Execution,
     HowToRun,
-    print_outcome,
+    run_and_print,
 )
 from experiments.presets import PRESETS
 
@@ -49,28 +48,22 @@ class Sweep:
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the sweep, prints its table."""
         from experiments.errors import ConfigError
-        from experiments.grid import check_not_set, parse_axis, run_grid
+        from experiments.grid import check_not_set, parse_over
 
         config = self.config
         if not self.over or not self.seeds:
             raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
-        axes = [parse_axis(text, config) for text in self.over]
-        swept = {option: "its values in --over" for axis in axes for option in axis.options}
+        over = [parse_over(text, config) for text in self.over]
+        swept = {option: "its values in --over" for positions in over for option in positions[0]}
         check_not_set(config, PRESETS[config.preset].config, {**swept, "seed": "--seeds"})
-        outcome = run_grid(
+        return run_and_print(
             config,
-            axes,
+            over,
             self.seeds,
             self.directory or Path("runs", f"sweep-{config.preset}"),
-            self.execution.folders,
+            self.execution,
+            self.comparison,
+            command,
             title=self.title or f"{config.protocol} on {config.data.name}",
-            command=shlex.join(command),
             metrics=self.metrics,
-            baseline=self.comparison.baseline,
-            pairs_over=self.comparison.pairs_over,
-            choose=self.comparison.choose,
-            mode=self.execution.parallel,
-            stuck_after=self.execution.stuck_after,
-            mesh_shape=self.execution.mesh,
         )
-        return print_outcome(outcome)

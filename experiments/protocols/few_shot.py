@@ -268,9 +268,9 @@ def _span_metrics(evaluation: FewShotEvaluation) -> list[Metric]:
             for part in ("inside", "outside")
             for shots in evaluation.shots
         ),
-        Metric("variance inside the span"),
-        Metric("effective rank of the classifier", ""),
-        Metric("cosine of the gradients inside the span", ""),
+        Metric("variance inside the span", higher_is_better=None),
+        Metric("effective rank of the classifier", "", higher_is_better=None),
+        Metric("cosine of the gradients inside the span", "", higher_is_better=None),
     ]
 
 

@@ -585,7 +585,7 @@ def _same_class_share(part: str) -> Metric:
 
 
 def _share_bound(part: str) -> Metric:
-    return Metric(f"{part} P^s bound", "", higher_is_better=True)
+    return Metric(f"{part} P^s bound", "", higher_is_better=None)
 
 
 def _parts(data: MarginData, split: str) -> list[str]:

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from experiments.contracts import PairMetrics
+from experiments.contracts import Metric, PairMetrics
 from experiments.files import write_atomically, write_json, write_picture
-from experiments.reporting.comparison import (
-    Difference,
-    Differences,
-    add_pair_metrics,
-    as_json,
-    choice_lines,
-    choose,
-    differences,
-    without,
-)
-from experiments.reporting.entries import (
-    VALIDATION,
-    Axis,
-    Entry,
-    Grid,
-    Place,
-    Run,
-    make_grid,
-    places,
-)
-from experiments.reporting.grid_figure import difference_figure, grid_figure, repetitions
+from experiments.reporting.grid_figure import difference_figure, mean_figure
 from experiments.reporting.markdown import (
     MISSING,
     bold,
@@ -39,26 +19,19 @@ from experiments.reporting.markdown import (
     metric_heading,
     table,
 )
+from experiments.reporting.results import (
+    VALIDATION,
+    Axis,
+    Comparison,
+    Frame,
+    Grid,
+    Place,
+    Run,
+    make_grid,
+    places,
+    without,
+)
 from experiments.reporting.run import code_version
-
-__all__ = ["Axis", "Comparison", "Run", "grid_table", "write_grid"]
-
-_INTERVAL = "half the width of its 95 % confidence interval over evaluation episodes"
-
-
-class Comparison(NamedTuple):
-    """How the runs of a grid are compared."""
-
-    baseline: tuple[str, str] | None = None
-    """Name and label of an axis; the table gets the differences of the other labels to it."""
-    pairs_over: str = ""
-    """Name of the axis whose labels are repetitions, or empty."""
-    choose: tuple[str, ...] = ()
-    """Names of the axes of which validation chooses the labels, at every place by itself."""
-
-
-MEANS_ONLY = Comparison()
-"""Nothing is compared, pooled or chosen."""
 
 
 def write_grid(
@@ -70,7 +43,7 @@ def write_grid(
     command: str,
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
-    comparison: Comparison = MEANS_ONLY,
+    comparison: Comparison | None = None,
     pair_metrics: PairMetrics | None = None,
     planned: Sequence[Place] | None = None,
 ) -> list[Path]:
@@ -81,65 +54,52 @@ def write_grid(
 
     Args:
       directory: The folder of the grid.
-      axes: What was varied.
-      runs: The finished runs.
       title: Of tables and figure.
       command: What was typed last.
-      metrics: Names of those to show, in this order; by default all.
       notes: Sentences for the caption of the tables.
-      comparison: How runs are compared.
-      pair_metrics: What every run has in common with that of the baseline, if there is one.
-      planned: The places of the grid; by default all combinations of labels.
+      axes, runs, metrics, comparison, pair_metrics, planned: As in `make_grid`.
 
     Raises:
       ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
-    planned = places(axes) if planned is None else planned
-    kept = choose(axes, runs, planned, comparison.choose, pooled=comparison.pairs_over)
-    compared_runs = kept.runs
-    if comparison.baseline and pair_metrics:
-        compared_runs = add_pair_metrics(
-            kept.axes, kept.runs, comparison.baseline, pair_metrics.measure
-        )
     grid = make_grid(
-        kept.axes, compared_runs, metrics, pooled=comparison.pairs_over, planned=kept.planned
+        axes, runs, metrics, comparison=comparison, pair_metrics=pair_metrics, planned=planned
     )
-    found = differences(grid, comparison.baseline) if comparison.baseline else {}
-    if pair_metrics:  # The baseline has none of them.
-        found = {metric: d for metric, d in found.items() if metric not in pair_metrics.metrics}
-    notes = [*choice_lines(comparison.choose, kept.choices), *notes]
-    text = grid_table(
-        grid, runs, title=title, notes=notes, compared=found, baseline=comparison.baseline
-    )
+    text = grid_table(grid, runs, title=title, notes=notes)
     stored = {
         "axes": [axis._asdict() for axis in axes],
-        "comparison": comparison._asdict(),
-        "choices": [choice._asdict() for choice in kept.choices],
-        "differences": list(as_json(found)),
+        "comparison": grid.comparison._asdict(),
+        "choices": _records(grid.choices),
+        "differences": _stored(grid),
         "runs": [{"place": run.place, "report": run.report} for run in runs],
     }
     directory.mkdir(parents=True, exist_ok=True)
     paths = [write_json(directory / "table.json", stored)]
-    if (figure := grid_figure(grid, title=title, command=command)) is not None:
-        paths.append(write_picture(directory / "figure.png", figure))
-        text += f"\n![{title}](figure.png)\n"
-    if comparison.baseline is not None:
-        figure = difference_figure(grid, found, comparison.baseline, title=title, command=command)
-        if figure is not None:
-            paths.append(write_picture(directory / "differences.png", figure))
-            text += f"\n![{title}: differences](differences.png)\n"
+    for name, draw in (("figure", mean_figure), ("differences", difference_figure)):
+        if (figure := draw(grid, title=title, command=command)) is not None:
+            paths.append(write_picture(directory / f"{name}.png", figure))
+            described = title if name == "figure" else f"{title}: {name}"
+            text += f"\n![{described}]({name}.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
 
 
-def grid_table(
-    grid: Grid,
-    runs: Sequence[Run],
-    *,
-    title: str,
-    notes: Sequence[str] = (),
-    compared: Differences | None = None,
-    baseline: tuple[str, str] | None = None,
-) -> str:
+def _records(frame: Frame) -> list[Any]:
+    """The rows as JSON types."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
+def _stored(grid: Grid) -> list[dict[str, Any]]:
+    """The differences as JSON types."""
+    stored = []
+    index = grid.differences.index if len(grid.differences) else []
+    for (name, *place), row in zip(index, _records(grid.differences), strict=True):
+        metric = grid.metrics[name]
+        meaning = {"unit": metric.unit, "higher_is_better": metric.higher_is_better}
+        stored.append({"metric": name, **meaning, "place": place, **row})
+    return stored
+
+
+def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[str] = ()) -> str:
     """The tables of a grid in Markdown, with a caption that explains every symbol.
 
     With one axis, the metrics are the columns. With more, there is a table for each metric, and the
@@ -151,175 +111,207 @@ def grid_table(
       runs: All runs that belong to it, for the caption.
       title: The heading.
       notes: Sentences for the caption.
-      compared: The differences to the baseline.
-      baseline: Name and label of an axis.
     """
-    caption = bullets([*_symbol_lines(grid, runs), *notes, *_run_lines(runs)])
-    lines = [f"### {title}", "", *_tables(grid)]
-    if compared and baseline:
-        lines += _difference_tables(grid, compared, baseline)
-        caption = bullets(_difference_lines(grid, compared, baseline)) + caption
-    return "\n".join([*lines, *caption, ""])
+    caption = [*_symbol_lines(grid, runs), *_choice_lines(grid), *notes, *_run_lines(runs)]
+    lines = _tables(grid.means, grid.axes, grid.metrics, _mean_texts, metric_heading)
+    if not grid.differences.empty and (baseline := grid.comparison.baseline):
+        lines += _tables(
+            grid.differences,
+            without(grid.axes, baseline),
+            grid.metrics,
+            _difference_texts,
+            difference_heading,
+            f"Difference from {baseline[0]} = {baseline[1]}",
+        )
+        caption = [*_difference_lines(grid, *baseline), *caption]
+    return "\n".join([f"### {title}", "", *lines, *bullets(caption), ""])
 
 
-def _tables(grid: Grid) -> list[str]:
-    rows, *others = grid.axes
-    names = ", ".join(axis.name for axis in others)
-    # The columns of every table by its title.
+def _tables(
+    frame: Frame,
+    axes: Sequence[Axis],
+    metrics: dict[str, Metric],
+    texts: Callable[[Frame, Metric], list[str]],
+    heading: Callable[[Metric], str],
+    title: str = "",
+) -> list[str]:
+    """The first axis gives the rows; `texts` are the cells of a column."""
+    rows, *others = axes
     tables: dict[str, dict[str, list[str]]] = {}
-    for metric, rest, column in grid.columns():
-        heading = metric_heading(metric)
-        title = f"{bold(heading)} against {names}" if others else ""
-        tables.setdefault(title, {})[", ".join(rest) or heading] = _cells(column)
-    lines = []
-    for title, columns in tables.items():
-        cells = zip(rows.labels, *columns.values(), strict=True)
-        lines += [*([title, ""] if title else []), *table([rows.name, *columns], cells), ""]
-    return lines
-
-
-def _cells(column: Sequence[Entry]) -> list[str]:
-    """A column as text. The best values as printed are bold, if all runs have them."""
-    printed = {
-        row: float(format_value(entry.mean, entry.metric.unit))
-        for row, entry in enumerate(column)
-        if entry.complete
-    }
-    best = max if column[0].metric.higher_is_better else min
-    bold_rows = [row for row, value in printed.items() if value == best(printed.values())]
-    return [
-        bold(text) if row in bold_rows and len(printed) > 1 else text
-        for row, text in enumerate(map(_text, column))
-    ]
-
-
-def _text(entry: Entry) -> str:
-    if not entry.values:
-        return "diverged" if entry.diverged else MISSING
-    text = format_value(entry.mean, entry.metric.unit)
-    if entry.half_width is not None:
-        text += f" ± {format_value(entry.half_width, entry.metric.unit)}"
-    return text if entry.complete else f"{text} ({entry.found} of {entry.expected})"
-
-
-def _difference_tables(grid: Grid, compared: Differences, baseline: tuple[str, str]) -> list[str]:
-    """As `_tables`, without the label of the baseline."""
-    name, label = baseline
-    rows, *others = without(grid.axes, baseline)
-    names = f" against {', '.join(axis.name for axis in others)}" if others else ""
-    tables: dict[str, dict[str, list[str]]] = {}
-    for metric, by_place in compared.items():
-        heading = difference_heading(metric)
-        title = bold(f"Difference from {name} = {label}")
-        title += f": {bold(heading)}{names}" if others else ""
+    for name in frame.index.unique("metric"):
+        metric = metrics[name]
+        against = f"{bold(heading(metric))} against {', '.join(axis.name for axis in others)}"
+        parts = [*([bold(title)] if title else []), *([against] if others else [])]
         for rest in places(others):
-            column = [_difference_text(by_place[row, *rest]) for row in rows.labels]
-            tables.setdefault(title, {})[", ".join(rest) or heading] = column
+            column = frame.loc[[(name, label, *rest) for label in rows.labels]]
+            columns = tables.setdefault(": ".join(parts), {})
+            columns[", ".join(rest) or heading(metric)] = texts(column, metric)
     lines = []
-    for title, columns in tables.items():
+    for above, columns in tables.items():
         cells = zip(rows.labels, *columns.values(), strict=True)
-        lines += [title, "", *table([rows.name, *columns], cells), ""]
+        lines += [*([above, ""] if above else []), *table([rows.name, *columns], cells), ""]
     return lines
 
 
-def _difference_text(difference: Difference) -> str:
-    mean, unit = difference.mean, difference.metric.unit
-    missing = [f"{difference.missing} missing"] if difference.missing else []
-    if mean is None:
-        return f"{MISSING} ({missing[0]})" if missing else MISSING
-    text = format_difference(mean, unit)
-    if difference.interval is not None:
-        text += f" ± {format_difference(difference.interval, unit, signed=False)}"
-    details = [f"n = {len(difference.values)}", *missing]
-    if difference.episodes_interval is not None:
-        half_width = format_difference(difference.episodes_interval, unit, signed=False)
-        details.append(f"episodes ± {half_width}")
-    return f"{bold(text) if difference.excludes_zero else text} ({', '.join(details)})"
+def _complete(means: Frame) -> Any:
+    """Where every run has a value."""
+    return (means["found"] > 0) & (means["found"] == means["expected"])
 
 
-def _difference_lines(grid: Grid, compared: Differences, baseline: tuple[str, str]) -> list[str]:
+def _mean_texts(column: Frame, metric: Metric) -> list[str]:
+    """Means ± deviations. The best values as printed are bold, if all runs have them."""
+    complete = _complete(column)
+    printed = column["mean"].map(lambda mean: float(format_value(mean, metric.unit)))
+    best = printed[complete].agg("max" if metric.higher_is_better else "min")
+    is_bold = complete & (printed == best) & (complete.sum() > 1)
+    is_bold &= metric.higher_is_better is not None
+    texts = []
+    for row, whole, in_bold in zip(_records(column), complete, is_bold, strict=True):
+        if row["mean"] is None:
+            texts.append("diverged" if row["diverged"] else MISSING)
+            continue
+        text = format_value(row["mean"], metric.unit)
+        half_width = row["own"] if row["found"] == 1 else row["deviation"]
+        if half_width is not None:
+            text += f" ± {format_value(half_width, metric.unit)}"
+        text += "" if whole else f" ({row['found']} of {row['expected']})"
+        texts.append(bold(text) if in_bold else text)
+    return texts
+
+
+def _difference_texts(column: Frame, metric: Metric) -> list[str]:
+    """Mean differences ± intervals; bold where the interval over the repetitions excludes 0."""
+    texts = []
+    for row in _records(column):
+        lacking = row["expected"] - row["found"]
+        missing = [f"{lacking} missing"] if lacking else []
+        text, details = MISSING, missing
+        if row["mean"] is not None:
+            text = format_difference(row["mean"], metric.unit)
+            details = [f"n = {row['n']}", *missing]
+        if row["interval"] is not None:
+            text += f" ± {format_difference(row['interval'], metric.unit, signed=False)}"
+            text = bold(text) if abs(row["mean"]) > row["interval"] else text
+        if row["own"] is not None:
+            half_width = format_difference(row["own"], metric.unit, signed=False)
+            details.append(f"episodes ± {half_width}")
+        texts.append(f"{text} ({', '.join(details)})" if details else text)
+    return texts
+
+
+def _occurring(sentences: dict[str, Any]) -> list[str]:
+    return [sentence for sentence, occurs in sentences.items() if occurs]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds)) or 'none'}"
+
+
+def _difference_lines(grid: Grid, name: str, label: str) -> list[str]:
     """What the tables of differences mean."""
-    found = [difference for by_place in compared.values() for difference in by_place.values()]
-    name, label = baseline
-    several = any(difference.interval is not None for difference in found)
-    episodes = any(difference.episodes_interval is not None for difference in found)
-    single = any(d.interval is None and d.episodes_interval is not None for d in found)
-    unit = repetitions(grid)
-    over = f"seeds {', '.join(map(str, grid.seeds))}"
+    found = grid.differences
+    has_interval, has_own = found["interval"].notna(), found["own"].notna()
+    over = _seeds(grid.seeds)
     if grid.pooled:
-        over = unit
+        over = grid.repetitions
         if len(grid.seeds) > 1:
             over += ", over the seeds of each of which the differences are averaged first"
     sentences = {
         f"Difference from {name} = {label}: the result minus that of the run with {label} that has "
         "the same seed and the same values on the other axes. For % in percentage points.": True,
         f"a ± b (n = k): mean of k differences and half the width of its 95 % confidence interval "
-        f"(Student's t) over the {over}.": several,
+        f"(Student's t) over the {over}.": has_interval.any(),
         "episodes ± c: half the width of the 95 % confidence interval over the episodes of a pair; "
-        "of several pairs, the mean.": episodes,
+        "of several pairs, the mean.": has_own.any(),
         "m missing: pairs of which a run diverged, is not finished or lacks the metric.": any(
-            difference.missing for difference in found
+            found["found"] < found["expected"]
         ),
-        f"Bold difference: the interval over the {unit} excludes 0. Intervals are not corrected "
-        "for the number of comparisons.": several,
+        f"Bold difference: the interval over the {grid.repetitions} excludes 0. Intervals are not "
+        "corrected for the number of comparisons.": has_interval.any(),
         "A single pair is never bold: an interval over its episodes does not describe other "
-        "training runs.": single,
+        "training runs.": (has_own & ~has_interval).any(),
     }
-    return [sentence for sentence, occurs in sentences.items() if occurs]
+    return _occurring(sentences)
 
 
 def _symbol_lines(grid: Grid, runs: Sequence[Run]) -> list[str]:
     """What the entries and the headings of the tables mean."""
-    columns = [column for _, _, column in grid.columns()]
-    entries = [entry for column in columns for entry in column]
-    known = [entry for entry in entries if entry.values]
-    means = any(len(entry.values) > 1 for entry in known)
-    intervals = any(entry.interval is not None for entry in known)
-    compared = any(sum(entry.complete for entry in column) > 1 for column in columns)
-    several = len(grid.seeds) > 1
-    seeds = f"seed{'s' * several} {', '.join(map(str, grid.seeds))}"
-    repeated, over = several, f"the {seeds}"
+    means, several, seeds = grid.means, len(grid.seeds) > 1, _seeds(grid.seeds)
+    complete, known, averaged = _complete(means), means["n"] > 0, bool((means["n"] > 1).any())
+    own = means.loc[means["found"] == 1, "own"].notna().any()
+    single, repeated, over = "seed", several, f"the {seeds}"
     if grid.pooled:
-        repeated = several or len(grid.pooled.labels) > 1
+        single, repeated = "run", several or len(grid.pooled.labels) > 1
         over = f"{grid.pooled.name} {', '.join(grid.pooled.labels)}"
         over += f"; each is the mean of the {seeds}" if several else f", trained with {seeds}"
-    single = "run" if grid.pooled else "seed"
-    counts = sorted({entry.expected for entry in known if not entry.complete})
-    of_all = " or ".join(map(str, counts))
-    lacking = f"results of k {single}s; the others diverged, are not finished or have no such value"
+    counts = " or ".join(map(str, sorted(set(means["expected"][known & ~complete]))))
+    of_column = complete.groupby([name for name in means.index.names if name != grid.axes[0].name])
     validations = [run.report["validation"] for run in runs if run.report["validation"]]
     chosen_by = " or ".join(dict.fromkeys(metric["name"] for metric in validations))
-    split = "on the validation split, by which the checkpoint was chosen"
+    interval = "half the width of its 95 % confidence interval over evaluation episodes"
     sentences = {
-        f"a ± b: mean and standard deviation over {over}.": means,
-        f"a ± b of a single {single}: the value and {_INTERVAL}.": means and intervals,
-        f"a ± b: the value and {_INTERVAL}.": intervals and not means,
-        f"Trained with {seeds}.": not means and not grid.pooled,
-        f"(k of {of_all}): {lacking}.": bool(counts),
-        f"Bold: the best of a column{f' among entries of all {single}s' * repeated}.": compared,
-        "↓: lower is better.": not all(metric.higher_is_better for metric in grid.entries),
-        f"{MISSING}: no result.": any(not entry.values and not entry.diverged for entry in entries),
-        f"{VALIDATION}: {chosen_by} {split}.": chosen_by
-        and any(metric.name == VALIDATION for metric in grid.entries),
+        f"a ± b: mean and standard deviation over {over}.": averaged,
+        f"a ± b{f' of a single {single}' * averaged}: the value and {interval}.": own,
+        f"Trained with {seeds}.": not averaged and not grid.pooled,
+        f"(k of {counts}): results of k {single}s; the others diverged, are not finished or have "
+        "no such value.": counts,
+        f"Bold: the best of a column{f' among entries of all {single}s' * repeated}.": (
+            of_column.sum().max() > 1
+        ),
+        "↓: lower is better.": any(m.higher_is_better is False for m in grid.metrics.values()),
+        f"{MISSING}: no result.": (~known & ~means["diverged"]).any(),
+        f"{VALIDATION}: {chosen_by} on the validation split, by which the checkpoint was "
+        "chosen.": chosen_by and VALIDATION in grid.metrics,
     }
     constant = [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
-    return [*(sentence for sentence, occurs in sentences.items() if occurs), *constant]
+    return [*_occurring(sentences), *constant]
+
+
+def _choice_lines(grid: Grid) -> list[str]:
+    """What validation chose."""
+    choices = grid.choices.to_dict("records")
+    if not choices:
+        return []
+
+    def each(text: Callable[[dict[str, Any]], Any]) -> str:
+        return "; ".join(f"{', '.join(row['place'])}: {text(row)}" for row in choices)
+
+    def chosen(row: dict[str, Any]) -> str:
+        if not row["compared"]:
+            return "none, because no repetition is finished for all values"
+        if not row["found"]:
+            return "none, because no run has a validation"
+        diverged = row["compared"] - row["found"]
+        lost = f" ({diverged} of its runs diverged)" if diverged else ""
+        return ", ".join(row["label"]) + lost
+
+    seeds = list(dict.fromkeys(row["seeds"] for row in choices))
+    tried = list(dict.fromkeys(row["candidates"] for row in choices))
+    common = f" ({_seeds(seeds[0])})" if len(seeds) == 1 and seeds[0] else ""
+    sentences = {
+        f"{', '.join(grid.comparison.choose)}: the best of "
+        f"{tried[0] if len(tried) == 1 else 'a number of'} values by the mean validation over the "
+        f"repetitions that all of them have{common}: {each(chosen)}.": True,
+        f"Repetitions compared: {each(lambda row: _seeds(row['seeds']))}.": len(seeds) > 1,
+        f"Values tried: {each(lambda row: row['candidates'])}.": len(tried) > 1,
+    }
+    return _occurring(sentences)
 
 
 def _run_lines(runs: Sequence[Run]) -> list[str]:
     """What is known of all runs: those that diverged, notes, time, code and commands."""
-    diverged = [_name(run) for run in runs if "diverged" in run.report]
-    noted: dict[str, list[str]] = {}
-    for run in runs:
-        for note in dict.fromkeys(run.report.get("notes", ())):
-            noted.setdefault(note, []).append(_name(run))
-    lines = [
-        f"{'All' if 1 < len(names) == len(runs) else '; '.join(names)}: {note}"
-        for note, names in noted.items()
-    ]
+
+    def names(of: Iterable[Run]) -> str:
+        return "; ".join(f"{', '.join(run.place)} (seed {run.report['seed']})" for run in of)
+
+    diverged = [run for run in runs if "diverged" in run.report]
+    lines = []
     if diverged:
         reason = "the loss, its gradient or the features are not finite"
-        lines.insert(0, f"Diverged ({reason}): {'; '.join(diverged)}.")
+        lines = [f"Diverged ({reason}): {names(diverged)}."]
+    for note in dict.fromkeys(note for run in runs for note in run.report.get("notes", ())):
+        noted = [run for run in runs if note in run.report.get("notes", ())]
+        lines.append(f"{'All' if 1 < len(noted) == len(runs) else names(noted)}: {note}")
     # Reports of training alone have a time.
     seconds = [run.report["seconds"] for run in runs if "seconds" in run.report]
     minutes = sum(seconds) / 60
@@ -333,7 +325,3 @@ def _run_lines(runs: Sequence[Run]) -> list[str]:
         f"Code: {'; '.join(versions)}.",
         *(f"Command: `{command}`" for command in commands),
     ]
-
-
-def _name(run: Run) -> str:
-    return f"{', '.join(run.place)} (seed {run.report['seed']})"

@@ -77,4 +77,4 @@ def difference_heading(metric: Metric) -> str:
 
 
 def _direction(metric: Metric) -> str:
-    return "" if metric.higher_is_better else " ↓"
+    return " ↓" if metric.higher_is_better is False else ""

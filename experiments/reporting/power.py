@@ -1,23 +1,80 @@
-"""How many pairs of runs a paired comparison needs, as text."""
+"""How many pairs of runs a paired comparison needs."""
 
 from __future__ import annotations
 
+import bisect
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import scipy.optimize
+import scipy.stats
+
 from experiments.contracts import Metric
 from experiments.errors import ConfigError
-from experiments.reporting.comparison import Difference, choose, differences, same_label
-from experiments.reporting.entries import Axis, Run, make_grid, places
 from experiments.reporting.markdown import bullets, difference_heading, scaled, table
-from experiments.reporting.statistics import pairs_needed, smallest_effect
 
 POWERS = (0.8, 0.9)
 """Probabilities of finding a difference."""
 _TEST = "two-sided paired t-test at 5 %"
+
+
+def paired_power(pairs: int, effect: float, deviation: float) -> float:
+    """Probability that a two-sided paired t-test at 5 % finds a difference.
+
+    Args:
+      pairs: Number n of pairs, at least 2.
+      effect: Mean of the differences.
+      deviation: Standard deviation of the differences, above 0.
+
+    Returns:
+      By the noncentral t distribution: n − 1 degrees of freedom, shift √n · effect/deviation.
+    """
+    shift = math.sqrt(pairs) * abs(effect) / deviation
+    critical = scipy.stats.t.ppf(0.975, pairs - 1)
+    power = float(scipy.stats.nct.sf(critical, pairs - 1, shift))
+    # A significant difference of the wrong sign: below 1e-11 at larger shifts, where SciPy has NaN.
+    return power + float(scipy.stats.nct.cdf(-critical, pairs - 1, shift)) if shift < 7 else power
+
+
+def pairs_needed(effect: float, deviation: float, power: float) -> int:
+    """The smallest number of pairs, at least 2, with which `paired_power` is at least `power`.
+
+    Args:
+      effect: Mean of the differences, not 0.
+      deviation: Their standard deviation, above 0.
+      power: Below 1.
+    """
+
+    def found(pairs: int) -> float:
+        return paired_power(pairs, effect, deviation)
+
+    enough = 2
+    while found(enough) < power:
+        enough *= 2
+    return bisect.bisect_left(range(enough), power, lo=2, key=found)
+
+
+def smallest_effect(pairs: int, deviation: float, power: float) -> float:
+    """The mean of the differences that `pairs` pairs find with probability `power`.
+
+    Args:
+      pairs: At least 2.
+      deviation: Standard deviation of the differences, above 0.
+      power: Above 0.05 and below 1.
+    """
+
+    def lacking(effect: float) -> float:
+        return paired_power(pairs, effect, 1.0) - power
+
+    high = 1.0
+    while lacking(high) < 0:
+        high *= 2
+    ratio: Any = scipy.optimize.brentq(lacking, 0.0, high)
+    return deviation * ratio
 
 
 def power_lines(deviation: float, effect: float | None, pairs: Sequence[int]) -> list[str]:
@@ -41,26 +98,30 @@ def power_lines(deviation: float, effect: float | None, pairs: Sequence[int]) ->
     return [*lines, *table(["pairs", *headings], rows)]
 
 
-def grid_power_lines(directory: Path, baseline: str, effect: float | None) -> list[str]:
+def grid_power_lines(directory: Path, effect: float | None) -> list[str]:
     """The same for every difference in a grid, from the deviation that is found there.
 
     Args:
       directory: The folder of a grid, with its table.json.
-      baseline: NAME=LABEL of one of its axes; empty: that of its last command.
       effect: A difference of interest, in percentage points for metrics in %; None: unknown.
 
     Raises:
-      ConfigError: There is no such grid or baseline, or no place has two pairs.
+      ConfigError: There is no such grid, or no place has two pairs with the baseline.
     """
-    found = _grid_differences(directory, baseline)
-    rows = [
-        [", ".join(place), difference_heading(metric), *_numbers(difference, effect)]
-        for metric, by_place in found.items()
-        for place, difference in by_place.items()
-        if len(difference.values) > 1
-    ]
+    path = directory / "table.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["differences"]
+        rows = [_row(difference, effect) for difference in found if difference["n"] > 1]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not the table of a grid ({type(error).__name__}: {error}); name a folder "
+            "that sweep or compare has written"
+        ) from error
     if not rows:
-        raise ConfigError(f"{directory} has no two pairs of runs; train at least two seeds")
+        raise ConfigError(
+            f"{path} has no differences of two pairs of runs; give sweep or compare a --baseline "
+            "and at least two --seeds"
+        )
     headings = [
         "place",
         "difference of",
@@ -77,47 +138,14 @@ def grid_power_lines(directory: Path, baseline: str, effect: float | None) -> li
     return [*table(headings, rows), *bullets(notes)]
 
 
-def _numbers(difference: Difference, effect: float | None) -> list[Any]:
-    values = [scaled(value, difference.metric.unit) for value in difference.values]
+def _row(difference: dict[str, Any], effect: float | None) -> list[Any]:
+    metric = Metric(*(difference[key] for key in ("metric", "unit", "higher_is_better")))
+    values = [scaled(value, metric.unit) for value in difference["values"]]
     count, deviation = len(values), statistics.stdev(values)
-    numbers: list[Any] = [count, f"{statistics.fmean(values):+.2f}", f"{deviation:.2f}"]
+    row = [", ".join(difference["place"]), difference_heading(metric), count]
+    row += [f"{statistics.fmean(values):+.2f}", f"{deviation:.2f}"]
     # Runs that do not differ at all need no more than two pairs.
-    numbers.append(f"{smallest_effect(count, deviation, POWERS[0]):.2f}" if deviation else "0")
+    row.append(f"{smallest_effect(count, deviation, POWERS[0]):.2f}" if deviation else "0")
     if effect is not None:
-        numbers += [pairs_needed(effect, deviation, p) if deviation else 2 for p in POWERS]
-    return numbers
-
-
-def _grid_differences(
-    directory: Path, baseline: str
-) -> dict[Metric, dict[tuple[str, ...], Difference]]:
-    path = directory / "table.json"
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        comparison = stored["comparison"]
-        axes = [Axis(axis["name"], tuple(axis["labels"])) for axis in stored["axes"]]
-        runs = [Run(tuple(run["place"]), run["report"]) for run in stored["runs"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is not the table of a grid ({type(error).__name__}: {error}); name a folder "
-            "that sweep or compare has written"
-        ) from error
-    pooled = comparison["pairs_over"]
-    kept = choose(axes, runs, places(axes), comparison["choose"], pooled=pooled)
-    named = _baseline(baseline, kept.axes, pooled) if baseline else comparison["baseline"]
-    if named is None:
-        raise ConfigError(f"{directory} was written without a baseline; set --baseline NAME=LABEL")
-    grid = make_grid(kept.axes, kept.runs, pooled=pooled, planned=kept.planned)
-    found = differences(grid, (named[0], named[1]))
-    return {metric: dict(by_place) for metric, by_place in found.items()}
-
-
-def _baseline(text: str, axes: Sequence[Axis], pooled: str) -> tuple[str, str]:
-    name, _, label = text.partition("=")
-    varied = [axis for axis in axes if axis.name != pooled and len(axis.labels) > 1]
-    for axis in varied:
-        for known in axis.labels if axis.name == name else ():
-            if same_label(label, known):
-                return name, known
-    available = "; ".join(f"{axis.name}={','.join(axis.labels)}" for axis in varied)
-    raise ConfigError(f"--baseline {text}: the grid has {available or 'no axis to compare along'}")
+        row += [pairs_needed(effect, deviation, p) if deviation else 2 for p in POWERS]
+    return row

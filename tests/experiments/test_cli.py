@@ -160,7 +160,7 @@ def test_settings_has_epochs_of_prepared_data(run, folders, monkeypatch, capsys)
 def test_help_does_not_import_what_only_runs_need():
     code = "import sys, experiments.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    slow = {"scipy.stats", "matplotlib", "tensorboardX", "orbax", "torch", "sklearn"}
+    slow = {"scipy.stats", "pandas", "matplotlib", "tensorboardX", "orbax", "torch", "sklearn"}
     assert slow.isdisjoint(done.stdout.split()), done.stderr
     assert "experiments.cli.train" in done.stdout.split()
 

@@ -9,11 +9,9 @@ import scipy.stats
 from matplotlib.collections import LineCollection
 
 from experiments.contracts import Metric, PairMetrics
-from experiments.reporting.comparison import choice_lines, choose, differences
-from experiments.reporting.entries import make_grid, places
-from experiments.reporting.grid import Axis, Comparison, write_grid
+from experiments.reporting.grid import grid_table, write_grid
 from experiments.reporting.grid_figure import difference_figure
-from experiments.reporting.statistics import interval
+from experiments.reporting.results import Axis, Comparison, interval, make_grid, places
 from tests.experiments.test_grid_report import (
     ACCURACY,
     ERROR,
@@ -31,6 +29,20 @@ SUBSETS = Axis("subset", ("0", "1", "2", "3"))
 def written(directory, axes, runs, **options):
     paths = write_grid(directory, axes, runs, title="T", command="c", **options)
     return squeezed(paths[0].read_text()), json.loads(paths[1].read_text())
+
+
+def differences(axes, runs, comparison=None, **options):
+    """The differences to softmax, by place, of runs with one metric."""
+    grid = make_grid(axes, runs, comparison=comparison or Comparison(BASELINE), **options)
+    return grid.differences.droplevel("metric")
+
+
+def chosen(axes, runs, pooled="", planned=None):
+    """What validation chooses from the axis G, and the sentences on it."""
+    comparison = Comparison(None, pooled, ("G",))
+    grid = make_grid(axes, runs, comparison=comparison, planned=planned)
+    text = grid_table(grid, runs, title="T")
+    return grid, [line[2:] for line in text.splitlines() if line.startswith("- ")]
 
 
 def two_methods(num_seeds, effect=-0.02, seed=0):
@@ -86,30 +98,28 @@ def test_an_interval_is_that_of_scipy():
     values = np.random.default_rng(1).normal(size=7)
     low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert interval(values) == pytest.approx((high - low) / 2, rel=1e-12)
-    assert interval([0.3]) is None
+    assert np.isnan(interval([0.3]))
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(0)
     for pairs in (3, 8):
         samples = rng.normal(0.5, 2, (2000, pairs))
-        covered = [abs(row.mean() - 0.5) <= (interval(row) or 0) for row in samples]
+        covered = [abs(row.mean() - 0.5) <= interval(row) for row in samples]
         # Three standard deviations of a binomial of 2,000.
         assert np.mean(covered) == pytest.approx(0.95, abs=3 * np.sqrt(0.95 * 0.05 / 2000))
 
 
 def test_differences_are_taken_seed_by_seed():
     softmax, loose = two_methods(6)
-    grid = make_grid([METHODS], runs_of(softmax, "softmax") + runs_of(loose, "loose"))
-    found = differences(grid, BASELINE)[ERROR]
-    assert found.keys() == {("loose",)}
-    difference = found["loose",]
+    found = differences([METHODS], runs_of(softmax, "softmax") + runs_of(loose, "loose"))
+    assert list(found.index) == ["loose"]
+    difference = found.loc["loose"]
     test = scipy.stats.ttest_rel(loose, softmax)
     low, high = test.confidence_interval(0.95)
-    assert difference.mean == pytest.approx(np.mean(loose - softmax), rel=1e-12)
-    assert difference.interval == pytest.approx((high - low) / 2, rel=1e-12)
-    assert (difference.pairs, difference.missing) == (6, 0)
-    assert difference.excludes_zero == (low > 0 or high < 0)
+    assert difference["mean"] == pytest.approx(np.mean(loose - softmax), rel=1e-12)
+    assert difference["interval"] == pytest.approx((high - low) / 2, rel=1e-12)
+    assert (difference["found"], difference["expected"]) == (6, 6)
     # Means with their own spreads could not tell the methods apart.
     unpaired: Any = scipy.stats.ttest_ind(loose, softmax)
     assert unpaired.pvalue > 0.2
@@ -130,7 +140,7 @@ def test_the_table_has_the_differences(tmp_path):
     for word in ("missing", "episodes"):
         assert word not in text
     error, _ = stored["differences"]
-    assert (error["metric"], error["place"], error["pairs"]) == ("error", ["loose"], 3)
+    assert (error["metric"], error["place"], error["n"]) == ("error", ["loose"], 3)
     assert error["values"] == pytest.approx([-0.02, -0.02, -0.025])
     assert error["mean"] == pytest.approx(-0.065 / 3)
     assert stored["comparison"]["baseline"] == ["Method", "softmax"]
@@ -144,7 +154,7 @@ def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
     assert (
         "- m missing: pairs of which a run diverged, is not finished or lacks the metric." in text
     )
-    assert stored["differences"][0]["missing"] == 2
+    assert [stored["differences"][0][key] for key in ("found", "expected")] == [2, 4]
     runs = [*runs_of([0.2, 0.2], "softmax"), diverged(("loose",), 0), diverged(("loose",), 1)]
     text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| loose | – (2 missing) |" in text
@@ -192,7 +202,7 @@ def test_pooled_repetitions_are_clusters(tmp_path):
     text, stored = written(tmp_path, [METHODS, SUBSETS], runs, comparison=comparison)
     (difference,) = stored["differences"]
     # Twelve pairs, but four independent numbers.
-    assert (difference["pairs"], len(difference["values"])) == (12, 4)
+    assert (difference["found"], len(difference["values"])) == (12, 4)
     clusters = of_pairs.mean(1)
     assert difference["values"] == pytest.approx(clusters)
     low, high = scipy.stats.ttest_1samp(clusters, 0).confidence_interval(0.95)
@@ -204,10 +214,10 @@ def test_pooled_repetitions_are_clusters(tmp_path):
     assert (
         "mean and standard deviation over subset 0, 1, 2, 3; each is the mean of the seeds" in text
     )
-    grid = make_grid([METHODS, SUBSETS], runs, pooled="subset")
+    grid = make_grid([METHODS, SUBSETS], runs, comparison=Comparison(pairs_over="subset"))
     assert [axis.name for axis in grid.axes] == ["Method"]
-    entry = grid.entries[ERROR]["loose",]
-    assert (len(entry.values), entry.found, entry.expected, entry.complete) == (4, 12, 12, True)
+    row = grid.means.loc["error", "loose"]
+    assert (row["n"], row["found"], row["expected"]) == (4, 12, 12)
 
 
 def test_a_cluster_that_lacks_a_run_says_so(tmp_path):
@@ -224,14 +234,13 @@ def test_subsets_that_a_place_does_not_have_are_not_missing():
     axes = [METHODS, Axis("classes", ("25", "all")), Axis("subset", ("0", "1"))]
     planned = [place for place in places(axes) if place[1:] != ("all", "1")]
     runs = [run(place, 0, (ERROR, 0.1)) for place in planned]
-    grid = make_grid(axes, runs, pooled="subset", planned=planned)
-    assert [grid.entries[ERROR]["loose", n].expected for n in ("25", "all")] == [2, 1]
-    assert all(entry.complete for entry in grid.entries[ERROR].values())
-    found = differences(grid, BASELINE)[ERROR]
-    assert [(found["loose", n].pairs, found["loose", n].missing) for n in ("25", "all")] == [
-        (2, 0),
-        (1, 0),
-    ]
+    comparison = Comparison(BASELINE, "subset")
+    grid = make_grid(axes, runs, comparison=comparison, planned=planned)
+    for frame in (grid.means, grid.differences):
+        assert frame.loc[("error", "loose"), ["found", "expected"]].to_numpy().tolist() == [
+            [2, 2],
+            [1, 1],
+        ]
 
 
 def with_episodes(place, seed, accuracies, lists=("aa",)):
@@ -249,17 +258,15 @@ def test_one_seed_is_compared_episode_by_episode(tmp_path):
     low, high = scipy.stats.ttest_rel(loose, softmax).confidence_interval(0.95)
     (difference,) = stored["differences"]
     assert difference["interval"] is None
-    assert difference["episodes_interval"] == pytest.approx((high - low) / 2)
+    assert difference["own"] == pytest.approx((high - low) / 2)
     assert f"(n = 1, episodes ± {50 * (high - low):.2f}) |" in text
     # However narrow, this interval says nothing on other seeds: neither bold nor filled.
     assert low > 0
     assert "| loose | +" in text
     assert "A single pair is never bold" in text
     assert "Bold difference" not in text
-    grid = make_grid([METHODS], runs)
-    found = differences(grid, BASELINE)
-    assert not found[ACCURACY]["loose",].excludes_zero
-    figure = difference_figure(grid, found, BASELINE, title="T", command="c")
+    grid = make_grid([METHODS], runs, comparison=Comparison(BASELINE))
+    figure = difference_figure(grid, title="T", command="c")
     assert figure is not None
     caption = " ".join(" ".join(text.get_text() for text in figure.texts).split())
     assert "95 % confidence interval over the episodes of one pair" in caption
@@ -280,11 +287,11 @@ def test_several_seeds_have_both_intervals():
         for m, label in enumerate(METHODS.labels)
         for seed in range(3)
     ]
-    difference = differences(make_grid([METHODS], runs), BASELINE)[ACCURACY]["loose",]
+    difference = differences([METHODS], runs).loc["loose"]
     by_episode = accuracies[1] - accuracies[0]
-    assert difference.interval == pytest.approx(interval(by_episode.mean(1)))
-    half_widths = [interval(row) or 0 for row in by_episode]
-    assert difference.episodes_interval == pytest.approx(np.mean(half_widths))
+    assert difference["interval"] == pytest.approx(interval(by_episode.mean(1)))
+    half_widths = [interval(row) for row in by_episode]
+    assert difference["own"] == pytest.approx(np.mean(half_widths))
 
 
 @pytest.mark.parametrize("other", [{"lists": ("bb",)}, {"accuracies": np.ones(3)}])
@@ -294,9 +301,9 @@ def test_other_episodes_are_not_paired(other):
         with_episodes(("softmax",), 0, np.zeros(4)),
         with_episodes(("loose",), 0, **given),
     ]
-    difference = differences(make_grid([METHODS], runs), BASELINE)[ACCURACY]["loose",]
-    assert difference.episodes_interval is None
-    assert difference.pairs == 1
+    difference = differences([METHODS], runs).loc["loose"]
+    assert np.isnan(difference["own"])
+    assert difference["n"] == 1
 
 
 GROUPS = Axis("G", ("2", "4", "8"))
@@ -355,81 +362,79 @@ def test_a_choice_is_over_all_repetitions():
         for method in METHODS.labels
         for place, value in values.items()
     ]
-    kept = choose(axes, runs, places(axes), ["G"], pooled="subset")
-    assert [choice.label for choice in kept.choices] == [("4",), ("4",)]
-    assert [axis.name for axis in kept.axes] == ["Method", "subset"]
-    assert {run.place for run in kept.runs} == set(places(kept.axes))
+    grid, _ = chosen(axes, runs, "subset")
+    assert list(grid.choices["label"]) == [("4",), ("4",)]
+    assert [axis.name for axis in grid.axes] == ["Method"]
+    assert grid.means.loc[("error", "loose"), "found"] == 2
 
 
 def test_a_run_that_diverged_is_no_advantage_in_a_choice():
     runs = [run(("a", "2"), seed, (ERROR, 0.1), validation=0.5) for seed in (0, 1)]
     runs += [run(("a", "4"), 0, (ERROR, 0.1), validation=0.9), diverged(("a", "4"), 1)]
     axes = [Axis("Method", ("a",)), Axis("G", ("2", "4"))]
-    kept = choose(axes, runs, places(axes), ["G"])
-    assert kept.choices[0].label == ("2",)
+    assert list(chosen(axes, runs)[0].choices["label"]) == [("2",)]
     # Where none is complete, the caption says so.
     runs[0] = diverged(("a", "2"), 0)
-    kept = choose(axes, runs, places(axes), ["G"])
-    (line,) = choice_lines(["G"], kept.choices)
-    assert line.endswith("(seeds 0, 1): a: 4 (1 of its runs diverged).")
+    _, lines = chosen(axes, runs)
+    assert any(line.endswith("(seeds 0, 1): a: 4 (1 of its runs diverged).") for line in lines)
 
 
 def test_more_seeds_are_no_advantage_in_a_choice():
     axes = [METHODS, Axis("G", ("2", "4"))]
     runs = [run(("softmax", "2"), seed, (ERROR, 0.1), validation=0.9) for seed in (0, 1)]
     runs += [run(("softmax", "4"), seed, (ERROR, 0.5), validation=0.5) for seed in (0, 1, 2)]
-    (choice,) = choose(axes, runs, places(axes)[:2], ["G"]).choices
-    assert (choice.label, choice.validation, choice.seeds) == (("2",), 0.9, (0, 1))
-    assert (choice.found, choice.compared) == (2, 2)
+
+    def choice():
+        grid, _ = chosen(axes, runs, planned=places(axes)[:2])
+        (row,) = grid.choices.to_dict("records")
+        assert row["found"] <= row["compared"] == len(row["seeds"])
+        return row["label"], row["validation"], row["seeds"]
+
+    assert choice() == (("2",), 0.9, (0, 1))
     # A value of the seed that only one of them has does not count either.
     runs += [run(("softmax", "4"), 3, (ERROR, 0.5), validation=9.0)]
-    assert choose(axes, runs, places(axes)[:2], ["G"]).choices[0].label == ("2",)
+    assert choice()[0] == ("2",)
     # A run that diverged has been run.
     runs += [diverged(("softmax", "2"), 2)]
-    (choice,) = choose(axes, runs, places(axes)[:2], ["G"]).choices
-    assert (choice.label, choice.validation, choice.seeds) == (("4",), 0.5, (0, 1, 2))
+    assert choice() == (("4",), 0.5, (0, 1, 2))
 
 
 def test_the_seeds_of_a_choice_are_stated_where_they_differ():
     axes = [METHODS, Axis("G", ("2", "4"))]
     runs = [run(place, 0, (ERROR, 0.1), validation=0.5) for place in places(axes)]
     runs += [run(("loose", groups), 1, (ERROR, 0.1), validation=0.5) for groups in "24"]
-    lines = choice_lines(["G"], choose(axes, runs, places(axes), ["G"]).choices)
-    assert lines[1] == "Repetitions compared: softmax: seed 0; loose: seeds 0, 1."
+    _, lines = chosen(axes, runs)
+    assert "Repetitions compared: softmax: seed 0; loose: seeds 0, 1." in lines
 
 
 def test_a_choice_is_over_the_repetitions_that_all_labels_have():
     axes = [Axis("Method", ("a",)), Axis("G", ("2", "4")), Axis("subset", ("0", "1"))]
     values = {("2", "0"): 0.5, ("4", "0"): 0.4, ("4", "1"): 0.9}
     runs = [run(("a", *place), 0, (ERROR, 0.1), validation=v) for place, v in values.items()]
-    (choice,) = choose(axes, runs, places(axes), ["G"], pooled="subset").choices
-    assert (choice.label, choice.compared) == (("2",), 1)
+    (choice,) = chosen(axes, runs, "subset")[0].choices.to_dict("records")
+    assert (choice["label"], choice["compared"]) == (("2",), 1)
 
 
 def test_an_unequal_number_of_candidates_is_stated():
     axes = [METHODS, Axis("G", ("–", "2", "4"))]
     planned = [("softmax", "–"), ("loose", "2"), ("loose", "4")]
     runs = [run(place, 0, (ERROR, 0.1), validation=0.5) for place in planned]
-    kept = choose(axes, runs, planned, ["G"])
-    lines = choice_lines(["G"], kept.choices)
-    assert lines[1] == "Values tried: softmax: 1; loose: 2."
+    grid, lines = chosen(axes, runs, planned=planned)
+    assert "Values tried: softmax: 1; loose: 2." in lines
     # Labels that a place does not have are no candidates, though they are on the axis.
-    assert choose(axes, runs, places(axes), ["G"]).choices == kept.choices
-    grid = make_grid(kept.axes, kept.runs, planned=kept.planned)
-    assert grid.entries[ERROR]["softmax",].complete
+    assert chosen(axes, runs)[0].choices.equals(grid.choices)
+    assert (grid.means["found"] == grid.means["expected"]).all()
 
 
 def test_where_nothing_has_a_validation_nothing_is_chosen():
     runs = [diverged((method, "2"), 0) for method in METHODS.labels]
     axes = [METHODS, GROUPS]
-    kept = choose(axes, runs, places(axes), ["G"])
-    (line,) = choice_lines(["G"], kept.choices)
-    assert "(seed 0): softmax: none, because no run has a validation; loose: none" in line
-    grid = make_grid(kept.axes, kept.runs, planned=kept.planned)
-    (entries,) = grid.entries.values()
-    assert entries["loose",].diverged
+    grid, lines = chosen(axes, runs)
+    none = "softmax: none, because no run has a validation; loose: none"
+    assert any(f"(seed 0): {none}" in line for line in lines)
+    assert grid.means["diverged"].all()
     # Nor without a repetition in common.
     runs = [run(("softmax", at), int(at), (ERROR, 0.1), validation=0.5) for at in "24"]
-    kept = choose(axes, runs, [("softmax", at) for at in "24"], ["G"])
-    (line,) = choice_lines(["G"], kept.choices)
-    assert "softmax: none, because no repetition is finished for all values" in line
+    _, lines = chosen(axes, runs, planned=[("softmax", at) for at in "24"])
+    none = "softmax: none, because no repetition is finished for all values"
+    assert any(none in line for line in lines)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.cli.main import main
-from experiments.config import ModelConfig, SamplingConfig
+from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.errors import ConfigError
-from experiments.grid import finished_runs, make_cells, parse_axis, parse_comparison, split_axes
+from experiments.grid import finished_runs, make_axes, make_cells, parse_comparison, parse_over
 from experiments.protocols import few_shot
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
@@ -31,29 +31,41 @@ CONFIG = GroupSoftmaxConfig(
 )
 
 
-def test_an_axis_is_parsed_in_the_types_of_its_options():
-    axis = parse_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01", CONFIG)
-    assert axis.options == ("loss.name", "optimizer.learning_rate")
-    assert axis.values == (("softmax", 0.3), ("loose", 0.01))
-    assert (axis.name, axis.labels) == ("loss.name", ("softmax", "loose"))
-    # Where the first option does not distinguish the positions, all options name them.
-    axis = parse_axis("loss.name/data.classes=softmax/5,softmax/9,loose/5", CONFIG)
+def only_axis(text):
+    (axis,) = make_axes(parse_over(text, CONFIG))
+    return axis
+
+
+def test_values_are_parsed_in_the_types_of_their_options():
+    positions = parse_over("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01", CONFIG)
+    assert positions == [
+        {"loss.name": "softmax", "optimizer.learning_rate": 0.3},
+        {"loss.name": "loose", "optimizer.learning_rate": 0.01},
+    ]
+
+    def values(text, config: TrainConfig = CONFIG):
+        return [tuple(at.values()) for at in parse_over(text, config)]
+
+    assert values("data.classes=5,20") == [(5,), (20,)]
+    assert values("data.flip=True,false") == [(True,), (False,)]
+    assert values("model.weights=runs/a,runs/b") == [("runs/a",), ("runs/b",)]
+    # Several numbers or names are one value.
+    assert values("steps/optimizer.decay-steps=90/30+60,40/20") == [(90, (30, 60)), (40, (20,))]
+    few = few_shot.FewShotConfig()
+    found = values("evaluation.distances=cosine,euclidean+cosine", few)
+    assert found == [(("cosine",),), (("euclidean", "cosine"),)]
+    with pytest.raises(ConfigError, match="'cosine\\+l1' must be one of euclidean, cosine"):
+        parse_over("evaluation.distances=cosine+l1", few)
+
+
+def test_an_axis_is_named_after_the_options_that_distinguish_its_positions():
+    axis = only_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01")
+    assert (axis.name, [*axis.labels.values()]) == ("loss.name", ["softmax", "loose"])
+    axis = only_axis("loss.name/data.classes=softmax/5,softmax/9,loose/5")
     assert axis.name == "loss.name/data.classes"
-    assert axis.labels == ("softmax/5", "softmax/9", "loose/5")
-    assert parse_axis("data.classes=5,20", CONFIG).values == ((5,), (20,))
-    assert parse_axis("data.flip=True,false", CONFIG).values == ((True,), (False,))
-    # Several numbers are one value.
-    axis = parse_axis("steps/optimizer.decay-steps=90/30+60,40/20", CONFIG)
-    assert axis.values == ((90, (30, 60)), (40, (20,)))
-    assert parse_axis("optimizer.decay_steps=30+60", CONFIG).labels == ("30+60",)
-
-
-def test_an_option_of_several_names_is_parsed():
-    config = few_shot.FewShotConfig()
-    axis = parse_axis("evaluation.distances=cosine,euclidean+cosine", config)
-    assert axis.values == ((("cosine",),), (("euclidean", "cosine"),))
-    with pytest.raises(ConfigError, match="'l1' must be one of euclidean, cosine"):
-        parse_axis("evaluation.distances=cosine+l1", config)
+    assert [*axis.labels.values()] == ["softmax/5", "softmax/9", "loose/5"]
+    assert [*only_axis("optimizer.decay_steps=30+60").labels.values()] == ["30+60"]
+    assert [*only_axis("data.samples_per_class=5,10,0").labels.values()] == ["5", "10", "all"]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +77,9 @@ def test_an_option_of_several_names_is_parsed():
         ("los.name=softmax", r"los.name: unknown option; did you mean loss.name"),
         ("model=4", "model: unknown option; did you mean model.backbone, model.widths, "),
         ("protocol=few-shot", "protocol: unknown option; .* --help lists them"),
-        ("model.widths=4+x", r"'4\+x' is not of type ints joined by \+"),
+        ("model.widths=4+x", r"'4\+x' must be of type int, or several joined by \+"),
         ("loss.name=soft", "'soft' must be one of softmax, tight, loose"),
-        ("data.classes=5,x", "'x' is not of type int"),
+        ("data.classes=5,x", "'x' must be of type int"),
         ("data.flip=yes", "'yes' must be True or False"),
         ("data.classes=5,5", "is repeated"),
         ("loss.name/data.classes=loose/5,loose/5", "loss.name/data.classes is repeated"),
@@ -78,54 +90,48 @@ def test_an_option_of_several_names_is_parsed():
 )
 def test_impossible_axes_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
-        parse_axis(text, CONFIG)
+        parse_over(text, CONFIG)
 
 
 def test_cells_are_all_combinations(tmp_path):
-    axes = [parse_axis("loss.name=softmax,loose", CONFIG), parse_axis("data.classes=5,9", CONFIG)]
-    found = make_cells(CONFIG, axes, [3, 1, 3], tmp_path)
+    over = [parse_over(text, CONFIG) for text in ("loss.name=softmax,loose", "data.classes=5,9")]
+    found = make_cells(CONFIG, over, [3, 1, 3], tmp_path)
     assert len(found) == len({cell.directory for cell in found}) == 8
     assert [cell.config.seed for cell in found] == [3] * 4 + [1] * 4
     last = found[-1]
-    assert last.place == ("loose", "9")
+    axes = [axis for positions in over for axis in make_axes(positions)]
+    assert last.place(axes) == ("loose", "9")
+    assert last.describe(axes) == "loss.name = loose, data.classes = 9"
     assert isinstance(last.config, GroupSoftmaxConfig)
     assert (last.config.loss.name, last.config.data.classes) == ("loose", 9)
     assert last.directory == tmp_path / "loss.name=loose" / "data.classes=9" / "seed-1"
-    axes = [parse_axis("model.widths=4+8+8+8,4+4+4+4", CONFIG)]
-    first = make_cells(CONFIG, axes, [0], tmp_path)[0]
+    over = [parse_over("model.widths=4+8+8+8,4+4+4+4", CONFIG)]
+    first = make_cells(CONFIG, over, [0], tmp_path)[0]
     assert first.config.model.widths == (4, 8, 8, 8)
     assert first.directory == tmp_path / "model.widths=4+8+8+8" / "seed-0"
     with pytest.raises(ConfigError, match="an option twice"):
-        make_cells(CONFIG, [axes[0], axes[0]], [0], tmp_path)
-
-
-def test_paths_can_be_swept(tmp_path):
-    axis = parse_axis("model.weights=runs/a,runs/b", CONFIG)
-    assert axis.values == (("runs/a",), ("runs/b",))
-    folders = [cell.directory.parent for cell in make_cells(CONFIG, [axis], [0], tmp_path)]
+        make_cells(CONFIG, [over[0], over[0]], [0], tmp_path)
+    over = [parse_over("model.weights=runs/a,runs/b", CONFIG)]
+    folders = [cell.directory.parent for cell in make_cells(CONFIG, over, [0], tmp_path)]
     assert folders == [tmp_path / "model.weights=runs-a", tmp_path / "model.weights=runs-b"]
-
-
-def test_zero_of_a_subset_option_is_labelled_all():
-    assert parse_axis("data.samples_per_class=5,10,0", CONFIG).labels == ("5", "10", "all")
 
 
 COMPOSITE = "loss.name/loss.num_groups=softmax/4,loose/2,loose/4"
 
 
 def test_options_of_an_axis_can_be_split_off():
-    (parts,) = split_axes([parse_axis(COMPOSITE, CONFIG)], ["loss.num-groups"])
-    assert [axis.name for axis in parts] == ["loss.name", "loss.num_groups"]
-    assert [axis.labels for axis in parts] == [("softmax", "loose"), ("4", "2")]
-    whole = parse_axis("loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1", CONFIG)
-    assert split_axes([whole], ["loss.num_groups"]) == [(whole,)]
-    alone = parse_axis("loss.name=softmax,loose", CONFIG)
-    assert split_axes([alone], ["loss.name"]) == [(alone,)]
+    axes = make_axes(parse_over(COMPOSITE, CONFIG), ["loss.num_groups"])
+    assert [axis.name for axis in axes] == ["loss.name", "loss.num_groups"]
+    assert [[*axis.labels.values()] for axis in axes] == [["softmax", "loose"], ["4", "2"]]
+    positions = parse_over("loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1", CONFIG)
+    assert make_axes(positions, ["loss.num_groups"]) == make_axes(positions)
+    alone = parse_over("loss.name=softmax,loose", CONFIG)
+    assert make_axes(alone, ["loss.name"]) == make_axes(alone)
 
 
 def test_a_comparison_is_parsed():
     axes = [
-        parse_axis(text, CONFIG)
+        only_axis(text)
         for text in (
             "loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1",
             "data.classes=5,0",
@@ -138,10 +144,10 @@ def test_a_comparison_is_parsed():
     for value in ("all", "0"):
         found = parse_comparison(axes, baseline=f"data.classes={value}")
         assert found.baseline == ("data.classes", "all")
-    decays = [parse_axis("optimizer.weight_decay=0,0.1", CONFIG)]
+    decays = [only_axis("optimizer.weight_decay=0,0.1")]
     found = parse_comparison(decays, baseline="optimizer.weight-decay=0")
     assert found.baseline == ("optimizer.weight_decay", "0.0")
-    pairs = [parse_axis("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0", CONFIG)]
+    pairs = [only_axis("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0")]
     found = parse_comparison(pairs, baseline="loss.name/optimizer.weight-decay=softmax/0")
     assert found.baseline == ("loss.name/optimizer.weight_decay", "softmax/0.0")
     assert parse_comparison(axes, pairs_over="data.classes").pairs_over == "data.classes"
@@ -163,7 +169,7 @@ def test_a_comparison_is_parsed():
     ],
 )
 def test_impossible_comparisons_are_refused(words, message):
-    axes = [parse_axis(text, CONFIG) for text in ("loss.name=softmax,loose", "model.dim=8")]
+    axes = [only_axis(text) for text in ("loss.name=softmax,loose", "model.dim=8")]
     with pytest.raises(ConfigError, match=message):
         parse_comparison(axes, **words)
 
@@ -259,11 +265,12 @@ def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
 def test_runs_of_other_options_are_left_out(swept):
     directory, _ = swept
     config = config_of(directory / "loss.name=loose" / "seed-0")
-    axis = parse_axis("loss.name=softmax,loose", config)
-    assert len(finished_runs(config, [axis], directory)) == 2
+    over = [parse_over("loss.name=softmax,loose", config)]
+    axes = make_axes(over[0])
+    assert len(finished_runs(config, over, axes, directory)) == 2
     other = dataclasses.replace(config, steps=3)
-    assert finished_runs(other, [axis], directory) == []
-    assert finished_runs(config, [axis], directory / "nowhere") == []
+    assert finished_runs(other, over, axes, directory) == []
+    assert finished_runs(config, over, axes, directory / "nowhere") == []
 
 
 def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
@@ -290,13 +297,13 @@ def test_a_sweep_is_compared_with_a_baseline(swept, capsys):
     assert difference["values"] == pytest.approx(expected)
 
 
-def test_the_folder_is_named_after_the_preset_not_after_a_word(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_folder_is_named_after_the_preset_not_after_a_word(monkeypatch):
     seen = []
-    monkeypatch.setattr("experiments.grid.make_cells", lambda *given: seen.append(given[-1]) or [])
-    monkeypatch.setattr("experiments.grid.finished_runs", lambda *given: [])
-    assert main(["sweep", "--title", "kanji", "icons", "--over", "steps=3"]) == 0
-    assert seen == [Path("runs", "sweep-icons")]
+    monkeypatch.setattr(
+        "experiments.cli.sweep.run_and_print", lambda *given, **_: seen.append(given)
+    )
+    main(["sweep", "--title", "kanji", "icons", "--over", "steps=3"])
+    assert seen[0][3] == Path("runs", "sweep-icons")
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ import scipy.stats
 
 from experiments.contracts import Metric
 from experiments.errors import ExperimentError
-from experiments.reporting.comparison import differences
-from experiments.reporting.entries import make_grid, select_metrics
-from experiments.reporting.grid import Axis, Run, grid_table, write_grid
-from experiments.reporting.grid_figure import difference_figure, grid_figure
+from experiments.reporting.grid import grid_table, write_grid
+from experiments.reporting.grid_figure import difference_figure, mean_figure
 from experiments.reporting.markdown import format_value, metric_heading, table
+from experiments.reporting.results import Axis, Comparison, Run, make_grid, select_metrics
 from experiments.reporting.style import series_mark
 
 ACCURACY = Metric("accuracy")
@@ -55,7 +54,7 @@ def text_of(axes, runs, metrics=(), notes=()):
 
 
 def figure_of(axes, runs, command="c"):
-    figure = grid_figure(make_grid(axes, runs), title="T", command=command)
+    figure = mean_figure(make_grid(axes, runs), title="T", command=command)
     assert figure is not None
     return figure
 
@@ -199,7 +198,9 @@ def test_a_single_seed_shows_the_interval_of_its_metric():
     assert "- a ± b: the value and half the width of its 95 % confidence interval" in text
     assert "deviation" not in text
     caption = captions_of(figure_of([METHODS], [measured(0.5, 0.0123)]))
-    assert "One seed. Bars: 95 % confidence interval over evaluation episodes." in caption
+    assert (
+        "One seed. Bars: 95 % confidence interval over evaluation episodes (of one run)." in caption
+    )
 
     # Of several seeds, the standard deviation tells more.
     several = [measured(0.5, 0.3), measured(0.6, 0.3, seed=1)]
@@ -211,14 +212,16 @@ def test_a_single_seed_shows_the_interval_of_its_metric():
     assert "- a ± b of a single seed: the value and half the width" in mixed
 
 
-def test_entries_average_over_seeds():
+def test_means_are_over_seeds():
     runs = [run(("loose",), 1, (ACCURACY, 0.72)), run(("loose",), 0, (ACCURACY, 0.70))]
-    entries = make_grid([METHODS], runs, ["accuracy", "error"]).entries
-    entry = entries[ACCURACY]["loose",]
-    assert entry.values == (0.70, 0.72)
-    assert entry.mean == pytest.approx(0.71)
-    assert entry.half_width == pytest.approx(0.02 / 2**0.5)
-    assert entries[Metric("error", "")]["loose",].mean is None
+    means = make_grid([METHODS], runs, ["accuracy", "error"]).means
+    row = means.loc["accuracy", "loose"]
+    assert row["values"] == [0.70, 0.72]
+    assert row["mean"] == pytest.approx(0.71)
+    assert row["deviation"] == pytest.approx(0.02 / 2**0.5)
+    assert (row["found"], row["expected"]) == (2, 2)
+    assert np.isnan(means.loc[("error", "loose"), "mean"])
+    assert (means.loc[("accuracy", "softmax"), ["n", "found", "expected"]] == [0, 0, 2]).all()
 
 
 def test_an_axis_of_one_label_is_stated_once():
@@ -468,9 +471,8 @@ def test_differences_are_drawn_around_zero():
         for n, effect in (("1", 0.02), ("100", -0.0005))
         for seed in (0, 1, 2)
     ]
-    grid = make_grid(axes, runs)
-    compared = differences(grid, ("Method", "softmax"))
-    figure = difference_figure(grid, compared, ("Method", "softmax"), title="T", command="c")
+    grid = make_grid(axes, runs, comparison=Comparison(("Method", "softmax")))
+    figure = difference_figure(grid, title="T", command="c")
     assert figure is not None
     (panel,) = figure.axes
     assert panel.get_title() == "error (points) ↓"
@@ -521,3 +523,13 @@ def test_nothing_in_the_figure_is_cut_off(tmp_path, methods, batches):
     edge = 6
     for border in (image[:edge], image[-edge:], image[:, :edge], image[:, -edge:]):
         np.testing.assert_array_equal(border, 1.0)
+
+
+def test_a_metric_without_a_direction_has_no_best_value(tmp_path):
+    rank = Metric("rank", "", higher_is_better=None)
+    runs = [run((name,), 0, (rank, value)) for name, value in (("loose", 3.0), ("tight", 5.0))]
+    axes = [Axis("loss.name", ("loose", "tight"))]
+    table = write_grid(tmp_path, axes, runs, title="T", command="c")[0].read_text()
+    assert "5.00" in table
+    assert "**5.00**" not in table
+    assert "↓" not in table

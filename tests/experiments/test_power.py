@@ -7,8 +7,9 @@ import pytest
 import scipy.stats
 
 from experiments.cli.main import main
-from experiments.reporting.grid import Axis, Comparison, write_grid
-from experiments.reporting.statistics import paired_power, pairs_needed, smallest_effect
+from experiments.reporting.grid import write_grid
+from experiments.reporting.power import paired_power, pairs_needed, smallest_effect
+from experiments.reporting.results import Axis, Comparison
 from tests.experiments.test_grid_report import ERROR, METHODS, run, squeezed
 
 
@@ -63,8 +64,7 @@ def test_the_command_prints_the_numbers(capsys):
     assert "needed" not in printed(capsys, "--deviation", "0.9")
 
 
-@pytest.fixture
-def directory(tmp_path):
+def written(directory, comparison):
     values = {"softmax": (0.137, 0.126, 0.140), "loose": (0.121, 0.124, 0.121)}
     runs = [
         run((label, n), seed, (ERROR, value))
@@ -73,8 +73,12 @@ def directory(tmp_path):
         for n in ("5", "50")
     ]
     axes = [METHODS, Axis("n", ("5", "50"))]
-    comparison = Comparison(("Method", "softmax"))
-    write_grid(tmp_path, axes, runs, title="T", command="c", comparison=comparison)
+    write_grid(directory, axes, runs, title="T", command="c", comparison=comparison)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    written(tmp_path, Comparison(("Method", "softmax")))
     return tmp_path
 
 
@@ -86,11 +90,10 @@ def test_a_grid_gives_the_deviation(directory, capsys):
         f"{pairs_needed(1, deviation, 0.9)} |"
     )
     assert expected in printed(capsys, "--directory", str(directory), "--effect", "1")
-    text = printed(capsys, "--directory", str(directory), "--baseline", "Method=loose")
-    assert "| softmax, 50 | error (points) ↓ | 3 | +1.23 |" in text
-    # The two values of n have the same runs here. A number may be written in another way.
-    text = printed(capsys, "--directory", str(directory), "--baseline", "n=5.0")
-    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0 |" in text
+    # Runs that do not differ need two pairs. The two values of n have the same runs here.
+    written(directory, Comparison(("n", "5")))
+    text = printed(capsys, "--directory", str(directory), "--effect", "1")
+    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0 | 2 | 2 |" in text
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,6 @@ def test_a_grid_gives_the_deviation(directory, capsys):
         (["--deviation", "0"], "deviation must be above 0, got 0"),
         (["--deviation", "1", "--effect", "0"], "effect must not be 0"),
         (["--deviation", "1", "--pairs", "1"], "pairs must be at least 2"),
-        (["--deviation", "1", "--baseline", "a=b"], "--baseline needs --directory"),
         (["--directory", "nowhere"], "nowhere/table.json is not the table of a grid"),
     ],
 )
@@ -109,11 +111,7 @@ def test_what_cannot_be_computed_is_refused(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_an_unknown_baseline_is_refused(directory, capsys):
-    assert main(["power", "--directory", str(directory), "--baseline", "Method=tight"]) == 2
-    assert "the grid has Method=softmax,loose; n=5,50" in capsys.readouterr().err
+def test_a_grid_without_pairs_is_refused(directory, capsys):
     write_grid(directory, [METHODS], [run(("loose",), 0, (ERROR, 1))], title="T", command="c")
     assert main(["power", "--directory", str(directory)]) == 2
-    assert "was written without a baseline" in capsys.readouterr().err
-    assert main(["power", "--directory", str(directory), "--baseline", "Method=loose"]) == 2
-    assert "has no two pairs of runs" in capsys.readouterr().err
+    assert "no differences of two pairs of runs; give sweep or" in capsys.readouterr().err

@@ -87,11 +87,11 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     if words[0] == "train":
         plan_run(verb.config)
     if words[0] == "evaluate" and verb.over:
-        plan_ends(evaluated, [grid.parse_axis(text, evaluated) for text in verb.over])
+        plan_ends(evaluated, [grid.parse_over(text, evaluated) for text in verb.over])
     if words[0] in ("sweep", "compare"):
 
-        def run_grid(config, axes, seeds, directory, *rest, **options):
-            plan_ends(config, axes)
+        def run_grid(config, over, seeds, directory, *rest, **options):
+            plan_ends(config, over)
             raise Planned
 
         monkeypatch.setattr(grid, "run_grid", run_grid)
@@ -103,9 +103,9 @@ class Planned(Exception):
     """The grid could start."""
 
 
-def plan_ends(config, axes):
+def plan_ends(config, over):
     """Plans the first and the last run of a grid."""
-    cells = grid.make_cells(config, axes, [0], Path("root"))
+    cells = grid.make_cells(config, over, [0], Path("root"))
     for cell in (cells[0], cells[-1]):
         plan_run(cell.config)
 

@@ -35,7 +35,7 @@ from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report
-from experiments.runs import plan_run, restore_run, train_run
+from experiments.runs import code_version, plan_run, restore_run, train_run
 from experiments.training.step import build_embed
 from experiments.transfer import evaluate_run_linear
 
@@ -325,7 +325,7 @@ def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
         value = ACCURACIES[config.loss.name][config.seed]
         metrics = [Metric("accuracy").measured(value)]
         seen = {"seen_in_training": "icons", "version": "1", "commit": None}
-        return seen | {"step": 1, "metrics": metrics, "of": config.loss.name}
+        return seen | {"run": code_version(), "step": 1, "metrics": metrics}
 
     def write(folder: Path, found: dict[str, Any], name: str, *, command: str) -> None:
         (folder / f"{name}.json").write_text(json.dumps(found | {"command": command}))
@@ -349,7 +349,7 @@ def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
     assert len(evaluated) == 4
     stored = json.loads((table / "table.json").read_text())
     (difference,) = stored["differences"]
-    assert (difference["place"], difference["pairs"]) == (["BCE"], 2)
+    assert (difference["place"], difference["n"]) == (["BCE"], 2)
     assert difference["values"] == pytest.approx([0.2, 0.05])
     assert (table / "differences.png").exists()
     printed = capsys.readouterr().out
@@ -358,11 +358,12 @@ def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
     row = "| SCE | 55.0 ± 7.1 |"
     assert row in [" ".join(line.split()) for line in printed.splitlines()]
 
-    # A report of the same checkpoint is read; one of another checkpoint is replaced.
-    file = paths[2] / "linear-icons-novel.json"
-    file.write_text(file.read_text().replace('"step": 1', '"step": 2'))
+    # A report of the same checkpoint is read; one of another checkpoint or version is replaced.
+    for path, old, new in [(paths[2], '"step": 1', '"step": 2'), (paths[0], '"version"', '"was"')]:
+        file = path / "linear-icons-novel.json"
+        file.write_text(file.read_text().replace(old, new))
     assert main([*command, "SCE"]) == 0
-    assert [config.loss.name for config in evaluated[4:]] == ["bce"]
+    assert [config.loss.name for config in evaluated[4:]] == ["sce", "bce"]
 
     assert main([*command, "NCA"]) == 2
     assert "no run has the label 'NCA'; the runs have SCE, BCE" in capsys.readouterr().err

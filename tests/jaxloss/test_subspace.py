@@ -579,7 +579,8 @@ def test_epsilon_zero_of_rank_deficient_classifiers_stays_a_projection(shape):
             for f, w in zip(features, weights, strict=True)
         ]
     )
-    assert np.median(np.abs(value - exact)) < 1e-5
+    # Null directions are known to about eps / √ε relative to W.
+    assert np.median(np.abs(value - exact)) < 1e-4
 
 
 def test_many_classifiers_at_once_are_checked_one_by_one():
