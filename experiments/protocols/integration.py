@@ -123,10 +123,11 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
     integration = terms(options.name).integration
     axis_name = problem.axis_name
     classification, metric = _parts(options, problem.num_features, len(problem.class_counts))
+    if classification is None:
+        assert metric is not None
+        return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
     if metric is None:
         return partial(_classify, classification, axis_name)
-    if classification is None:
-        return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
     stop_gradient = options.stop_gradient
     integrate = {
         "sum": jaxloss.sum_loss,
@@ -178,7 +179,7 @@ def gradient_cosine(
     Returns:
       None for a single loss, and for gradients of zero.
     """
-    kernel, bias = (np.asarray(head[name]) for name in ("kernel", "bias"))
+    kernel, bias = (jnp.asarray(head[name]) for name in ("kernel", "bias"))
     classification, metric = _parts(options, features.shape[1], kernel.shape[1])
     if classification is None or metric is None:
         return None
@@ -195,7 +196,7 @@ def gradient_cosine(
     for start in range(0, len(order) - batch_size + 1, batch_size):
         rows = order[start : start + batch_size]
         first, second = (
-            split_by_span(np.asarray(gradient), kernel)[0]
+            split_by_span(np.asarray(gradient), np.asarray(kernel))[0]
             for gradient in gradients(features[rows], labels[rows])
         )
         lengths = np.linalg.norm(first) * np.linalg.norm(second)

@@ -316,7 +316,7 @@ def test_a_validation_logs_the_span_of_the_classifier():
 
 def test_the_span_of_the_classifier_is_measured_on_request():
     rng = np.random.default_rng(4)
-    head = {"kernel": np.float32(rng.normal(size=(5, 3))), "bias": np.zeros(3, np.float32)}
+    head = {"kernel": rng.normal(size=(5, 3)).astype(np.float32), "bias": np.zeros(3, np.float32)}
     evaluation = dataclasses.replace(EVALUATION, span=True)
     sampling = dataclasses.replace(CONFIG.sampling, batch_size=40)
     protocol = few_shot.build(dataclasses.replace(CONFIG, evaluation=evaluation, sampling=sampling))
@@ -326,7 +326,7 @@ def test_the_span_of_the_classifier_is_measured_on_request():
     )
     measured = {metric["name"]: metric["value"] for metric in results["metrics"]}
     assert list(measured) == [metric.name for metric in protocol.metrics]
-    kernel, features = np.float64(head["kernel"]), np.float64(outputs().features)
+    kernel, features = head["kernel"].astype(np.float64), outputs().features.astype(np.float64)
     inside = features @ kernel @ np.linalg.pinv(kernel)
     for part, rows in (("inside", inside), ("outside", features - inside)):
         for result, _ in evaluate_prototypes(
@@ -351,11 +351,11 @@ def test_the_cosine_of_the_gradients_is_that_of_finite_differences():
     rng = np.random.default_rng(9)
     features, labels = rng.normal(size=(6, DIM)), np.array([0, 1, 1, 2, 0, 2])
     head = {
-        "kernel": np.float32(rng.normal(size=(DIM, CLASSES))),
-        "bias": np.float32(rng.normal(size=CLASSES)),
+        "kernel": rng.normal(size=(DIM, CLASSES)).astype(np.float32),
+        "bias": rng.normal(size=CLASSES).astype(np.float32),
     }
     found = integration.gradient_cosine(
-        IntegratedLoss("direct:sce+nca", **OPTIONS), np.float32(features), labels, head, 6
+        IntegratedLoss("direct:sce+nca", **OPTIONS), features.astype(np.float32), labels, head, 6
     )
 
     def slope(loss):

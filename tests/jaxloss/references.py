@@ -270,7 +270,7 @@ def project_spectral_complement(features, weights, *, power=0.3):
 
 
 def complement_gradients(
-    features, weights, cotangent, *, epsilon=None, power=None, dtype=np.float64
+    features, weights, cotangent, *, epsilon: Any = None, power: Any = None, dtype=np.float64
 ):
     """Value, and gradients for features and weights, of a complement that filters W Wᵀ.
 

@@ -537,10 +537,10 @@ HARD_TOLERANCES = {
 )
 def test_gradient_of_hard_classifiers(project, options, name, dtype):
     """Against derivatives of the filter on the eigenvalues of WWᵀ, in float64."""
-    weights = np.float64(HARD[name].astype(dtype))
+    weights = HARD[name].astype(dtype).astype(np.float64)
     rng = np.random.default_rng(87)
     features, cotangent = (
-        np.float64(rng.normal(size=(6, len(weights))).astype(dtype)) for _ in range(2)
+        rng.normal(size=(6, len(weights))).astype(dtype).astype(np.float64) for _ in range(2)
     )
     value, grads = evaluate(project, (features, weights), cotangent, dtype, **options)
     expected = references.complement_gradients(features, weights, cotangent, dtype=dtype, **options)
