@@ -245,6 +245,7 @@ CLASSIFICATION = {
     "subset_seed",
     "imbalance",
     "tail_from",
+    "class_split",
     "holdout",
 }
 
@@ -258,7 +259,7 @@ CLASSIFICATION = {
         ("hyperspherical", CLASSIFICATION),
         ("two-way", CLASSIFICATION),
         ("multi-label", {"train_on", "holdout"}),
-        ("negative-margin", {"holdout", "novel", "base_classes", "subset_seed"}),
+        ("negative-margin", {"holdout", "novel", "base_classes", "base_test", "subset_seed"}),
     ],
 )
 def test_a_protocol_has_the_options_of_data_that_it_uses(protocol, own):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from experiments.config import ModelConfig, OptimizerConfig
+from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
 from experiments.runs import plan_run, restore_run, train_run
 from experiments.training import sharded_leaves
@@ -31,7 +32,7 @@ CONFIG = InstanceConfig(
     preset="icons-instances",
     sampling=TINY.sampling,
     model=ModelConfig(widths=(4, 4, 4, 8)),
-    evaluation=TINY.evaluation,
+    evaluation=FewShotEvaluation(episodes=50, validation_episodes=20),
     optimizer=OptimizerConfig(weight_decay=1e-2),
     steps=4,
     validate_every=2,
