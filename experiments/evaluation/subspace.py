@@ -69,9 +69,14 @@ def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray
 
     The rank is that of `classifier_subspace`.
     """
-    basis, _ = _span(weights)
+    basis = span_basis(weights)
     inside = features @ basis @ basis.T
     return inside, features - inside
+
+
+def span_basis(weights: np.ndarray) -> np.ndarray:
+    """An orthonormal basis [d, r] of the span of a classifier, float64."""
+    return _span(weights)[0]
 
 
 def span_shares(features: np.ndarray, weights: np.ndarray) -> SpanShares:

@@ -15,7 +15,7 @@ from jax import Array, lax
 import jaxloss
 from experiments.config import Count, NamedLoss, Positive, Weight
 from experiments.contracts import Problem
-from experiments.evaluation.subspace import split_by_span
+from experiments.evaluation.subspace import span_basis
 
 Name = Literal[
     "sce",
@@ -191,12 +191,13 @@ def gradient_cosine(
             jax.grad(lambda x: metric(x, y))(x),
         )
 
+    basis = span_basis(np.asarray(kernel))
     order = np.random.default_rng(0).permutation(len(labels))
     cosines = []
     for start in range(0, len(order) - batch_size + 1, batch_size):
         rows = order[start : start + batch_size]
         first, second = (
-            split_by_span(np.asarray(gradient), np.asarray(kernel))[0]
+            np.asarray(gradient, np.float64) @ basis
             for gradient in gradients(features[rows], labels[rows])
         )
         lengths = np.linalg.norm(first) * np.linalg.norm(second)
