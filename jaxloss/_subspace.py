@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -304,7 +303,9 @@ def project_spectral_complement(
         return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
     basis = spectral_basis(weights) if basis is None else basis
     vectors, values = _checked_basis(basis, weights)
-    return features - _weighted_projection(features, vectors, _spectral_weights(values, power))
+    return features - _through(
+        features, vectors * _spectral_weights(values, power)[None, :], vectors
+    )
 
 
 def spectral_overlap(
@@ -383,20 +384,17 @@ def _spectral_weights(values: Float[Array, " r"], power: Number) -> Float[Array,
     return jnp.where(null, 0, (jnp.where(null, largest, values) / largest) ** power)
 
 
-def _weighted_projection(
-    features: Float[Array, "n d"],
-    vectors: Float[Array, "d r"],
-    spectral_weights: Float[Array, " r"],
+def _through(
+    features: Float[Array, "n d"], left: Float[Array, "d r"], right: Float[Array, "d r"]
 ) -> Float[Array, "n d"]:
-    """Returns `x U diag(w) Uᵀ`.
+    """Returns `X L Rᵀ` in the cheaper order.
 
     With its gradient this takes 4 products of n·d·r, or 2 of n·d·d after one of d·d·r.
     """
-    (num_samples, dim), rank = features.shape, vectors.shape[1]
+    (num_samples, dim), rank = features.shape, left.shape[1]
     if 2 * num_samples * dim + dim * rank < 4 * num_samples * rank:
-        weighted = vectors * spectral_weights[None, :]
-        return exact_product(features, exact_product(weighted, vectors.T))
-    return exact_product(exact_product(features, vectors) * spectral_weights[None, :], vectors.T)
+        return exact_product(features, exact_product(left, right.T))
+    return exact_product(exact_product(features, left), right.T)
 
 
 @jax.custom_jvp
@@ -405,7 +403,7 @@ def _spectral_part(
 ) -> Float[Array, "n d"]:
     """Returns `x U diag(λ̃^p) Uᵀ`, the part that the spectral complement removes."""
     (vectors, values), _ = _decompose(weights)
-    return _weighted_projection(features, vectors, _spectral_weights(values, power))
+    return _through(features, vectors * _spectral_weights(values, power)[None, :], vectors)
 
 
 @_spectral_part.defjvp
@@ -427,11 +425,11 @@ def _spectral_part_jvp(
     largest = jnp.where(values[0] > 0, values[0], 1)
     relative, d_weights = values / largest, d_weights / largest
     safe = jnp.where(kept, relative, 1)
+    quotients = _divided_differences(safe, kept, spectral_weights, power)
 
     # dW Wᵀ U, inside the span of U and outside of it. WᵀU, a product, would have more rounding.
     half = exact_product(d_weights, right * relative[None, :])
     inside = exact_product(vectors.T, half)
-    outside = half - exact_product(vectors, inside)
     d_gram = inside + inside.T
 
     # h also depends on the largest eigenvalue. If it repeats, take the mean over its eigenspace.
@@ -442,19 +440,18 @@ def _spectral_part_jvp(
     d_scaled = -power / 2 * d_largest * spectral_weights
     d_scaled += jnp.where(kept, spectral_weights * jnp.log(safe), 0) * d_power
 
-    x_inside = exact_product(features, vectors)
-    to_null = spectral_weights / safe**2  # The divided difference of an eigenvalue and 0.
-    quotients = _divided_differences(safe, kept, spectral_weights, power)
-    d_inside = (
-        exact_product(x_inside, quotients * d_gram)
-        + exact_product(features, outside) * to_null[None, :]
-        + x_inside * d_scaled[None, :]
-    )
-    d_part = exact_product(d_inside, vectors.T) + exact_product(
-        x_inside * to_null[None, :], outside.T
-    )
-    part = partial(_weighted_projection, vectors=vectors, spectral_weights=spectral_weights)
-    return part(features), part(d_features) + d_part
+    d_vectors = exact_product(vectors, quotients * d_gram) + vectors * d_scaled[None, :]
+    # In this order, the gradient keeps U alone, and not the d×d matrix of the forward pass.
+    inside_span = exact_product(d_features, vectors) * spectral_weights[None, :]
+    d_part = exact_product(inside_span, vectors.T)
+    if vectors.shape[1] < vectors.shape[0]:
+        outside = half - exact_product(vectors, inside)
+        to_null = spectral_weights / safe**2  # The divided difference of an eigenvalue and 0.
+        d_vectors += outside * to_null[None, :]
+        d_part += _through(features, vectors * to_null[None, :], outside)
+    d_part += _through(features, d_vectors, vectors)
+    part = _through(features, vectors * spectral_weights[None, :], vectors)
+    return part, d_part
 
 
 def _divided_differences(
