@@ -2,9 +2,7 @@
 
 import sys
 
-from experiments.allocation import keep_freed_memory
 from experiments.cli.main import main
 
 if __name__ == "__main__":
-    keep_freed_memory()
     sys.exit(main())

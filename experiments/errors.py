@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 
 class ExperimentError(Exception):
     """Base of the errors whose message is all that the user needs."""
@@ -28,19 +26,3 @@ class DivergedError(ExperimentError):
 
     def __str__(self) -> str:
         return f"diverged: {self.what} at step {self.step}"
-
-
-class StorageError(ExperimentError):
-    """An object store refuses, or does not answer."""
-
-
-class UnreachableError(StorageError):
-    """An object store does not answer. The same command may succeed later."""
-
-
-class HeldError(BlockingIOError):
-    """Another process holds a lease of an object store; `owner` says which."""
-
-    def __init__(self, owner: str):
-        super().__init__(errno.EWOULDBLOCK, f"held by {owner}")
-        self.owner = owner

@@ -17,15 +17,8 @@ from experiments.grid import (
 )
 from experiments.reporting import results
 from experiments.reporting.grid import write_grid
-from experiments.runs import (
-    evaluation_of,
-    read_episodes,
-    read_report,
-    restore_run,
-    run_directory,
-    with_evaluation,
-    write_report,
-)
+from experiments.reporting.run import read_episodes, read_report, write_report
+from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
 
 
 def evaluate_over(

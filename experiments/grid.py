@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.assembly import Plan, check_data, plan_run
 from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
 from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting import results
 from experiments.reporting.grid import write_grid
-from experiments.runs import Plan, check_data, plan_run, read_episodes, read_report
+from experiments.reporting.run import read_episodes, read_report
 from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)
@@ -308,7 +309,8 @@ def run_grid(
     available += pair_metrics.metrics if pair_metrics else ()
     check_metrics(metrics, [*(metric.name for metric in available), results.VALIDATION])
     agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
-    on_first(lambda: [check_run_directory(c.directory, config_to_dict(c.config)) for c in cells])
+    for cell in cells:
+        check_run_directory(cell.directory, config_to_dict(cell.config))
     for plan in plans:
         class_counts = check_data(plan, folders)
         held_out = plan.protocol.splits[1]
@@ -340,7 +342,7 @@ def run_grid(
             planned=list(dict.fromkeys(cell.place(axes) for cell in cells)),
         )
 
-    return Outcome(on_first(write), len(cells), diverged)
+    return Outcome(on_first(write) or [], len(cells), diverged)
 
 
 def finished_runs(

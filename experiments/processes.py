@@ -1,47 +1,93 @@
-"""Several processes that train one run: how they join, and what they send each other.
+"""Several processes that train one run, by `jax.distributed`. All of them see its directory.
 
-Small messages go through the key-value store of JAX's coordination service, which the first process
-hosts. They need no device, and whoever waits for one can be interrupted. Large ones, such as a
-state, go over the devices.
+JAX notices a process that has ended, and ends the others. Whoever started them, such as a scheduler
+or a loop in a shell, starts them again, and they continue from the newest checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import itertools
 import json
 import os
-import pickle
-import platform
 import re
 import signal
+import sys
+import threading
+import time
+import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from experiments.config import differences
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, ExperimentError
 
 T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 15
 """A process that JAX has not heard of for so long counts as dead, and the others end."""
 
-_SMALL = 1 << 20
-"""Bytes of the largest message that goes through the key-value store."""
-_CHUNK = 1 << 26
-"""Bytes of one broadcast: bounds the memory that a large state takes on the devices."""
-
 _SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
+_AGAIN = "Run the same command in all processes to continue from the last checkpoint."
 
-_numbers = itertools.count()
-"""Numbers the messages. All processes send and expect them in the same order."""
+_steps = itertools.count()
+"""Numbers the steps of all runs of this process. All processes count alike: JAX lets them stop at
+the first number that none has reached, and a number that is never called would be missed."""
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal and has saved its state.
+
+    Args:
+      message: What happened and how to continue.
+      signal_number: The signal.
+    """
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+def run_together(action: Callable[[], int]) -> int:
+    """Joins the processes of a run, and returns the exit status of `action`.
+
+    Where `action` raises, the error is printed and this process ends at once, and JAX ends the
+    others: at their next exchange of numbers, or when this process's heartbeats are missing.
+
+    Raises:
+      ConfigError: See `initialize`.
+    """
+    initialize()
+    try:
+        return action()
+    except ExperimentError as error:
+        _end(2, f"error: {error}")
+    except KeyboardInterrupt:
+        _end(128 + signal.SIGINT, f"stopped. {_AGAIN}")
+    except Exception as error:
+        traceback.print_exception(error)
+        lost = "Gloo" in str(error) or isinstance(error, jax.errors.JaxRuntimeError)
+        reason = "another process of the run has ended. " if lost else ""
+        _end(1, f"error: {reason}{_AGAIN if lost else error}")
+
+
+def _end(status: int, message: str) -> NoReturn:
+    """Ends this process without JAX's shutdown, which would wait for the others."""
+    print(message, file=sys.stderr, flush=True)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    if is_first():
+        time.sleep(2)  # Its end ends the others: those with an error of their own print it first.
+    os._exit(status)
 
 
 def initialize() -> None:
@@ -62,69 +108,23 @@ def initialize() -> None:
     for name, value in (("JAX_COORDINATOR_ADDRESS", address), (_BIND, bind)):
         if value and not re.search(r":\d+$", value):
             raise ConfigError(f"{name} {value} has no port; write {value}:8476")
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits outside of Python.
     try:
-        with _interruptible():
-            jax.distributed.initialize(
-                address,
-                None if count is None else int(count),
-                None if rank is None else int(rank),
-                coordinator_bind_address=bind,
-                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-                shutdown_timeout_seconds=HEARTBEAT_SECONDS,
-            )
+        jax.distributed.initialize(
+            address,
+            None if count is None else int(count),
+            None if rank is None else int(rank),
+            coordinator_bind_address=bind,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+        )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the processes cannot be joined ({error}); --distributed needs "
             f"{', '.join(_SETTINGS)} in the environment, or a cluster that JAX knows"
         ) from error
-
-
-def divide_cpus() -> None:
-    """Divides the CPUs of a machine between the processes that may use exactly the same ones.
-
-    Otherwise each of them would compute and decode with as many threads as there are CPUs. The
-    threads also become those of a batch job, which do not interrupt each other: where CPUs compute,
-    the thread that receives for an all-reduce otherwise takes the CPU from the one that holds its
-    lock, and both wait for the next tick of the scheduler.
-
-    Threads inherit both, so this comes before JAX starts its own. Every process must call it.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    with suppress(OSError):  # Some sandboxes forbid it.
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    from jax._src.distributed import global_state  # `jax.process_index` would start the devices.
-
-    rank: int = global_state.process_id
-    cpus = sorted(os.sched_getaffinity(0))
-    send(f"cpus/{rank}", json.dumps([_machine(), cpus]).encode())
-    everyone = [receive(f"cpus/{other}") for other in range(global_state.num_processes)]
-    sharing = [other for other, message in enumerate(everyone) if message == everyone[rank]]
-    own = np.array_split(np.array(cpus), len(sharing))[sharing.index(rank)]
-    if len(cpus) >= len(sharing):
-        with suppress(OSError):
-            os.sched_setaffinity(0, own.tolist())
-
-
-def _machine() -> str:
-    """Names this machine, also where containers have names of their own."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        return platform.node()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Lets Ctrl-C end the process while it waits for the others outside of Python."""
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, handler)
 
 
 def is_first() -> bool:
@@ -132,94 +132,71 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def send(key: str, message: bytes) -> None:
-    """Stores a message of up to a megabyte for all processes, under a key used once."""
-    _store().key_value_set_bytes(key, message)
+def on_first(action: Callable[[], T]) -> T | None:
+    """Runs `action` in the first process, whose result is returned there; the others wait for it.
 
-
-def receive(key: str) -> bytes:
-    """Waits for the message of a key."""
-    while True:
-        try:
-            return _store().blocking_key_value_get_bytes(key, 1000)
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
-
-
-def received(folder: str) -> dict[str, bytes]:
-    """The messages so far whose keys begin with `folder/`, by the rest of the key."""
-    pairs = _store().key_value_dir_get_bytes(f"{folder}/")
-    return {key.removeprefix(f"{folder}/"): message for key, message in pairs}
-
-
-def _store() -> Any:
-    # JAX has no public name for it. Orbax takes it from here, too.
-    from jax._src.distributed import global_state
-
-    return global_state.client
-
-
-def on_first(action: Callable[[], T]) -> T:
-    """Runs `action` in the first process, and returns its result or raises its error in all.
-
-    Every process must call this. `action` must not wait for what another process does afterwards.
-
-    Args:
-      action: Its result is pickled.
+    Every process must call this.
     """
-    if jax.process_count() == 1:
-        return action()
-    key = f"first/{next(_numbers)}"
-    if is_first():
-        result, failure = None, None
-        try:
-            result = action()
-        except BaseException as error:  # Uncaught, it would leave the others waiting forever.
-            failure = error
-        message = _pickle(result, failure)
-        large = len(message) > _SMALL
-        send(key, len(message).to_bytes(8, "little") + (b"" if large else message))
-        if large:
-            _broadcast(message, len(message))
-        if failure is not None:
-            raise failure
-        return result  # pyright: ignore[reportReturnType]
-    sent = receive(key)
-    size, message = int.from_bytes(sent[:8], "little"), sent[8:]
-    result, failure = pickle.loads(message or _broadcast(b"", size))
-    if failure is not None:
-        raise failure
+    result = action() if is_first() else None
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("on_first")
     return result
 
 
-def exchange(message: bytes) -> list[bytes]:
-    """The messages of all processes, by rank. Every process must call this."""
-    folder, ranks = f"exchange/{next(_numbers)}", range(jax.process_count())
-    if len(ranks) == 1:
-        return [message]
-    send(f"{folder}/{jax.process_index()}", message)
-    return on_first(lambda: [receive(f"{folder}/{rank}") for rank in ranks])
+def all_true(value: bool) -> bool:
+    """Whether a value is true in all processes. Every process must call this."""
+    if jax.process_count() == 1:
+        return value
+    return bool(np.all(multihost_utils.process_allgather(np.array(value))))
 
 
 def agree(what: str, values: Mapping[str, Any]) -> None:
     """Checks that all processes have the same values. Every process must call this.
 
     Args:
-      what: What they are, in a sentence.
+      what: What they are, for the message.
       values: JSON types by name.
 
     Raises:
-      ConfigError: Those of a process differ from those of the first one; the message lists the
-        differences.
+      ConfigError: In all processes, if one of them has other values.
     """
-    first, *others = map(json.loads, exchange(json.dumps(values).encode()))
-    for rank, other in enumerate(others, start=1):
-        if lines := differences(first, other):
-            raise ConfigError(
-                "\n".join([f"process {rank} differs from process 0 in {what}:", *lines])
-                + "\n(left: process 0). Start the same command in every process."
-            )
+    if jax.process_count() == 1:
+        return
+    own = json.dumps(values, sort_keys=True)
+    digests = multihost_utils.process_allgather(np.array(zlib.crc32(own.encode()), np.uint32))
+    if len({*digests.tolist()}) > 1:
+        lines = "\n".join(f"  {name}: {value}" for name, value in sorted(values.items()))
+        raise ConfigError(
+            f"the processes differ in {what}; start the same command in every process. "
+            f"Process {jax.process_index()} has:\n{lines}"
+        )
+
+
+def check_shared(directory: Path) -> None:
+    """Checks that all processes see one directory. Every process must call this.
+
+    Raises:
+      ConfigError: A process does not see a file that the first one has written there.
+    """
+    if jax.process_count() == 1:
+        return
+    token = int(multihost_utils.broadcast_one_to_all(np.array(time.time_ns() % 2**31, np.int32)))
+    path = directory / f".shared-{token}"
+
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    on_first(write)
+    seen = path.exists()
+    shared = all_true(seen)
+    on_first(path.unlink)
+    if not shared:
+        raise ConfigError(
+            f"{directory} is not the same directory in all processes"
+            + ("" if seen else f" (process {jax.process_index()} sees another one)")
+            + "; choose one on a disk that all of them see, or gs://BUCKET/PATH"
+        )
 
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
@@ -233,23 +210,73 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(rows, tiled=True))
 
 
-def _pickle(result: Any, error: BaseException | None) -> bytes:
-    """Both as bytes; what cannot be pickled becomes an error that can."""
+def from_first(array: np.ndarray) -> np.ndarray:
+    """The array of the first process; all have one of its shape. Every process must call this."""
+    if jax.process_count() == 1:
+        return array
+    return np.asarray(multihost_utils.broadcast_one_to_all(array))
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Catches SIGTERM and Ctrl-C while the context lasts.
+
+    A second Ctrl-C interrupts at once. With several processes, all of them stop after the same
+    step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one.
+
+    Yields:
+      A function that returns the signal received so far, or None. Every process calls it once per
+      step.
+    """
+    received: list[int] = []
+    previous: dict[int, Any] = {}
+    several = jax.process_count() > 1
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, previous[signal.SIGINT])
+            os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+            if several:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop_request() -> int | None:
+        if several:
+            stops = multihost_utils.reached_preemption_sync_point(next(_steps))
+            return signal.SIGTERM if stops else None
+        return received[0] if received else None
+
+    if threading.current_thread() is threading.main_thread():
+        # With several processes, a handler of SIGTERM would replace JAX's.
+        for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
+            # Shells let background jobs ignore Ctrl-C.
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
+                previous[number] = handler
+                signal.signal(number, stop)
     try:
-        message = pickle.dumps((result, error))
-        pickle.loads(message)
-    except Exception as cause:
-        reason = error or cause
-        message = pickle.dumps((None, RuntimeError(f"{type(reason).__name__}: {reason}")))
-    return message
+        yield stop_request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _broadcast(message: bytes, size: int) -> bytes:
-    # As bytes, because JAX would narrow 64-bit numbers.
-    chunks = []
-    for start in range(0, size, _CHUNK):
-        part = np.zeros(min(_CHUNK, size - start), np.uint8)
-        if is_first():
-            part = np.frombuffer(message[start : start + _CHUNK], np.uint8)
-        chunks.append(np.asarray(multihost_utils.broadcast_one_to_all(part)).tobytes())
-    return b"".join(chunks)
+@contextlib.contextmanager
+def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
+    """Ends a process that is stuck, with status 1 and the stacks of all its threads on stderr.
+
+    Args:
+      minutes: The longest time from the start to the first step, or between two steps; 0: no limit.
+
+    Yields:
+      A function to be called after every step.
+    """
+
+    def step_done() -> None:
+        if minutes > 0:
+            faulthandler.dump_traceback_later(60 * minutes, exit=True, file=sys.__stderr__ or 2)
+
+    step_done()
+    try:
+        yield step_done
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,39 +1,33 @@
-"""Where runs and data are kept: folders of this machine, or `gs://BUCKET/PATH`.
-
-Paths on an object store have the methods of `pathlib.Path`. What the two kinds do differently is
-here: when a folder is complete, how it is removed, locks, and files that are appended to.
-"""
+"""Files of runs and data: folders of this machine, or `gs://BUCKET/PATH` by way of epath."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import filelock
+from etils import epath
 
 from experiments.errors import ConfigError
 
 if TYPE_CHECKING:
-    from experiments.object_store import ObjectPath
-
-_UNFINISHED = "*.orbax-checkpoint-tmp*"
-_TRASH = ".trash"
-_COMMITTED = "commit_success.txt"
-"""The last object that Orbax writes: it marks a folder of an object store as complete."""
+    from matplotlib.figure import Figure
 
 
 def storage_path(text: str, argument: str = "") -> Path:
     """The path of a local file or folder, or `gs://BUCKET/PATH` on Google Cloud Storage.
 
-    The latter has the same methods, and is no `pathlib.Path`: do not convert it to one.
+    The latter is an `epath.Path`, with the methods of a `pathlib.Path`: do not convert it to one.
 
     Args:
-      text: What was typed.
-      argument: What it was typed for, for messages.
+      text: The path as given by the user.
+      argument: The option that it belongs to, for messages.
 
     Raises:
       ConfigError: Another scheme, no name of a bucket, or the extra `gcs` is not installed.
@@ -55,18 +49,21 @@ def storage_path(text: str, argument: str = "") -> Path:
             f"{name} does not start with the name of a bucket, of three characters or more; "
             "write gs://BUCKET/PATH"
         )
-    from experiments.object_store import ObjectPath
-
-    return cast(Path, ObjectPath(text))
+    try:
+        import fsspec.config
+        import gcsfs  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f'{name} needs the extra gcs ({error}): pip install -e ".[gcs]"'
+        ) from error
+    # The listings that gcsfs keeps would miss files that other processes write.
+    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+    return cast(Path, epath.Path(text))
 
 
 def is_remote(path: Path) -> bool:
     """Whether a path is on an object store."""
     return str(path).startswith("gs://")
-
-
-def _object(path: Path) -> ObjectPath:
-    return cast("ObjectPath", path)
 
 
 def check_local(path: Path | None, argument: str) -> None:
@@ -75,115 +72,67 @@ def check_local(path: Path | None, argument: str) -> None:
         raise ConfigError(f"{argument} must be a local path, got {path}; copy it to this machine")
 
 
-# --- Folders that Orbax writes -------------------------------------------------------------------
+def cache_folder(name: str) -> Path:
+    """`jaxloss/NAME` in the user's cache: XDG_CACHE_HOME, or ~/.cache where that is unset or empty.
 
-
-def complete_folders(directory: Path) -> list[str]:
-    """The names of the folders in a directory, without those that were not written to their end.
-
-    A local folder has its name once it is complete. One on an object store holds a marker.
+    The folder need not exist yet.
     """
-    if is_remote(directory):
-        marks = directory.rglob(_COMMITTED)
-        return [mark.parent.name for mark in marks if mark.parent.parent == directory]
-    return [path.name for path in directory.iterdir() if path.is_dir()]
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxloss", name)
 
 
-def remove_incomplete(directory: Path) -> None:
-    """Removes the checkpoints that a killed process left half written or half removed."""
-    if is_remote(directory):
-        depth, complete = len(directory.parts), complete_folders(directory)
-        for name in {path.parts[depth] for path in directory.rglob("*")}.difference(complete):
-            if name.isdecimal():
-                _object(directory / name).rmtree(missing_ok=True)
-        return
-    for left in [*directory.glob(_UNFINISHED), directory / _TRASH]:
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def remove_folder(path: Path) -> None:
-    """Removes a complete folder. After a kill it is whole, or not among `complete_folders`."""
-    if is_remote(path):
-        (path / _COMMITTED).unlink(missing_ok=True)
-        _object(path).rmtree(missing_ok=True)
-        return
-    # Renaming is one operation. Removing takes many, and a kill may come in between.
-    trash = path.parent / _TRASH
-    trash.mkdir(exist_ok=True)
-    os.rename(path, trash / path.name)
-    shutil.rmtree(trash, ignore_errors=True)
-
-
-def rename_folder(path: Path, target: Path) -> None:
-    """Renames a complete folder. On an object store, a kill may leave it under both names."""
-    if is_remote(path):
-        _object(path).copy_folder(_object(target))
-        remove_folder(path)
-        return
-    os.rename(path, target)
-
-
-# --- Files that grow -----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def appendable(
-    directory: Path, name: str, check: Callable[[], None]
-) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A local folder in which files of a directory can be appended to.
-
-    For a local directory it is this directory. For one on an object store, where nothing can be
-    appended, it is a temporary one; its files are stored whole by each call of the function, and in
-    the end.
+def write_atomically(path: Path, content: str | bytes) -> Path:
+    """Writes a file so that readers, and a kill at any moment, leave the old content or the new.
 
     Args:
-      directory: Where the files are kept.
-      name: A file that may be there.
-      check: Called before files are stored; raises where they must not be.
+      path: The file; replaced if it exists.
+      content: Bytes, or text to be written as UTF-8.
 
-    Yields:
-      The local folder, and the function that stores its files.
+    Returns:
+      `path`.
     """
-    if not is_remote(directory):
-        yield directory, lambda: None
-        return
-    with tempfile.TemporaryDirectory(prefix="jaxloss-") as folder:
-        local, stored = Path(folder), {}
-        with contextlib.suppress(FileNotFoundError):
-            (local / name).write_bytes((directory / name).read_bytes())
-
-        def store() -> None:
-            check()
-            for file in sorted(local.iterdir()):
-                content = file.read_bytes()
-                if stored.get(file.name) != content:
-                    (directory / file.name).write_bytes(content)
-                    stored[file.name] = content
-
-        try:
-            yield local, store
-        finally:
-            store()
+    content = content.encode() if isinstance(content, str) else content
+    if is_remote(path):  # An upload is atomic.
+        path.write_bytes(content)
+        return path
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return path
 
 
-# --- Locks ---------------------------------------------------------------------------------------
+def write_json(path: Path, value: Any) -> Path:
+    """Writes JSON types, indented and atomically; returns `path`."""
+    return write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_picture(path: Path, figure: Figure) -> Path:
+    """Writes a figure as PNG on white, atomically; returns `path`."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", facecolor="white", bbox_inches="tight", pad_inches=0.15)
+    return write_atomically(path, picture.getvalue())
 
 
 @contextlib.contextmanager
-def lease(path: Path, *, wait: bool) -> Iterator[Callable[[], bool]]:
-    """Holds an object as a lock while the context lasts; see `object_store.Lease`.
+def exclusive(path: Path, *, wait: bool) -> Iterator[None]:
+    """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
 
-    Yields:
-      Whether it is still held.
+    On an object store, this does nothing: the scheduler that starts a run starts it once.
+
+    Args:
+      path: The lock file; created if it does not exist.
+      wait: Wait for another process that holds it, or raise.
 
     Raises:
       BlockingIOError: Another process holds it, and `wait` is False.
     """
-    from experiments.object_store import Lease
-
-    held = Lease(_object(path))
-    held.acquire(wait=wait)
+    if is_remote(path):
+        yield
+        return
     try:
-        yield held.held
-    finally:
-        held.release()
+        with filelock.FileLock(path, timeout=-1 if wait else 0):
+            yield
+    except filelock.Timeout as error:
+        raise BlockingIOError(f"another process holds {path}") from error

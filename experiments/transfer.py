@@ -17,19 +17,19 @@ from experiments.protocols.classification import SPLITS, ClassificationData, Cla
 from experiments.reporting import results
 from experiments.reporting.grid import write_grid
 from experiments.reporting.linear import write_linear_report
-from experiments.runs import (
+from experiments.reporting.run import read_report
+from experiments.restored import (
     RestoredRun,
     config_of_run,
     describe_run,
-    read_report,
     restore_run,
     run_directory,
-    written_by_this_code,
 )
 from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
 from experiments.training.outputs import build_features
 from experiments.training.run_directory import read_config
+from experiments.version import code_version
 
 _METRICS = {
     "accuracy": Metric("accuracy"),
@@ -156,7 +156,11 @@ def evaluate_runs_linear(
         run, folder = restore_run(path, which), run_directory(path)
         file = folder / f"{name_of(run.step)}.json"
         report = read_report(file) if file.exists() else None
-        if report is None or report["step"] != run.step or not written_by_this_code(report["run"]):
+        if (
+            report is None
+            or report["step"] != run.step
+            or not code_version().items() <= report["run"].items()
+        ):
             report = evaluate_run_linear(run, folders, data=data, split=split, holdout=holdout)
             write_linear_report(folder, report, file.stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}

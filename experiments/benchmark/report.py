@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.benchmark.figure import STYLES, benchmark_figure
 from experiments.benchmark.run import QUIET, best_torch
-from experiments.files import write_atomically, write_json, write_picture
 from experiments.reporting.markdown import MISSING, bold, table
+from experiments.storage import write_atomically, write_json, write_picture
 
 _SIZES = {
     "paper": "The size of the paper",

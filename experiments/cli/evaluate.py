@@ -51,8 +51,8 @@ class Evaluate:
 
     def _evaluate_once(self, command: Sequence[str]) -> int:
         from experiments.evaluations import setting_names
-        from experiments.reporting.run import run_report
-        from experiments.runs import evaluate_run, report_lines, run_directory, write_report
+        from experiments.reporting.run import report_lines, run_report, write_report
+        from experiments.restored import evaluate_run, run_directory
 
         if self.metrics:
             raise ConfigError("--metrics are those of a table of evaluations; it needs --over")
@@ -127,7 +127,7 @@ def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
     Raises:
       ConfigError: There is none, and options of an evaluation are given.
     """
-    from experiments.runs import config_of_run
+    from experiments.restored import config_of_run
 
     for word in arguments:
         try:

@@ -45,7 +45,7 @@ class Linear:
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the reports."""
         from experiments.reporting.linear import linear_report, write_linear_report
-        from experiments.runs import restore_run, run_directory
+        from experiments.restored import restore_run, run_directory
         from experiments.transfer import evaluate_run_linear, evaluate_runs_linear
 
         if not self.runs:

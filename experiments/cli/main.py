@@ -25,11 +25,9 @@ from experiments.cli.settings import Settings
 from experiments.cli.sweep import Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
-from experiments.errors import ConfigError, ExperimentError, UnreachableError
-from experiments.files import cache_folder
-from experiments.liveness import AGAIN, Outcome, run_together
-from experiments.processes import is_first
-from experiments.training.interrupts import Interrupted
+from experiments.errors import ConfigError, ExperimentError
+from experiments.processes import Interrupted, is_first, run_together
+from experiments.storage import cache_folder
 
 
 def verbs(evaluated: TrainConfig | None = None) -> Any:
@@ -82,31 +80,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(verb: Any, command: list[str]) -> int:
     execution = vars(verb).get("execution")
-    if execution is None or not execution.distributed:
-        outcome = _outcome(verb, command)
-    else:
-        outcome = run_together(lambda: _outcome(verb, command, distributed=True))
-    if outcome.sentence:
-        print(outcome.sentence, file=sys.stderr)
-    return outcome.status
+    if execution is not None and execution.distributed:
+        return run_together(lambda: _status(verb, command, distributed=True))
+    try:
+        return _status(verb, command)
+    except KeyboardInterrupt:
+        message, status = "stopped; run the same command to continue from the last checkpoint", 130
+    except ExperimentError as error:
+        message, status = f"error: {error}", 2
+    print(message, file=sys.stderr)
+    return status
 
 
-def _outcome(verb: Any, command: list[str], *, distributed: bool = False) -> Outcome:
+def _status(verb: Any, command: list[str], *, distributed: bool = False) -> int:
     """The exit status of a verb; with several processes, the first one alone prints to stdout."""
     try:
         with contextlib.redirect_stdout(sys.stdout if not distributed or is_first() else None):
-            return Outcome(verb.run(command))
+            return verb.run(command)
     except Interrupted as stop:
-        return Outcome(128 + stop.signal_number, str(stop))
-    except KeyboardInterrupt:
-        return Outcome(
-            128 + signal.SIGINT,
-            "stopped; run the same command to continue from the last checkpoint",
-        )
-    except ExperimentError as error:
-        return Outcome(AGAIN if isinstance(error, UnreachableError) else 2, f"error: {error}")
+        print(stop, file=sys.stderr)
+        return 128 + stop.signal_number
     except OSError as error:  # Such as a full disk, or a folder that is a file.
         if error.filename is None and error.errno not in (ENOSPC, EDQUOT, EIO):
             raise
         place = "" if error.filename is None else f"{error.filename}: "
-        return Outcome(2, f"error: {place}{error.strerror}")
+        raise ExperimentError(f"{place}{error.strerror}") from error

@@ -121,7 +121,6 @@ def run_and_print(
       report: What else `run_grid` takes for the report.
     """
     from experiments.grid import run_grid
-    from experiments.processes import on_first
     from experiments.runs import complete_run
 
     complete = partial(
@@ -143,7 +142,8 @@ def run_and_print(
         **vars(comparison),
         **report,
     )
-    print("\n" + on_first(partial(outcome.paths[0].read_text, encoding="utf-8")))
+    for path in outcome.paths[:1]:
+        print("\n" + path.read_text(encoding="utf-8"))
     print("wrote", ", ".join(str(path) for path in outcome.paths))
     if outcome.diverged:
         print(

@@ -25,8 +25,9 @@ class Train:
 
     def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
-        from experiments.reporting.run import run_report
-        from experiments.runs import complete_run, plan_run, report_lines
+        from experiments.assembly import plan_run
+        from experiments.reporting.run import report_lines, run_report
+        from experiments.runs import complete_run
 
         config = self.config
         name = f"{config.preset}-{config.loss.name.replace(':', '-')}-{config.sampling.strategy}"

@@ -16,7 +16,7 @@ from experiments.look.training import assignment, curves
 from experiments.look.view import View, some_rows, view_run
 from experiments.reporting.look.page import Picture, write_page
 from experiments.reporting.run import code_version
-from experiments.runs import describe_run, restore_run, run_directory
+from experiments.restored import describe_run, restore_run, run_directory
 
 
 def look_at_run(

@@ -11,7 +11,8 @@ from experiments.evaluation.hard_episodes import HardEpisode, hardest_episodes
 from experiments.look.view import Side, View
 from experiments.reporting.look.episodes import Episode, episodes_figure
 from experiments.reporting.look.page import Picture
-from experiments.runs import describe_run, read_episodes, read_report
+from experiments.reporting.run import read_episodes, read_report
+from experiments.restored import describe_run
 
 _EPISODES = 4
 _OF_THE_CODE = ("version", "commit")

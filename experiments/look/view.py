@@ -13,7 +13,7 @@ from experiments.contracts import ImageSet, Outputs, Photographs, Protocol
 from experiments.data.augment import center_crops
 from experiments.evaluation.feature_space import class_membership
 from experiments.reporting.look.tiles import OTHERS, TRAINED, is_dark_on_light
-from experiments.runs import RestoredRun
+from experiments.restored import RestoredRun
 from experiments.training.outputs import build_outputs
 
 MOST_IMAGES = 10_000

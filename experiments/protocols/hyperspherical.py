@@ -20,7 +20,7 @@ import jaxloss
 from experiments.config import NamedLoss, Positive, Seed, Share, TrainConfig
 from experiments.contracts import Loss, Objective, Outputs, Problem, Protocol
 from experiments.errors import ConfigError
-from experiments.processes import on_first
+from experiments.processes import from_first
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.linear_head import (
@@ -234,8 +234,8 @@ def _init_state(options: HypersphericalLoss, problem: Problem) -> dict[str, Arra
 def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
     """Maximally separated prototypes, float32 [d, M]: a simplex for M ≤ d + 1, else uniform.
 
-    With several processes, all of them call this, and the first one computes the prototypes for
-    all: those of two hosts may differ in the last bits.
+    With several processes, all of them call this, and use the prototypes of the first one: those of
+    two hosts may differ in the last bits.
     """
 
     def compute() -> np.ndarray:
@@ -243,7 +243,7 @@ def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
             return np.asarray(jaxloss.simplex_prototypes(num_prototypes, dim))
         return np.asarray(jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim))
 
-    return on_first(compute)
+    return from_first(compute())
 
 
 def reassign(objective_state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.contracts import Metric, PairMetrics
-from experiments.files import write_atomically, write_json, write_picture
 from experiments.reporting.grid_figure import difference_figure, mean_figure
 from experiments.reporting.markdown import (
     MISSING,
@@ -32,6 +31,7 @@ from experiments.reporting.results import (
     without,
 )
 from experiments.reporting.run import code_version
+from experiments.storage import write_atomically, write_json, write_picture
 
 
 def write_grid(

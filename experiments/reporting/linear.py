@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.files import write_atomically, write_json, write_picture
 from experiments.reporting.markdown import format_value, table
 from experiments.reporting.run import origin_lines
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
+from experiments.storage import write_atomically, write_json, write_picture
 
 
 def linear_report(report: dict[str, Any]) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.files import write_atomically, write_json
+from experiments.contracts import Protocol
 from experiments.reporting.markdown import bullets, format_value, table, with_unit
+from experiments.storage import write_atomically, write_json
+
+logger = logging.getLogger(__name__)
 
 EPISODES = "episodes.npz"
 """The accuracy in every episode, for each metric that is a mean over episodes: float32 [E]."""
@@ -34,8 +40,8 @@ def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
     return "\n".join([*text, *origin_lines(report)])
 
 
-def write_run_report(
-    directory: Path, report: dict[str, Any], lines: Sequence[str], name: str = "report"
+def write_report(
+    directory: Path, protocol: Protocol, report: dict[str, Any], name: str = "report"
 ) -> list[Path]:
     """Writes NAME.md and NAME.json into the run directory; returns their paths.
 
@@ -53,8 +59,23 @@ def write_run_report(
         file = EPISODES if name == "report" else f"{name}-{EPISODES}"
         paths = [write_atomically(directory / file, archive.getvalue())]
     # The JSON comes last: it marks a run as finished.
-    markdown = write_atomically(directory / f"{name}.md", run_report(report, lines) + "\n")
+    markdown = write_atomically(
+        directory / f"{name}.md", run_report(report, report_lines(protocol, report)) + "\n"
+    )
     return [markdown, write_json(directory / f"{name}.json", report), *paths]
+
+
+def report_lines(protocol: Protocol, report: dict[str, Any]) -> list[str]:
+    """The results in Markdown, as the protocol writes them; none for a run that diverged."""
+    if "diverged" in report:
+        return []
+    lines = protocol.report(report)
+    if "last" not in report:
+        return lines
+    if report["last"]["step"] == report["step"]:
+        return [*lines, "", "The best checkpoint is the last one."]
+    of_last = protocol.report(report["last"])[1:]
+    return [*lines, "", f"Of the last checkpoint, that of step {report['last']['step']}:", *of_last]
 
 
 def origin_lines(report: dict[str, Any]) -> list[str]:
@@ -94,3 +115,31 @@ def code_version(report: dict[str, Any]) -> str:
     """The version of the code that wrote a report, and the commit if it is known."""
     commit = f", commit {report['commit']}" if report["commit"] else ""
     return f"jaxloss {report['version']}{commit}"
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """The report of a finished run; None, with a warning, where it is damaged."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(report["metrics"], list):
+            raise TypeError(f"metrics are {report['metrics']!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
+        return None
+    return report
+
+
+def read_episodes(directory: Path) -> dict[str, np.ndarray]:
+    """The accuracies of single episodes of a finished run, by metric.
+
+    Empty if the run has none, or, with a warning, if the file is damaged.
+    """
+    path = directory / EPISODES
+    if not path.exists():
+        return {}
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as stored:
+            return dict(stored)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
+        return {}

@@ -1,50 +1,46 @@
-"""The checkpoints of a run. A kill at any moment leaves all finished ones intact.
+"""The checkpoints of a run, by Orbax, with a digest of every leaf.
 
-A checkpoint is a folder that Orbax writes in the background and renames into place; on an object
-store, its last object marks it as complete (see `experiments.storage`). It holds the leaves of a
-state as NumPy arrays, and a header with the caller's metadata, the type and shape of every leaf,
-and two SHA-256 digests. Orbax reports a file that is missing or truncated, but restores a flipped
-bit without an error. The digests detect it. Leaves whose classes are spread over devices are beside
-it, as `sharded_leaves` writes them.
+Orbax writes in the background, and a kill at any moment leaves all finished checkpoints. It reports
+a file that is missing or truncated, but restores a flipped bit without an error: the header of a
+checkpoint therefore holds the sum of all bytes of each leaf, modulo 2^32, and a digest of itself.
+The sum is the same however a leaf is spread over devices.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import math
+import shutil
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint import checkpoint_managers as managers
 
-from experiments.errors import ExperimentError, StorageError
-from experiments.storage import (
-    complete_folders,
-    remove_folder,
-    remove_incomplete,
-    rename_folder,
-)
-from experiments.training.sharded_leaves import (
-    empty_shards_folder,
-    remove_orphans,
-    remove_shards,
-    rename_shards,
-    stored_leaves,
-)
+from experiments.contracts import CLASS_AXIS
+from experiments.errors import ExperimentError
+from experiments.processes import all_true, is_first, on_first
+from experiments.storage import is_remote
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_FOLDER = "checkpoints"
 
-_FORMAT = 2
-_KEPT = 2
+_FORMAT = 3
+_NEWEST = 2
 """How many of the newest checkpoints stay: one damaged file must not cost the run."""
 
 
@@ -77,45 +73,57 @@ def checkpoints_folder(path: Path) -> Path:
     return inside if inside.is_dir() else path
 
 
+def class_sharding(leaf: Any) -> NamedSharding | None:
+    """The sharding of a leaf whose classes are spread over devices; None for any other leaf."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and CLASS_AXIS in sharding.spec else None
+
+
 class Checkpoints:
     """The checkpoints of one run: the newest two, and the one of the highest accuracy.
 
-    With several processes, the first one alone opens them for writing, and the caller broadcasts
-    the results; any process may open them for reading. No method waits for another process, and
-    every question about what is stored waits for a save in progress. What reads a checkpoint raises
-    `DamagedCheckpointError` where it is damaged, and `CheckpointError` where it is missing or does
-    not fit.
+    With several processes, all of them open the folder, which all of them see, and call every
+    method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
+    `CheckpointError` where it is missing or does not fit.
 
     Args:
       directory: Folder of the checkpoints; made if it is missing, unless `read_only`.
-      read_only: Change no file, for reading beside the process that writes.
+      read_only: Change no file, for reading beside the processes that write.
 
     Raises:
       CheckpointError: `read_only`, and the folder is missing or holds no checkpoint.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False):
-        self._directory = directory.absolute()
+        self._directory = directory if is_remote(directory) else directory.absolute()
         self._read_only = read_only
-        self._saving = False
-        if read_only:
-            if not self._directory.is_dir():
-                raise CheckpointError(f"there is no directory {self._directory}")
-            if not self.steps():
-                raise CheckpointError(f"{self._directory} holds no checkpoint; train the run first")
-        elif jax.process_index() != 0:
-            raise ValueError("only the first process may open checkpoints for writing")
-        else:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            remove_incomplete(self._directory)
-            remove_orphans(self._directory)
-        self._orbax = _orbax_of_this_process()
+        self._headers: dict[int, dict[str, Any]] = {}
+        if read_only and not self._directory.is_dir():
+            raise CheckpointError(f"there is no directory {self._directory}")
+        # A kill while Orbax removes a folder would leave a damaged checkpoint; renaming is atomic.
+        trash = None if read_only or is_remote(directory) else ".trash"
+        options = ocp.CheckpointManagerOptions(
+            create=not read_only,
+            preservation_policy=_Preserved(self._rank),
+            cleanup_tmp_directories=not read_only,
+            todelete_subdir=trash,
+        )
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        self._trash = None if trash is None else self._directory / trash
+        self._empty_trash()
+        if read_only and not self.steps():
+            raise CheckpointError(f"{self._directory} holds no checkpoint; train the run first")
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._manager.close()
+        self._empty_trash()
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, in order."""
+        return sorted(self._manager.all_steps())
 
     def save(
         self,
@@ -124,108 +132,62 @@ class Checkpoints:
         *,
         meta: Mapping[str, Any],
         accuracy: SupportsFloat | None = None,
-        shards: Mapping[str, Any] | None = None,
+        num_classes: int = 0,
     ) -> None:
         """Begins to write a checkpoint. The state is copied before this returns.
 
         Args:
           step: Number of training steps done; above that of every checkpoint.
-          state: Pytree of NumPy arrays, fully addressable JAX arrays and numbers.
+          state: Pytree of NumPy arrays, JAX arrays and numbers.
           meta: JSON types, which `restore` and `meta` return.
           accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
-          shards: Further leaves, of which `collect_shards` has found the files.
+          num_classes: Classes of a spread leaf, without those that fill up devices.
 
         Raises:
           CheckpointError: Step or state cannot be saved, or the previous save failed.
         """
-        if self._read_only:
-            raise CheckpointError(f"{self._directory} is open for reading only")
-        newest = self.latest_step()
-        if newest is not None and step <= newest:
-            raise CheckpointError(
-                f"cannot save step {step}: {self._directory} already holds step {newest}"
-            )
-        values = {name: _copy(name, leaf) for name, leaf in sorted(_by_name(state).items())}
+        values = {
+            name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
+            for name, leaf in _by_name(state).items()
+        }
         score = math.nan if accuracy is None else float(accuracy)
         header = {
             "format": _FORMAT,
-            "step": int(step),
+            "step": step,
             "accuracy": score if math.isfinite(score) else None,
-            "meta": json.loads(json.dumps(meta)),
-            "leaves": {name: _describe(value) for name, value in values.items()},
-            "state_sha256": _state_digest(values),
+            "leaves": {n: [_describe(x, num_classes), _byte_sum(x)] for n, x in values.items()},
+            "meta": dict(meta),
         }
-        if shards:
-            header["shards"] = json.loads(json.dumps(shards))
-        # Orbax stores no empty arrays, and a leaf's name may not be a valid file name.
-        numbered = {str(i): value for i, value in enumerate(values.values()) if value.size}
+        stored = {name: value for name, value in values.items() if value.size}
+        self._empty_trash()
+        args = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(stored),
+            header=ocp.args.JsonSave({**header, "sha256": _json_digest(header)}),
+        )
         try:
-            self._orbax.save(
-                self._path(step),
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(numbered),
-                    meta=ocp.args.JsonSave(header | {"sha256": _json_digest(header)}),
-                ),
-            )
+            saved = self._manager.save(step, args=args)
         except Exception as error:
-            raise CheckpointError(f"saving step {step} failed: {error}") from error
-        self._saving = True
+            raise CheckpointError(
+                f"cannot write {self._path(step)}: {_first_line(error)}"
+            ) from error
+        if not saved:
+            raise CheckpointError(
+                f"cannot save step {step}: {self._directory} holds step {max(self.steps())}"
+            )
+        self._headers[step] = header
 
     def wait(self) -> None:
-        """Waits until the save in progress is on disk, then removes checkpoints no longer kept.
+        """Waits until the last save is on disk.
 
         Raises:
-          CheckpointError: The save failed.
+          CheckpointError: It failed.
         """
-        if not self._saving:
-            return
-        self._saving = False
         try:
-            self._orbax.wait_until_finished()
+            self._manager.wait_until_finished()
         except Exception as error:
-            raise CheckpointError(f"saving to {self._directory} failed: {error}") from error
-        best = self.best_step()  # Before the newest: it sets damaged checkpoints aside.
-        kept = {*self.steps()[-_KEPT:], best}
-        for step in self.steps():
-            if step not in kept:
-                remove_folder(self._path(step))
-                remove_shards(self._path(step))
-
-    def close(self) -> None:
-        """Waits for the save in progress and stops the background threads.
-
-        Raises:
-          CheckpointError: The save failed.
-        """
-        try:
-            self.wait()
-        finally:
-            self._orbax.close()
-
-    def steps(self) -> list[int]:
-        """The steps of the checkpoints, in ascending order, damaged ones included."""
-        self.wait()
-        return sorted(int(name) for name in complete_folders(self._directory) if name.isdecimal())
-
-    def latest_step(self) -> int | None:
-        """The newest step; None where there is no checkpoint."""
-        return max(self.steps(), default=None)
-
-    def best_step(self) -> int | None:
-        """The step of the highest accuracy, the newest of equal ones; None without accuracies.
-
-        Checkpoints with a damaged header are set aside as in `read_intact`.
-        """
-        measured = []
-        for step in self.steps():
-            try:
-                accuracy = self.accuracy(step)
-            except DamagedCheckpointError as error:
-                self._set_aside(error)
-                continue
-            if accuracy is not None:
-                measured.append((accuracy, step))
-        return max(measured)[1] if measured else None
+            raise CheckpointError(
+                f"cannot write to {self._directory}: {_first_line(error)}"
+            ) from error
 
     def accuracy(self, step: int) -> float | None:
         """The accuracy saved with a step; None where it was not measured."""
@@ -236,52 +198,51 @@ class Checkpoints:
         return self._header(step)["meta"]
 
     def restore(
-        self, target: Any, step: int | None = None, *, parts: tuple[str, ...] = ()
+        self, target: Any, step: int, *, parts: tuple[str, ...] = (), num_classes: int = 0
     ) -> Restored:
         """Reads a checkpoint into the structure of `target`.
 
         Args:
           target: Pytree of arrays, `jax.ShapeDtypeStruct` and numbers. The checkpoint must have
             leaves of the same names, types and shapes; the values are not used.
-          step: The step of the checkpoint; None for the newest intact one (see `read_intact`).
+          step: The step of the checkpoint.
           parts: Paths such as `params/backbone`. If given, leaves of the checkpoint outside these
             paths are ignored.
+          num_classes: Classes of a spread leaf, without those that fill up devices.
 
         Returns:
-          The step, the state with NumPy arrays as leaves, and the metadata. Leaves that are stored
-          in shards are `StoredLeaf`s.
+          The step, the state, and the metadata. Leaves whose classes are spread in `target` are
+          spread in the same way, on whatever devices they were saved; all others are NumPy arrays.
         """
-        if step is None:
-            return self.read_intact(lambda newest: self.restore(target, newest, parts=parts))[0]
-        header = self._header(step)
-        wanted = _by_name(target)
-        shards = stored_leaves(self._path(step), header.get("shards", {}))
-        leaves = header["leaves"] | {name: _describe(leaf) for name, leaf in shards.items()}
+        header, wanted = self._header(step), _by_name(target)
+        stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
         _check_fit(
-            {name: leaf for name, leaf in leaves.items() if _is_within(name, parts)},
-            {name: _describe(leaf) for name, leaf in wanted.items()},
+            {name: leaf for name, leaf in stored.items() if _is_within(name, parts)},
+            {name: _describe(leaf, num_classes) for name, leaf in wanted.items()},
             self._path(step),
         )
+        state = self._reading(step, lambda: self._read_leaves(step, wanted, header))
+        leaves = [state[name] for name in wanted]
+        return Restored(
+            step, jax.tree.unflatten(jax.tree.structure(target), leaves), header["meta"]
+        )
 
-        def read() -> dict[str, Any]:
-            args = ocp.args.Composite(state=ocp.args.StandardRestore())
-            read = self._orbax.restore(self._path(step), args=args)["state"]
-            stored = {
-                name: read[n] for i, name in enumerate(header["leaves"]) if (n := str(i)) in read
-            }
-            if _state_digest(stored) != header["state_sha256"]:
-                raise self._damaged(step, "the arrays do not match their checksum")
-            for name, leaf in shards.items():
-                if name in wanted:
-                    leaf.verify()
-            return stored
-
-        stored = self._reading(step, read) | shards
-        state = [
-            stored[name] if name in stored else np.empty(leaf.shape, leaf.dtype)
-            for name, leaf in wanted.items()
-        ]
-        return Restored(step, jax.tree.unflatten(jax.tree.structure(target), state), header["meta"])
+    def _read_leaves(
+        self, step: int, wanted: Mapping[str, Any], header: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The leaves by name, after a comparison with the sums of their bytes."""
+        filled = {name: leaf for name, leaf in wanted.items() if math.prod(leaf.shape)}
+        item = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in filled.items()}
+        how = {name: _restore_args(leaf) for name, leaf in filled.items()}
+        args = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
+        found = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+        for name, leaf in filled.items():
+            if class_sharding(leaf) is None:  # Without the classes that filled up devices.
+                found[name] = found[name][tuple(slice(size) for size in leaf.shape)]
+            if _byte_sum(found[name]) != header["leaves"][name][1]:
+                raise self._damaged(step, f"{name} does not match its digest")
+        empty = {n: np.empty(x.shape, x.dtype) for n, x in wanted.items() if n not in filled}
+        return found | empty
 
     def read_intact(
         self, read: Callable[[int], T], *, best: bool = False
@@ -303,18 +264,21 @@ class Checkpoints:
           CheckpointError: No checkpoint is intact.
         """
         damaged: list[DamagedCheckpointError] = []
-        # Listed anew each time: the process that writes may have removed checkpoints since.
+        # Listed anew each time: the processes that write may have removed checkpoints since.
         while left := set(self.steps()) - {error.step for error in damaged}:
-            step = max(left, key=lambda step: (self._score(step) if best else 0, step))
+            step = max(left, key=lambda step: (self._rank(step) if best else 0, step))
+            result, failure = None, None
             try:
                 result = read(step)
             except DamagedCheckpointError as error:
-                damaged.append(error)
-                self._set_aside(error)
+                failure = error
+            if not all_true(failure is None):
+                damaged.append(failure or self._damaged(step, "in another process"))
+                self._set_aside(damaged[-1])
                 continue
             if damaged:
                 logger.warning("using step %d in place of step %d", step, damaged[0].step)
-            return result, damaged
+            return result, damaged  # pyright: ignore[reportReturnType]
         if not damaged:
             raise CheckpointError(f"{self._directory} holds no checkpoint")
         steps = ", ".join(str(error.step) for error in damaged)
@@ -323,25 +287,27 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self._directory / str(step)
 
-    def _score(self, step: int) -> float:
+    def _rank(self, step: int) -> float:
         try:
             accuracy = self.accuracy(step)
         except DamagedCheckpointError:
-            return math.inf  # Perhaps the best: to be tried first, and reported.
+            return math.inf  # Perhaps the best: it is tried first, and reported.
         return -math.inf if accuracy is None else accuracy
 
     def _header(self, step: int) -> dict[str, Any]:
-        steps = self.steps()
-        if step not in steps:
+        if step in self._headers:
+            return self._headers[step]
+        if step not in (steps := self.steps()):
             raise CheckpointError(
                 f"{self._directory} holds no checkpoint of step {step}; "
                 f"it holds: {', '.join(map(str, steps)) or 'none'}"
             )
 
         def read() -> dict[str, Any]:
-            header = json.loads((self._path(step) / "meta" / "metadata").read_bytes())
+            args = ocp.args.Composite(header=ocp.args.JsonRestore())
+            header = self._manager.restore(step, args=args)["header"]
             if header.pop("sha256") != _json_digest(header) or header["step"] != step:
-                raise self._damaged(step, "the header does not match its checksum")
+                raise self._damaged(step, "the header does not match its digest")
             return header
 
         header = self._reading(step, read)
@@ -350,19 +316,14 @@ class Checkpoints:
                 f"{self._path(step)} has format {header['format']}, and this version reads format "
                 f"{_FORMAT}; use the version of jaxloss that wrote it"
             )
+        self._headers[step] = header
         return header
 
-    def prepare_shards(self, step: int) -> Path:
-        """An empty folder for the shards of a step; returns the checkpoint's path."""
-        self.wait()
-        empty_shards_folder(self._path(step))
-        return self._path(step)
-
     def _reading(self, step: int, read: Callable[[], T]) -> T:
-        """The result of `read`. A failure that is repeated is damage, if the files can be read."""
+        """The result of `read`. A failure is damage, unless a file cannot be read at all."""
         try:
             return read()
-        except (StorageError, MemoryError):
+        except (ExperimentError, MemoryError):
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
             for path in self._path(step).rglob("*"):
@@ -373,53 +334,57 @@ class Checkpoints:
                     pass
                 except OSError as cause:
                     raise CheckpointError(f"cannot read {path}: {cause}") from error
-        try:
-            return read()
-        except (DamagedCheckpointError, StorageError, MemoryError):
-            raise
-        except Exception as error:
-            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
-            raise self._damaged(step, reason) from error
+            raise self._damaged(step, _first_line(error)) from error
 
     def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
         return DamagedCheckpointError(step, f"checkpoint {self._path(step)} is damaged ({reason})")
 
     def _set_aside(self, error: DamagedCheckpointError) -> None:
+        self._headers.pop(error.step, None)
         if self._read_only:
             logger.warning("%s", error)
-            return
-        aside, count = self._directory / f"damaged-{error.step}", 1
-        while aside.exists():
-            count += 1
-            aside = self._directory / f"damaged-{error.step}-{count}"
-        rename_folder(self._path(error.step), aside)
-        rename_shards(self._path(error.step), aside)
-        logger.warning("%s: renamed to %s", error, aside.name)
+        else:
+            logger.warning("%s: renamed to damaged-%d", error, error.step)
+            names = (f"damaged-{error.step}{end}" for end in _endings())
+            free = (path for name in names if not (path := self._directory / name).exists())
+            on_first(lambda: self._path(error.step).rename(next(free)))
+        self._manager.reload()
+
+    def _empty_trash(self) -> None:
+        if self._trash is not None and is_first():
+            shutil.rmtree(self._trash, ignore_errors=True)
 
 
-def _orbax_of_this_process() -> ocp.AsyncCheckpointer:
-    """Orbax, limited to this process. By default, it waits in barriers for all processes."""
-    index = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process-{index}"
-    )
-    handler = ocp.CompositeCheckpointHandler(
-        state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
-        meta=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
-        composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
-    )
-    return ocp.AsyncCheckpointer(handler, multiprocessing_options=alone)
+@dataclasses.dataclass(frozen=True)
+class _Preserved(managers.PreservationPolicy):
+    """Keeps the newest checkpoints and the best one, by the accuracies in their headers."""
+
+    rank: Callable[[int], float]
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[managers.PolicyCheckpointInfo],
+        *,
+        context: managers.PreservationContext,
+    ) -> Sequence[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        best = max(steps, key=lambda step: (self.rank(step), step))
+        return [step == best or step in sorted(steps)[-_NEWEST:] for step in steps]
+
+
+def _endings() -> Iterator[str]:
+    yield ""
+    yield from (f"-{number}" for number in itertools.count(2))
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by their path, such as `params/backbone/kernel`."""
-    named: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if name in named:
-            raise CheckpointError(f"two leaves of the state are named {name}; rename one")
-        named[name] = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    return named
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (
+            leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _copy(name: str, leaf: Any) -> np.ndarray:
@@ -430,8 +395,34 @@ def _copy(name: str, leaf: Any) -> np.ndarray:
     return value
 
 
-def _describe(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
+    if (sharding := class_sharding(leaf)) is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    # Not strict: the classes are filled up with zeros to what the devices need.
+    return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, strict=False)
+
+
+def _describe(leaf: Any, num_classes: int) -> str:
+    """The dtype and the shape of a leaf, without classes that fill up devices."""
+    shape = list(leaf.shape)
+    if (sharding := class_sharding(leaf)) is not None:
+        shape[sharding.spec.index(CLASS_AXIS)] = num_classes
+    return f"{leaf.dtype}{shape}"
+
+
+def _byte_sum(leaf: Any) -> int:
+    """The sum of all bytes of a leaf, modulo 2^32. One flipped bit changes it."""
+    if (sharding := class_sharding(leaf)) is None:
+        return int(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).sum(dtype=np.uint32))
+    return int(_spread_byte_sum(NamedSharding(sharding.mesh, PartitionSpec()))(leaf))
+
+
+@cache
+def _spread_byte_sum(everywhere: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(
+        lambda leaf: jnp.sum(lax.bitcast_convert_type(leaf, jnp.uint8), dtype=jnp.uint32),
+        out_shardings=everywhere,
+    )
 
 
 def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path) -> None:
@@ -451,13 +442,8 @@ def _is_within(name: str, parts: tuple[str, ...]) -> bool:
     return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
 
 
-def _state_digest(values: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name, value in values.items():
-        if value.size:
-            digest.update(json.dumps([name, _describe(value)]).encode())
-            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+def _first_line(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from experiments.errors import DivergedError
-from experiments.liveness import watchdog
-from experiments.training.interrupts import Interrupted, stop_requests
+from experiments.processes import Interrupted, stop_requests, watchdog
 from experiments.training.parallel import DataParallel
 from experiments.training.recorder import Recorder, Validation
 from experiments.training.state import TrainState
@@ -42,8 +42,8 @@ class Parts(NamedTuple):
     """See `Objective.after_epoch`."""
     validate: Callable[[TrainState], Validation] | None
     """None without validation images."""
-    num_classes: int = 0
-    """Classes of the run, without those that fill up devices; needed where these are spread."""
+    class_counts: np.ndarray
+    """int64 [C], training images of every class."""
 
 
 class Due(NamedTuple):
@@ -83,8 +83,7 @@ def train(
 ) -> float:
     """Trains to the end, from the newest checkpoint if there is one.
 
-    With several processes, all of them call this with the same arguments. The first one writes the
-    run's files.
+    With several processes, all of them call this with the same arguments, and see the directory.
 
     Args:
       parts: What the loop runs.
@@ -109,7 +108,7 @@ def train(
             steps=intervals.steps,
             name=name,
             meta=meta,
-            num_classes=parts.num_classes,
+            num_classes=len(parts.class_counts),
         ) as recorder,
         stop_requests() as stop_request,
         watchdog(stuck_after) as step_done,

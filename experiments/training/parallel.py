@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from experiments.config import ParallelMode
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS
 from experiments.errors import ConfigError
-from experiments.training.sharded_leaves import class_sharding
+from experiments.training.checkpoints import class_sharding
 from experiments.training.state import Build
 from experiments.training.step import Batch, Step
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
-import jax
+import tensorboardX
+from tqdm import tqdm
 
-from experiments.processes import exchange, on_first
+from experiments.processes import is_first
+from experiments.storage import is_remote, write_atomically
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
-from experiments.training.metrics_log import MetricsLog
-from experiments.training.progress import Progress, progress
 from experiments.training.run_directory import exclusive_run
-from experiments.training.sharded_leaves import (
-    collect_shards,
-    place,
-    unfilled,
-    without_spread,
-    write_shards,
-)
 from experiments.training.state import TrainState
+
+METRICS_FILE = "metrics.jsonl"
+
+_SECONDS_BETWEEN_LINES = 30.0
+_LINE = (
+    "{desc}: {n_fmt}/{total_fmt} steps ({percentage:.0f} %){postfix}, "
+    "{elapsed} elapsed, {remaining} left"
+)
 
 
 class Validation(NamedTuple):
@@ -35,9 +40,9 @@ class Validation(NamedTuple):
 
 
 class Recorder:
-    """The files of a run. With several processes, all call every method and the first one writes.
+    """The files of a run. With several processes, all call every method.
 
-    Leaves of the state whose classes are spread over devices are written and read by all.
+    All of them read and write checkpoints; the first one alone writes metrics and progress.
 
     Args:
       directory: The run directory.
@@ -62,10 +67,6 @@ class Recorder:
         self._name = name
         self._meta = meta
         self._stack = ExitStack()
-        self._checkpoints: Checkpoints | None = None
-        self._log: MetricsLog | None = None
-        self._progress: Progress | None = None
-        self._failure: OSError | None = None
         self.seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -90,46 +91,32 @@ class Recorder:
           ConfigError: Another process trains in the directory.
           CheckpointError: There are checkpoints, but none is intact or fits.
         """
-
-        def restore() -> tuple[list[Any] | None, float]:
-            check = self._stack.enter_context(exclusive_run(self._directory))
-            folder = self._directory / CHECKPOINTS_FOLDER
-            self._checkpoints = self._stack.enter_context(Checkpoints(folder))
-            leaves, seconds, first = None, 0.0, 0
-            if self._checkpoints.latest_step() is not None:
-                restored = self._checkpoints.restore(unfilled(initial, self._num_classes))
-                leaves, first = jax.tree.leaves(restored.state), restored.step
-                seconds = restored.meta["seconds"]
-            elif damaged := sorted(p.name for p in folder.glob("damaged-*")):
-                raise CheckpointError(
-                    f"{folder} holds damaged checkpoints only ({', '.join(damaged)}); remove this "
-                    "folder to train from the start"
-                )
-            metrics = self._directory / "metrics.jsonl"
-            log = MetricsLog(metrics, resume_step=first, check=check)
-            self._log = self._stack.enter_context(log)
-            self._progress = self._stack.enter_context(progress(self._steps, first, self._name))
-            return leaves, seconds
-
-        leaves, self.seconds_before = on_first(restore)
-        if leaves is None:
-            return initial
-        targets, structure = jax.tree.flatten(initial)
-        return jax.tree.unflatten(structure, map(place, leaves, targets))
+        if is_first():
+            self._stack.enter_context(exclusive_run(self._directory))
+        folder = self._directory / CHECKPOINTS_FOLDER
+        self._checkpoints = self._stack.enter_context(Checkpoints(folder))
+        state, first = initial, 0
+        if self._checkpoints.steps():
+            restored, _ = self._checkpoints.read_intact(
+                lambda step: self._checkpoints.restore(initial, step, num_classes=self._num_classes)
+            )
+            state, first = restored.state, restored.step
+            self.seconds_before = restored.meta["seconds"]
+        elif damaged := sorted(path.name for path in folder.glob("damaged-*")):
+            raise CheckpointError(
+                f"{folder} holds damaged checkpoints only ({', '.join(damaged)}); remove this "
+                "folder to train from the start"
+            )
+        self._log = self._progress = None
+        if is_first():
+            self._log = self._stack.enter_context(MetricsLog(self._directory, resume_step=first))
+            self._progress = self._stack.enter_context(Progress(self._steps, first, self._name))
+        return state
 
     def log(self, step: int, **scalars: SupportsFloat | None) -> None:
-        """Writes numbers to the metrics file and TensorBoard.
-
-        With several processes, an error is raised by the next `save`, in all of them.
-        """
-        if self._log is None:
-            return
-        try:
+        """Writes numbers to the metrics file and TensorBoard."""
+        if self._log is not None:
             self._log.log(step, **scalars)
-        except OSError as error:
-            if jax.process_count() == 1:
-                raise
-            self._failure = error
 
     def show_progress(self, step: int, loss: float, images_per_second: float) -> None:
         """Updates the progress display."""
@@ -141,49 +128,127 @@ class Recorder:
     ) -> None:
         """Validates, if `validate` is given, and begins to write a checkpoint.
 
-        All processes validate, each its share of the images. An error is raised in all of them.
+        All processes validate, each its share of the images.
         """
-        found = None if validate is None else validate(state)
-        whole, spread = without_spread(state)
-        path = self._write_shards(step, spread) if spread else None
-
-        def save() -> None:
-            assert self._checkpoints is not None
-            assert self._log is not None
-            shards = None if path is None else collect_shards(path)
-            accuracy = None
-            if found is not None:
-                accuracy, diagnostics = found
-                self.log(step, validation=accuracy, **diagnostics)
-            if self._failure is not None:
-                raise self._failure
+        accuracy = None
+        if validate is not None:
+            accuracy, diagnostics = validate(state)
+            self.log(step, validation=accuracy, **diagnostics)
+        if self._log is not None:
             # Before the checkpoint: a run that resumes from it needs the lines up to its step.
             self._log.store()
-            meta = {**self._meta, "seconds": self.seconds}
-            self._checkpoints.save(step, whole, meta=meta, accuracy=accuracy, shards=shards)
-
-        on_first(save)
-
-    def _write_shards(self, step: int, spread: Mapping[str, jax.Array]) -> Path:
-        """Writes the shards of a step in all processes; returns the path of its checkpoint.
-
-        An error of one process is raised in all of them.
-        """
-
-        def prepare() -> Path:
-            assert self._checkpoints is not None
-            return self._checkpoints.prepare_shards(step)
-
-        path, failure = on_first(prepare), ""
-        try:
-            write_shards(path, spread, self._num_classes)
-        except OSError as error:
-            failure = str(error)
-        for rank, message in enumerate(exchange(failure.encode())):
-            if message:
-                raise CheckpointError(f"process {rank} cannot write to {path}: {message.decode()}")
-        return path
+        self._checkpoints.save(
+            step,
+            state,
+            meta={**self._meta, "seconds": self.seconds},
+            accuracy=accuracy,
+            num_classes=self._num_classes,
+        )
 
     def finish(self) -> None:
         """Blocks all processes until the last checkpoint is on disk."""
-        on_first(lambda: self._checkpoints and self._checkpoints.wait())
+        self._checkpoints.wait()
+
+
+class MetricsLog:
+    """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
+
+    Opening removes lines after `resume_step` and a torn last line, as a killed run leaves them.
+    A step may have two lines, one of training and one of validation. TensorBoard's earlier events
+    stay on disk, but it ignores those after `resume_step`. An object store gets both files by
+    `store` and at the end: nothing can be appended there.
+    """
+
+    def __init__(self, directory: Path, *, resume_step: int):
+        self._stack, self._directory, self._folder = ExitStack(), directory, directory
+        if is_remote(directory):
+            temporary = tempfile.TemporaryDirectory(prefix="jaxloss-")
+            self._folder = Path(self._stack.enter_context(temporary))
+        if (directory / METRICS_FILE).exists():
+            lines = (directory / METRICS_FILE).read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if _is_at_most(line, resume_step)]
+            write_atomically(self._folder / METRICS_FILE, b"".join(kept))
+        self._file = (self._folder / METRICS_FILE).open("a", encoding="utf-8")
+        self._writer = tensorboardX.SummaryWriter(str(self._folder), purge_step=resume_step + 1)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stack:
+            self._file.close()
+            self._writer.close()
+            self.store()
+
+    def log(self, step: int, **scalars: SupportsFloat | None) -> None:
+        """Writes the numbers of a step, which are on disk at once; None is left out."""
+        values = {name: float(value) for name, value in scalars.items() if value is not None}
+        # JSON has no NaN and no Infinity: those are strings.
+        row = {k: v if math.isfinite(v) else json.dumps(v) for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def store(self) -> None:
+        """Uploads both files, if the directory is on an object store."""
+        if self._folder != self._directory:
+            for file in self._folder.iterdir():
+                (self._directory / file.name).write_bytes(file.read_bytes())
+
+
+def _is_at_most(line: bytes, step: int) -> bool:
+    """Whether a line is whole and of no later step."""
+    try:
+        return line.endswith(b"\n") and json.loads(line)["step"] <= step
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+class Progress:
+    """Shows the steps done of `total`; a resumed run has done `initial` of them before.
+
+    On a terminal this is a bar with loss, images per second and time left. Otherwise it is a line
+    for every tenth of the run, or every 30 seconds, without control characters.
+    """
+
+    def __init__(self, total: int, initial: int, description: str):
+        self._bar = tqdm(
+            total=total,
+            initial=initial,
+            desc=description,
+            unit=" steps",
+            file=sys.stdout,
+            disable=None,
+        )
+        self._initial = initial
+        self._description = description
+        self._started = self._printed = time.monotonic()
+        self._tenth = 10 * initial // total
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def update(self, step: int, loss: float, images_per_second: float) -> None:
+        """Reports the number of steps done, the loss there, and the speed."""
+        figures = f"loss {loss:.4g}, {images_per_second:,.0f} images/s"
+        if not self._bar.disable:
+            self._bar.set_postfix_str(figures, refresh=False)
+            self._bar.update(step - self._bar.n)
+            return
+        now, tenth = time.monotonic(), 10 * step // self._bar.total
+        if tenth > self._tenth or now - self._printed >= _SECONDS_BETWEEN_LINES:
+            self._tenth, self._printed = tenth, now
+            line = tqdm.format_meter(
+                step,
+                self._bar.total,
+                now - self._started,
+                prefix=self._description,
+                postfix=figures,
+                initial=self._initial,
+                bar_format=_LINE,
+            )
+            print(line, flush=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.config import by_name, differences
-from experiments.errors import ConfigError, ExperimentError, HeldError
-from experiments.files import exclusive, write_json
+from experiments.errors import ConfigError, ExperimentError
+from experiments.storage import exclusive, write_json
 
 CONFIG_FILE = "config.json"
 
@@ -19,30 +19,31 @@ class ConfigMismatchError(ExperimentError):
     """A directory of another run, or one whose configuration cannot be read."""
 
 
-def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Makes a directory the home of a run, or recognises it as such.
+def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> None:
+    """Makes a directory the home of a run, unless it is that already.
 
     Args:
       directory: The run's directory; made if it is missing.
       config: The run's configuration, as JSON types.
 
-    Returns:
-      True if the directory already belongs to this configuration, so that the run resumes; False
-      if it is new.
-
     Raises:
-      ConfigMismatchError: The directory belongs to another configuration (the message lists all
-        differences), its configuration is damaged, or it holds other files. Changes no file.
+      ConfigMismatchError: As in `check_run_directory`. Changes no file.
     """
-    if check_run_directory(directory, config):
-        return True
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / CONFIG_FILE, config)
-    return False
+    if not check_run_directory(directory, config):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / CONFIG_FILE, config)
 
 
 def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Returns and raises the same as `claim_run_directory`, and writes nothing."""
+    """Whether a directory belongs to a configuration, so that the run resumes.
+
+    Returns:
+      True if it does; False if it is new.
+
+    Raises:
+      ConfigMismatchError: The directory belongs to another configuration (the message lists all
+        differences), its configuration is damaged, or it holds other files.
+    """
     if (directory / CONFIG_FILE).exists():
         there, here = read_config(directory), json.loads(json.dumps(config))
         if lines := differences(by_name(there), by_name(here)):
@@ -74,6 +75,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it must hold a JSON object, got {type(config).__name__}")
     except FileNotFoundError as error:
         raise ConfigMismatchError(
             f"{directory} is not a run directory: it has no {CONFIG_FILE}"
@@ -82,42 +85,23 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ConfigMismatchError(
             f"{path} is damaged ({error}). Repair it, or choose another directory."
         ) from error
-    if not isinstance(config, dict):
-        raise ConfigMismatchError(
-            f"{path} is damaged: it must hold a JSON object, got {type(config).__name__}. "
-            "Repair it, or choose another directory."
-        )
     return config
 
 
 @contextlib.contextmanager
-def exclusive_run(directory: Path) -> Iterator[Callable[[], None]]:
+def exclusive_run(directory: Path) -> Iterator[None]:
     """Keeps other commands from training in a directory while the context lasts.
 
-    With several processes, the first one alone enters it.
-
-    Yields:
-      A check, to be called before the run's files are changed, that raises a `ConfigError` where
-      another process has taken the directory over.
+    With several processes, the first one alone enters it. On an object store, it does nothing.
 
     Raises:
       ConfigError: Another process is training in the directory.
     """
     with contextlib.ExitStack() as stack:
         try:
-            held = stack.enter_context(exclusive(directory / ".lock", wait=False))
-        except BlockingIOError as error:
-            who = f" ({error.owner})" if isinstance(error, HeldError) else ""
+            stack.enter_context(exclusive(directory / ".lock", wait=False))
+        except BlockingIOError:
             raise ConfigError(
-                f"another process{who} is training in {directory}; wait for it, or stop it first"
+                f"another process is training in {directory}; wait for it, or stop it first"
             ) from None
-        locked = held()
-
-        def check() -> None:
-            if locked and not held():
-                raise ConfigError(
-                    f"another process has taken {directory} over, because this one gave no sign of "
-                    "life; nothing more is written here"
-                )
-
-        yield check
+        yield

@@ -21,7 +21,7 @@ from experiments.data.builders import builder_class, image_shape, is_multi_label
 from experiments.models.layers import Backbone
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical
-from experiments.runs import Plan, build_network, plan_run
+from experiments.assembly import Plan, build_network, plan_run
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, build_step
 

@@ -12,7 +12,7 @@ from experiments.presets import PRESETS
 from experiments.protocols import group_softmax
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
-from experiments.runs import check_data, plan_run
+from experiments.assembly import check_data, plan_run
 from tests.jaxloss import references
 
 DIM = 10

@@ -33,13 +33,10 @@ from experiments.protocols.hyperspherical import (
     spread_prototypes,
 )
 from experiments.reporting.run import run_report
-from experiments.runs import (
-    build_network,
-    evaluate_run,
-    plan_run,
-    report_lines,
-    train_run,
-)
+from experiments.assembly import build_network, plan_run
+from experiments.reporting.run import report_lines
+from experiments.restored import evaluate_run
+from experiments.runs import train_run
 from experiments.training import parallel
 from experiments.training.step import Batch, build_step
 from tests.experiments.tiny_runs import final_state, metrics

@@ -21,7 +21,8 @@ from experiments.errors import ConfigError
 from experiments.protocols import few_shot
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.protocols.integration import IntegratedLoss
-from experiments.runs import plan_run, train_run
+from experiments.assembly import plan_run
+from experiments.runs import train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.interrupts import Interrupted

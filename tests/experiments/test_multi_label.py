@@ -28,14 +28,10 @@ from experiments.presets import PRESETS
 from experiments.protocols import config_from_dict, config_to_dict, multi_label
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
 from experiments.reporting.run import run_report
-from experiments.runs import (
-    check_data,
-    evaluate_run,
-    plan_run,
-    report_lines,
-    restore_run,
-    train_run,
-)
+from experiments.assembly import check_data, plan_run
+from experiments.reporting.run import report_lines
+from experiments.restored import evaluate_run, restore_run
+from experiments.runs import train_run
 from experiments.training.outputs import build_outputs
 from tests.experiments import fake_image_sets
 from tests.experiments.tiny_runs import final_state, metrics

@@ -28,14 +28,9 @@ from experiments.protocols.negative_margin import (
 )
 from experiments.reporting.results import interval
 from experiments.reporting.run import run_report
-from experiments.runs import (
-    check_data,
-    evaluate_run,
-    plan_run,
-    read_episodes,
-    report_lines,
-    restore_run,
-)
+from experiments.assembly import check_data, plan_run
+from experiments.reporting.run import read_episodes, report_lines
+from experiments.restored import evaluate_run, restore_run
 from experiments.training.outputs import build_outputs
 from tests.experiments import fake_archives
 

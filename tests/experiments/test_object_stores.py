@@ -26,10 +26,11 @@ from experiments.data.archives import MissingArchiveError
 from experiments.data.builders import describe
 from experiments.data.pipeline import load_split
 from experiments.errors import ConfigError
-from experiments.files import write_atomically
+from experiments.storage import write_atomically
 from experiments.liveness import AGAIN
 from experiments.protocols.integration import IntegratedLoss
-from experiments.runs import complete_run, plan_run, train_run
+from experiments.assembly import plan_run
+from experiments.runs import complete_run, train_run
 from experiments.storage import storage_path
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.metrics_log import MetricsLog

@@ -18,7 +18,7 @@ from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols.linear_head import build_classifier_loss
-from experiments.runs import build_network, plan_run
+from experiments.assembly import build_network, plan_run
 from experiments.training.parallel import device_mesh
 from experiments.training.sharded_leaves import class_sharding
 from tests.experiments.tiny_runs import TINY

@@ -21,7 +21,7 @@ from experiments.presets import (
     two_way,
 )
 from experiments.protocols import PROTOCOLS, build_protocol
-from experiments.runs import plan_run
+from experiments.assembly import plan_run
 from tests.experiments.test_settings import PUBLISHED
 
 

@@ -24,7 +24,8 @@ from experiments.config import Folders, differences
 from experiments.errors import ConfigError
 from experiments.liveness import AGAIN
 from experiments.processes import initialize, on_first
-from experiments.runs import complete_run, plan_run, train_run
+from experiments.assembly import plan_run
+from experiments.runs import complete_run, train_run
 from experiments.training.checkpoints import Checkpoints
 from tests.experiments.several_processes import QUICK_PYTHON, ROOT, finish, start, wait_for_step
 from tests.experiments.tiny_runs import config_of, final_state, metrics, metrics_without_clock

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from experiments.reporting.run import run_report, write_run_report
-from experiments.runs import read_episodes
+from experiments.reporting.run import read_episodes
 
 REPORT = {
     "label": "SCE⊕NCA",

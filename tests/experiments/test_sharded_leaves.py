@@ -17,7 +17,9 @@ import pytest
 from experiments.config import ModelConfig, OptimizerConfig
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
-from experiments.runs import plan_run, restore_run, train_run
+from experiments.assembly import plan_run
+from experiments.restored import restore_run
+from experiments.runs import train_run
 from experiments.training import sharded_leaves
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.sharded_leaves import ShardsError, StoredLeaf

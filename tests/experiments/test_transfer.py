@@ -35,7 +35,10 @@ from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report
-from experiments.runs import code_version, plan_run, restore_run, train_run
+from experiments.assembly import plan_run
+from experiments.restored import restore_run
+from experiments.runs import train_run
+from experiments.version import code_version
 from experiments.training.step import build_embed
 from experiments.transfer import evaluate_run_linear
 

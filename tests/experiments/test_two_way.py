@@ -14,7 +14,8 @@ from experiments.protocols import two_way
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.multi_label import MultiLabelLoss
 from experiments.protocols.two_way import TwoWayConfig
-from experiments.runs import complete_run, plan_run
+from experiments.assembly import plan_run
+from experiments.runs import complete_run
 from tests.jaxloss import references
 
 CLASSES = 6

@@ -12,7 +12,8 @@ import numpy as np
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.protocols import build_protocol, config_from_dict
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
-from experiments.runs import Network, Plan, build_network, restore_run
+from experiments.assembly import Network, Plan, build_network
+from experiments.restored import restore_run
 from experiments.training.run_directory import read_config
 from experiments.training.state import TrainState
 

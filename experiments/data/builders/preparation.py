@@ -12,8 +12,7 @@ from tensorflow_datasets.core import constants
 
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
-from experiments.files import exclusive
-from experiments.storage import is_remote, storage_path
+from experiments.storage import exclusive, is_remote, storage_path
 
 _log = logging.getLogger(__name__)
 
@@ -51,20 +50,14 @@ def prepare(
     cls.check_source(cls.search_path(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / ".lock", wait=True) as locked:
+    with exclusive(folder / ".lock", wait=True):
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
-        if locked():
-            for leftover in folder.glob("incomplete.*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in folder.glob("incomplete.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         _log.info("preparing %s in %s", cls.name, builder.data_dir)
-        try:
-            _generate(builder, manual_dir)
-        except OSError:
-            # Without a lock another process may have finished first. Its records are the same.
-            if not is_prepared(make_builder(cls, data_dir)):
-                raise
+        _generate(builder, manual_dir)
     return make_builder(cls, data_dir)
 
 

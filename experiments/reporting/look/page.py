@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.files import write_atomically, write_json, write_picture
+from experiments.storage import write_atomically, write_json, write_picture
 
 PAGE = "index.html"
 NUMBERS = "look.json"

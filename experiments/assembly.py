@@ -1,0 +1,282 @@
+"""A run assembled from its configuration: data, model, objective and optimiser, ready to train.
+
+Every part is built from its own section, and the configuration goes no further.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from experiments.config import Folders, ParallelMode, TrainConfig, check_config
+from experiments.contracts import ImageSet, Objective, Problem, Protocol
+from experiments.data.augment import check_settings, seen_shape
+from experiments.data.builders import image_shape, is_multi_label
+from experiments.data.pipeline import KeptImages, RecordImages, batches, default_memory_limit
+from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
+from experiments.errors import ConfigError
+from experiments.models import build_backbone
+from experiments.protocols import build_protocol
+from experiments.storage import storage_path
+from experiments.training import parallel
+from experiments.training.loop import Parts
+from experiments.training.optimizer import build_optimizer, learning_rate
+from experiments.training.outputs import build_outputs
+from experiments.training.recorder import Validation
+from experiments.training.state import TrainState, initial_state
+from experiments.training.step import Batch, build_step
+
+
+class Plan(NamedTuple):
+    """A run before any data is read."""
+
+    config: TrainConfig
+    protocol: Protocol
+    image_shape: tuple[int, int, int]
+    """Height, width and channels of the images that the model receives."""
+    num_features: int
+
+
+def plan_run(config: TrainConfig, *, num_devices: int | None = None) -> Plan:
+    """Plans a run whose options fit each other and the devices; touches no data.
+
+    Args:
+      config: The options.
+      num_devices: Of the machines that will train it. None: those of all processes.
+
+    Raises:
+      ConfigError: A value is out of bounds, or does not fit the others or the devices.
+    """
+    check_config(config)
+    sampling, model = config.sampling, config.model
+    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    parallel.check_batch_size(batch_size, num_devices or jax.device_count())
+    learning_rate(config.optimizer, config.steps)
+    check_settings(config.data, image_shape(config.data.name)[-1])
+    if model.weights and not storage_path(model.weights, "model.weights").exists():
+        raise ConfigError(
+            f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
+            "directory"
+        )
+    if model.weights and (model.dim or model.projection != "linear-norm"):
+        raise ConfigError(
+            f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
+            f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
+            "model.projection = linear-norm"
+        )
+    plan = draft_plan(config)
+    plan.protocol.check_options(plan.num_features)
+    return plan
+
+
+def draft_plan(config: TrainConfig) -> Plan:
+    """Plans a run without checking its options, as a checkpoint holds it."""
+    seen = seen_shape(image_shape(config.data.name), config.data)
+    num_features = nnx.eval_shape(
+        lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
+    ).num_features
+    return Plan(config, _protocol(config), seen, num_features)
+
+
+def _protocol(config: TrainConfig) -> Protocol:
+    """The protocol of a run, with the metrics of its last checkpoint where they are reported."""
+    protocol = build_protocol(config)
+    if not config.report_last:
+        return protocol
+    last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
+    return protocol._replace(metrics=[*protocol.metrics, *last])
+
+
+def of_last(name: str) -> str:
+    """The name of a metric of the last checkpoint, beside that of the best."""
+    return f"{name} (last)"
+
+
+def check_data(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
+    """Checks that the data fits a run; prepares the data set if needed and reads no image.
+
+    Returns:
+      For every available split, the number of images of every class.
+
+    Raises:
+      ConfigError: The configuration does not fit the data.
+      MissingArchiveError: The data set's archives are missing.
+    """
+    config, protocol = plan.config, plan.protocol
+    class_counts = protocol.class_counts(folders)
+    of_training = class_counts[protocol.splits[0]]
+    # The images of a multi-label set cannot be counted by class: the protocol checks the batch.
+    if not is_multi_label(config.data.name):
+        index = index_classes(np.repeat(np.arange(len(of_training)), of_training))
+        draw_batch(
+            index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
+        )
+    protocol.check_data(plan.num_features, class_counts)
+    return class_counts
+
+
+class Network(NamedTuple):
+    """The model, the objective and the optimiser of a run, with the state at step 0."""
+
+    graphdef: nnx.GraphDef
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    state: TrainState
+
+
+def build_network(
+    plan: Plan,
+    class_counts: np.ndarray,
+    steps_per_epoch: int,
+    *,
+    axis_name: str | None = None,
+    mesh: Mesh | None = None,
+    pretrained: bool = False,
+    abstract: bool = False,
+) -> Network:
+    """Builds what a run trains.
+
+    Args:
+      plan: The run.
+      class_counts: int64 [C], training images of every class.
+      steps_per_epoch: For the number of epochs.
+      axis_name: See `Problem.axis_name`.
+      mesh: The devices of a sharded jit.
+      pretrained: The backbone starts from the weights that the configuration names.
+      abstract: The state is `jax.ShapeDtypeStruct`s, so that it takes no memory.
+
+    Raises:
+      ConfigError: The loss needs the whole head on every device, and the mesh spreads it.
+      WeightsError: The weights cannot be read, or do not fit.
+    """
+    config = plan.config
+    model = build_backbone(
+        config.model, image_shape=plan.image_shape, axis_name=axis_name, rngs=nnx.Rngs(config.seed)
+    )
+    problem = Problem(
+        num_features=plan.num_features,
+        class_counts=class_counts,
+        axis_name=axis_name,
+        mesh=mesh,
+        num_epochs=config.steps // steps_per_epoch,
+        seed=config.seed,
+    )
+    objective = plan.protocol.objective(problem)
+    optimizer = build_optimizer(config.optimizer, config.steps)
+    build = {}
+    if mesh is not None and parallel.spreads_classes(mesh):
+        if not objective.class_axes:
+            raise ConfigError(
+                f"protocol {config.protocol} with loss.name = {config.loss.name} needs the whole "
+                f"classifier on every device; choose --mesh {mesh.size}x1, or the preset "
+                "icons-instances"
+            )
+        build = {"build": parallel.spread_over(mesh, objective.class_axes, abstract=abstract)}
+    elif abstract:
+        build = {"build": jax.eval_shape}
+    graphdef, state = initial_state(
+        model,
+        objective,
+        optimizer,
+        seed=config.seed,
+        weights=config.model.weights if pretrained else "",
+        **build,
+    )
+    return Network(graphdef, objective, optimizer, state)
+
+
+def assemble(
+    plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap", mesh_shape: str = ""
+) -> Parts:
+    """Builds what the training loop runs.
+
+    Args:
+      plan: The run.
+      folders: Where data is stored.
+      mode: How the batch is spread over devices.
+      mesh_shape: How the devices are arranged, as in `parallel.device_mesh`.
+
+    Raises:
+      ConfigError: The configuration does not fit the data or the mode.
+    """
+    config, protocol = plan.config, plan.protocol
+    protocol.check_mode(mode)
+    mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
+    class_counts = check_data(plan, folders)
+    images = protocol.load(folders, protocol.splits[0])
+    of_training = class_counts[protocol.splits[0]]
+    batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
+    steps_per_epoch = len(images.labels) // batch_size
+    axis_name = parallel.axis_name(mode)
+    network = build_network(
+        plan, of_training, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
+    )
+    step = build_step(
+        network.graphdef,
+        network.objective,
+        network.optimizer,
+        config.data,
+        key=jax.random.fold_in(jax.random.key(config.seed), 2),
+        axis_name=axis_name,
+    )
+    return Parts(
+        initial=network.state,
+        parallel=parallel.data_parallel(mode, step, network.state, mesh),
+        batches=_batches(images, config, batch_size),
+        images_per_step=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        after_epoch=network.objective.after_epoch,
+        validate=_validation(plan, folders, network, class_counts),
+        class_counts=of_training,
+    )
+
+
+def _batches(
+    images: ImageSet, config: TrainConfig, batch_size: int
+) -> Callable[[int], Iterator[Batch]]:
+    """This process's batches from a step on: functions of seed and step alone."""
+    multi_label = images.labels.ndim == 2
+    index = len(images.labels) if multi_label else index_classes(images.labels)
+
+    def read(step: int) -> Batch:
+        drawn = draw_batch(index, config.sampling.strategy, batch_size, seed=config.seed, step=step)
+        rows = shard(drawn, jax.process_index(), jax.process_count())
+        return Batch(images.images[rows], images.labels[rows])
+
+    ahead = isinstance(images.images, RecordImages)
+    return lambda first: batches(read, first, config.steps, ahead=ahead)
+
+
+def load_for_evaluation(protocol: Protocol, folders: Folders, split: str) -> ImageSet:
+    """The images of a split. Each of several processes reads its share of them only."""
+    if jax.process_count() == 1:
+        return protocol.load(folders, split)
+    images = protocol.load(folders, split, memory_limit=0)
+    if np.prod(images.images.shape) // jax.process_count() > default_memory_limit():
+        return images
+    return dataclasses.replace(images, images=KeptImages(images.images))
+
+
+def _validation(
+    plan: Plan, folders: Folders, network: Network, class_counts: Mapping[str, np.ndarray]
+) -> Callable[[TrainState], Validation] | None:
+    trained_on, held_out, _ = plan.protocol.splits
+    if held_out not in class_counts:
+        return None
+    images = load_for_evaluation(plan.protocol, folders, held_out)
+    outputs = build_outputs(
+        network.graphdef, network.objective, plan.config.data, class_counts[trained_on]
+    )
+
+    def validate(state: TrainState) -> Validation:
+        found = outputs(state, images)
+        return Validation(plan.protocol.validate(found), plan.protocol.diagnose(found))
+
+    return validate
