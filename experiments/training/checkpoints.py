@@ -98,6 +98,7 @@ class Checkpoints:
         self._directory = directory if is_remote(directory) else directory.absolute()
         self._read_only = read_only
         self._headers: dict[int, dict[str, Any]] = {}
+        self._saving: Path | None = None
         if read_only and not self._directory.is_dir():
             raise CheckpointError(f"there is no directory {self._directory}")
         # A kill while Orbax removes a folder would leave a damaged checkpoint; renaming is atomic.
@@ -117,7 +118,9 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None:
+            self.wait()
         self._manager.close()
         self._empty_trash()
 
@@ -144,7 +147,7 @@ class Checkpoints:
           num_classes: Classes of a spread leaf, without those that fill up devices.
 
         Raises:
-          CheckpointError: Step or state cannot be saved, or the previous save failed.
+          CheckpointError: The state or the step cannot be saved, or the last save failed.
         """
         values = {
             name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
@@ -158,23 +161,19 @@ class Checkpoints:
             "leaves": {n: [_describe(x, num_classes), _byte_sum(x)] for n, x in values.items()},
             "meta": dict(meta),
         }
+        header = json.loads(json.dumps(header))
         stored = {name: value for name, value in values.items() if value.size}
+        self.wait()
         self._empty_trash()
         args = ocp.args.Composite(
             state=ocp.args.PyTreeSave(stored),
             header=ocp.args.JsonSave({**header, "sha256": _json_digest(header)}),
         )
-        try:
-            saved = self._manager.save(step, args=args)
-        except Exception as error:
-            raise CheckpointError(
-                f"cannot write {self._path(step)}: {_first_line(error)}"
-            ) from error
-        if not saved:
+        if not self._manager.save(step, args=args):
             raise CheckpointError(
                 f"cannot save step {step}: {self._directory} holds step {max(self.steps())}"
             )
-        self._headers[step] = header
+        self._headers[step], self._saving = header, self._path(step)
 
     def wait(self) -> None:
         """Waits until the last save is on disk.
@@ -182,12 +181,12 @@ class Checkpoints:
         Raises:
           CheckpointError: It failed.
         """
-        try:
-            self._manager.wait_until_finished()
-        except Exception as error:
-            raise CheckpointError(
-                f"cannot write to {self._directory}: {_first_line(error)}"
-            ) from error
+        self._manager.wait_until_finished()
+        saved, self._saving = self._saving, None
+        if saved is not None and not (saved.exists() and ocp.utils.is_checkpoint_finalized(saved)):
+            # With several processes, because another one has ended, as a rule.
+            failure = CheckpointError if jax.process_count() == 1 else RuntimeError
+            raise failure(f"cannot write {saved}; the log above says why")
 
     def accuracy(self, step: int) -> float | None:
         """The accuracy saved with a step; None where it was not measured."""
@@ -316,7 +315,7 @@ class Checkpoints:
                 f"{self._path(step)} has format {header['format']}, and this version reads format "
                 f"{_FORMAT}; use the version of jaxloss that wrote it"
             )
-        self._headers[step] = header
+        self._headers[step], self._saving = header, self._path(step)
         return header
 
     def _reading(self, step: int, read: Callable[[], T]) -> T:
@@ -326,10 +325,9 @@ class Checkpoints:
         except (ExperimentError, MemoryError):
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
-            for path in self._path(step).rglob("*"):
+            for path in _files(self._path(step)):
                 try:
-                    if path.is_file():
-                        path.read_bytes()
+                    path.read_bytes()
                 except FileNotFoundError:
                     pass
                 except OSError as cause:
@@ -375,6 +373,12 @@ class _Preserved(managers.PreservationPolicy):
 def _endings() -> Iterator[str]:
     yield ""
     yield from (f"-{number}" for number in itertools.count(2))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files in a folder; on an object store, epath has no `rglob`."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        yield from _files(path) if path.is_dir() else [path]
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

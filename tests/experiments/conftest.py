@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import pytest
 
-from experiments import runs
+from experiments import assembly
 from experiments.config import Folders
 
 _RUNS = {"grid", "run", "swept", "trained", "whole"}
@@ -55,7 +55,7 @@ def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
         pass
 
     def run(steps: int, training: Callable[[], object]) -> None:
-        real, calls = runs.draw_batch, itertools.count()
+        real, calls = assembly.draw_batch, itertools.count()
 
         def dying(*args, **kwargs):
             if next(calls) == steps:
@@ -63,7 +63,7 @@ def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
             return real(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(runs, "draw_batch", dying)
+            patch.setattr(assembly, "draw_batch", dying)
             with pytest.raises(Killed):
                 training()
 

@@ -57,6 +57,14 @@ class Server:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
+    def create_bucket(self, name: str) -> None:
+        request = urllib.request.Request(
+            f"{self.url}/storage/v1/b",
+            json.dumps({"name": name}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=5).close()
+
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,
     DamagedCheckpointError,
+    Restored,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +63,15 @@ def large_state(step: int) -> dict:
     return small_state(step) | {"kernel": kernel}
 
 
+def newest(checkpoints: Checkpoints, target) -> Restored:
+    """The newest intact checkpoint."""
+    return checkpoints.read_intact(lambda step: checkpoints.restore(target, step))[0]
+
+
+def best_step(checkpoints: Checkpoints) -> int:
+    return checkpoints.read_intact(lambda step: (checkpoints.meta(step), step)[1], best=True)[0]
+
+
 def fill(directory: Path, accuracies: Mapping[int, float | None], state=small_state) -> None:
     with Checkpoints(directory) as checkpoints:
         for step, accuracy in accuracies.items():
@@ -86,14 +95,14 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
     }
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, state, meta={}, accuracy=None)
-        restored = checkpoints.restore(jax.tree.map(np.zeros_like, state))
+        restored = newest(checkpoints, jax.tree.map(np.zeros_like, state))
         assert restored.step == 3
         assert_same(restored.state, state)
         assert restored.state["half"].dtype == ml_dtypes.bfloat16
         assert isinstance(restored.state["params"]["dense"], Pair)
         # Containers may change between two versions of a program; the names are what counts.
         state["params"] = {"dense": params["dense"]._asdict()}
-        assert_same(checkpoints.restore(state).state, state)
+        assert_same(newest(checkpoints, state).state, state)
 
 
 def test_the_state_is_copied_before_save_returns(tmp_path):
@@ -104,7 +113,7 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
         checkpoints.save(1, {**state, "d": on_device}, meta={})
         state["w"][:] = 7
         jax.block_until_ready(donated(on_device))
-        restored = checkpoints.restore({**state, "d": np.zeros((512, 512), np.float32)}).state
+        restored = checkpoints.restore({**state, "d": np.zeros((512, 512), np.float32)}, 1).state
     np.testing.assert_array_equal(restored["w"], 1)
     np.testing.assert_array_equal(restored["d"], 1)
 
@@ -116,7 +125,7 @@ def test_metadata_is_copied_and_comes_back_as_json(tmp_path):
         meta["config"]["name"] = "changed"
         expected = {"seen": 3, "shape": [1, 2], "on": True, "config": {"name": "π"}}
         assert checkpoints.meta(1) == expected
-        assert checkpoints.restore(small_state(1)).meta == expected
+        assert checkpoints.restore(small_state(1), 1).meta == expected
         assert checkpoints.accuracy(1) == 0.25
         with pytest.raises(TypeError, match="ndarray"):
             checkpoints.save(2, small_state(2), meta={"x": np.ones(2)})
@@ -145,8 +154,7 @@ def test_newest_and_best_are_kept(tmp_path, accuracies, kept, best, reopen):
     assert sorted(p.name for p in tmp_path.iterdir()) == [str(step) for step in kept]
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.steps() == kept
-        assert checkpoints.latest_step() == kept[-1]
-        assert checkpoints.best_step() == best
+        assert best_step(checkpoints) == (kept[-1] if best is None else best)
         for step in kept:
             assert_same(checkpoints.restore(small_state(0), step).state, small_state(step))
             accuracy = accuracies[step]
@@ -168,9 +176,8 @@ def test_newest_and_best_are_kept(tmp_path, accuracies, kept, best, reopen):
 def test_another_structure_is_refused_and_not_called_damage(tmp_path, target, message):
     fill(tmp_path, {1: 0.1, 2: 0.2})
     with Checkpoints(tmp_path) as checkpoints:
-        for step in (None, 2):
-            with pytest.raises(CheckpointError, match=message):
-                checkpoints.restore(target, step)
+        with pytest.raises(CheckpointError, match=message):
+            checkpoints.restore(target, 2)
         assert checkpoints.steps() == [1, 2]
 
 
@@ -178,14 +185,10 @@ def test_what_cannot_be_saved_says_so(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, small_state(5), meta={})
         for step in (5, 4):
-            with pytest.raises(CheckpointError, match="already holds step 5"):
+            with pytest.raises(CheckpointError, match="holds step 5"):
                 checkpoints.save(step, small_state(step), meta={})
         with pytest.raises(CheckpointError, match="leaf name of the state must hold numbers"):
             checkpoints.save(6, {"name": "conv4"}, meta={})
-        with pytest.raises(CheckpointError, match="two leaves of the state are named a/b"):
-            checkpoints.save(6, {"a/b": np.ones(1), "a": {"b": np.ones(1)}}, meta={})
-        with pytest.raises(CheckpointError, match="saving step 6 failed"):
-            checkpoints.save(6, {"a": np.ones((0, 2))}, meta={})
         with pytest.raises(CheckpointError, match=r"no checkpoint of step 7; it holds: 5"):
             checkpoints.restore(small_state(5), 7)
         assert checkpoints.steps() == [5]
@@ -217,7 +220,7 @@ def test_any_damaged_file_is_noticed_or_harmless(tmp_path, how, caplog):
         damage(path, how)
         caplog.clear()
         with Checkpoints(original, read_only=True) as checkpoints:
-            restored = checkpoints.restore(large_state(0))
+            restored = newest(checkpoints, large_state(0))
             # A damaged file that holds nothing of ours may go unnoticed; wrong values may not.
             assert_same(restored.state, large_state(restored.step))
             assert restored.meta == {"step": restored.step}
@@ -235,7 +238,7 @@ def test_any_damaged_file_is_noticed_or_harmless(tmp_path, how, caplog):
     assert fell_back >= 4
 
 
-@pytest.mark.parametrize("part", ["state", "meta"])
+@pytest.mark.parametrize("part", ["state", "header"])
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, part, caplog):
     fill(tmp_path, {1: 0.1, 2: 0.9})
     for path in (tmp_path / "2" / part).rglob("*"):
@@ -243,25 +246,25 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, par
             damage(path, "torn")
     caplog.set_level(logging.WARNING)
     with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.restore(small_state(0)).step == 1
+        assert newest(checkpoints, small_state(0)).step == 1
         assert f"checkpoint {tmp_path / '2'} is damaged" in caplog.text
         assert "renamed to damaged-2" in caplog.text
         assert "using step 1 in place of step 2" in caplog.text
         assert checkpoints.steps() == [1]
-        assert checkpoints.best_step() == 1
+        assert best_step(checkpoints) == 1
         checkpoints.save(2, small_state(2), meta={}, accuracy=0.2)
-        assert_same(checkpoints.restore(small_state(0)).state, small_state(2))
-        assert checkpoints.best_step() == 2
+        assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
+        assert best_step(checkpoints) == 2
     assert (tmp_path / "damaged-2").is_dir()
-    for path in (tmp_path / "2" / "meta").rglob("*"):
+    for path in (tmp_path / "2" / "header").rglob("*"):
         if path.is_file() and path.stat().st_size:
             damage(path, "torn")
     with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.best_step() == 1
+        assert best_step(checkpoints) == 1
     assert (tmp_path / "damaged-2-2").is_dir()
 
 
-@pytest.mark.parametrize("part", ["state", "meta"])
+@pytest.mark.parametrize("part", ["state", "header"])
 @pytest.mark.parametrize("read_only", [True, False])
 def test_another_checkpoint_is_named_in_place_of_a_damaged_best_one(
     tmp_path, part, read_only, caplog
@@ -276,17 +279,9 @@ def test_another_checkpoint_is_named_in_place_of_a_damaged_best_one(
         )
         assert_same(read.state, small_state(3))
         assert [error.step for error in damaged] == [2]
-        assert checkpoints.best_step() == (2 if part == "state" and read_only else 3)
+        assert (2 in checkpoints.steps()) is read_only
     assert "using step 3 in place of step 2" in caplog.text
     assert (tmp_path / "damaged-2").exists() is not read_only
-
-
-def test_a_damaged_checkpoint_takes_no_place_among_the_newest(tmp_path):
-    fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.1})
-    damage(tmp_path / "3" / "meta" / "metadata", "torn")
-    fill(tmp_path, {4: 0.2})
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert checkpoints.steps() == [1, 2, 4]
 
 
 def test_the_newest_but_one_is_read_where_the_newest_and_the_best_are_damaged(tmp_path):
@@ -294,10 +289,10 @@ def test_the_newest_but_one_is_read_where_the_newest_and_the_best_are_damaged(tm
     for step in ("1", "3"):
         damage(tmp_path / step / "state" / "manifest.ocdbt", "zeroed")
     with Checkpoints(tmp_path) as checkpoints:
-        assert_same(checkpoints.restore(small_state(0)).state, small_state(2))
+        assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
 
 
-@pytest.mark.parametrize("part", ["state", "meta"])
+@pytest.mark.parametrize("part", ["state", "header"])
 def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path, part, monkeypatch):
     fill(tmp_path, {1: 0.1, 2: 0.2})
 
@@ -313,55 +308,27 @@ def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path, part, monkeypatch):
 
     with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", failing)
-        patch.setattr(checkpoints._orbax, "restore", restore)
+        patch.setattr(checkpoints._manager, "restore", restore)
         with pytest.raises(CheckpointError, match=r"cannot read .*Input/output") as caught:
-            checkpoints.restore(small_state(0))
+            newest(checkpoints, small_state(0))
         assert not isinstance(caught.value, DamagedCheckpointError)
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [1, 2]
-        assert checkpoints.restore(small_state(0)).step == 2
+        assert newest(checkpoints, small_state(0)).step == 2
 
 
-def test_a_failure_that_is_not_repeated_is_no_damage(tmp_path, monkeypatch):
-    fill(tmp_path, {1: 0.1, 2: 0.2})
-    with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patch:
-        real, failures = checkpoints._orbax.restore, [ConnectionError("the store went away")]
-
-        def restore(*args, **kwargs):
-            if failures:
-                raise failures.pop()
-            return real(*args, **kwargs)
-
-        patch.setattr(checkpoints._orbax, "restore", restore)
-        assert checkpoints.restore(small_state(0)).step == 2
-        assert checkpoints.steps() == [1, 2]
-
-
-def test_a_save_that_fails_in_the_background_is_reported_once(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
+def test_a_save_that_fails_in_the_background_is_reported(tmp_path, monkeypatch):
+    async def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, small_state(1), meta={})
-    checkpoints.wait()
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints._orbax, "_save_step_metadata", full)
-        checkpoints.save(2, small_state(2), meta={})
-        with pytest.raises(CheckpointError, match="No space left"):
-            checkpoints.wait()
-    assert checkpoints.steps() == [1]
-    checkpoints.close()
-    fill(tmp_path, {2: 0.5})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
-
-
-def test_only_the_first_process_writes(tmp_path, monkeypatch):
-    fill(tmp_path, {1: 0.1})
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    with pytest.raises(ValueError, match="only the first process"):
-        Checkpoints(tmp_path)
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert checkpoints.restore(small_state(0)).step == 1
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, small_state(1), meta={})
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr("orbax.checkpoint.JsonCheckpointHandler._save_fn", full)
+            checkpoints.save(2, small_state(2), meta={})
+            with pytest.raises(CheckpointError, match=r"cannot write .*/2; the log above"):
+                checkpoints.wait()
 
 
 def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypatch):
@@ -369,30 +336,22 @@ def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypa
         patch.setattr("experiments.training.checkpoints._FORMAT", 1)
         fill(tmp_path, {1: 0.1})
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(CheckpointError, match="has format 1, and this version reads format 2"):
-            checkpoints.restore(small_state(0))
+        with pytest.raises(CheckpointError, match="has format 1, and this version reads format 3"):
+            newest(checkpoints, small_state(0))
         assert checkpoints.steps() == [1]
-
-
-def test_errors_travel_between_processes():
-    error = pickle.loads(pickle.dumps(DamagedCheckpointError(3, "checkpoint 3 is damaged (torn)")))
-    assert error.step == 3
-    assert str(error) == "checkpoint 3 is damaged (torn)"
 
 
 def test_nothing_intact(tmp_path):
     with Checkpoints(tmp_path / "new") as checkpoints:
         assert checkpoints.steps() == []
-        assert checkpoints.latest_step() is None
-        assert checkpoints.best_step() is None
         with pytest.raises(CheckpointError, match="holds no checkpoint"):
-            checkpoints.restore(small_state(0))
+            newest(checkpoints, small_state(0))
     fill(tmp_path, {1: 0.1})
     with Checkpoints(tmp_path) as checkpoints:
         damage(next((tmp_path / "1" / "state").rglob("ocdbt*/d/*")), "missing")
         damage(tmp_path / "1" / "state" / "manifest.ocdbt", "zeroed")
         with pytest.raises(CheckpointError, match=r"no intact checkpoint \(damaged: 1\)"):
-            checkpoints.restore(small_state(0))
+            newest(checkpoints, small_state(0))
 
 
 def test_reading_only_changes_nothing(tmp_path):
@@ -406,13 +365,11 @@ def test_reading_only_changes_nothing(tmp_path):
     fill(run, {1: 0.1, 2: 0.2})
     (run / "3.orbax-checkpoint-tmp").mkdir()
     (run / "3.orbax-checkpoint-tmp" / "part").write_text("x")
-    damage(run / "2" / "meta" / "metadata", "torn")
+    damage(run / "2" / "header" / "metadata", "torn")
     before = files_below(run)
     with Checkpoints(run, read_only=True) as checkpoints:
-        assert checkpoints.restore(small_state(0)).step == 1
-        assert checkpoints.best_step() == 1
-        with pytest.raises(CheckpointError, match="reading only"):
-            checkpoints.save(3, small_state(3), meta={})
+        assert newest(checkpoints, small_state(0)).step == 1
+        assert best_step(checkpoints) == 1
         for read in (checkpoints.meta, checkpoints.accuracy):
             with pytest.raises(DamagedCheckpointError, match="is damaged") as caught:
                 read(2)
@@ -442,8 +399,8 @@ def test_killed_at_any_moment(tmp_path):
 
         with Checkpoints(Path(sys.argv[1])) as checkpoints:
             step = 0
-            if checkpoints.latest_step() is not None:
-                restored = checkpoints.restore(state(0))
+            if checkpoints.steps():
+                restored, _ = checkpoints.read_intact(lambda s: checkpoints.restore(state(0), s))
                 step = restored.step
                 assert restored.meta["twice"] == 2 * step
                 assert (restored.state["w"] == step).all() and restored.state["step"] == step

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 from experiments import runs
+from experiments.assembly import Plan, build_network, plan_run
 from experiments.compilation import num_classes
 from experiments.config import ModelConfig, TrainConfig
 from experiments.contracts import Photographs
@@ -21,7 +22,6 @@ from experiments.data.builders import builder_class, image_shape, is_multi_label
 from experiments.models.layers import Backbone
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical
-from experiments.assembly import Plan, build_network, plan_run
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, build_step
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.assembly import check_data, plan_run
 from experiments.config import SamplingConfig
 from experiments.contracts import Objective, Problem
 from experiments.errors import ConfigError
@@ -12,7 +13,6 @@ from experiments.presets import PRESETS
 from experiments.protocols import group_softmax
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
-from experiments.assembly import check_data, plan_run
 from tests.jaxloss import references
 
 DIM = 10

@@ -17,6 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
 import jaxloss
+from experiments.assembly import build_network, plan_run
 from experiments.cli.main import main
 from experiments.config import ModelConfig, ParallelMode, SamplingConfig
 from experiments.contracts import Objective, Outputs, Problem
@@ -32,9 +33,7 @@ from experiments.protocols.hyperspherical import (
     HypersphericalLoss,
     spread_prototypes,
 )
-from experiments.reporting.run import run_report
-from experiments.assembly import build_network, plan_run
-from experiments.reporting.run import report_lines
+from experiments.reporting.run import report_lines, run_report
 from experiments.restored import evaluate_run
 from experiments.runs import train_run
 from experiments.training import parallel

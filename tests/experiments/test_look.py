@@ -18,13 +18,13 @@ import pytest
 
 import jaxloss
 from experiments import look
+from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, SamplingConfig, TrainConfig
 from experiments.contracts import ImageSet, Metric, Outputs
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.storage import write_atomically
 from experiments.look import view
 from experiments.look.classes import QUERIES, by_class, neighbours
 from experiments.look.classifier import spectrum
@@ -48,11 +48,11 @@ from experiments.reporting.look.maps import Cloud, Panel, map_figure
 from experiments.reporting.look.page import Picture, page_html
 from experiments.reporting.look.tiles import drawable, is_dark_on_light, short, tile
 from experiments.reporting.look.training import curves_figure, log_series
-from experiments.reporting.style import new_figure
-from experiments.assembly import plan_run
 from experiments.reporting.run import write_report
+from experiments.reporting.style import new_figure
 from experiments.restored import describe_run, evaluate_run
 from experiments.runs import train_run
+from experiments.storage import write_atomically
 from tests.experiments import fake_image_sets
 
 DPI = 50

@@ -14,19 +14,19 @@ import chex
 import jax
 import pytest
 
+from experiments.assembly import plan_run
 from experiments.config import Folders, SamplingConfig, TrainConfig
 from experiments.data import pipeline
 from experiments.data.pipeline import RecordImages
 from experiments.errors import ConfigError
+from experiments.processes import Interrupted
 from experiments.protocols import few_shot
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.protocols.integration import IntegratedLoss
-from experiments.assembly import plan_run
 from experiments.runs import train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
-from experiments.training.interrupts import Interrupted
-from experiments.training.metrics_log import MetricsLog
+from experiments.training.recorder import MetricsLog
 from tests.experiments.several_processes import QUICK_PYTHON
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
 
@@ -80,7 +80,7 @@ def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(tmp_p
     train(TINY, tmp_path / "run", folders)
     checkpoints = tmp_path / "run" / "checkpoints"
     for step in ("2", "4"):
-        (checkpoints / step / "meta" / "metadata").write_text("{")
+        (checkpoints / step / "header" / "metadata").write_text("{")
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         train(TINY, tmp_path / "run", folders)
     with pytest.raises(CheckpointError, match=r"damaged checkpoints only \(damaged-2, damaged-4\)"):

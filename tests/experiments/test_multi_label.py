@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+from experiments.assembly import check_data, plan_run
 from experiments.cli.main import main
 from experiments.config import (
     Folders,
@@ -27,9 +28,7 @@ from experiments.evaluation.multilabel import evaluate_scores
 from experiments.presets import PRESETS
 from experiments.protocols import config_from_dict, config_to_dict, multi_label
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
-from experiments.reporting.run import run_report
-from experiments.assembly import check_data, plan_run
-from experiments.reporting.run import report_lines
+from experiments.reporting.run import report_lines, run_report
 from experiments.restored import evaluate_run, restore_run
 from experiments.runs import train_run
 from experiments.training.outputs import build_outputs

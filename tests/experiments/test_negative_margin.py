@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments.assembly import check_data, plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.contracts import Outputs, Problem
@@ -27,9 +28,7 @@ from experiments.protocols.negative_margin import (
     NegativeMarginConfig,
 )
 from experiments.reporting.results import interval
-from experiments.reporting.run import run_report
-from experiments.assembly import check_data, plan_run
-from experiments.reporting.run import read_episodes, report_lines
+from experiments.reporting.run import read_episodes, report_lines, run_report
 from experiments.restored import evaluate_run, restore_run
 from experiments.training.outputs import build_outputs
 from tests.experiments import fake_archives

@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from experiments.training.sharded_leaves import class_sharding
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxloss
+from experiments.assembly import build_network, plan_run
 from experiments.cli.main import main
 from experiments.compilation import compile_step
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols.linear_head import build_classifier_loss
-from experiments.assembly import build_network, plan_run
 from experiments.training.parallel import device_mesh
-from experiments.training.sharded_leaves import class_sharding
 from tests.experiments.tiny_runs import TINY
 
 

@@ -10,6 +10,7 @@ import pytest
 import tyro
 
 from experiments import grid
+from experiments.assembly import plan_run
 from experiments.cli.main import verbs
 from experiments.presets import (
     MODULES,
@@ -21,7 +22,6 @@ from experiments.presets import (
     two_way,
 )
 from experiments.protocols import PROTOCOLS, build_protocol
-from experiments.assembly import plan_run
 from tests.experiments.test_settings import PUBLISHED
 
 

@@ -30,9 +30,10 @@ def test_a_run_directory_is_claimed_once(tmp_path):
     run = tmp_path / "deep" / "run"
     assert check_run_directory(run, CONFIG) is False
     assert not run.exists()
-    assert claim_run_directory(run, CONFIG) is False
+    claim_run_directory(run, CONFIG)
     (run / "metrics.jsonl").write_text("x")
-    assert claim_run_directory(run, CONFIG) is True
+    assert check_run_directory(run, CONFIG) is True
+    claim_run_directory(run, CONFIG)
     assert read_config(run) == {**CONFIG, "data": {"name": "icons", "mean": [0.5]}}
     assert sorted(p.name for p in run.iterdir()) == ["config.json", "metrics.jsonl"]
 
@@ -67,7 +68,7 @@ def test_somebody_elses_directory_is_left_alone(tmp_path):
 def test_hidden_files_do_not_count(tmp_path):
     (tmp_path / ".gitkeep").touch()
     (tmp_path / ".config.json.123").write_text('{"da')
-    assert claim_run_directory(tmp_path, CONFIG) is False
+    claim_run_directory(tmp_path, CONFIG)
     assert json.loads((tmp_path / "config.json").read_text())["steps"] == 500
 
 

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 
-from experiments.reporting.run import run_report, write_run_report
-from experiments.reporting.run import read_episodes
+from experiments.reporting.run import read_episodes, run_report, write_run_report
 
 REPORT = {
     "label": "SCE⊕NCA",

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from experiments.assembly import check_data, plan_run
 from experiments.config import (
     DataConfig,
     Folders,
@@ -19,7 +20,6 @@ from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
-from experiments.assembly import check_data, plan_run
 from experiments.reporting.run import read_episodes
 from experiments.restored import evaluate_run, restore_run
 from experiments.runs import complete_run, train_run

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import runs, transfer
+from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import (
     Folders,
@@ -35,12 +36,11 @@ from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report
-from experiments.assembly import plan_run
 from experiments.restored import restore_run
 from experiments.runs import train_run
-from experiments.version import code_version
 from experiments.training.step import build_embed
 from experiments.transfer import evaluate_run_linear
+from experiments.version import code_version
 
 CONFIG = FewShotConfig(
     sampling=SamplingConfig(batch_size=16),

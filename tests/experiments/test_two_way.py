@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+from experiments.assembly import plan_run
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.contracts import Outputs, Problem
 from experiments.errors import ConfigError
@@ -14,7 +15,6 @@ from experiments.protocols import two_way
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.multi_label import MultiLabelLoss
 from experiments.protocols.two_way import TwoWayConfig
-from experiments.assembly import plan_run
 from experiments.runs import complete_run
 from tests.jaxloss import references
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.assembly import Network, Plan, build_network
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.protocols import build_protocol, config_from_dict
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
-from experiments.assembly import Network, Plan, build_network
 from experiments.restored import restore_run
 from experiments.training.run_directory import read_config
 from experiments.training.state import TrainState
