@@ -63,25 +63,49 @@ class EpisodeResult(NamedTuple):
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
 
 
-def episode_accuracies(
-    features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
+def prototype_predictions(
+    features: np.ndarray | Array,
+    episodes: Episodes,
+    number: int | None = None,
+    *,
+    distance: Distance = "euclidean",
 ) -> np.ndarray:
-    """The accuracy of the nearest prototype in every episode: float32 [E], in [0, 1].
+    """The class of the nearest prototype: int32 [E, N, Q], or [N, Q] of the episode `number` alone.
 
-    A prototype is the mean of a class's support features. A query is assigned to the class of the
-    nearest prototype, to the first one on ties. With the cosine distance, features are divided by
-    their length before the mean is taken.
+    A prototype is the mean of a class's support features; of equally near ones the first is taken.
+    With the cosine distance, features are divided by their length before the mean is taken.
 
     Args:
       features: Float [n, d], finite.
       episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
+      number: Of an episode.
       distance: Of a query from a prototype.
 
     Raises:
       ValueError: An index is out of range, or a feature is not finite.
     """
     features, (support, query) = prepare_episodes(features, episodes)
-    return np.asarray(_accuracies(features, support, query, distance=distance))
+    rows = slice(None) if number is None else [number]
+    found = np.asarray(_nearest(features, support[rows], query[rows], distance=distance))
+    return found if number is None else found[0]
+
+
+def episode_accuracies(
+    features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
+) -> np.ndarray:
+    """The accuracy of `prototype_predictions` in every episode: float32 [E], in [0, 1]."""
+    return accuracies_of(prototype_predictions(features, episodes, distance=distance))
+
+
+def accuracies_of(predictions: np.ndarray) -> np.ndarray:
+    """The accuracy in every episode, float32 [E], of predicted classes, int32 [E, N, Q]."""
+    return np.asarray(_accuracies(predictions))
+
+
+@jax.jit
+def _accuracies(predictions: Array) -> Array:
+    right = predictions == jnp.arange(predictions.shape[1])[:, None]
+    return right.mean((1, 2), dtype=jnp.float32)
 
 
 def prepare_episodes(
@@ -146,14 +170,14 @@ def evaluate_prototypes(
     features: np.ndarray, labels: np.ndarray, *, config: EpisodeConfig, distance: Distance
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Classifies by the nearest prototype; the rest is as in `evaluate_episodes`."""
-    accuracies_of = partial(episode_accuracies, features, distance=distance)
+    classify = partial(episode_accuracies, features, distance=distance)
     return evaluate_episodes(
-        accuracies_of, features, labels, config=config, classifier=f"{distance} prototypes"
+        classify, features, labels, config=config, classifier=f"{distance} prototypes"
     )
 
 
 def evaluate_episodes(
-    accuracies_of: Callable[[Episodes], np.ndarray],
+    classify: Callable[[Episodes], np.ndarray],
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -163,7 +187,7 @@ def evaluate_episodes(
     """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
     Args:
-      accuracies_of: Maps episodes to the accuracy in each.
+      classify: Maps episodes to the accuracy in each.
       features: Float [n, d].
       labels: Integers [n].
       config: The episodes.
@@ -182,17 +206,15 @@ def evaluate_episodes(
     results = []
     for shots in config.shots:
         episodes = configured_episodes(config, index, shots=shots)
-        accuracies = accuracies_of(episodes)
-        accuracy, interval = mean_and_interval(accuracies)
+        accuracies = classify(episodes)
         result = EpisodeResult(
-            ways=config.ways,
-            shots=shots,
-            queries=config.queries,
-            episodes=config.episodes,
-            classifier=classifier,
-            accuracy=accuracy,
-            interval=interval,
-            hash=episodes_hash(episodes),
+            config.ways,
+            shots,
+            config.queries,
+            config.episodes,
+            classifier,
+            *mean_and_interval(accuracies),
+            episodes_hash(episodes),
         )
         results.append((result, accuracies))
     return results
@@ -204,27 +226,19 @@ def _unit(features: Array) -> Array:
     return features / jnp.where(length > 0, length, 1)
 
 
-def _euclidean_scores(queries: Array, prototypes: Array) -> Array:
-    return 2 * product(queries, prototypes.T) - jnp.square(prototypes).sum(-1)
-
-
-def _cosine_scores(queries: Array, prototypes: Array) -> Array:
-    return product(queries, _unit(prototypes).T)
-
-
 @partial(jax.jit, static_argnames="distance")
-def _accuracies(features: Array, support: Array, query: Array, *, distance: str) -> Array:
-    if distance == "cosine":
-        features, scores_of = _unit(features), _cosine_scores
-    else:
-        # A mean of zero keeps distances, and the digits that |p|² − 2 q·p would cancel.
-        features, scores_of = features - features.mean(0), _euclidean_scores
+def _nearest(features: Array, support: Array, query: Array, *, distance: Distance) -> Array:
+    """The class of the nearest prototype: int32 [E, N, Q]."""
+    # A mean of zero keeps distances, and the digits that |p|² − 2 q·p would cancel.
+    features = _unit(features) if distance == "cosine" else features - features.mean(0)
 
-    def accuracy(episode: tuple[Array, Array]) -> Array:
+    def predict(episode: tuple[Array, Array]) -> Array:
         support, query = episode
-        prototypes = features[support].mean(1)
-        scores = scores_of(features[query.ravel()], prototypes)
-        truth = jnp.repeat(jnp.arange(query.shape[0]), query.shape[1])
-        return (scores.argmax(-1) == truth).mean(dtype=jnp.float32)
+        prototypes, queries = features[support].mean(1), features[query.ravel()]
+        if distance == "cosine":
+            scores = product(queries, _unit(prototypes).T)
+        else:
+            scores = 2 * product(queries, prototypes.T) - jnp.square(prototypes).sum(-1)
+        return scores.argmax(-1).reshape(query.shape)
 
-    return lax.map(accuracy, (support, query), batch_size=_EPISODES_AT_ONCE)
+    return lax.map(predict, (support, query), batch_size=_EPISODES_AT_ONCE)
