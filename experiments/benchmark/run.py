@@ -29,7 +29,7 @@ from experiments.reporting.markdown import bold, table
 try:
     import torch
 
-    from experiments.benchmark.solvers import measure_spreads
+    from experiments.benchmark.solvers import measure_assignments, measure_spreads
     from experiments.benchmark.steps import measure_steps
     from experiments.benchmark.torch_forms import TORCH_FORMS
 except ImportError as error:
@@ -37,6 +37,7 @@ except ImportError as error:
 
 SOLVERS: dict[str, Callable[..., Iterator[Row]]] = {
     "uniform_prototypes": measure_spreads,
+    "assign_prototypes": measure_assignments,
     "steps": measure_steps,
 }
 QUIET = 0.1
@@ -45,7 +46,7 @@ _MOST_LOGITS = 10**8
 """Of a composition, which keeps them."""
 _PACKAGES = ("jaxloss", "jax", "jaxlib", "optax", "numpy", "scipy", "torch")
 _EAGER, _COMPILED = "PyTorch eager", "torch.compile"
-_FORMS = (_EAGER, _COMPILED, "PyTorch", "PyTorch's loop", "composition", "optax", "floor")
+_FORMS = (_EAGER, _COMPILED, "PyTorch", "PyTorch's loop", "scipy", "composition", "optax", "floor")
 """All forms beside `jaxloss`, in the order of the columns."""
 _TABLES = {
     "paper": "The size of the paper",

@@ -1,4 +1,4 @@
-"""The prototypes of hyperspherical classification, spread over the sphere."""
+"""The prototypes of hyperspherical classification: spreading and assigning them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 
 import jaxloss
 from experiments.benchmark.cases import SizeName
@@ -26,6 +27,9 @@ SPREADS = {
     ),
     "large": ((1000, 512, 200, 20, 0.156),),
 }
+# (number of classes and of prototypes, d)
+ASSIGNMENTS = {"paper": ((100, 64), (200, 50)), "large": ((1000, 512),)}
+
 _START, _END, _LEARNING_RATE = 2.0, 100.0, 0.01
 _STEPS_THAT_AGREE = 10
 
@@ -56,6 +60,37 @@ def measure_spreads(size: SizeName, *, repeats: int) -> Iterator[Row]:
                 "published": published,
             },
         )
+
+
+def measure_assignments(size: SizeName, *, repeats: int) -> Iterator[Row]:
+    """`assign_prototypes` against scipy's solver, each with the matrix of cosines."""
+    for num, dim in ASSIGNMENTS.get(size, ()):
+        for kind in ("trained", "random"):
+            forms = _assignment_forms(num, dim, trained=kind == "trained")
+            problem = {"classes": num, "d": dim, "means": kind}
+            yield Row("assign_prototypes", problem, measure(forms, repeats=repeats), {})
+
+
+def _assignment_forms(num: int, dim: int, *, trained: bool) -> dict[str, Form]:
+    """Trained class means are near a prototype each, as after some epochs; others are random."""
+    rng = np.random.default_rng(0)
+    prototypes = rng.normal(size=(dim, num)).astype(np.float32)
+    prototypes /= np.linalg.norm(prototypes, axis=0)
+    means = rng.normal(size=(dim, num)).astype(np.float32) / math.sqrt(dim)
+    if trained:
+        means += prototypes[:, rng.permutation(num)]
+    means /= np.linalg.norm(means, axis=0)
+    placed, ours = jax.device_put((means, prototypes)), jax.jit(jaxloss.assign_prototypes)
+    runs = {
+        "jaxloss": lambda: jax.block_until_ready(ours(*placed)),
+        "scipy": lambda: linear_sum_assignment(means.T @ prototypes, maximize=True)[1],
+    }
+    cosines = means.T.astype(np.float64) @ prototypes
+    # Several assignments may have the largest sum of cosines.
+    return {
+        name: Form(run, [cosines[np.arange(num), np.asarray(run())].sum()])
+        for name, run in runs.items()
+    }
 
 
 def _bound(num_prototypes: int, dim: int) -> str:

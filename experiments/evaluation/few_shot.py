@@ -23,8 +23,8 @@ from experiments.data.sampling import (
 )
 from jaxloss._linear import exact_product as product
 
-# Episodes classified at once: bounds the gathered features to about 16 MB at 100 × 640.
-_EPISODES_AT_ONCE = 64
+EPISODES_AT_ONCE = 64
+"""Bounds the gathered features to about 16 MB at 100 × 640."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class EpisodeResult(NamedTuple):
     accuracy: float
     """Mean over the episodes of the fraction of queries classified correctly."""
     interval: float
-    """Half the width of the 95 % confidence interval of the mean, 1.96·σ/√E."""
+    """See `mean_and_interval`."""
     hash: str
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
 
@@ -132,15 +132,9 @@ def prepare_episodes(
 def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, float]:
     """The mean, and half the width of its 95 % confidence interval, 1.96·σ/√E.
 
-    Args:
-      accuracies: Floats [E], E > 1; σ has E − 1 degrees of freedom.
-
-    Raises:
-      ValueError: There are fewer than two accuracies.
+    Accuracies are floats [E], E > 1, and σ has E − 1 degrees of freedom.
     """
     values = np.asarray(accuracies, np.float64)
-    if values.ndim != 1 or values.size < 2:
-        raise ValueError(f"an interval needs at least two accuracies, got {list(values.shape)}")
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
 
 
@@ -151,11 +145,7 @@ def configured_episodes(
     shots: int,
     num_episodes: int | None = None,
 ) -> Episodes:
-    """The episodes of a configuration with one number of shots, by default all of them.
-
-    Raises:
-      ConfigError: The labels do not give such episodes.
-    """
+    """The episodes of a configuration with one number of shots, by default all of them."""
     return evaluation_episodes(
         labels,
         num_episodes=config.episodes if num_episodes is None else num_episodes,
@@ -241,4 +231,4 @@ def _nearest(features: Array, support: Array, query: Array, *, distance: Distanc
             scores = 2 * product(queries, prototypes.T) - jnp.square(prototypes).sum(-1)
         return scores.argmax(-1).reshape(query.shape)
 
-    return lax.map(predict, (support, query), batch_size=_EPISODES_AT_ONCE)
+    return lax.map(predict, (support, query), batch_size=EPISODES_AT_ONCE)

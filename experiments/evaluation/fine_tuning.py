@@ -15,6 +15,7 @@ import jaxloss
 from experiments.config import Count, Positive, Share, Weight, check_config
 from experiments.data.sampling import Episodes, support_orders
 from experiments.evaluation.few_shot import (
+    EPISODES_AT_ONCE,
     EpisodeConfig,
     EpisodeResult,
     accuracies_of,
@@ -22,9 +23,6 @@ from experiments.evaluation.few_shot import (
     prepare_episodes,
 )
 from jaxloss._linear import exact_product as product
-
-# Episodes tuned at once: bounds their features to about 16 MB at 105 × 640.
-_EPISODES_AT_ONCE = 64
 
 Classifier = Literal["cosine", "linear"]
 """Logits are cosines, or inner products without a bias."""
@@ -180,12 +178,7 @@ def evaluate_fine_tuning(
     classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
-    """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`.
-
-    Raises:
-      ValueError: The labels do not fit the features.
-      ConfigError: A setting is out of bounds, or the labels do not give such episodes.
-    """
+    """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`."""
     classify = partial(
         fine_tuned_accuracies, features, classifier=classifier, settings=settings, seed=config.seed
     )
@@ -218,5 +211,5 @@ def _tuned(
 
     # Groups of one size, where they divide the episodes: a smaller last one is compiled again.
     count = len(each[0])
-    groups = -(-count // _EPISODES_AT_ONCE)
+    groups = -(-count // EPISODES_AT_ONCE)
     return lax.map(predict, each, batch_size=-(-count // groups))

@@ -58,6 +58,7 @@ def test_sizes():
 def test_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))
+    monkeypatch.setitem(solvers.ASSIGNMENTS, "paper", ((6, 4),))
     monkeypatch.setitem(steps.TRAININGS, "paper", TINY_TRAININGS[:1])
     monkeypatch.setattr(run, "cores_of_others", lambda: 1.26)
     lines = []
@@ -70,12 +71,13 @@ def test_tables(tmp_path, monkeypatch):
         allow_load=True,
         say=lines.append,
     )
-    assert len(lines) == 4
+    assert len(lines) == 6
     assert text.startswith("**Other programs used 1.3 of ")
     assert "a command" in text
     parts = text.split("### ")[1:]
     names = [part.partition("\n")[0] for part in parts]
-    assert names == ["The size of the paper", "uniform_prototypes", "Training steps"]
+    solved = ["uniform_prototypes", "assign_prototypes"]
+    assert names == ["The size of the paper", *solved, "Training steps"]
     table = [line for line in parts[0].splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in table] == ["loss", "softmax", "nca"]
     headings = [cell.strip() for cell in table[0].strip("|").split("|")]
@@ -104,7 +106,7 @@ def test_a_form_that_disagrees_or_does_not_compile_is_not_timed():
 
 def test_select_and_command(capsys):
     assert [case.name for case in select(["nca"])[0]] == ["nca"]
-    assert select([])[1] == ["uniform_prototypes", "steps"]
+    assert select([])[1] == ["uniform_prototypes", "assign_prototypes", "steps"]
     assert main(["benchmark", "nca", "triplet"]) == 2
     assert "triplet" in capsys.readouterr().err
 
