@@ -1,6 +1,6 @@
 """A convolution whose gradient is fast on CPUs.
 
-A training step of Conv4 on the icons takes 1.4 times as long with XLA's gradient of the kernel.
+The features of Conv4 on the icons and their gradients take 1.4 times as long with `nnx.Conv`.
 """
 
 from __future__ import annotations
