@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
@@ -26,38 +24,13 @@ from experiments.training import parallel
 from experiments.training.step import Batch, build_step
 
 MEMORY = {
-    "TPU v2": 8,
-    "TPU v3": 16,
-    "TPU v4": 16,
-    "TPU v5 lite": 16,
-    "TPU v5": 95,
-    "TPU v6 lite": 32,
+    **{"TPU v2": 8, "TPU v3": 16, "TPU v4": 16},
+    **{"TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32},
 }
 """GiB of memory of a device, by the kind that JAX calls it. A chip of v2 to v4 has two devices."""
 
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_BYTES = {"pred": 1, "s4": 1, "u4": 1, "bf16": 2, "c64": 8, "c128": 16}
-_IMAGES_PER_CLASS = 500
-"""Of a data set that is not at hand. The compiled step does not depend on it."""
-_EPOCHS = 50
-"""Of the run, for the same reason."""
-
-
-class Collective(NamedTuple):
-    """Transfers of one kind between devices, in one step of one device."""
-
-    kind: str
-    number: int
-    bytes: int
-
-
-class LargeArray(NamedTuple):
-    """An array of the compiled program."""
-
-    shape: str
-    bytes: int
-    operation: str
-    """What computes it, by the names of JAX's functions."""
+_IMAGES_PER_CLASS, _EPOCHS = 500, 50
+"""Of a run whose data set need not be at hand. The compiled step does not depend on them."""
 
 
 class CompiledStep(NamedTuple):
@@ -65,40 +38,20 @@ class CompiledStep(NamedTuple):
 
     kind: str
     """The kind of device."""
-    num_devices: int
     batch_size: int
     """Of all devices."""
     num_classes: int
-    argument_bytes: int
-    """The state and the device's share of the batch. The next state replaces the state."""
-    temporary_bytes: int
-    output_bytes: int
-    """Results that replace no argument."""
-    program_bytes: int
+    memory: dict[str, int]
+    """Bytes, by what needs them. The next state replaces the state."""
     flops: float
-    bytes_accessed: float
-    collectives: list[Collective]
-    """In loops, they are counted once."""
-    largest: list[LargeArray]
-    seconds: float
-    """Of compilation."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Memory that a step needs."""
-        return self.argument_bytes + self.temporary_bytes + self.output_bytes + self.program_bytes
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """Memory of a device; None where it is not known."""
-        gibibytes = MEMORY.get(self.kind)
-        return None if gibibytes is None else gibibytes * 2**30
+    transfers: dict[str, list[int]]
+    """The bytes of every transfer between devices, by kind."""
 
     @property
     def fits(self) -> bool | None:
         """Whether a step fits into the memory of a device; None where that is not known."""
-        memory = self.memory_bytes
-        return None if memory is None else self.total_bytes <= memory
+        gibibytes = MEMORY.get(self.kind)
+        return None if gibibytes is None else sum(self.memory.values()) <= gibibytes * 2**30
 
 
 class DoesNotFitError(Exception):
@@ -106,10 +59,7 @@ class DoesNotFitError(Exception):
 
 
 def tpu_devices(topology: str) -> Sequence[Any]:
-    """The devices of a TPU topology, which this machine need not have.
-
-    Args:
-      topology: Such as v5e:16x16, which has 256 chips.
+    """The devices of a TPU topology such as v5e:16x16, which this machine need not have.
 
     Raises:
       ConfigError: libtpu is not installed, or knows no such topology.
@@ -120,10 +70,9 @@ def tpu_devices(topology: str) -> Sequence[Any]:
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # Several, from JAX and from libtpu.
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"TPU topology {topology!r} cannot be described ({text}); it needs "
-            'pip install -e ".[tpu]", and a name such as v5e:2x2 or v5e:16x16'
+            f"TPU topology {topology!r} cannot be described ({str(error).partition(chr(10))[0]}); "
+            'it needs pip install -e ".[tpu]", and a name such as v5e:2x2 or v5e:16x16'
         ) from error
 
 
@@ -165,46 +114,30 @@ def compile_step(
         mesh=mesh if mode == "jit" else None,
         abstract=True,
     )
-    step = build_step(
-        network.graphdef,
-        network.objective,
-        network.optimizer,
-        config.data,
-        key=jax.random.key(config.seed),
-        axis_name=axis_name,
-    )
+    graphdef, objective, optimizer, state = network
+    key = jax.random.key(config.seed)
+    step = build_step(graphdef, objective, optimizer, config.data, key=key, axis_name=axis_name)
     batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
-    started = time.monotonic()
+    batch = _batch(config.data.name, batch_size, classes)
     # The losses choose the sizes of their tiles for the default device.
     with jax.default_device(devices[0]):
-        batch = _batch(plan, batch_size, classes)
-        lowered = parallel.lower(mode, step, network.state, batch, mesh)
+        lowered = parallel.lower(mode, step, state, batch, mesh)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise DoesNotFitError(str(error)) from error
         raise
-    seconds = time.monotonic() - started
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
-    if memory is None:
-        raise ConfigError(f"the compiler for {devices[0].device_kind} states no memory")
-    program = compiled.as_text() or ""
-    return CompiledStep(
-        kind=devices[0].device_kind,
-        num_devices=len(devices),
-        batch_size=batch_size,
-        num_classes=classes,
-        argument_bytes=memory.argument_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        program_bytes=memory.generated_code_size_in_bytes,
-        flops=cost.get("flops", math.nan),
-        bytes_accessed=cost.get("bytes accessed", math.nan),
-        collectives=collectives(program),
-        largest=largest_arrays(program, 5),
-        seconds=seconds,
-    )
+    sizes: Any = compiled.memory_analysis()
+    memory = {
+        "arguments: the state and a share of the batch": sizes.argument_size_in_bytes,
+        "temporary arrays": sizes.temp_size_in_bytes,
+        "results beside the next state": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        "the program": sizes.generated_code_size_in_bytes,
+    }
+    flops = (compiled.cost_analysis() or {}).get("flops", math.nan)
+    moved = transfers(compiled.as_text() or "")
+    return CompiledStep(devices[0].device_kind, batch_size, classes, memory, flops, moved)
 
 
 def num_classes(plan: Plan) -> int:
@@ -217,109 +150,59 @@ def num_classes(plan: Plan) -> int:
     return chosen or (sum(classes.values()) if every else classes[split])
 
 
-def _batch(plan: Plan, batch_size: int, classes: int) -> Batch:
-    name = plan.config.data.name
-    spec = builder_class(name).SPEC
-    images = jax.ShapeDtypeStruct((batch_size, *spec.array_shape), jnp.uint8)
+def _batch(data_set: str, batch_size: int, classes: int) -> Batch:
+    spec = builder_class(data_set).SPEC
+    images = jax.ShapeDtypeStruct((batch_size, *spec.array_shape), np.uint8)
     if spec.whole:
-        images = Photographs(images, jax.ShapeDtypeStruct((batch_size, 2), jnp.int32))
-    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    if is_multi_label(name):
-        labels = jax.ShapeDtypeStruct((batch_size, classes), jnp.int8)
-    return Batch(images, labels)
+        images = Photographs(images, jax.ShapeDtypeStruct((batch_size, 2), np.int32))
+    if is_multi_label(data_set):
+        return Batch(images, jax.ShapeDtypeStruct((batch_size, classes), np.int8))
+    return Batch(images, jax.ShapeDtypeStruct((batch_size,), np.int32))
 
 
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?P<type>\(.*?\)|\S+) (?P<name>[\w-]+)\(")
-_ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<shape>[\d,]*)\]")
+_TRANSFER = re.compile(
+    r" = (\(.*?\)|\S+) "
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
+)
+_ARRAY = re.compile(r"(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
-def collectives(program: str) -> list[Collective]:
-    """The transfers in the text of a compiled program, by kind."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for line in program.splitlines():
-        if (instruction := _INSTRUCTION.match(line)) is None:
-            continue
-        kind = instruction["name"].removesuffix("-start")
-        if kind in _COLLECTIVES:
-            sizes = _sizes(instruction["type"])
-            # What begins a transfer has its operands beside its results.
-            begins = instruction["name"] != kind and kind != "all-reduce"
-            found[kind].append(max(sizes, default=0) if begins else sum(sizes))
-    return [Collective(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(found.items())]
-
-
-def largest_arrays(program: str, count: int) -> list[LargeArray]:
-    """The largest different arrays in the text of a compiled program, outside of fusions."""
-    found: dict[tuple[str, str], int] = {}
-    inside_fusion = False
-    for line in program.splitlines():
-        if line.endswith("{") and not line.startswith(" "):
-            inside_fusion = "fused_computation" in line.split("(")[0]
-        instruction = _INSTRUCTION.match(line)
-        if inside_fusion or instruction is None or instruction["type"].startswith("("):
-            continue
-        if instruction["name"] in ("parameter", "get-tuple-element", "bitcast", "constant"):
-            continue
-        if array := _ARRAY.match(instruction["type"]):
-            named = re.search(r'op_name="([^"]*)"', line)
-            shape = f"{array['dtype']}[{array['shape']}]"
-            operation = named[1] if named else instruction["name"]
-            found[shape, operation] = _sizes(instruction["type"])[0]
-    order = sorted(found.items(), key=lambda item: -item[1])
-    return [LargeArray(shape, size, name) for (shape, name), size in order[:count]]
-
-
-def _sizes(of_type: str) -> list[int]:
-    return [
-        math.prod(int(size) for size in array["shape"].split(",") if size)
-        * _dtype_bytes(array["dtype"])
-        for array in _ARRAY.finditer(of_type)
-    ]
-
-
-def _dtype_bytes(name: str) -> int:
-    if name in _BYTES:
-        return _BYTES[name]
-    bits = re.match(r"[a-z]+(\d+)", name)
-    return max(int(bits[1]) // 8, 1) if bits else 0
+def transfers(program: str) -> dict[str, list[int]]:
+    """The bytes of every transfer in the text of a compiled program, by kind."""
+    found = defaultdict(list)
+    for results, kind, start in _TRANSFER.findall(program):
+        sizes = [
+            math.prod(int(size) for size in shape.split(",") if size) * int(bits or 8) // 8
+            for bits, shape in _ARRAY.findall(results)
+        ]
+        # What starts a transfer has its operands beside its results, except for all-reduce.
+        found[kind].append(max(sizes) if start and kind != "all-reduce" else sum(sizes))
+    return dict(sorted(found.items()))
 
 
 def compilation_lines(step: CompiledStep) -> list[str]:
     """The report, in Markdown."""
-    memory = step.memory_bytes
+    gibibytes = MEMORY.get(step.kind)
     rows = [
-        ("memory of a chip", None if memory is None else _megabytes(memory)),
-        ("needed", _megabytes(step.total_bytes)),
-        ("arguments: the state and a share of the batch", _megabytes(step.argument_bytes)),
-        ("temporary arrays", _megabytes(step.temporary_bytes)),
-        ("results beside the next state", _megabytes(step.output_bytes)),
-        ("the program", _megabytes(step.program_bytes)),
+        ("memory of a chip", gibibytes and _megabytes(gibibytes * 2**30)),
+        ("needed", _megabytes(sum(step.memory.values()))),
+        *((name, _megabytes(size)) for name, size in step.memory.items()),
         ("floating-point operations", f"{step.flops / 1e9:,.1f} GFLOP"),
-        ("bytes read and written", _megabytes(step.bytes_accessed)),
     ]
     verdict = {
         True: "The step fits.",
         False: "The step does not fit.",
         None: f"How much memory a {step.kind} has is not known here.",
     }[step.fits]
-    lines = [
-        f"{step.num_devices} × {step.kind}, batch {step.batch_size:,}, {step.num_classes:,} "
-        f"classes; compiled in {step.seconds:.0f} s.",
-        verdict,
+    setting = f"{step.kind}, batch {step.batch_size:,}, {step.num_classes:,} classes."
+    moved = [(kind, len(each), _megabytes(sum(each))) for kind, each in step.transfers.items()]
+    lines = [setting, verdict, "", *table(["one chip, one step", ""], rows), ""]
+    return [
+        *lines,
+        *table(["transfers between chips", "number", "size"], moved),
         "",
-        *table(["one chip, one step", ""], rows),
-        "",
+        "Transfers in loops are counted once.",
     ]
-    if step.collectives:
-        lines += table(
-            ["transfers between chips", "number", "size"],
-            [(kind, number, _megabytes(size)) for kind, number, size in step.collectives],
-        )
-        lines += ["", "Transfers in loops are counted once.", ""]
-    return lines + table(
-        ["largest arrays", "size", "computed by"],
-        [(shape, _megabytes(size), name) for shape, size, name in step.largest],
-    )
 
 
 def _megabytes(size: float) -> str:

@@ -1,6 +1,6 @@
 """Every loss with its sizes, its arrays, its floor and its forms in JAX.
 
-The forms in PyTorch are in `experiments.benchmark.torch_forms`, under the same names.
+The forms in PyTorch are in `torch_forms`, under the same names.
 """
 
 from __future__ import annotations
@@ -41,54 +41,35 @@ class Floor(NamedTuple):
     text: str
 
 
-class OwnSize(NamedTuple):
-    """A size of one loss, such as one at which most forms do not fit into memory."""
-
-    size: Size
-    forms: tuple[str, ...] = ()
-    """What is measured beside jaxloss and the floor, keys of `figure.STYLES`."""
-    turns: int = 3
-    """The most turns of each form."""
-    floor: Floor | None = None
-    """In place of that of the loss."""
-
-
 @dataclass(frozen=True)
 class Case:
-    """A loss and everything that its measurement needs, except its PyTorch forms."""
+    """A loss, its arrays and its sizes."""
 
     name: str
     loss: Callable[..., Array]
     """From the arrays to a scalar."""
-    arrays: tuple[str, ...]
-    """Names of the arrays, keys of `_DRAWS`."""
-    floor: Floor
     paper: Size
     """The size at which the paper uses it."""
     source: str
     """Data set, network and batch of that size."""
+    arrays: tuple[str, ...]
+    """Names of the arrays, keys of `_DRAWS`."""
+    floor: Floor
     grows: Literal["n", "C"] = "n"
     """What is ten times larger at the large size."""
-    optax: Callable[..., Array] | None = None
-    """The same loss by optax, if it has it."""
-    composition: Callable[..., Array] | None = None
-    """The same loss from simpler functions of `jaxloss`."""
-    own_sizes: tuple[OwnSize, ...] = ()
+    own: tuple[Size, ...] = ()
+    """Sizes of this loss alone: only the floor and the composition are measured beside it."""
 
     @property
     def differentiable(self) -> tuple[int, ...]:
         """Positions of the arrays that gradients are taken for."""
-        constant = {"labels", "targets", "prototypes", "assignment"}
-        constant |= {"references", "reference_labels", "vectors", "values"}
-        return tuple(i for i, name in enumerate(self.arrays) if name not in constant)
+        varied = ("logits", "features", "weights", "bias")
+        return tuple(i for i, name in enumerate(self.arrays) if name in varied)
 
     def sizes(self, name: SizeName) -> tuple[Size, ...]:
         """The sizes of that name; `large` is ten times `paper`."""
-        if name == "own":
-            return tuple(own.size for own in self.own_sizes)
-        if name == "paper":
-            return (self.paper,)
-        return (self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)}),)
+        large = self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)})
+        return {"paper": (self.paper,), "large": (large,), "own": self.own}[name]
 
     def make_arrays(self, rng: np.random.Generator, size: Size) -> tuple[np.ndarray, ...]:
         """Random arrays of that size, float32 and int32."""
@@ -96,9 +77,6 @@ class Case:
             array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
             for array in (_DRAWS[name](rng, size) for name in self.arrays)
         )
-
-
-# ---------------------------------------------------------------------------------------- arrays
 
 
 def _labels(rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -134,16 +112,14 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     "vectors": lambda rng, size: np.linalg.qr(rng.normal(size=(size.d, min(size.d, size.C))))[0],
     "values": lambda rng, size: np.linspace(2, 0.1, min(size.d, size.C)),
 }
-CLASSIFIER = ("features", "labels", "weights", "bias")
 NUM_REFERENCES = 65_536
-
-# ---------------------------------------------------------------------------------------- floors
-# The factors of a backward product have the shapes of the real ones, not their values. Products are
-# as precise as the losses' own, which matters on a GPU.
 
 GROUPS = 4
 MARGIN, SCALE = -0.3, 30.0
 BASE_CLASSES = 64
+
+# Floors: the factors of a backward product have the shapes of the real ones, not their values.
+# Products are as precise as the losses' own, which matters on a GPU.
 
 
 def _linear(features: Array, _labels: Array, weights: Array, *_: Array) -> tuple[Array, ...]:
@@ -152,32 +128,26 @@ def _linear(features: Array, _labels: Array, weights: Array, *_: Array) -> tuple
     return logits, product(logits, weights.T), product(features.T, logits)
 
 
-def _pairs(features: Array, *_: Array) -> tuple[Array, ...]:
-    """All inner products, and the gradient of the features."""
-    products = product(features, features.T)
-    return products, product(products, features)
-
-
-def _references(features: Array, _labels: Array, references: Array, *_: Array) -> object:
-    """All inner products, and the gradient of the features, for 1024 references at a time."""
-    blocks = references.reshape(-1, 1024, references.shape[1])
-    return lax.map(lambda block: _pairs_of(features, block), blocks)
-
-
-def _pairs_in_blocks(features: Array, *_: Array) -> Array:
-    """The same products for 1024 anchors at a time: no more of the n·n numbers exist."""
-    blocks = features.reshape(-1, math.gcd(1024, len(features)), features.shape[1])
-    return lax.map(lambda block: _pairs_of(block, features), blocks)
-
-
 def _pairs_of(anchors: Array, features: Array) -> Array:
     return product(product(anchors, features.T), features)
 
 
-def _complement(features: Array, coordinates: Array, basis: Array) -> tuple[Array, ...]:
+def _pairs(features: Array, *_: Array) -> Array:
+    """All inner products and the gradient of the features, 1024 anchors at a time."""
+    blocks = features.reshape(-1, math.gcd(1024, len(features)), features.shape[1])
+    return lax.map(lambda block: _pairs_of(block, features), blocks).reshape(features.shape)
+
+
+def _references(features: Array, _labels: Array, references: Array, *_: Array) -> Array:
+    """The same with 1024 references at a time."""
+    blocks = references.reshape(-1, 1024, references.shape[1])
+    return lax.map(lambda block: _pairs_of(features, block), blocks)
+
+
+def _complement(features: Array, coordinates: Array, basis: Array) -> Array:
     """Pairs in the complement of a subspace: projects the features, and their gradient."""
-    products, gradient = _pairs(features - product(coordinates, basis.T))
-    return products, product(product(gradient, basis), basis.T)
+    gradient = _pairs(features - product(coordinates, basis.T))
+    return product(product(gradient, basis), basis.T)
 
 
 def _direct_sum(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
@@ -209,19 +179,14 @@ ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
 )
 LINEAR = Floor(_linear, "3 products n·d·C")
 CLASS_MEANS = Floor(_class_means, "3 products n·d·C")
-PAIRS = Floor(_pairs, "2 products n·n·d, 4n²d operations; 3n²d cannot be avoided")
-PAIRS_IN_BLOCKS = Floor(
-    _pairs_in_blocks, "2 products n·n·d in blocks of rows, 4n²d operations; none can be avoided"
-)
-REFERENCES = Floor(_references, "2 products n·m·d for m references, in blocks of references")
+PAIRS = Floor(_pairs, "2 products n·n·d")
+REFERENCES = Floor(_references, "2 products n·m·d for m references")
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
 DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
 SPECTRAL_SUM = Floor(
     _spectral_sum, "3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors"
 )
 GROUP = Floor(_groups, "3 products G·n·d·C")
-
-# ---------------------------------------------------------------------------------------- losses
 
 
 def _at_temperature_d(loss: Callable[..., Array], **options) -> Callable[..., Array]:
@@ -237,12 +202,12 @@ def _assigned(loss: Callable[..., Array]) -> Callable[..., Array]:
     )
 
 
-def _cosine_margin_softmax(features: Array, labels: Array, weights: Array) -> Array:
-    return _margin_softmax(jaxloss.cosine_logits(features, weights), labels)
-
-
 _margin_softmax = partial(jaxloss.margin_softmax_loss, margin=MARGIN, scale=SCALE)
 _nca = _at_temperature_d(jaxloss.nca_loss)
+
+
+def _cosine_margin_softmax(features: Array, labels: Array, weights: Array) -> Array:
+    return _margin_softmax(jaxloss.cosine_logits(features, weights), labels)
 
 
 def _nca_references(
@@ -278,156 +243,135 @@ def _optax_multilabel_sigmoid(logits: Array, targets: Array) -> Array:
     return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
 
 
-_MINI_IMAGENET = "mini-ImageNet, ResNet-12, batch 512"
+COMPOSITIONS = {"classifier": _classifier_composition}
+"""The same loss from simpler functions of `jaxloss`."""
+OPTAX_FORMS = {
+    "softmax": _optax_softmax,
+    "sigmoid": _optax_sigmoid,
+    "sigmoid_of_targets": _optax_multilabel_sigmoid,
+    "multilabel_softmax": _optax_multilabel_softmax,
+}
+"""The same loss by optax."""
+
+_MINI, _INAT = Size(512, 640, BASE_CLASSES), Size(512, 640, 908)
+_OF_MINI = "mini-ImageNet, ResNet-12, batch 512"
+_OF_INAT = "iNaturalist2017, ResNet-12, batch 512"
 _logits = partial(Case, arrays=("logits", "labels"), floor=ONE_EXPONENTIAL, grows="C")
-_metric = partial(Case, arrays=("features", "labels"), paper=Size(512, 640, BASE_CLASSES))
-_softmax_and_nca = partial(
-    Case,
-    arrays=CLASSIFIER,
-    paper=Size(512, 640, BASE_CLASSES),
-    source=f"{_MINI_IMAGENET}; softmax and NCA",
-)
-_FORMS = (("", False), ("_stopped", True))
-"""Endings of the names of direct and spectral sums, and whether their projection is a constant."""
+_metric = partial(Case, arrays=("features", "labels"))
+_with_classifier = partial(Case, arrays=("features", "labels", "weights", "bias"))
 _prototype = partial(
     Case, arrays=("features", "labels", "prototypes", "assignment"), floor=ONE_PASS
 )
 _multilabel = partial(
     Case,
-    arrays=("logits", "targets"),
-    floor=ONE_EXPONENTIAL,
     paper=Size(512, 0, 80),
     source="MS-COCO, batch 512",
+    arrays=("logits", "targets"),
+    floor=ONE_EXPONENTIAL,
 )
 
+
+def _sums(name: str, loss: Callable[..., Array], *fields, floor: Floor) -> tuple[Case, ...]:
+    """A sum of softmax and NCA, as written and with a constant projection."""
+    return tuple(
+        _with_classifier(
+            name + suffix,
+            partial(loss, metric_loss=_nca, stop_gradient=stopped),
+            *fields,
+            floor=floor,
+        )
+        for suffix, stopped in (("", False), ("_stopped", True))
+    )
+
+
 CASES = (
-    _logits(
-        "softmax",
-        jaxloss.softmax_loss,
-        paper=Size(256, 0, 1000),
-        source="ImageNet, batch 256",
-        optax=_optax_softmax,
-    ),
-    _logits(
-        "sigmoid",
-        jaxloss.sigmoid_loss,
-        paper=Size(512, 0, 351),
-        source="tiered-ImageNet, batch 512",
-        optax=_optax_sigmoid,
-    ),
-    _logits(
-        "margin_softmax",
-        _margin_softmax,
-        paper=Size(256, 0, BASE_CLASSES),
-        source="mini-ImageNet, batch 256",
-    ),
+    _logits("softmax", jaxloss.softmax_loss, Size(256, 0, 1000), "ImageNet, batch 256"),
+    _logits("sigmoid", jaxloss.sigmoid_loss, Size(512, 0, 351), "tiered-ImageNet, batch 512"),
+    _logits("margin_softmax", _margin_softmax, Size(256, 0, 64), "mini-ImageNet, batch 256"),
     Case(
         "cosine_margin_softmax",
         _cosine_margin_softmax,
-        arrays=CLASSIFIER[:3],
+        Size(256, 640, BASE_CLASSES),
+        "mini-ImageNet, ResNet-12, batch 256",
+        arrays=("features", "labels", "weights"),
         floor=LINEAR,
-        paper=Size(256, 640, BASE_CLASSES),
-        source="mini-ImageNet, ResNet-12, batch 256",
     ),
     _metric(
         "nca",
         _nca,
+        _MINI,
+        _OF_MINI,
         floor=PAIRS,
-        source=_MINI_IMAGENET,
-        own_sizes=(
-            OwnSize(Size(16_384, 640, BASE_CLASSES), floor=PAIRS_IN_BLOCKS),
-            OwnSize(Size(65_536, 64, BASE_CLASSES), floor=PAIRS_IN_BLOCKS),
-        ),
+        own=(Size(16_384, 640, BASE_CLASSES), Size(65_536, 64, BASE_CLASSES)),
     ),
     Case(
         "nca_references",
         _nca_references,
+        Size(256, 128, BASE_CLASSES),
+        f"a queue of {NUM_REFERENCES:,} earlier rows, batch 256, d = 128",
         arrays=("features", "labels", "references", "reference_labels"),
         floor=REFERENCES,
-        paper=Size(256, 128, BASE_CLASSES),
-        source=f"a queue of {NUM_REFERENCES:,} earlier rows, batch 256, d = 128",
     ),
     _metric(
         "prototypical",
         _at_temperature_d(jaxloss.prototypical_loss, num_classes=BASE_CLASSES),
+        _MINI,
+        f"{_OF_MINI}; num_classes={BASE_CLASSES}",
         floor=CLASS_MEANS,
-        source=f"{_MINI_IMAGENET}; num_classes={BASE_CLASSES}",
     ),
     _metric(
         "prototypical_by_samples",
         _at_temperature_d(jaxloss.prototypical_loss),
+        _MINI,
+        f"{_OF_MINI}; without num_classes",
         floor=CLASS_MEANS,
-        source=f"{_MINI_IMAGENET}; without num_classes",
     ),
-    _softmax_and_nca("sum", partial(jaxloss.sum_loss, metric_loss=_nca), floor=SUM),
-    *(
-        _softmax_and_nca(
-            "direct_sum" + suffix,
-            partial(jaxloss.direct_sum_loss, metric_loss=_nca, stop_gradient=stopped),
-            floor=DIRECT_SUM,
-        )
-        for suffix, stopped in _FORMS
+    _with_classifier(
+        "sum", partial(jaxloss.sum_loss, metric_loss=_nca), _MINI, _OF_MINI, floor=SUM
     ),
-    *(
-        _softmax_and_nca(
-            "spectral_sum" + suffix,
-            partial(jaxloss.spectral_sum_loss, metric_loss=_nca, stop_gradient=stopped),
-            floor=SPECTRAL_SUM,
-            paper=Size(512, 640, 908),
-            source="iNaturalist2017, ResNet-12, batch 512; softmax and NCA",
-        )
-        for suffix, stopped in _FORMS
-    ),
+    *_sums("direct_sum", jaxloss.direct_sum_loss, _MINI, _OF_MINI, floor=DIRECT_SUM),
+    *_sums("spectral_sum", jaxloss.spectral_sum_loss, _INAT, _OF_INAT, floor=SPECTRAL_SUM),
     Case(
         "spectral_sum_with_basis",
         _spectral_sum_with_basis,
-        arrays=(*CLASSIFIER, "vectors", "values"),
+        _INAT,
+        f"{_OF_INAT}; with `basis=`",
+        arrays=("features", "labels", "weights", "bias", "vectors", "values"),
         floor=SPECTRAL_SUM,
-        paper=Size(512, 640, 908),
-        source="the same, with `basis=`",
     ),
-    Case(
+    _with_classifier(
         "classifier",
         jaxloss.classifier_loss,
-        arrays=CLASSIFIER,
+        Size(256, 512, 1000),
+        "ImageNet, batch 256, d = 512",
         floor=LINEAR,
-        paper=Size(256, 512, 1000),
-        source="ImageNet, batch 256, d = 512",
-        composition=_classifier_composition,
-        own_sizes=(
-            OwnSize(Size(256, 512, 10_000), forms=("composition",), turns=20),
-            OwnSize(Size(256, 512, 100_000), forms=("composition",)),
-            OwnSize(Size(256, 512, 1_000_000)),
-        ),
+        own=(Size(256, 512, 10_000), Size(256, 512, 100_000), Size(256, 512, 1_000_000)),
     ),
-    Case(
+    _with_classifier(
         "group_softmax",
         partial(jaxloss.group_softmax_loss, num_groups=GROUPS),
-        arrays=CLASSIFIER,
+        Size(256, 2048, 1000),
+        f"ImageNet, ResNet-50, batch 256, G = {GROUPS}",
         floor=GROUP,
-        paper=Size(256, 2048, 1000),
-        source=f"ImageNet, ResNet-50, batch 256, G = {GROUPS}",
         grows="C",
     ),
     _prototype(
         "prototype",
         _assigned(jaxloss.prototype_loss),
-        paper=Size(1024, 512, 1000),
-        source="ImageNet, batch 1024, d = 512",
+        Size(1024, 512, 1000),
+        "ImageNet, batch 1024, d = 512",
     ),
     _prototype(
         "dot_regression",
         _assigned(jaxloss.dot_regression_loss),
-        paper=Size(128, 64, 100),
-        source="CIFAR-100-LT, ResNet-32, batch 128",
+        Size(128, 64, 100),
+        "CIFAR-100-LT, ResNet-32, batch 128",
     ),
-    _multilabel("sigmoid_of_targets", jaxloss.sigmoid_loss, optax=_optax_multilabel_sigmoid),
+    _multilabel("sigmoid_of_targets", jaxloss.sigmoid_loss),
     _multilabel("two_way", jaxloss.two_way_loss),
     _multilabel("sample_wise", jaxloss.sample_wise_loss),
     _multilabel("class_wise", jaxloss.class_wise_loss),
-    _multilabel(
-        "multilabel_softmax", jaxloss.multilabel_softmax_loss, optax=_optax_multilabel_softmax
-    ),
+    _multilabel("multilabel_softmax", jaxloss.multilabel_softmax_loss),
     _multilabel("asymmetric", jaxloss.asymmetric_loss),
     _multilabel("warp", jaxloss.warp_loss, floor=ONE_PASS),
     _multilabel("robust_multilabel", jaxloss.robust_multilabel_loss, floor=ONE_PASS),

@@ -1,48 +1,58 @@
-"""From names of losses and sizes to everything that was measured, as one dictionary."""
+"""From names of losses and sizes to the tables of everything that was measured."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import importlib.metadata
 import os
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 
-import jaxloss
-from experiments.benchmark.cases import CASES, Case, OwnSize, Size, SizeName
+from experiments.benchmark.cases import CASES, COMPOSITIONS, OPTAX_FORMS, Case, Size, SizeName
 from experiments.benchmark.measure import (
-    Form,
+    Row,
     cores_of_others,
-    disagreement,
-    interleave,
     jax_form,
-    num_cores,
+    measure,
     torch_form,
+    usable_cores,
 )
-from experiments.benchmark.solvers import SOLVERS as PROTOTYPE_SOLVERS
-from experiments.benchmark.steps import measure_steps
 from experiments.errors import ConfigError
+from experiments.reporting.markdown import bold, table
 
-SOLVERS = PROTOTYPE_SOLVERS | {"steps": measure_steps}
-"""What is measured beside losses: at a size, rows with a `problem`, `forms` and a `result`, which
-are what is computed, the times, and what else tables show, each by heading."""
+try:
+    import torch
+
+    from experiments.benchmark.solvers import measure_assignments, measure_spreads
+    from experiments.benchmark.steps import measure_steps
+    from experiments.benchmark.torch_forms import TORCH_FORMS
+except ImportError as error:
+    raise ConfigError(f'{error}; the benchmark needs pip install -e ".[benchmark]"') from error
+
+SOLVERS: dict[str, Callable[..., Iterator[Row]]] = {
+    "uniform_prototypes": measure_spreads,
+    "assign_prototypes": measure_assignments,
+    "steps": measure_steps,
+}
 QUIET = 0.1
 """The most cores that other programs may use."""
-TOLERANCE = 1e-3
-"""Largest disagreement of forms that are timed."""
-_SECONDS_PER_CASE = 8.0
-_PACKAGES = ("jax", "jaxlib", "optax", "numpy", "scipy", "torch", "pytorch-metric-learning")
-_INSTALL = 'pip install -e ".[benchmark]"'
-
-TorchLosses = Mapping[str, Mapping[str, Callable[..., Any]]]
-"""The names of the forms in PyTorch, and for each the names of the losses that have it."""
+_MOST_LOGITS = 10**8
+"""Of a composition, which keeps them."""
+_PACKAGES = ("jaxloss", "jax", "jaxlib", "optax", "numpy", "scipy", "torch")
+_EAGER, _COMPILED = "PyTorch eager", "torch.compile"
+_FORMS = (_EAGER, _COMPILED, "PyTorch", "PyTorch's loop", "scipy", "composition", "optax", "floor")
+"""All forms beside `jaxloss`, in the order of the columns."""
+_TABLES = {
+    "paper": "The size of the paper",
+    "large": "Ten times larger",
+    "own": "Sizes of single losses",
+}
 
 
 def select(names: Sequence[str]) -> tuple[list[Case], list[str]]:
@@ -69,7 +79,7 @@ def run_benchmark(
     command: str,
     allow_load: bool = False,
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> str:
     """Measures the losses at the sizes, one after the other.
 
     Args:
@@ -82,194 +92,149 @@ def run_benchmark(
       say: Receives a line after each measurement.
 
     Returns:
-      What `experiments.benchmark.report` writes.
+      The report, in Markdown.
 
     Raises:
       ConfigError: A name is unknown, or other programs run.
     """
     cases, solvers = select(names)
-    others = cores_of_others()
-    if others is not None and others > QUIET and not allow_load:
+    others, cores = cores_of_others(), len(usable_cores())
+    if others > QUIET and not allow_load:
         raise ConfigError(
-            f"other programs use {others:.1f} of {num_cores()} cores, which would change the "
-            "times; stop them, or measure with --allow-load"
+            f"other programs use {others:.1f} of {cores} cores, which would change the times; stop "
+            "them, or measure with --allow-load"
         )
-    notes: list[str] = []
-    torch_losses = _torch_losses(notes, compiled=compiled)
-    report: dict[str, Any] = {
-        "command": command,
-        "machine": _machine() | {"cores_of_others": others},
-        "versions": _versions(),
-        "repeats": repeats,
-        "notes": notes,
-        "losses": [],
-        **{name: [] for name in SOLVERS},
-    }
-    work: list[tuple[Case, SizeName, Size]] = [
-        (case, name, size) for name in sizes for case in cases for size in case.sizes(name)
+    torch.set_num_threads(cores)
+    warnings.filterwarnings("ignore", module="torch.*")
+    start = os.getloadavg()[0]
+    rows: list[Row] = []
+    for row in _rows(cases, solvers, sizes, repeats=repeats, compiled=compiled):
+        rows.append(row)
+        problem = ", ".join(map(str, row.problem.values()))
+        say(f"{problem}: {row.forms['jaxloss']['median_ms']:.3g} ms")
+    lines = []
+    if others > QUIET:
+        lines = [
+            f"**Other programs used {others:.1f} of {cores} cores at the start: the times are "
+            "those of a busy machine.**",
+            "",
+        ]
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    lines += [
+        f"Command: `{command}`. How to read the tables: experiments/BENCHMARKS.md.",
+        "",
+        f"{_processor()}, cores: {cores}, device {jax.devices()[0].device_kind}; load {start:.2f} "
+        f"at the start, {os.getloadavg()[0]:.2f} at the end. Python {platform.python_version()}, "
+        f"{versions}.",
     ]
-    for number, (case, size_name, size) in enumerate(work, start=1):
-        own = next((own for own in case.own_sizes if size_name == "own" and own.size == size), None)
-        row = measure_case(case, size_name, size, torch_losses, repeats=repeats, own=own)
-        report["losses"].append(row)
-        say(f"[{number}/{len(work)}] {_line(row)}")
+    if cases:
+        meaning = [(case.name, case.source, case.floor.text) for case in cases]
+        lines += ["", *table(["loss", "size of the paper", "floor"], meaning)]
+    for heading in dict.fromkeys(row.table for row in rows):
+        lines += ["", f"### {heading}", ""]
+        lines += time_table([row for row in rows if row.table == heading])
+    return "\n".join(lines) + "\n"
+
+
+def _rows(
+    cases: Sequence[Case],
+    solvers: Sequence[str],
+    sizes: Sequence[SizeName],
+    *,
+    repeats: int,
+    compiled: bool,
+) -> Iterator[Row]:
+    losses = {_EAGER: TORCH_FORMS} | ({_COMPILED: TORCH_FORMS} if compiled else {})
+    for size in sizes:
+        for case in cases:
+            for shape in case.sizes(size):
+                yield measure_case(case, size, shape, losses, repeats=repeats)
     for name in solvers:
         for size in sizes:
-            if rows := SOLVERS[name](size, repeats=max(2, repeats // 10)):
-                report[name] += rows
-                say(f"{name}, {size}: {len(rows)} measured")
-    report["machine"]["load_at_end"] = _load()
-    return report
+            yield from SOLVERS[name](size, repeats=max(2, repeats // 10))
 
 
 def measure_case(
     case: Case,
-    size_name: SizeName,
+    size: SizeName,
     shape: Size,
-    torch_losses: TorchLosses,
+    torch_losses: Mapping[str, Mapping[str, Callable[..., Any]]],
     *,
     repeats: int,
-    own: OwnSize | None = None,
-) -> dict[str, Any]:
-    """One loss at one size. Forms that disagree with jaxloss's are not timed."""
-    if own is not None:
-        repeats = min(repeats, own.turns)
-        case = dataclasses.replace(
-            case,
-            floor=own.floor or case.floor,
-            optax=case.optax if "optax" in own.forms else None,
-            composition=case.composition if "composition" in own.forms else None,
-        )
-        torch_losses = {form: losses for form, losses in torch_losses.items() if form in own.forms}
+) -> Row:
+    """One loss at one size."""
     arrays = case.make_arrays(np.random.default_rng(0), shape)
-    forms, failures = _forms(case, arrays, torch_losses)
-    expected = forms["jaxloss"].results
-    differences = {
-        name: disagreement(form.results, expected) for name, form in forms.items() if form.results
-    }
-    for name, difference in differences.items():
-        if not difference <= TOLERANCE:
-            failures[name] = f"differs by {difference:.1g}"
-            del forms[name]
-    timings = interleave(
-        {name: form.run for name, form in forms.items()}, repeats=repeats, seconds=_SECONDS_PER_CASE
-    )
-    rows: dict[str, Any] = {name: {"failure": failure} for name, failure in failures.items()}
-    for name, timing in timings.items():
-        rows[name] = {
-            **timing,
-            "temporary_bytes": forms[name].temporary_bytes,
-            "disagreement": differences.get(name),
-        }
-    return {
-        "loss": case.name,
-        "size": size_name,
-        "shape": shape._asdict(),
-        "grows": case.grows,
-        "source": case.source,
-        "products": case.floor.text,
-        "gradient_bytes": sum(result.nbytes for result in expected[1:]),
-        "forms": rows,
-    }
-
-
-def _forms(
-    case: Case, arrays: Sequence[np.ndarray], torch_losses: TorchLosses
-) -> tuple[dict[str, Form], dict[str, str]]:
-    """All forms of a loss, and why forms are missing."""
     forms = {"jaxloss": jax_form(case.loss, arrays, case.differentiable)}
-    failures: dict[str, str] = {}
-    for name, losses in torch_losses.items():
-        compiled = name == "compile"
-        if case.name not in losses:
-            continue
+    failures: dict[str, dict[str, Any]] = {}
+    for name, losses in torch_losses.items() if size != "own" else ():
         try:
+            is_compiled = name == _COMPILED
             loss = losses[case.name]
-            forms[name] = torch_form(loss, arrays, case.differentiable, compiled=compiled)
+            forms[name] = torch_form(loss, arrays, case.differentiable, compiled=is_compiled)
         except Exception as error:
-            if not compiled:
+            if name != _COMPILED:
                 raise
-            failures[name] = str(error).partition("\n")[0][:60]
-    for name, function in (("composition", case.composition), ("optax", case.optax)):
-        if function is not None:
-            forms[name] = jax_form(function, arrays, case.differentiable)
+            failures[name] = {"failure": str(error).partition("\n")[0][:60]}
+    fits = shape.n * shape.C <= _MOST_LOGITS
+    for name, others in {"composition": COMPOSITIONS, "optax": OPTAX_FORMS}.items():
+        if case.name in others and fits:
+            forms[name] = jax_form(others[case.name], arrays, case.differentiable)
     forms["floor"] = jax_form(case.floor.run, arrays, None)
-    return forms, failures
-
-
-def best_torch(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The fastest form in PyTorch of a loss at a size."""
-    forms = [row["forms"].get(name, {}) for name in ("eager", "compile", "metric_learning")]
-    timed = [form for form in forms if "fastest_ms" in form]
-    return min(timed, key=lambda form: form["fastest_ms"], default=None)
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "device": jax.devices()[0].device_kind,
-        "processor": _processor(),
-        "cores": num_cores(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "load_at_start": _load(),
+    gradients = forms["jaxloss"].results[1:]
+    memory = {
+        f"{name} (MB)": _digits(1e-6 * (forms[name].temporary_bytes or 0))
+        if name in forms
+        else None
+        for name in ("jaxloss", "composition", "optax")
     }
+    return Row(
+        _TABLES[size],
+        {"loss": case.name, "size": " × ".join(f"{number:,}" for number in shape if number)},
+        measure(forms, repeats=repeats) | failures,
+        memory | {"gradients (MB)": _digits(1e-6 * sum(array.nbytes for array in gradients))},
+    )
 
 
 def _processor() -> str:
     """The model, which `platform.processor` does not give on Linux."""
     info = Path("/proc/cpuinfo")
-    for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
 
 
-def _load() -> float | None:
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-
-
-def _versions() -> dict[str, str]:
-    """Versions of the packages that take part, if they are installed."""
-    versions = {"jaxloss": jaxloss.__version__}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
-
-
-def _torch_losses(notes: list[str], *, compiled: bool) -> TorchLosses:
-    """The losses of the packages that are installed; adds a note for each that is not."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Keeps the profiler from printing lines.
-    try:
-        import torch
-    except ImportError:
-        notes.append(
-            f"PyTorch is not installed ({_INSTALL}). jaxloss is compared with optax and the floor."
+def time_table(rows: Sequence[Row]) -> list[str]:
+    """A Markdown table: the time of `jaxloss`, and the ratios of the other forms."""
+    cells = []
+    for row in rows:
+        ours = row.forms["jaxloss"]
+        timed = [row.forms[n] for n in (_EAGER, _COMPILED) if "ratio" in row.forms.get(n, {})]
+        best = max(timed, key=lambda form: form["ratio"], default=None)
+        cells.append(
+            {
+                **{name: _number(value) for name, value in row.problem.items()},
+                "jaxloss (ms)": f"{_digits(ours['median_ms'])} ± {_digits(ours['spread_ms'])}",
+                "best": best and bold(_ratio(best)),
+                **{name: _ratio(row.forms[name]) if name in row.forms else None for name in _FORMS},
+                **{name: _number(value) for name, value in row.result.items()},
+            }
         )
-        return {}
-    from experiments.benchmark.torch_forms import TORCH_FORMS, metric_learning_forms
-
-    torch.set_num_threads(num_cores())
-    warnings.filterwarnings("ignore", module="torch.*")
-    losses: dict[str, Mapping[str, Callable[..., Any]]] = {"eager": TORCH_FORMS}
-    if compiled:
-        losses["compile"] = TORCH_FORMS
-    try:
-        losses["metric_learning"] = metric_learning_forms()
-    except ImportError as error:
-        notes.append(f"The losses of pytorch-metric-learning are left out: {error} ({_INSTALL}).")
-    if not compiled:
-        notes.append("torch.compile is left out (--no-compile).")
-    return losses
+    frame = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all")
+    return table(list(frame), frame.to_numpy().tolist())
 
 
-def _line(row: dict[str, Any]) -> str:
-    """One measurement for the console."""
-    forms = row["forms"]
-    shape = ", ".join(f"{name} = {value:,}" for name, value in row["shape"].items() if value)
-    parts = [f"{row['loss']}, {row['size']} ({shape}): {forms['jaxloss']['median_ms']:.3g} ms"]
-    if best := best_torch(row):
-        parts.append(f"{best['ratio']:.2f} × PyTorch's best")
-    parts.append(f"{forms['floor']['ratio']:.1f} × its floor")
-    parts += [f"{name}: {form['failure']}" for name, form in forms.items() if "failure" in form]
-    return ", ".join(parts)
+def _number(value: Any) -> Any:
+    """A count or a cosine as tables print it; anything else as it is."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3f}" if isinstance(value, float) else value
+
+
+def _digits(number: float) -> str:
+    """Three digits, without an exponent."""
+    places = 0 if number >= 100 else 1 if number >= 10 else 2 if number >= 1 else 3
+    return f"{number:,.{places}f}"
+
+
+def _ratio(form: dict[str, Any]) -> str:
+    return form.get("failure") or f"{form['ratio']:.{2 if form['ratio'] < 10 else 0}f}"

@@ -5,6 +5,7 @@ For `channels_last`: positions come before channels in flattened features.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -31,21 +32,17 @@ class ConvNorm(nn.Module):
 
 
 class Conv4(nn.Module):
-    """Four blocks of a convolution, normalisation, max-pooling and ReLU."""
+    """Four blocks of a convolution, normalisation, max-pooling and ReLU; flattened features."""
 
-    def __init__(self, widths: Sequence[int], channels: int, *, flatten: bool):
+    def __init__(self, channels: Sequence[int]):
         super().__init__()
-        self.flatten = flatten
-        self.layers = nn.ModuleList(
-            ConvNorm(c_in, c_out, 3)
-            for c_in, c_out in zip((channels, *widths), widths, strict=False)
-        )
+        self.layers = nn.ModuleList(ConvNorm(*pair, 3) for pair in itertools.pairwise(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of images."""
         for layer in self.layers:
             x = F.relu(F.max_pool2d(layer(x), 2), inplace=True)
-        return _pooled(x, flatten=self.flatten)
+        return x.permute(0, 2, 3, 1).flatten(1)
 
 
 class Block(nn.Module):
@@ -67,27 +64,18 @@ class Block(nn.Module):
 
 
 class ResNet12(nn.Module):
-    """Four blocks."""
+    """Four blocks, averaged over all positions."""
 
-    def __init__(self, widths: Sequence[int], channels: int, *, flatten: bool):
+    def __init__(self, channels: Sequence[int]):
         super().__init__()
-        self.flatten = flatten
-        self.blocks = nn.ModuleList(
-            Block(c_in, c_out) for c_in, c_out in zip((channels, *widths), widths, strict=False)
-        )
+        self.blocks = nn.Sequential(*(Block(*pair) for pair in itertools.pairwise(channels)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of images."""
-        for block in self.blocks:
-            x = block(x)
-        return _pooled(x, flatten=self.flatten)
+        return self.blocks(x).mean((2, 3))
 
 
 def build_network(config: ModelConfig, channels: int) -> nn.Module:
     """The network of a configuration with `backbone` conv4 or resnet12."""
     kinds = {"conv4": Conv4, "resnet12": ResNet12}
-    return kinds[config.backbone](config.widths, channels, flatten=config.pooling == "flatten")
-
-
-def _pooled(x: Tensor, *, flatten: bool) -> Tensor:
-    return x.permute(0, 2, 3, 1).flatten(1) if flatten else x.mean((2, 3))
+    return kinds[config.backbone]((channels, *config.widths))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -98,47 +97,29 @@ def sum_loss(
     return softmax + nca_loss(features if metric_features is None else metric_features, labels)
 
 
-def direct_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Softmax, and NCA in the complement of the classifier's subspace."""
-    return sum_loss(features, labels, weights, bias, _complement(features, weights))
-
-
-def direct_sum_stopped_loss(
-    features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor
+def direct_sum_loss(
+    features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor, *, stopped: bool = False
 ) -> Tensor:
-    """The same with a constant projection."""
-    return sum_loss(features, labels, weights, bias, _complement(features, weights.detach()))
+    """Softmax, and NCA in the complement of the classifier's subspace, which may be a constant."""
+    span = weights.detach() if stopped else weights
+    gram = span.T @ span + 1e-4 * torch.eye(span.shape[1]).to(span)
+    coordinates = torch.cholesky_solve((features @ span).T, torch.linalg.cholesky(gram))
+    return sum_loss(features, labels, weights, bias, features - (span @ coordinates).T)
 
 
-def _complement(features: Tensor, weights: Tensor) -> Tensor:
-    gram = weights.T @ weights + 1e-4 * torch.eye(weights.shape[1]).to(weights)
-    coordinates = torch.cholesky_solve((features @ weights).T, torch.linalg.cholesky(gram))
-    return features - (weights @ coordinates).T
-
-
-def spectral_sum_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Softmax, and NCA in the soft complement."""
-    vectors, values, _ = torch.linalg.svd(weights, full_matrices=False)
-    return spectral_sum_with_basis_loss(features, labels, weights, bias, vectors, values)
-
-
-def spectral_sum_stopped_loss(
-    features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor
-) -> Tensor:
-    """The same with a constant projection."""
-    vectors, values, _ = torch.linalg.svd(weights.detach(), full_matrices=False)
-    return spectral_sum_with_basis_loss(features, labels, weights, bias, vectors, values)
-
-
-def spectral_sum_with_basis_loss(
+def spectral_sum_loss(
     features: Tensor,
     labels: Tensor,
     weights: Tensor,
     bias: Tensor,
-    vectors: Tensor,
-    values: Tensor,
+    *basis: Tensor,
+    stopped: bool = False,
 ) -> Tensor:
-    """The same with the singular vectors and values at hand."""
+    """Softmax, and NCA in the soft complement; `basis` are singular vectors and values."""
+    if not basis:
+        span = weights.detach() if stopped else weights
+        basis = torch.linalg.svd(span, full_matrices=False)[:2]
+    vectors, values = basis
     within = ((features @ vectors) * (values / values[0]) ** 0.3) @ vectors.T
     return sum_loss(features, labels, weights, bias, features - within)
 
@@ -225,15 +206,18 @@ def asymmetric_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return values.sum() / len(logits)
 
 
+def _rank_weights(logits: Tensor, ranks: Tensor) -> Tensor:
+    numbers = torch.arange(1, logits.shape[1] + 1, device=logits.device, dtype=logits.dtype)
+    return F.pad(numbers.reciprocal().cumsum(0), (1, 0))[ranks]
+
+
 def warp_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """All pairs of a positive and a negative; the rank is a constant."""
     positive = targets > 0
     margins = 1 - logits[:, :, None] + logits[:, None, :]
     violated = positive[:, :, None] & ~positive[:, None, :] & (margins > 0)
     ranks = violated.sum(2)
-    numbers = torch.arange(1, logits.shape[1] + 1, device=logits.device, dtype=logits.dtype)
-    harmonic = F.pad(numbers.reciprocal().cumsum(0), (1, 0))
-    weights = harmonic[ranks] / ranks.clamp(min=1)
+    weights = _rank_weights(logits, ranks) / ranks.clamp(min=1)
     return (weights * (violated * margins).sum(2)).sum() / len(logits)
 
 
@@ -246,8 +230,7 @@ def robust_multilabel_loss(logits: Tensor, targets: Tensor) -> Tensor:
     positive = targets > 0
     gaps = logits[:, :, None] - logits[:, None, :]
     pairs = positive[:, :, None] & ~positive[:, None, :]
-    numbers = torch.arange(1, logits.shape[1] + 1, device=logits.device, dtype=logits.dtype)
-    weights = F.pad(numbers.reciprocal().cumsum(0), (1, 0))[(pairs & (gaps < 1)).sum(2)]
+    weights = _rank_weights(logits, (pairs & (gaps < 1)).sum(2))
     ranking = (weights * (pairs * ramps(gaps)).sum(2)).sum()
     return (ranking + 5 * ramps(torch.where(positive, logits, -logits)).sum()) / len(logits)
 
@@ -262,10 +245,10 @@ TORCH_FORMS: Mapping[str, TorchLoss] = {
     "prototypical_by_samples": prototypical_by_samples_loss,
     "sum": sum_loss,
     "direct_sum": direct_sum_loss,
-    "direct_sum_stopped": direct_sum_stopped_loss,
+    "direct_sum_stopped": partial(direct_sum_loss, stopped=True),
     "spectral_sum": spectral_sum_loss,
-    "spectral_sum_stopped": spectral_sum_stopped_loss,
-    "spectral_sum_with_basis": spectral_sum_with_basis_loss,
+    "spectral_sum_stopped": partial(spectral_sum_loss, stopped=True),
+    "spectral_sum_with_basis": spectral_sum_loss,
     "nca_references": nca_references_loss,
     "classifier": classifier_loss,
     "group_softmax": group_softmax_loss,
@@ -281,19 +264,3 @@ TORCH_FORMS: Mapping[str, TorchLoss] = {
     "robust_multilabel": robust_multilabel_loss,
 }
 """For every case of `experiments.benchmark.cases` its form in PyTorch."""
-
-
-def metric_learning_forms() -> Mapping[str, TorchLoss]:
-    """The losses of pytorch-metric-learning that are the same formula.
-
-    Raises:
-      ImportError: The package is not installed.
-    """
-    from pytorch_metric_learning import distances, losses  # pyright: ignore[reportMissingImports]
-
-    def nca(features: Tensor, labels: Tensor) -> Tensor:
-        distance = distances.LpDistance(normalize_embeddings=False, p=2, power=2)
-        scale: Any = 1 / features.shape[1]
-        return losses.NCALoss(softmax_scale=scale, distance=distance)(features, labels)
-
-    return {"nca": nca}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from experiments.errors import ConfigError
+from experiments.files import write_atomically
 
 if TYPE_CHECKING:
     from experiments.benchmark.cases import SizeName
@@ -27,11 +28,11 @@ _SIZES: dict[str, tuple[SizeName, ...]] = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Measure time and memory of every loss against PyTorch, other packages and matrix products.
+    """Measure time and memory of every loss against PyTorch, optax and matrix products.
 
     All forms of a loss run in one process on the same arrays, in turns, after a check that their
-    values and gradients agree. Columns of PyTorch and pytorch-metric-learning need the extra
-    `benchmark`. All sizes together take about twenty minutes on one CPU core.
+    values and gradients agree. Needs the extra `benchmark`. All sizes together take about twenty
+    minutes on one CPU core.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
@@ -41,7 +42,7 @@ class Benchmark:
     """The size of each loss's paper, one ten times larger, further sizes of single losses, or
     all."""
     out: Path = Path("runs", "benchmark")
-    """Folder for benchmark.md, benchmark.json and benchmark.png."""
+    """Folder for benchmark.md."""
     repeats: int = 100
     """Turns of each form; a loss takes about 8 seconds at most."""
     allow_load: bool = False
@@ -55,10 +56,9 @@ class Benchmark:
             raise ConfigError(f"--repeats must be at least 1, got {self.repeats}")
         # JAX would take the whole memory of a GPU, and leave none to PyTorch.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        from experiments.benchmark.report import markdown, write_benchmark
         from experiments.benchmark.run import run_benchmark
 
-        report = run_benchmark(
+        text = run_benchmark(
             self.names,
             _SIZES[self.size],
             repeats=self.repeats,
@@ -67,7 +67,7 @@ class Benchmark:
             allow_load=self.allow_load,
             say=partial(print, flush=True),
         )
-        paths = write_benchmark(self.out, report)
-        print("\n" + markdown(report))
-        print("wrote", ", ".join(str(path) for path in paths))
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = write_atomically(self.out / "benchmark.md", text)
+        print(f"\n{text}\nwrote {path}")
         return 0

@@ -10,9 +10,8 @@ from jax import Array
 
 Values: TypeAlias = np.ndarray | Array
 
-# Per cent of the classes that the head takes, and the head with the medium classes: for the hundred
-# of CIFAR-100-LT, classes 0–35, 36–70 and 71–99.
 _HEAD, _HEAD_AND_MEDIUM = 36, 71
+"""Per cent of the classes that the head takes, and the head with the medium classes."""
 
 
 class ClassAccuracies(NamedTuple):
@@ -68,7 +67,7 @@ def accuracy(predictions: Values, labels: Values) -> float:
       labels: Integers [n]; samples with a negative label do not count.
 
     Raises:
-      ValueError: If shapes do not fit, or no sample counts.
+      ValueError: Shapes do not fit, or no sample counts.
     """
     predictions, labels = _counting(predictions, labels)
     return float((predictions == labels).mean())
@@ -88,18 +87,17 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
     """Head, medium and tail: classes by how many training samples they have.
 
     The 36 % of the classes with the most samples are the head, those up to 71 % medium, the others
-    the tail, each number rounded down. On CIFAR-100-LT, whose classes are sorted by size, these are
-    classes 0–35, 36–70 and 71–99; on CIFAR-10-LT 0–2, 3–6 and 7–9. Of classes of one size the first
-    count as larger.
+    the tail, each number rounded down: classes 0–35, 36–70 and 71–99 of CIFAR-100-LT, which are
+    sorted by size. Of classes of one size the first count as larger.
 
     Args:
-      train_counts: Integers [C], the training samples of each class, C > 2.
+      train_counts: Integers [C], the training samples of each class.
 
     Returns:
       The classes of `head`, `medium` and `tail`, each int64 and rising.
 
     Raises:
-      ValueError: If there are fewer than three classes.
+      ValueError: There are fewer than three classes.
     """
     counts = np.asarray(train_counts)
     if len(counts) < 3:
@@ -113,16 +111,12 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
 def group_accuracies(
     accuracies: ClassAccuracies, groups: Mapping[str, Values | Sequence[int]]
 ) -> dict[str, float]:
-    """The mean accuracy of the classes of each group; NaN where no class has a sample.
-
-    Every class counts the same, so that a test set need not be balanced; where it is, this is the
-    accuracy over the samples of the group.
-    """
+    """The mean accuracy of the classes of each group that have a sample; NaN if none has."""
     means = {}
     for name, members in groups.items():
-        classes = np.asarray(members)
-        present = classes[accuracies.counts[classes] > 0]
-        means[name] = float(accuracies.accuracies[present].mean()) if len(present) else np.nan
+        of_group = accuracies.accuracies[np.asarray(members)]
+        present = of_group[~np.isnan(of_group)]
+        means[name] = float(present.mean()) if len(present) else np.nan
     return means
 
 
@@ -172,17 +166,15 @@ def evaluate_logits(
     """All metrics of a classification.
 
     Args:
-      logits: Floats [n, C], finite; of a cosine classifier times its scale, which the calibration
-        depends on.
+      logits: Floats [n, C], finite; of a cosine classifier, times its scale.
       labels: Integers [n] below C; samples with a negative label do not count.
-      train_counts: Integers [C], the training samples of each class, for accuracy on head, medium
-        and tail (`frequency_groups`).
+      train_counts: As in `frequency_groups`, for the accuracy on head, medium and tail.
       calibrated: Floats [n, C], finite: the logits whose softmax is the confidence. Default:
         `logits`.
       bins: Bins of the expected calibration error.
 
     Raises:
-      ValueError: If shapes or a label do not fit, a logit is not finite, or no sample counts.
+      ValueError: Shapes or a label do not fit, a logit is not finite, or no sample counts.
     """
     predictions = predict_classes(logits)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)
@@ -193,7 +185,7 @@ def evaluate_logits(
         groups = {name: as_json_number(mean) for name, mean in means.items()}
     counting = np.asarray(labels) >= 0
     correct = (predictions == np.asarray(labels))[counting]
-    right = float(correct.mean())
+    right = accuracy(predictions, labels)
     return ClassificationResult(
         samples=len(correct),
         accuracy=right,

@@ -12,10 +12,10 @@ import numpy as np
 
 from experiments.evaluation.subspace import variance_shares
 
-# Similarities held at once: bounds the work space to about 64 MB.
 _ELEMENTS_AT_ONCE = 2**23
-# With more classes, the optimal order of the leaves takes minutes.
+"""Similarities held at once: bounds the work space to about 64 MB."""
 _MOST_ORDERED = 400
+"""With more classes, the optimal order of the leaves takes minutes."""
 
 
 class Projection(NamedTuple):
@@ -97,11 +97,8 @@ def class_order(similarity: np.ndarray) -> np.ndarray:
         return np.arange(len(similarity))
     distance = np.clip(1 - (similarity + similarity.T) / 2, 0, None)
     np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(distance, checks=False), "average")
-    if len(similarity) <= _MOST_ORDERED:
-        from scipy.cluster.hierarchy import optimal_leaf_ordering
-
-        tree = optimal_leaf_ordering(tree, squareform(distance, checks=False))
+    optimal = len(similarity) <= _MOST_ORDERED
+    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=optimal)
     return leaves_list(tree).astype(np.int64)
 
 

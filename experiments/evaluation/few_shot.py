@@ -23,8 +23,8 @@ from experiments.data.sampling import (
 )
 from jaxloss._linear import exact_product as product
 
-# Episodes classified at once: bounds the gathered features to about 16 MB at 100 × 640.
-_EPISODES_AT_ONCE = 64
+EPISODES_AT_ONCE = 64
+"""Bounds the gathered features to about 16 MB at 100 × 640."""
 
 
 @dataclass(frozen=True)
@@ -58,30 +58,54 @@ class EpisodeResult(NamedTuple):
     accuracy: float
     """Mean over the episodes of the fraction of queries classified correctly."""
     interval: float
-    """Half the width of the 95 % confidence interval of the mean, 1.96·σ/√E."""
+    """See `mean_and_interval`."""
     hash: str
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
 
 
-def episode_accuracies(
-    features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
+def prototype_predictions(
+    features: np.ndarray | Array,
+    episodes: Episodes,
+    number: int | None = None,
+    *,
+    distance: Distance = "euclidean",
 ) -> np.ndarray:
-    """The accuracy of the nearest prototype in every episode: float32 [E], in [0, 1].
+    """The class of the nearest prototype: int32 [E, N, Q], or [N, Q] of the episode `number` alone.
 
-    A prototype is the mean of a class's support features. A query is assigned to the class of the
-    nearest prototype, to the first one on ties. With the cosine distance, features are divided by
-    their length before the mean is taken.
+    A prototype is the mean of a class's support features; of equally near ones the first is taken.
+    With the cosine distance, features are divided by their length before the mean is taken.
 
     Args:
       features: Float [n, d], finite.
       episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
+      number: Of an episode.
       distance: Of a query from a prototype.
 
     Raises:
       ValueError: An index is out of range, or a feature is not finite.
     """
     features, (support, query) = prepare_episodes(features, episodes)
-    return np.asarray(_accuracies(features, support, query, distance=distance))
+    rows = slice(None) if number is None else [number]
+    found = np.asarray(_nearest(features, support[rows], query[rows], distance=distance))
+    return found if number is None else found[0]
+
+
+def episode_accuracies(
+    features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
+) -> np.ndarray:
+    """The accuracy of `prototype_predictions` in every episode: float32 [E], in [0, 1]."""
+    return accuracies_of(prototype_predictions(features, episodes, distance=distance))
+
+
+def accuracies_of(predictions: np.ndarray) -> np.ndarray:
+    """The accuracy in every episode, float32 [E], of predicted classes, int32 [E, N, Q]."""
+    return np.asarray(_accuracies(predictions))
+
+
+@jax.jit
+def _accuracies(predictions: Array) -> Array:
+    right = predictions == jnp.arange(predictions.shape[1])[:, None]
+    return right.mean((1, 2), dtype=jnp.float32)
 
 
 def prepare_episodes(
@@ -108,15 +132,9 @@ def prepare_episodes(
 def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, float]:
     """The mean, and half the width of its 95 % confidence interval, 1.96·σ/√E.
 
-    Args:
-      accuracies: Floats [E], E > 1; σ has E − 1 degrees of freedom.
-
-    Raises:
-      ValueError: There are fewer than two accuracies.
+    Accuracies are floats [E], E > 1, and σ has E − 1 degrees of freedom.
     """
     values = np.asarray(accuracies, np.float64)
-    if values.ndim != 1 or values.size < 2:
-        raise ValueError(f"an interval needs at least two accuracies, got {list(values.shape)}")
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
 
 
@@ -127,11 +145,7 @@ def configured_episodes(
     shots: int,
     num_episodes: int | None = None,
 ) -> Episodes:
-    """The episodes of a configuration with one number of shots, by default all of them.
-
-    Raises:
-      ConfigError: The labels do not give such episodes.
-    """
+    """The episodes of a configuration with one number of shots, by default all of them."""
     return evaluation_episodes(
         labels,
         num_episodes=config.episodes if num_episodes is None else num_episodes,
@@ -146,14 +160,14 @@ def evaluate_prototypes(
     features: np.ndarray, labels: np.ndarray, *, config: EpisodeConfig, distance: Distance
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Classifies by the nearest prototype; the rest is as in `evaluate_episodes`."""
-    accuracies_of = partial(episode_accuracies, features, distance=distance)
+    classify = partial(episode_accuracies, features, distance=distance)
     return evaluate_episodes(
-        accuracies_of, features, labels, config=config, classifier=f"{distance} prototypes"
+        classify, features, labels, config=config, classifier=f"{distance} prototypes"
     )
 
 
 def evaluate_episodes(
-    accuracies_of: Callable[[Episodes], np.ndarray],
+    classify: Callable[[Episodes], np.ndarray],
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -163,7 +177,7 @@ def evaluate_episodes(
     """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
     Args:
-      accuracies_of: Maps episodes to the accuracy in each.
+      classify: Maps episodes to the accuracy in each.
       features: Float [n, d].
       labels: Integers [n].
       config: The episodes.
@@ -182,17 +196,15 @@ def evaluate_episodes(
     results = []
     for shots in config.shots:
         episodes = configured_episodes(config, index, shots=shots)
-        accuracies = accuracies_of(episodes)
-        accuracy, interval = mean_and_interval(accuracies)
+        accuracies = classify(episodes)
         result = EpisodeResult(
-            ways=config.ways,
-            shots=shots,
-            queries=config.queries,
-            episodes=config.episodes,
-            classifier=classifier,
-            accuracy=accuracy,
-            interval=interval,
-            hash=episodes_hash(episodes),
+            config.ways,
+            shots,
+            config.queries,
+            config.episodes,
+            classifier,
+            *mean_and_interval(accuracies),
+            episodes_hash(episodes),
         )
         results.append((result, accuracies))
     return results
@@ -204,27 +216,19 @@ def _unit(features: Array) -> Array:
     return features / jnp.where(length > 0, length, 1)
 
 
-def _euclidean_scores(queries: Array, prototypes: Array) -> Array:
-    return 2 * product(queries, prototypes.T) - jnp.square(prototypes).sum(-1)
-
-
-def _cosine_scores(queries: Array, prototypes: Array) -> Array:
-    return product(queries, _unit(prototypes).T)
-
-
 @partial(jax.jit, static_argnames="distance")
-def _accuracies(features: Array, support: Array, query: Array, *, distance: str) -> Array:
-    if distance == "cosine":
-        features, scores_of = _unit(features), _cosine_scores
-    else:
-        # A mean of zero keeps distances, and the digits that |p|² − 2 q·p would cancel.
-        features, scores_of = features - features.mean(0), _euclidean_scores
+def _nearest(features: Array, support: Array, query: Array, *, distance: Distance) -> Array:
+    """The class of the nearest prototype: int32 [E, N, Q]."""
+    # A mean of zero keeps distances, and the digits that |p|² − 2 q·p would cancel.
+    features = _unit(features) if distance == "cosine" else features - features.mean(0)
 
-    def accuracy(episode: tuple[Array, Array]) -> Array:
+    def predict(episode: tuple[Array, Array]) -> Array:
         support, query = episode
-        prototypes = features[support].mean(1)
-        scores = scores_of(features[query.ravel()], prototypes)
-        truth = jnp.repeat(jnp.arange(query.shape[0]), query.shape[1])
-        return (scores.argmax(-1) == truth).mean(dtype=jnp.float32)
+        prototypes, queries = features[support].mean(1), features[query.ravel()]
+        if distance == "cosine":
+            scores = product(queries, _unit(prototypes).T)
+        else:
+            scores = 2 * product(queries, prototypes.T) - jnp.square(prototypes).sum(-1)
+        return scores.argmax(-1).reshape(query.shape)
 
-    return lax.map(accuracy, (support, query), batch_size=_EPISODES_AT_ONCE)
+    return lax.map(predict, (support, query), batch_size=EPISODES_AT_ONCE)

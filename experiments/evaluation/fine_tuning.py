@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,14 @@ import jaxloss
 from experiments.config import Count, Positive, Share, Weight, check_config
 from experiments.data.sampling import Episodes, support_orders
 from experiments.evaluation.few_shot import (
+    EPISODES_AT_ONCE,
     EpisodeConfig,
     EpisodeResult,
+    accuracies_of,
     evaluate_episodes,
     prepare_episodes,
 )
 from jaxloss._linear import exact_product as product
-
-# Episodes tuned at once: bounds their features to about 16 MB at 105 × 640.
-_EPISODES_AT_ONCE = 64
 
 Classifier = Literal["cosine", "linear"]
 """Logits are cosines, or inner products without a bias."""
@@ -117,15 +116,16 @@ def first_weights(key: Array, dim: int, ways: int) -> Array:
     return jax.random.uniform(key, (dim, ways), jnp.float32, minval=-bound, maxval=bound)
 
 
-def fine_tuned_accuracies(
+def fine_tuned_predictions(
     features: np.ndarray | Array,
     episodes: Episodes,
+    number: int | None = None,
     *,
     classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
     seed: int = 0,
 ) -> np.ndarray:
-    """The accuracy of a fine-tuned classifier in every episode: float32 [E], in [0, 1].
+    """What fine-tuned classifiers predict: int32 [E, N, Q], or [N, Q] of episode `number` alone.
 
     Of equal logits the first class is taken. First weights and orders depend on the seed and on the
     number of the episode.
@@ -133,6 +133,7 @@ def fine_tuned_accuracies(
     Args:
       features: Float [n, d], finite.
       episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
+      number: Of an episode.
       classifier: Form of the logits.
       settings: The optimiser.
       seed: Seed of first weights and orders.
@@ -146,13 +147,27 @@ def fine_tuned_accuracies(
     """
     check_config(settings)
     features, (support, query) = prepare_episodes(features, episodes)
-    count, ways, shots = support.shape
-    draw = partial(support_orders, ways * shots, settings.passes, seed=seed)
-    orders = np.stack([draw(episode=e) for e in range(count)])
-    accuracies = _accuracies(
-        features, support, query, orders, seed, classifier=classifier, settings=settings
+    numbers = np.arange(len(support)) if number is None else np.array([number])
+    samples = support.shape[1] * support.shape[2]
+    orders = [support_orders(samples, settings.passes, seed=seed, episode=int(e)) for e in numbers]
+    each = (numbers, support[numbers], query[numbers], np.stack(orders))
+    found = np.asarray(_tuned(features, each, seed, classifier=classifier, settings=settings))
+    return found if number is None else found[0]
+
+
+def fine_tuned_accuracies(
+    features: np.ndarray | Array,
+    episodes: Episodes,
+    *,
+    classifier: Classifier = "cosine",
+    settings: FineTuning = FineTuning(),
+    seed: int = 0,
+) -> np.ndarray:
+    """The accuracy of `fine_tuned_predictions` in every episode: float32 [E], in [0, 1]."""
+    predictions = fine_tuned_predictions(
+        features, episodes, classifier=classifier, settings=settings, seed=seed
     )
-    return np.asarray(accuracies)
+    return accuracies_of(predictions)
 
 
 def evaluate_fine_tuning(
@@ -163,49 +178,38 @@ def evaluate_fine_tuning(
     classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
-    """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`.
-
-    Raises:
-      ValueError: The labels do not fit the features.
-      ConfigError: A setting is out of bounds, or the labels do not give such episodes.
-    """
-    accuracies_of = partial(
+    """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`."""
+    classify = partial(
         fine_tuned_accuracies, features, classifier=classifier, settings=settings, seed=config.seed
     )
-    return evaluate_episodes(accuracies_of, features, labels, config=config, classifier=classifier)
+    return evaluate_episodes(classify, features, labels, config=config, classifier=classifier)
 
 
 @partial(jax.jit, static_argnames=("classifier", "settings"))
-def _accuracies(
+def _tuned(
     features: Array,
-    support: Array,
-    query: Array,
-    orders: Array,
+    each: tuple[Any, ...],
     seed: int | Array,
     *,
     classifier: Classifier,
     settings: FineTuning,
 ) -> Array:
-    count, ways, shots = support.shape
-    labels = jnp.repeat(jnp.arange(ways), shots)
-    truth = jnp.repeat(jnp.arange(ways), query.shape[2])
-
-    def accuracy(episode: tuple[Array, Array, Array, Array]) -> Array:
+    def predict(episode: tuple[Array, ...]) -> Array:
         number, support, query, orders = episode
+        ways, shots = support.shape
         key = jax.random.fold_in(jax.random.key(seed), number)
-        weights = first_weights(key, features.shape[1], ways)
         weights = fine_tune(
             features[support.ravel()],
-            labels,
-            weights,
+            jnp.repeat(jnp.arange(ways), shots),
+            first_weights(key, features.shape[1], ways),
             orders,
             classifier=classifier,
             settings=settings,
         )
         logits = LOGITS[classifier](features[query.ravel()], weights)
-        return (logits.argmax(-1) == truth).mean(dtype=jnp.float32)
+        return logits.argmax(-1).reshape(query.shape)
 
     # Groups of one size, where they divide the episodes: a smaller last one is compiled again.
-    groups = -(-count // _EPISODES_AT_ONCE)
-    each = (jnp.arange(count), support, query, orders)
-    return lax.map(accuracy, each, batch_size=-(-count // groups))
+    count = len(each[0])
+    groups = -(-count // EPISODES_AT_ONCE)
+    return lax.map(predict, each, batch_size=-(-count // groups))

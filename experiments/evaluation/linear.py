@@ -18,11 +18,10 @@ from jaxloss._linear import exact_product as product
 PENALTIES = np.logspace(-6, 5, 45)
 """The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""
 
-# Iterations in a row without a measurable decrease after which a solve gives up.
 _PATIENCE = 5
-
-# Steps before the curvature that L-BFGS has seen is trusted.
+"""Iterations in a row without a measurable decrease after which a solve gives up."""
 _LEAST_STEPS = 4
+"""Steps before the curvature that L-BFGS has seen is trusted."""
 
 
 class Labelled(NamedTuple):
@@ -61,7 +60,7 @@ class LinearResult(NamedTuple):
     class_mean_accuracy: float
     """Mean over the classes of their accuracy on the test set, of the same classifier."""
     converged: bool
-    """Whether the training of this classifier met the tolerance."""
+    """Whether its training met the tolerance."""
     penalties: list[float]
     validation: list[float]
     """Accuracy on the validation set for each penalty, trained on the training set."""
@@ -139,40 +138,34 @@ def evaluate_linear(
     test: Labelled,
     *,
     penalties: Values | Sequence[float] = PENALTIES,
-    tolerance: float = 1e-6,
-    max_iterations: int = 1000,
 ) -> LinearResult:
     """Transfer to a data set: the accuracy of a linear classifier on frozen features.
 
     The penalty is chosen on the validation set, and a classifier with it is then trained on
     training and validation set together. Beside it is the best accuracy of all penalties on the
-    test set, likewise trained on both sets together: this is what the paper reports. The other
-    arguments and the errors are those of `fit_path`.
+    test set, likewise trained on both sets together, as the paper reports it. Errors are those of
+    `fit_path`.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
-    fit = partial(
-        fit_path, num_classes=num_classes, tolerance=tolerance, max_iterations=max_iterations
-    )
-    path = fit(train, penalties=penalties)
+    path = fit_path(train, num_classes, penalties=penalties)
     on_validation, on_test = path_accuracies(path, validation), path_accuracies(path, test)
+    both = Labelled(*(np.concatenate(parts) for parts in zip(train, validation, strict=True)))
+    whole = fit_path(both, num_classes, penalties=penalties)
+    of_all = path_accuracies(whole, test)
     penalties = np.asarray(penalties, np.float64)
     best = _best_penalty(penalties, on_validation)
-    both = Labelled(*(np.concatenate(parts) for parts in zip(train, validation, strict=True)))
-    whole = fit(both, penalties=penalties)
-    of_all = path_accuracies(whole, test)
     at = int(np.flatnonzero(penalties == best)[0])
-    chosen = Path(*(part[at : at + 1] for part in whole))
-    (predictions,), labels = _predict(chosen, test)
-    per_class = class_accuracies(predictions, labels, num_classes)
+    predictions, labels = _predict(whole, test)
+    per_class = class_accuracies(predictions[at], labels, num_classes)
     return LinearResult(
         penalty=best,
         validation_accuracy=float(on_validation.max()),
-        accuracy=float((predictions == labels).mean()),
+        accuracy=float((predictions[at] == labels).mean()),
         class_mean_accuracy=float(np.nanmean(per_class.accuracies)),
-        converged=bool(chosen.converged[0]),
+        converged=bool(whole.converged[at]),
         penalties=penalties.tolist(),
         validation=on_validation.tolist(),
         test=on_test.tolist(),

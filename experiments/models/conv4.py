@@ -6,37 +6,17 @@ import jax
 from flax import nnx
 from jax import Array
 
-from experiments.models.layers import (
-    Backbone,
-    ConvNorm,
-    LayerOptions,
-    feature_size,
-    max_pool,
-    pool_features,
-)
+from experiments.config import ModelConfig
+from experiments.models.layers import Backbone, ConvNorm, LayerOptions, Shape, max_pool
 
 
 class Conv4(Backbone):
-    """The four-block convolutional backbone of few-shot learning (Vinyals et al., 2016).
+    """The four-block convolutional backbone of few-shot learning (Vinyals et al., 2016)."""
 
-    Args:
-      widths: Channels of the blocks.
-      image_shape: Height, width and channels of an image.
-      pooling: `flatten` or `mean` over the positions of the last block.
-      options: Options of the layers.
-    """
-
-    def __init__(
-        self,
-        widths: tuple[int, ...],
-        image_shape: tuple[int, int, int],
-        pooling: str,
-        options: LayerOptions,
-    ):
+    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
         height, width, channels = image_shape
-        self.pooling = pooling
-        last = (height >> len(widths), width >> len(widths), widths[-1])
-        self.num_features = feature_size(last, pooling)
+        widths = config.widths
+        self.set_features(config, (height >> len(widths), width >> len(widths), widths[-1]))
         self.layers = nnx.List(
             ConvNorm(c_in, c_out, 3, options)
             for c_in, c_out in zip((channels, *widths), widths, strict=False)
@@ -50,4 +30,4 @@ class Conv4(Backbone):
         for layer in self.layers:
             # Pooling before ReLU gives the same values, because ReLU is monotonic.
             x = jax.nn.relu(max_pool(layer(x, train=train)))
-        return pool_features(x, self.pooling)
+        return self.pooled(x)

@@ -1,10 +1,12 @@
-"""Convolutions whose gradients are fast on CPUs."""
+"""A convolution whose gradient is fast on CPUs.
+
+The features of Conv4 on the icons and their gradients take 1.4 times as long with `nnx.Conv`.
+"""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ class Conv(nnx.Conv):
     """`nnx.Conv` for a square kernel of odd size, stride 1, padding by half the size, no bias.
 
     On CPUs it computes the gradient of the kernel in another way than XLA, and so the convolution
-    of images with one channel. Accelerators, and types other than float32, keep XLA's convolution.
+    of images with one channel. Accelerators, and types other than float32, keep XLA's.
     """
 
     def __call__(self, inputs: Array) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -30,29 +32,26 @@ class Conv(nnx.Conv):
 
 
 def convolve(x: Array, kernel: Array) -> Array:
-    """The convolution that keeps height and width, padded with zeros.
+    """The convolution of x [n, h, w, c] and kernel [k, k, c, o], k odd, padded to the same size.
 
-    It has no forward mode.
-
-    Args:
-      x: [n, h, w, c].
-      kernel: [k, k, c, o] with odd k, of the type of `x`.
-
-    Returns:
-      [n, h, w, o].
-
-    Raises:
-      ValueError: The numbers of channels differ.
+    It has no forward mode in float32.
     """
-    if x.shape[-1] != kernel.shape[2]:
-        raise ValueError(
-            f"a kernel for {kernel.shape[2]} channels does not fit images of {x.shape[-1]}"
-        )
     if x.dtype != jnp.float32:
         return _by_xla(x, kernel)
     # Inside `shard_map`, the kernel then varies over the devices as the images do, so that JAX sums
     # the gradients of the devices.
     return _convolve(x, kernel + jnp.sum(jnp.zeros_like(x[:1, :1, :1, :1])))
+
+
+def _by_xla(x: Array, kernel: Array) -> Array:
+    half = kernel.shape[0] // 2
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), [(half, half)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _kernel_gradient_by_xla(x: Array, gradient: Array, kernel: Array) -> Array:
+    return jax.vjp(lambda kernel: _by_xla(x, kernel), kernel)[1](gradient)[0]
 
 
 @jax.custom_vjp
@@ -69,99 +68,47 @@ def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 def _backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, kernel = residuals
     (of_x,) = jax.vjp(lambda x: _by_xla(x, kernel), x)[1](gradient)
-    of_kernel = lax.platform_dependent(
-        x, gradient, kernel, cpu=_kernel_gradient, default=_kernel_gradient_by_xla
+    form = _kernel_gradient if x.shape[-1] <= _FEW_CHANNELS else _kernel_gradient_in_turns
+    return of_x, lax.platform_dependent(
+        x, gradient, kernel, cpu=form, default=_kernel_gradient_by_xla
     )
-    return of_x, of_kernel
 
 
 _convolve.defvjp(_forward, _backward)
 
 
-def _by_xla(x: Array, kernel: Array) -> Array:
-    half = kernel.shape[0] // 2
-    return lax.conv_general_dilated(
-        x, kernel, (1, 1), [(half, half)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-
-
-def _kernel_gradient_by_xla(x: Array, gradient: Array, kernel: Array) -> Array:
-    return jax.vjp(lambda kernel: _by_xla(x, kernel), kernel)[1](gradient)[0]
+def _shifted(x: Array, size: int) -> list[Array]:
+    """For every place in the kernel, the part [n, h, w, c] of the padded images that it sees."""
+    h, w, half = *x.shape[1:3], size // 2
+    padded = jnp.pad(x, ((0, 0), (half, half), (half, half), (0, 0)))
+    return [padded[:, i : i + h, j : j + w] for i in range(size) for j in range(size)]
 
 
 def _of_one_channel(x: Array, kernel: Array) -> Array:
     """A sum of shifted images, each times o numbers: one pass that writes the result."""
-    size = len(kernel)
-    shifted = _shifted(x, size)
-    terms = [shifted(i, j) * kernel[i, j, 0] for i in range(size) for j in range(size)]
-    return functools.reduce(operator.add, terms)
+    factors = kernel.reshape(-1, kernel.shape[-1])
+    return functools.reduce(operator.add, map(operator.mul, _shifted(x, len(kernel)), factors))
 
 
 def _kernel_gradient(x: Array, gradient: Array, kernel: Array) -> Array:
-    """For every place in the kernel a product of `gradient` with shifted images.
-
-    XLA's convolution for it is large in height and width, which takes 1.1 to 2.2 times as long.
-    """
-    size, channels, channels_out = kernel.shape[1:]
-    form = _few_channels if channels <= _FEW_CHANNELS else _in_turns
-    return form(x, gradient, size).reshape(size, size, channels, channels_out)
+    """A single product of all shifted images, which are small, with `gradient`."""
+    shifted = [part.reshape(-1, x.shape[-1]).T for part in _shifted(x, len(kernel))]
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    return (lax.optimization_barrier(jnp.concatenate(shifted)) @ rows).reshape(kernel.shape)
 
 
-def _in_turns(x: Array, gradient: Array, size: int) -> Array:
-    """The sum of `_many_channels` over parts of the batch."""
-    n, h, w, _ = x.shape
+def _kernel_gradient_in_turns(x: Array, gradient: Array, kernel: Array) -> Array:
+    """For every place in the kernel a product of shifted images with `gradient`, part by part."""
+    n, h, w, channels = x.shape
     together = max(k for k in range(1, n + 1) if n % k == 0 and (k == 1 or k * h * w <= _ROWS))
-    turns = n // together
     # Turns are not the leading axis, so that a batch that is spread over devices stays there.
-    parts = [a.reshape(together, turns, *a.shape[1:]) for a in (x, gradient)]
+    parts = [a.reshape(together, -1, *a.shape[1:]) for a in (x, gradient)]
 
     def of_turn(turn: Array | int) -> Array:
         images, share = (lax.dynamic_index_in_dim(a, turn, 1, False) for a in parts)
-        return _many_channels(images, share, size)
+        rows = share.reshape(-1, share.shape[-1])
+        shifted = _shifted(images, len(kernel))
+        return jnp.stack([part.reshape(-1, channels).T @ rows for part in shifted])
 
-    return lax.fori_loop(1, turns, lambda turn, total: total + of_turn(turn), of_turn(0))
-
-
-def _many_channels(x: Array, gradient: Array, size: int) -> Array:
-    """[size², c, o] for x [n, h, w, c] and gradient [n, h, w, o]."""
-    channels = x.shape[-1]
-    # The product of two matrices that are not transposed is twice as fast.
-    transposed = lax.optimization_barrier(gradient.reshape(-1, gradient.shape[-1]).T)
-    shifted = _shifted(x, size)
-    products = [
-        transposed @ lax.optimization_barrier(shifted(i, j)).reshape(-1, channels)
-        for i in range(size)
-        for j in range(size)
-    ]
-    return jnp.stack(products).transpose(0, 2, 1)
-
-
-def _few_channels(x: Array, gradient: Array, size: int) -> Array:
-    """[size²·c, o]: a single product with all shifted images, which are small."""
-    channels = x.shape[-1]
-    half = size // 2
-    h, w = x.shape[1:3]
-    padded = lax.optimization_barrier(
-        jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), (half, half), (half, half)))
-    )
-    shifted = [
-        padded[:, :, i : i + h, j : j + w].reshape(channels, -1)
-        for i in range(size)
-        for j in range(size)
-    ]
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    return lax.optimization_barrier(jnp.concatenate(shifted)) @ rows
-
-
-def _shifted(x: Array, size: int) -> Callable[[int, int], Array]:
-    """From a place in the kernel to the part of the padded images [n, h, w, c] that it sees."""
-    h, w, c = x.shape[1:]
-    half = size // 2
-    padded = jnp.pad(x, ((0, 0), (half, half), (half, half), (0, 0)))
-    # Rows as vectors are copied several numbers at a time.
-    rows = lax.optimization_barrier(padded.reshape(len(x), h + 2 * half, -1))
-
-    def at(i: int, j: int) -> Array:
-        return rows[:, i : i + h, j * c : (j + w) * c].reshape(len(x), h, w, c)
-
-    return at
+    total = lax.fori_loop(1, n // together, lambda k, sum: sum + of_turn(k), of_turn(0))
+    return total.reshape(kernel.shape)

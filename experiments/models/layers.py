@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -10,18 +11,24 @@ from flax import nnx
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from experiments.models.batch_norm import BatchNorm
+from experiments.config import ModelConfig
 from experiments.models.convolution import Conv
 
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 _STAGES_WITH_DROP_BLOCK = 2
 
 
+Shape = tuple[int, int, int]
+"""Height, width and channels."""
+
+
 class Backbone(nnx.Module):
-    """A module that maps images to features."""
+    """A module that maps images to features, built from options and the shape of an image."""
 
     num_features: int
     """Features d."""
+    pooling: str
+    """`flatten` or `mean`."""
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
@@ -45,6 +52,16 @@ class Backbone(nnx.Module):
         """
         raise NotImplementedError
 
+    def set_features(self, config: ModelConfig, last: Shape) -> None:
+        """Sets pooling and number of features, from the shape of the last feature map."""
+        self.pooling = config.pooling
+        self.num_features = last[-1] if self.pooling == "mean" else math.prod(last)
+
+    def pooled(self, x: Array) -> Array:
+        """Features float32 [n, h·w·c] (`flatten`) or [n, c] (`mean`) of the last map."""
+        x = x.astype(jnp.float32)
+        return x.mean((1, 2)) if self.pooling == "mean" else x.reshape(x.shape[0], -1)
+
 
 @dataclass(frozen=True)
 class LayerOptions:
@@ -56,23 +73,6 @@ class LayerOptions:
     """Device axis over which batch statistics are synchronised, or None."""
     rngs: nnx.Rngs
     """Source of the initial parameters."""
-
-
-@dataclass(frozen=True)
-class DropOptions:
-    """What a residual network drops after its blocks in training."""
-
-    dropout: float = 0.0
-    """Rate of dropout in the stages before the last two."""
-    drop_block: float = 0.0
-    """Rate of DropBlock in the last two stages."""
-    block_size: int = 5
-    """Side of the blocks of DropBlock."""
-    rising_steps: int = 0
-    """Steps in which the rate of DropBlock rises linearly from 0 to its final value; 0: none."""
-
-
-NO_DROPS = DropOptions()
 
 
 def conv(
@@ -103,19 +103,18 @@ def conv(
     )
 
 
-def batch_norm(channels: int, *, axis_name: str | None, rngs: nnx.Rngs) -> BatchNorm:
+def batch_norm(channels: int, options: LayerOptions) -> nnx.BatchNorm:
     """Batch normalisation with momentum 0.9.
 
     It always computes in float32, because nnx would round the running statistics to bfloat16.
-    Batch statistics are synchronised over the device axis `axis_name`, if there is one.
     """
-    return BatchNorm(
+    return nnx.BatchNorm(
         channels,
         momentum=0.9,
         epsilon=1e-5,
         dtype=jnp.float32,
-        axis_name=axis_name,
-        rngs=rngs,
+        axis_name=options.axis_name,
+        rngs=options.rngs,
     )
 
 
@@ -133,7 +132,7 @@ class ConvNorm(nnx.Module):
     ):
         self.dtype = options.dtype
         self.conv = conv(channels_in, channels_out, kernel_size, options, stride=stride)
-        self.norm = batch_norm(channels_out, axis_name=options.axis_name, rngs=options.rngs)
+        self.norm = batch_norm(channels_out, options)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
         """Convolves and normalises `x` [n, h, w, channels_in]."""
@@ -186,18 +185,6 @@ def _larger_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
     return larger(a, b), share * of_a + (1 - share) * of_b
 
 
-def pool_features(x: Array, pooling: str) -> Array:
-    """Features float32 [n, h·w·c] (`flatten`) or [n, c] (`mean`) of the last block [n, h, w, c]."""
-    x = x.astype(jnp.float32)
-    return x.mean((1, 2)) if pooling == "mean" else x.reshape(x.shape[0], -1)
-
-
-def feature_size(shape: tuple[int, int, int], pooling: str) -> int:
-    """The number of features of `pool_features`, from height, width and channels."""
-    height, width, channels = shape
-    return channels if pooling == "mean" else height * width * channels
-
-
 def require_keys(keys: Array | None, images: Array, layer: str) -> Array:
     """Returns `keys`, or raises a `ValueError` unless there is one per image."""
     if keys is None or keys.shape != images.shape[:1]:
@@ -214,7 +201,7 @@ def fold_in(keys: Array, number: int) -> Array:
 
 
 def drop_keys(
-    options: DropOptions, keys: Array | None, step: Array | None, images: Array, *, train: bool
+    config: ModelConfig, keys: Array | None, step: Array | None, images: Array, *, train: bool
 ) -> Array | None:
     """The keys for `drop_after_block`; None where nothing is dropped.
 
@@ -222,18 +209,18 @@ def drop_keys(
       ValueError: There is not one key per image, or the rate of DropBlock rises and there is no
         `step`.
     """
-    if not train or not (options.dropout or options.drop_block):
+    if not train or not (config.dropout or config.drop_block):
         return None
-    if options.drop_block and options.rising_steps and step is None:
+    if config.drop_block and config.drop_block_steps and step is None:
         raise ValueError("DropBlock with a rising rate needs the number of the step; got None")
-    return require_keys(keys, images, "DropBlock" if options.drop_block else "dropout")
+    return require_keys(keys, images, "DropBlock" if config.drop_block else "dropout")
 
 
 def drop_after_block(
     x: Array,
     keys: Array,
     step: Array | None,
-    options: DropOptions,
+    config: ModelConfig,
     *,
     number: int,
     stages_after: int,
@@ -244,7 +231,7 @@ def drop_after_block(
       x: Float [n, h, w, c].
       keys: Typed PRNG keys [n] of the network, from `drop_keys`.
       step: As in `Backbone.__call__`.
-      options: The rates.
+      config: The rates.
       number: Of the block in the network; each block draws its own numbers.
       stages_after: Stages after that of the block.
 
@@ -252,11 +239,11 @@ def drop_after_block(
       Lee et al., Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
     """
     if stages_after < _STAGES_WITH_DROP_BLOCK:
-        if not options.drop_block:
+        if not config.drop_block:
             return x
-        rate = rising_rate(options.drop_block, step, options.rising_steps)
-        return drop_block(x, fold_in(keys, number), rate=rate, block_size=options.block_size)
-    return dropout(x, fold_in(keys, number), rate=options.dropout) if options.dropout else x
+        rate = rising_rate(config.drop_block, step, config.drop_block_steps)
+        return drop_block(x, fold_in(keys, number), rate=rate, block_size=config.drop_block_size)
+    return dropout(x, fold_in(keys, number), rate=config.dropout) if config.dropout else x
 
 
 def rising_rate(rate: float, step: Array | None, steps: int) -> float | Array:

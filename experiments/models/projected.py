@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from experiments.models.layers import Backbone, batch_norm
+from experiments.models.layers import Backbone, LayerOptions, batch_norm
 
 _PYTORCH_KERNEL = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 """Uniform in ±1/√(inputs), as `torch.nn.Linear` starts."""
@@ -21,26 +21,15 @@ class Projected(Backbone):
       backbone: The backbone.
       dim: Features d of a linear layer, or 0 for none. The layer has a bias, and starts as
         `torch.nn.Linear` does, unless normalisation, which has a bias, comes after it.
+      options: Options of the layers.
       normalize: End with batch normalisation.
-      axis_name: Device axis over which batch statistics are synchronised, or None.
-      rngs: Source of the initial parameters.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        dim: int,
-        *,
-        normalize: bool,
-        axis_name: str | None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, backbone: Backbone, dim: int, options: LayerOptions, *, normalize: bool):
         self.backbone = backbone
         self.num_features = dim or backbone.num_features
-        self.linear = _linear(backbone.num_features, dim, bias=not normalize, rngs=rngs)
-        self.norm = (
-            batch_norm(self.num_features, axis_name=axis_name, rngs=rngs) if normalize else None
-        )
+        self.linear = _linear(backbone.num_features, dim, bias=not normalize, rngs=options.rngs)
+        self.norm = batch_norm(self.num_features, options) if normalize else None
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None

@@ -10,18 +10,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from experiments.config import ModelConfig
 from experiments.models.layers import (
-    NO_DROPS,
     Backbone,
     ConvNorm,
-    DropOptions,
     LayerOptions,
+    Shape,
     drop_after_block,
     drop_keys,
-    feature_size,
     halved,
     overlapping_max_pool,
-    pool_features,
 )
 
 Convolutions = tuple[tuple[int, int, int], ...]
@@ -34,41 +32,32 @@ class ResNet(Backbone):
     The first block of every stage except the first halves height and width.
 
     Args:
-      widths: Channels of the stages.
-      blocks: Number of blocks in every stage.
+      config: The options.
       image_shape: Height, width and channels of an image.
-      pooling: `flatten` or `mean` over the positions of the last block.
       options: Options of the layers.
       block: The convolutions of a block, as a function of the width of its stage and its stride:
         `basic`, or `bottleneck`, whose output has four times as many channels.
-      small_stem: Start with one 3×3 convolution, instead of 7×7 with stride 2 and max-pooling.
       shortcut: Kernel size of the convolutions, with normalisation, that are the shortcuts of
         blocks that change the shape: 1 is option B of the paper. 0: these shortcuts subsample and
         add zero channels (option A).
-      drops: What is dropped after each block.
     """
 
     def __init__(
         self,
-        widths: tuple[int, ...],
-        blocks: tuple[int, ...],
-        image_shape: tuple[int, int, int],
-        pooling: str,
+        config: ModelConfig,
+        image_shape: Shape,
         options: LayerOptions,
         *,
         block: Callable[[int, int], Convolutions],
-        small_stem: bool,
         shortcut: int = 1,
-        drops: DropOptions = NO_DROPS,
     ):
-        channels = image_shape[-1]
-        self.pooling = pooling
-        self.small_stem = small_stem
-        self.drops = drops
-        kernel_size, stride = (3, 1) if small_stem else (7, 2)
-        self.stem = ConvNorm(channels, widths[0], kernel_size, options, stride=stride)
+        widths = config.widths
+        self.config = config
+        self.small_stem = config.stem == "small"
+        kernel_size, stride = (3, 1) if self.small_stem else (7, 2)
+        self.stem = ConvNorm(image_shape[-1], widths[0], kernel_size, options, stride=stride)
         stages, channels = [], widths[0]
-        for stage, (width, number) in enumerate(zip(widths, blocks, strict=True)):
+        for stage, (width, number) in enumerate(zip(widths, config.blocks, strict=True)):
             layers = nnx.List([])
             for index in range(number):
                 stride = 2 if stage > 0 and index == 0 else 1
@@ -78,15 +67,15 @@ class ResNet(Backbone):
             stages.append(layers)
         self.stages = nnx.List(stages)
 
-        halvings = len(widths) - 1 + (0 if small_stem else 2)
-        last = (halved(image_shape[0], halvings), halved(image_shape[1], halvings), channels)
-        self.num_features = feature_size(last, pooling)
+        halvings = len(widths) - 1 + (0 if self.small_stem else 2)
+        height, width = (halved(side, halvings) for side in image_shape[:2])
+        self.set_features(config, (height, width, channels))
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
     ) -> Array:
         """As `Backbone.__call__`."""
-        keys = drop_keys(self.drops, keys, step, images, train=train)
+        keys = drop_keys(self.config, keys, step, images, train=train)
         x = self.stem(images, train=train)
         # Pooling before ReLU gives the same values, because ReLU is monotonic.
         x = jax.nn.relu(x if self.small_stem else overlapping_max_pool(x))
@@ -96,21 +85,14 @@ class ResNet(Backbone):
                 x = block(x, train=train)
                 if keys is not None:
                     x = drop_after_block(
-                        x, keys, step, self.drops, number=number, stages_after=stages_after
+                        x, keys, step, self.config, number=number, stages_after=stages_after
                     )
                 number += 1
-        return pool_features(x, self.pooling)
+        return self.pooled(x)
 
 
 class ResidualBlock(nnx.Module):
-    """Consecutive convolutions plus a shortcut.
-
-    Args:
-      channels_in: Input channels.
-      convolutions: The convolutions.
-      options: Options of the layers.
-      shortcut: As in `ResNet`.
-    """
+    """Consecutive convolutions plus a shortcut, whose kernel size is as in `ResNet`."""
 
     def __init__(
         self, channels_in: int, convolutions: Convolutions, options: LayerOptions, *, shortcut: int

@@ -6,29 +6,22 @@ import jax
 from flax import nnx
 from jax import Array
 
+from experiments.config import ModelConfig
 from experiments.models.layers import (
     Backbone,
     ConvNorm,
-    DropOptions,
     LayerOptions,
+    Shape,
     drop_after_block,
     drop_keys,
-    feature_size,
     max_pool,
-    pool_features,
 )
 
 _SLOPE = 0.1
 
 
 class PooledBlock(nnx.Module):
-    """Three 3×3 convolutions plus a 1×1 shortcut, max-pooling and leaky ReLU.
-
-    Args:
-      channels_in: Input channels.
-      channels_out: Output channels.
-      options: Options of the layers.
-    """
+    """Three 3×3 convolutions plus a 1×1 shortcut, max-pooling and leaky ReLU."""
 
     def __init__(self, channels_in: int, channels_out: int, options: LayerOptions):
         self.first = ConvNorm(channels_in, channels_out, 3, options)
@@ -46,30 +39,13 @@ class PooledBlock(nnx.Module):
 
 
 class ResNet12(Backbone):
-    """The residual backbone of few-shot learning (Lee et al., 2019), 12.4 million parameters.
+    """The residual backbone of few-shot learning (Lee et al., 2019), 12.4 million parameters."""
 
-    Args:
-      widths: Channels of the four blocks.
-      image_shape: Height, width and channels of an image.
-      pooling: `flatten` or `mean` over the positions of the last block.
-      options: Options of the layers.
-      drops: What is dropped after each block; a stage is one block.
-    """
-
-    def __init__(
-        self,
-        widths: tuple[int, ...],
-        image_shape: tuple[int, int, int],
-        pooling: str,
-        options: LayerOptions,
-        *,
-        drops: DropOptions,
-    ):
+    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
         height, width, channels = image_shape
-        self.pooling = pooling
-        self.drops = drops
-        last = (height >> len(widths), width >> len(widths), widths[-1])
-        self.num_features = feature_size(last, pooling)
+        widths = config.widths
+        self.config = config
+        self.set_features(config, (height >> len(widths), width >> len(widths), widths[-1]))
         self.blocks = nnx.List(
             PooledBlock(c_in, c_out, options)
             for c_in, c_out in zip((channels, *widths), widths, strict=False)
@@ -79,11 +55,11 @@ class ResNet12(Backbone):
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
     ) -> Array:
         """As `Backbone.__call__`."""
-        keys = drop_keys(self.drops, keys, step, images, train=train)
+        keys = drop_keys(self.config, keys, step, images, train=train)
         x = images
         for i, block in enumerate(self.blocks):
             x = block(x, train=train)
             if keys is not None:
                 after = len(self.blocks) - 1 - i
-                x = drop_after_block(x, keys, step, self.drops, number=i, stages_after=after)
-        return pool_features(x, self.pooling)
+                x = drop_after_block(x, keys, step, self.config, number=i, stages_after=after)
+        return self.pooled(x)

@@ -11,13 +11,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from experiments.config import ModelConfig
 from experiments.models.layers import (
     Backbone,
     LayerOptions,
-    feature_size,
+    Shape,
     fold_in,
     halved,
-    pool_features,
     require_keys,
 )
 
@@ -35,28 +35,13 @@ class Swin(Backbone):
     Patches of 4×4 pixels become vectors; between the stages, 2×2 neighbours become one. Images of
     any size are padded at the right and below, so that windows of 7×7 patches cover them.
 
-    Args:
-      widths: Channels of the stages, multiples of 32, the channels of a head.
-      blocks: Number of blocks in every stage.
-      image_shape: Height, width and channels of an image.
-      pooling: `flatten` or `mean` over the positions of the last block.
-      options: Options of the layers.
-      depth_rate: Probability that stochastic depth leaves out a branch of the last block; it rises
-        linearly from 0 in the first.
+    Stochastic depth leaves out a branch with a probability that rises linearly from 0 in the first
+    block to its value in the last.
     """
 
-    def __init__(
-        self,
-        widths: tuple[int, ...],
-        blocks: tuple[int, ...],
-        image_shape: tuple[int, int, int],
-        pooling: str,
-        options: LayerOptions,
-        *,
-        depth_rate: float,
-    ):
+    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
         height, width, channels = image_shape
-        self.pooling = pooling
+        widths = config.widths
         self.patch = nnx.Conv(
             channels,
             widths[0],
@@ -67,20 +52,20 @@ class Swin(Backbone):
             rngs=options.rngs,
         )
         self.patch_norm = _layer_norm(widths[0], options)
-        rates = iter(np.linspace(0, depth_rate, sum(blocks)).tolist())
+        rates = iter(np.linspace(0, config.stochastic_depth, sum(config.blocks)).tolist())
         self.stages = nnx.List(
             nnx.List(
                 Block(channels, WINDOW // 2 * (index % 2), next(rates), options)
                 for index in range(number)
             )
-            for channels, number in zip(widths, blocks, strict=True)
+            for channels, number in zip(widths, config.blocks, strict=True)
         )
         self.merges = nnx.List(
             Merge(before, after, options) for before, after in itertools.pairwise(widths)
         )
         self.norm = _layer_norm(widths[-1], options)
         rows, columns = (halved(side // _PATCH, len(widths) - 1) for side in (height, width))
-        self.num_features = feature_size((rows, columns, widths[-1]), pooling)
+        self.set_features(config, (rows, columns, widths[-1]))
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
@@ -94,7 +79,7 @@ class Swin(Backbone):
             for block in stage:
                 x = block(x, number, train=train, keys=keys)
                 number += 1
-        return pool_features(self.norm(x), self.pooling)
+        return self.pooled(self.norm(x))
 
 
 class Block(nnx.Module):

@@ -6,16 +6,16 @@ import jax
 from flax import nnx
 from jax import Array
 
+from experiments.config import ModelConfig
 from experiments.models.layers import (
     Backbone,
     LayerOptions,
+    Shape,
     batch_norm,
     conv,
     dropout,
-    feature_size,
     fold_in,
     halved,
-    pool_features,
     require_keys,
 )
 
@@ -23,19 +23,12 @@ _STEM_WIDTH = 16
 
 
 class NormReluConv(nnx.Module):
-    """Batch normalisation, ReLU, and a 3×3 convolution without bias.
-
-    Args:
-      channels_in: Input channels.
-      channels_out: Output channels.
-      options: Options of the layers.
-      stride: Stride of the convolution.
-    """
+    """Batch normalisation, ReLU, and a 3×3 convolution without bias."""
 
     def __init__(
         self, channels_in: int, channels_out: int, options: LayerOptions, *, stride: int = 1
     ):
-        self.norm = batch_norm(channels_in, axis_name=options.axis_name, rngs=options.rngs)
+        self.norm = batch_norm(channels_in, options)
         self.conv = conv(channels_in, channels_out, 3, options, stride=stride)
 
     def activate(self, x: Array, *, train: bool) -> Array:
@@ -47,14 +40,8 @@ class WideBlock(nnx.Module):
     """Two convolutions, each after normalisation and ReLU, plus a shortcut.
 
     If the block changes the shape, the shortcut is a 1×1 convolution of the activated input.
-    Otherwise it is the input itself.
-
-    Args:
-      channels_in: Input channels.
-      channels_out: Output channels.
-      options: Options of the layers.
-      stride: Stride of the first convolution.
-      dropout_rate: Rate of dropout before the second convolution.
+    Otherwise it is the input itself. The stride is that of the first convolution, and dropout comes
+    before the second.
     """
 
     def __init__(
@@ -94,44 +81,24 @@ class WideResNet(Backbone):
     d = 4 + 2·(number of blocks) and k = widths / (16, 32, 64): WRN-28-10 has four blocks in every
     stage and the widths 160, 320, 640. The first block of every stage except the first halves
     height and width.
-
-    Args:
-      widths: Channels of the stages.
-      blocks: Number of blocks in every stage.
-      image_shape: Height, width and channels of an image.
-      pooling: `flatten` or `mean` over the positions of the last block.
-      options: Options of the layers.
-      dropout_rate: Rate of dropout between the two convolutions of every block.
     """
 
-    def __init__(
-        self,
-        widths: tuple[int, ...],
-        blocks: tuple[int, ...],
-        image_shape: tuple[int, int, int],
-        pooling: str,
-        options: LayerOptions,
-        *,
-        dropout_rate: float,
-    ):
+    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
         height, width, channels = image_shape
-        self.pooling = pooling
-        self.dropout_rate = dropout_rate
-        halvings = len(widths) - 1
-        last = (halved(height, halvings), halved(width, halvings), widths[-1])
-        self.num_features = feature_size(last, pooling)
-
+        self.dropout_rate = config.dropout
+        halvings = len(config.widths) - 1
+        last = (halved(height, halvings), halved(width, halvings), config.widths[-1])
+        self.set_features(config, last)
         self.stem = conv(channels, _STEM_WIDTH, 3, options)
         layers, channels = [], _STEM_WIDTH
-        for stage, (width, number) in enumerate(zip(widths, blocks, strict=True)):
+        for stage, (width, number) in enumerate(zip(config.widths, config.blocks, strict=True)):
             for index in range(number):
                 stride = 2 if stage > 0 and index == 0 else 1
-                layers.append(
-                    WideBlock(channels, width, options, stride=stride, dropout_rate=dropout_rate)
-                )
+                rate = config.dropout
+                layers.append(WideBlock(channels, width, options, stride=stride, dropout_rate=rate))
                 channels = width
         self.blocks = nnx.List(layers)
-        self.norm = batch_norm(channels, axis_name=options.axis_name, rngs=options.rngs)
+        self.norm = batch_norm(channels, options)
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
@@ -143,4 +110,4 @@ class WideResNet(Backbone):
         for i, block in enumerate(self.blocks):
             x = block(x, train=train, keys=None if keys is None else fold_in(keys, i))
         x = jax.nn.relu(self.norm(x, use_running_average=not train))
-        return pool_features(x, self.pooling)
+        return self.pooled(x)

@@ -34,8 +34,9 @@ from experiments.evaluation.few_shot import (
     configured_episodes,
     episode_accuracies,
     evaluate_prototypes,
+    prototype_predictions,
 )
-from experiments.evaluation.hard_episodes import episode_classifier, prototype_predictions
+from experiments.evaluation.hard_episodes import episode_classifier
 from experiments.evaluation.subspace import (
     ClassifierSubspace,
     classifier_subspace,

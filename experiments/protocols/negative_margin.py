@@ -48,8 +48,9 @@ from experiments.evaluation.fine_tuning import (
     FineTuning,
     evaluate_fine_tuning,
     fine_tuned_accuracies,
+    fine_tuned_predictions,
 )
-from experiments.evaluation.hard_episodes import episode_classifier, fine_tuned_predictions
+from experiments.evaluation.hard_episodes import episode_classifier
 from experiments.protocols import few_shot
 from experiments.protocols.linear_head import init_kernel, train_accuracy
 from experiments.reporting.markdown import table

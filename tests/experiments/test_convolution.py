@@ -15,12 +15,11 @@ from experiments.models.convolution import Conv, convolve
 from experiments.models.layers import LayerOptions, conv
 
 SHAPES = [
-    (3, 5, 7, 1, 4, 3),  # n, h, w, c, o, size
-    (3, 5, 7, 2, 4, 3),
+    (3, 5, 7, 2, 4, 3),  # n, h, w, c, o, size
+    (3, 5, 7, 1, 4, 3),
     (6, 4, 4, 6, 5, 3),
     (5, 3, 2, 4, 8, 1),
     (4, 6, 5, 4, 3, 5),
-    (2, 3, 3, 1, 2, 1),
 ]
 
 
@@ -44,7 +43,7 @@ def values_and_gradients(function, x, kernel, weights):
     return y, pull(weights)
 
 
-@pytest.mark.parametrize("rows", [1, 30, 10_000], ids="{} rows at a time".format)
+@pytest.mark.parametrize("rows", [1, 50, 10_000], ids="{} rows at a time".format)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_xla(monkeypatch, shape, rows):
     monkeypatch.setattr(convolution, "_ROWS", rows)
@@ -56,19 +55,8 @@ def test_values_and_gradients_are_those_of_xla(monkeypatch, shape, rows):
     chex.assert_trees_all_equal_dtypes(found, expected)
 
 
-def test_another_loop_gives_the_same():
-    x, kernel, weights = (np.asarray(array, np.float64) for array in inputs(SHAPES[2]))
-    _, (_, of_kernel) = values_and_gradients(convolve, *inputs(SHAPES[2]))
-    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    expected = np.zeros(kernel.shape)
-    for i, j, n, row, column in np.ndindex(3, 3, *x.shape[:3]):
-        expected[i, j] += np.outer(padded[n, row + i, column + j], weights[n, row, column])
-    np.testing.assert_allclose(of_kernel, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=str)
-def test_second_derivatives_and_vmap(shape):
-    x, kernel, weights = inputs(shape)
+def test_second_derivatives_and_vmap():
+    x, kernel, weights = inputs(SHAPES[2])
 
     def slope(function, kernel):
         gradient = jax.grad(lambda k: jnp.sum(jnp.sin(function(x, k)) * weights))(kernel)
@@ -82,9 +70,8 @@ def test_second_derivatives_and_vmap(shape):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("shape", [(8, 4, 4, 1, 4, 3), (8, 4, 4, 6, 5, 3)], ids=str)
-def test_over_devices_the_batch_is_one(shape, check_vma):
-    x, kernel, weights = inputs(shape)
+def test_over_devices_the_batch_is_one(check_vma):
+    x, kernel, weights = inputs((8, 4, 4, 6, 5, 3))
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, copied = jax.P("batch"), jax.P()
 
@@ -119,10 +106,9 @@ def test_over_devices_the_batch_is_one(shape, check_vma):
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=str)
-def test_accelerators_have_the_convolutions_of_xla(platform, shape):
+def test_accelerators_have_the_convolutions_of_xla(platform):
     def operations(function, platform):
-        compiled = jax.jit(partial(values_and_gradients, function)).trace(*inputs(shape))
+        compiled = jax.jit(partial(values_and_gradients, function)).trace(*inputs(SHAPES[2]))
         text = compiled.lower(lowering_platforms=(platform,)).as_text()
         names = ("stablehlo.convolution", "stablehlo.dot_general", "stablehlo.while")
         return [text.count(name) for name in names]

@@ -52,8 +52,7 @@ def accuracies_by_loops(features, episodes, distance):
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("shots", [1, 3])
-@pytest.mark.parametrize("num", [1, 64, 70])
+@pytest.mark.parametrize(("shots", "num"), [(1, 70), (3, 64), (3, 1)])
 def test_accuracies_equal_the_loops(distance, shots, num):
     features, episodes = features_of(), episodes_of(num, shots=shots)
     found = episode_accuracies(features, episodes, distance=distance)
@@ -76,12 +75,6 @@ def test_the_distances_differ_and_follow_their_invariances():
     scaled = episode_accuracies(features * lengths, episodes, distance="cosine")
     np.testing.assert_allclose(scaled, cosine, atol=0.051)
     assert abs(scaled.mean() - cosine.mean()) < 0.003
-
-
-@pytest.mark.parametrize("distance", DISTANCES)
-def test_separated_classes_are_always_right(distance):
-    features = np.eye(12, dtype=np.float32)[LABELS] * 3
-    assert (episode_accuracies(features, episodes_of(), distance=distance) == 1).all()
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -108,8 +101,6 @@ def test_interval_is_its_formula():
     variance = (0.3**2 + 0.1**2 + 0.4**2) / 3
     assert interval == pytest.approx(1.96 * variance**0.5 / 2)
     assert mean_and_interval(np.full(5, 0.25, np.float32)) == (0.25, 0.0)
-    with pytest.raises(ValueError, match="at least two"):
-        mean_and_interval([0.5])
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.data.sampling import evaluation_episodes
-from experiments.evaluation.few_shot import episode_accuracies
-from experiments.evaluation.fine_tuning import FineTuning, fine_tuned_accuracies
-from experiments.evaluation.hard_episodes import (
+from experiments.evaluation.few_shot import episode_accuracies, prototype_predictions
+from experiments.evaluation.fine_tuning import (
+    FineTuning,
+    fine_tuned_accuracies,
     fine_tuned_predictions,
-    hardest_episodes,
-    prototype_predictions,
 )
+from experiments.evaluation.hard_episodes import hardest_episodes
 
 LABELS = np.repeat(np.arange(4), 10)
 FEATURES = np.random.default_rng(0).normal(size=(40, 5)) + 1.2 * np.eye(5)[LABELS]

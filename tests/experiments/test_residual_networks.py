@@ -15,10 +15,8 @@ from jax import lax
 from safetensors.torch import save_file
 
 from experiments.config import ModelConfig
-from experiments.errors import ConfigError
 from experiments.models import build_backbone
 from experiments.models.layers import ConvNorm, LayerOptions, dropout, overlapping_max_pool
-from experiments.presets import photographs
 from experiments.training.weights import load_weights
 from tests.experiments import torch_backbones
 
@@ -54,68 +52,6 @@ def build(config, image_shape=(32, 32, 3), axis_name=None, seed=0):
 
 def abstract(config, image_shape=(32, 32, 3)):
     return nnx.eval_shape(lambda: build(config, image_shape))
-
-
-@pytest.mark.parametrize(
-    ("config", "size", "parameters", "features"),
-    [
-        # The published counts, less those of a classifier of 1000 or 10 classes.
-        (RESNET18, 224, 11_689_512 - 513_000, 512),
-        (photographs.RESNET50, 224, 25_557_032 - 2_049_000, 2048),
-        (photographs.RESNET32, 32, 464_154 - 650, 64),
-        # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
-        (
-            replace(photographs.RESNET32, shortcut="conv3x3", dim=50, projection="linear"),
-            32,
-            464_154 - 650 + 9 * (16 * 32 + 32 * 64) + 2 * (32 + 64) + 64 * 50 + 50,
-            50,
-        ),
-        # Normalisation alone.
-        (replace(photographs.RESNET32, projection="norm"), 32, 464_154 - 650 + 2 * 64, 64),
-        (WRN_28_10, 80, 36_479_194 - 6_410, 640),
-        # WRN-16-4.
-        (
-            replace(WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)),
-            32,
-            2_748_890 - 2_570,
-            256,
-        ),
-        # The small stem has 9·3·64 weights in place of 49·3·64.
-        (replace(RESNET18, stem="small"), 84, 11_176_512 - 40 * 3 * 64, 512),
-    ],
-    ids=lambda value: getattr(value, "backbone", None),
-)
-def test_parameter_counts_are_the_known_ones(config, size, parameters, features):
-    model = abstract(config, (size, size, 3))
-    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == parameters
-    assert model.num_features == features
-
-
-@pytest.mark.parametrize(
-    ("config", "image_shape", "positions"),
-    [
-        (SMALL["resnet18"], (224, 224, 3), 7 * 7),
-        (SMALL["resnet18"], (33, 80, 1), 2 * 3),
-        (replace(SMALL["resnet18"], stem="small"), (84, 84, 3), 11 * 11),
-        (SMALL["resnet50"], (84, 84, 3), 3 * 3),
-        (replace(SMALL["resnet50"], stem="small"), (32, 35, 1), 4 * 5),
-        (SMALL["resnet32"], (32, 32, 3), 8 * 8),
-        (SMALL["wrn28"], (80, 80, 3), 20 * 20),
-        (SMALL["wrn28"], (33, 30, 1), 9 * 8),
-    ],
-)
-@pytest.mark.parametrize("pooling", ["flatten", "mean"])
-def test_feature_shapes(config, image_shape, positions, pooling):
-    model = abstract(replace(config, pooling=pooling), image_shape)
-    width = config.widths[-1] * (4 if config.backbone == "resnet50" else 1)
-    assert model.num_features == width * (positions if pooling == "flatten" else 1)
-    features = nnx.eval_shape(
-        lambda model, images: model(images, train=False),
-        model,
-        jax.ShapeDtypeStruct((3, *image_shape), jnp.float32),
-    )
-    assert features.shape == (3, model.num_features)
-    assert features.dtype == jnp.float32
 
 
 def copied(tensors, params, statistics, folder):
@@ -313,83 +249,3 @@ def test_wide_network_drops_in_training_only_and_asks_for_its_keys():
     for wrong in (None, keys[:5]):
         with pytest.raises(ValueError, match=r"dropout needs keys of shape \(6,\)"):
             run(wrong, train=True)
-
-
-@pytest.mark.parametrize("backbone", ["resnet50", "wrn28"])
-def test_four_devices_equal_one(backbone):
-    config = {
-        "resnet50": ModelConfig("resnet50", (4, 4, 4, 4), "mean", blocks=(1, 1, 1, 1)),
-        "wrn28": ModelConfig("wrn28", (8, 8, 8), "mean", blocks=(1, 1, 1), dropout=0.3),
-    }[backbone]
-    images = np.random.default_rng(1).normal(size=(8, 32, 32, 3)).astype(np.float32)
-    # Unequal parts of the batch: statistics of a device alone would differ from the global ones.
-    images *= np.arange(1, 9, dtype=np.float32)[:, None, None, None]
-    keys = jax.random.split(jax.random.key(2), 8)
-
-    def step(axis_name):
-        graphdef, params, rest = filled(config, (32, 32, 3), axis_name)
-
-        def run(images, keys):
-            def loss(params):
-                model = nnx.merge(graphdef, params, rest, copy=True)
-                features = model(images, train=True, keys=keys)
-                value = (jnp.tanh(features) * jnp.linspace(-1, 2, features.shape[1])).mean()
-                value = value if axis_name is None else lax.pmean(value, axis_name)
-                return value, nnx.state(model, nnx.Not(nnx.Param))
-
-            found = jax.value_and_grad(loss, has_aux=True)(params)
-            return found if axis_name is None else (found[0], lax.pmean(found[1], axis_name))
-
-        return run
-
-    expected = jax.jit(step(None))(images, keys)
-    parallel = jax.pmap(step("data"), "data", devices=jax.devices()[:4], out_axes=None)
-    found = parallel(images.reshape(4, 2, 32, 32, 3), keys.reshape(4, 2))
-    chex.assert_trees_all_close(
-        jax.tree.leaves(found), jax.tree.leaves(expected), rtol=2e-4, atol=3e-6
-    )
-
-
-@pytest.mark.parametrize("backbone", SMALL)
-def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
-    model = abstract(replace(SMALL[backbone], dtype="bfloat16"))
-    for leaf in jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))):
-        assert leaf.dtype == jnp.float32
-    graphdef, state = nnx.split(model)
-    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-
-    def run(state, images):
-        return nnx.merge(graphdef, state, copy=True)(images, train=True)
-
-    assert jax.eval_shape(run, state, images).dtype == jnp.float32
-    lines = str(jax.make_jaxpr(run)(state, images)).splitlines()
-    kernels = sum(leaf.ndim == 4 for leaf in jax.tree.leaves(state))
-    convolutions = [line for line in lines if "= conv_general_dilated[" in line]
-    assert len(convolutions) == kernels
-    assert all("bf16[" in line for line in convolutions)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            replace(photographs.RESNET32, widths=(16, 32, 64, 64)),
-            "widths of resnet32 needs 3 numbers",
-        ),
-        (replace(RESNET18, widths=(64, 128, 256)), "widths of resnet18 needs 4 numbers"),
-        (replace(RESNET18, blocks=(2, 2)), "blocks of resnet18 needs 4 numbers"),
-        (replace(ModelConfig(), blocks=(1, 1, 1, 1)), r"conv4 does not support model\.blocks"),
-        (replace(photographs.RESNET50, drop_block=0.1), "resnet50 has no DropBlock"),
-        (replace(photographs.RESNET50, dropout=0.1), "resnet50 has no dropout"),
-        (replace(photographs.RESNET32, stem="small"), "resnet32 has no choice of stems"),
-        (replace(RESNET18, shortcut="conv3x3"), "resnet18 has no choice of shortcuts"),
-        (
-            replace(RESNET18, projection="norm", dim=3),
-            "norm has no linear layer, got model.dim = 3",
-        ),
-        (replace(RESNET18, projection="linear"), "projection = linear needs model.dim"),
-    ],
-)
-def test_wrong_configurations_name_the_problem(config, message):
-    with pytest.raises(ConfigError, match=message):
-        build(config)

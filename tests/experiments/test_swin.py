@@ -12,10 +12,8 @@ from flax import nnx
 from safetensors.torch import save_file
 
 from experiments.config import ModelConfig
-from experiments.errors import ConfigError
 from experiments.models import build_backbone
 from experiments.models.swin import drop_branch, same_region
-from experiments.presets import photographs
 from experiments.training.weights import load_weights
 from tests.experiments import torch_backbones
 
@@ -34,27 +32,6 @@ def filled(config, image_shape):
     rng = np.random.default_rng(0)
     values = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), jnp.float32), state)
     return graphdef, values
-
-
-def test_swin_t_has_the_published_size():
-    model = abstract(photographs.SWIN_T, (224, 224, 3))
-    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
-    # Less the classifier of 1000 classes.
-    assert sum(leaf.size for leaf in leaves) == 28_288_354 - 769_000
-    assert model.num_features == 768
-
-
-@pytest.mark.parametrize(
-    ("shape", "positions"), [((224, 224, 3), 49), ((64, 90, 3), 2 * 3), ((17, 16, 1), 1)]
-)
-@pytest.mark.parametrize("pooling", ["flatten", "mean"])
-def test_feature_shapes(shape, positions, pooling):
-    model = abstract(replace(SMALL, pooling=pooling), shape)
-    images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
-    features = nnx.eval_shape(lambda m, x: m(x, train=False), model, images)
-    assert features.dtype == jnp.float32
-    assert features.shape == (2, 96 * (positions if pooling == "flatten" else 1))
-    assert model.num_features == features.shape[1]
 
 
 def test_values_and_gradients_equal_pytorch(tmp_path):
@@ -153,16 +130,3 @@ def test_bfloat16_is_the_type_of_products_alone():
     assert len(products) == 5 * 6 + 3
     logits = [line for line in products if "f32[" in line]
     assert len(logits) == 5
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (replace(SMALL, widths=(32, 64, 70, 96)), "widths of swin must be multiples of 32"),
-        (replace(SMALL, stem="small"), "swin has no choice of stems"),
-        (replace(photographs.RESNET50, stochastic_depth=0.1), "resnet50 has no stochastic depth"),
-    ],
-)
-def test_wrong_configurations_name_the_problem(config, message):
-    with pytest.raises(ConfigError, match=message):
-        abstract(config)
