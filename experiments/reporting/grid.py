@@ -62,7 +62,7 @@ def write_grid(
     grid = make_grid(axes, runs, metrics, **arrangement)
     text = grid_table(grid, runs, title=title, notes=notes)
     differences = []
-    places_of = grid.differences.index if grid.has_differences else ()
+    places_of: Any = grid.differences.index if grid.has_differences else ()
     for (name, *place), row in zip(places_of, _records(grid.differences), strict=True):
         _, unit, higher_is_better = grid.metrics[name]
         meaning = {"metric": name, "unit": unit, "higher_is_better": higher_is_better}
