@@ -149,10 +149,10 @@ def similarity(view: View) -> Picture | None:
     grid = GridSpec(2, len(sides), figure=figure, height_ratios=[inches, STRIP])
     off_diagonal = [cosines[~np.eye(len(cosines), dtype=bool)] for cosines, _ in matrices]
     values, panels = np.concatenate(off_diagonal), []
-    scale = ScalarMappable(Normalize(values.min(), values.max()), "cividis")
+    colors = Normalize(values.min(), values.max())
     for number, (of, (cosines, names)) in enumerate(zip(sides, matrices, strict=True)):
         axes = figure.add_subplot(grid[0, number])
-        axes.imshow(cosines, cmap=scale.cmap, norm=scale.norm)
+        axes.imshow(cosines, cmap="cividis", norm=colors)
         axes.set_title(f"{len(names)} {of.noun} of the {of.split} images", size=LARGE)
         axes.tick_params(length=0)
         ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
@@ -162,7 +162,7 @@ def similarity(view: View) -> Picture | None:
         if not ticks:
             axes.set_ylabel(f"{len(names)} {noun}", fontsize=MEDIUM)
         panels.append(axes)
-    bar = figure.colorbar(scale, ax=panels, shrink=0.7, pad=0.02)
+    bar = figure.colorbar(ScalarMappable(colors, "cividis"), ax=panels, shrink=0.7, pad=0.02)
     bar.set_label("cosine between class means", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=MEDIUM)
     typical = _typical_images(side)
@@ -259,11 +259,12 @@ def by_class(view: View) -> Picture:
     lowest = lowest[~np.isnan(of_classes[lowest])].tolist()
     worst = [([typical[c]], [class_names[c]], f"{100 * of_classes[c]:.0f} %") for c in lowest]
     draw_strip(figure, grid[1, :], f"{noun} with the lowest values", worst[:_WORST])
-    more = ["training images"] if long_tailed else []
-    table = [[f"class ({side.split} images)", measure, *more]]
-    for c in lowest:
-        count = [int(counts[c])] if long_tailed else []
-        table.append([class_names[c], f"{100 * of_classes[c]:.1f}", *count])
+    columns = {
+        f"class ({side.split} images)": [class_names[c] for c in lowest],
+        measure: [f"{100 * of_classes[c]:.1f}" for c in lowest],
+        **({"training images": counts[lowest].tolist()} if long_tailed else {}),
+    }
+    table = [[*columns], *zip(*columns.values(), strict=True)]
     return Picture(name, title, caption, figure, numbers, table)
 
 

@@ -440,16 +440,13 @@ class Blank:
 
 
 def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
-    points, side, axes = (
-        np.random.default_rng(0).normal(size=(200, 2)),
-        Blank(),
-        Figure().subplots(),
-    )
-    clouds: Any = [
-        Cloud(side, "red", points[:150], np.arange(150)),  # pyright: ignore[reportArgumentType]
-        Cloud(side, "blue", points[150:], np.arange(150, 200)),  # pyright: ignore
+    points, side = np.random.default_rng(0).normal(size=(200, 2)), Blank()
+    images: Any = side
+    clouds = [
+        Cloud(images, "red", points[:150], np.arange(150)),
+        Cloud(images, "blue", points[150:], np.arange(150, 200)),
     ]
-    assert draw_map(axes, clouds, 4, 30) == len(set(side.rows)) == 30
+    assert draw_map(Figure().subplots(), clouds, 4, 30) == len(set(side.rows)) == 30
     # Turn by turn.
     assert min(sum(row < 150 for row in side.rows), sum(row >= 150 for row in side.rows)) >= 10
     same = [clouds[0]._replace(points=np.zeros((5, 2)), rows=np.arange(5))]

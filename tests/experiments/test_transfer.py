@@ -18,7 +18,6 @@ from experiments.config import (
     Folders,
     ModelConfig,
     SamplingConfig,
-    TrainConfig,
     replace_option,
 )
 from experiments.contracts import ImageSet, Metric
@@ -29,15 +28,14 @@ from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation.linear import Labelled, LinearResult, evaluate_linear
 from experiments.presets import PRESETS
-from experiments.protocols import build_protocol, classification
-from experiments.protocols.classification import ClassSplit
+from experiments.protocols import classification
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
 from experiments.reporting.linear import linear_report
 from experiments.runs import code_version, plan_run, restore_run, train_run
 from experiments.training.step import build_embed
-from experiments.transfer import evaluate_run_linear
+from experiments.transfer import evaluate_run_linear, seen_in_training
 
 CONFIG = FewShotConfig(
     sampling=SamplingConfig(batch_size=16),
@@ -230,11 +228,6 @@ def evaluated_parts(run, monkeypatch, *, split) -> tuple[dict[str, Any], list[La
 def test_sets_that_share_images_are_known(preset, trained_on, data, seen):
     config = replace_option(PRESETS[preset].config, "data.name", trained_on)
     assert bool(seen_in_training(config, data)) == seen
-
-
-def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
-    holds_classes_out = "base" in build_protocol(config).splits
-    return transfer._seen_in_training(config, data, split, holds_classes_out=holds_classes_out)
 
 
 def test_novel_classes_count_as_seen_where_all_classes_were_trained_on():
