@@ -274,7 +274,8 @@ def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> flo
     pair = (run, baseline)
     ours, theirs = (np.asarray(each.episodes.get(metric, ()), float) for each in pair)
     lists, others = (
-        {result.get("hash") for result in each.report.get("results", ())} for each in pair
+        {result["hash"] for result in each.report.get("results", ()) if "hash" in result}
+        for each in pair
     )
     return interval(ours - theirs) if len(ours) == len(theirs) and lists == others else math.nan
 
