@@ -208,15 +208,6 @@ class PairMetrics(NamedTuple):
     """Of the reports of the two, neither of which diverged: a list of `Metric.measured`."""
 
 
-class Integration(NamedTuple):
-    """How a metric loss and a linear classifier are integrated."""
-
-    trains_classifier: bool
-    """Whether the loss has a classification term."""
-    power: float | None
-    """Exponent p of a spectral sum; None for other losses."""
-
-
 class Protocol(NamedTuple):
     """One experiment, built from the configuration of a run."""
 
@@ -259,7 +250,5 @@ class Protocol(NamedTuple):
     """In a grid with a baseline, a run has these metrics, too."""
     check_mode: Callable[[ParallelMode], None] = lambda mode: None
     """Raises a `ConfigError` where the loss cannot be computed by this form of data parallelism."""
-    integration: Integration | None = None
-    """Where the protocol integrates two losses."""
     classes_are_images: bool = False
     """Whether every training image is a class, so that the data alone has their number."""

@@ -1,4 +1,7 @@
-"""Many runs: values of options against each other. Every run is a directory that is kept."""
+"""Many runs, or many evaluations of one run: values of options against each other.
+
+Every run and every evaluation is a directory that is kept.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ from experiments.config import Folders, TrainConfig, get_option, option_types, r
 from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
-from experiments.reporting import results
 from experiments.reporting.grid import write_grid
-from experiments.reporting.run import read_episodes, read_report
+from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run
+from experiments.reporting.run import read_episodes, read_report, write_report
+from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)
@@ -38,18 +42,6 @@ Settings = dict[str, Any]
 """Values of options, such as `loss.name`."""
 
 
-class Axis(NamedTuple):
-    """An axis of a table: options, and a label for each combination of their values."""
-
-    name: str
-    options: tuple[str, ...]
-    labels: Mapping[tuple[Any, ...], str]
-
-    def label(self, settings: Settings) -> str:
-        """The label of these settings."""
-        return self.labels[tuple(settings[option] for option in self.options)]
-
-
 def parse_over(text: str, config: TrainConfig) -> list[Settings]:
     """Parses `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
 
@@ -58,9 +50,9 @@ def parse_over(text: str, config: TrainConfig) -> list[Settings]:
     Raises:
       ConfigError: An option is unknown, or a value is of another type or repeated.
     """
-    names, equals, values = text.partition("=")
+    names, _, values = text.partition("=")
     options = names.replace("-", "_").split("/")
-    if not equals or not values or not all(options):
+    if not values or not all(options):
         raise ConfigError(
             f"--over {text!r} must be OPTION=VALUE,VALUE,..., such as loss.name=softmax,loose"
         )
@@ -90,18 +82,14 @@ def _parse(config: TrainConfig, option: str, text: str) -> Any:
     expected: Any = types[option]
     several = typing.get_origin(expected) is tuple
     element = typing.get_args(expected)[0] if several else expected
+    read, kind = element, f"of type {getattr(element, '__name__', element)}"
     if element is bool:
         read, kind = {"true": True, "false": False}.__getitem__, "True or False"
-        parts = [text.lower()]
-    elif typing.get_origin(element) is typing.Literal:
-        choices = typing.get_args(element)
+        text = text.lower()
+    elif choices := typing.get_args(element):
         read, kind = {name: name for name in choices}.__getitem__, f"one of {', '.join(choices)}"
-        parts = text.split("+") if several else [text]
-    else:
-        read, kind = element, f"of type {element.__name__}"
-        parts = text.split("+") if several else [text]
     try:
-        values = tuple(map(read, parts))
+        values = tuple(map(read, text.split("+") if several else [text]))
     except (KeyError, ValueError):
         joined = ", or several joined by +" if several else ""
         raise ConfigError(f"--over {option}: {text!r} must be {kind}{joined}") from None
@@ -112,32 +100,36 @@ def _text(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def setting_names(settings: Mapping[str, Any]) -> list[str]:
+    """Options with their values, for names of files."""
+    return [f"{option}={_text(value)}" for option, value in settings.items()]
+
+
 def make_axes(positions: Sequence[Settings], apart: Sequence[str] = ()) -> list[Axis]:
     """The axes of the options of one `--over`: one axis, and one for each of the options `apart`.
 
     An axis is named after its first option if that distinguishes the positions.
     """
     together = tuple(option for option in positions[0] if option not in apart)
-    groups = [together, *((option,) for option in positions[0] if option in apart)]
     axes = []
-    for options in filter(None, groups):
-        values = list(dict.fromkeys(tuple(at[o] for o in options) for at in positions))
+    for options in filter(None, [together, *((o,) for o in positions[0] if o in apart)]):
+        values = tuple(dict.fromkeys(tuple(at[o] for o in options) for at in positions))
         distinct = len({position[0] for position in values}) == len(values)
         named = options[:1] if distinct else options
-        labels = {
-            position: "/".join(
-                "all" if option in _ALL_AT_0 and value == 0 else _text(value)
+        labels = tuple(
+            "/".join(
+                ALL if option in _ALL_AT_0 and value == 0 else _text(value)
                 for option, value in zip(named, position, strict=False)
             )
             for position in values
-        }
-        axes.append(Axis("/".join(named), options, labels))
+        )
+        axes.append(Axis("/".join(named), labels, options, values))
     return axes
 
 
 def parse_comparison(
     axes: Sequence[Axis], *, baseline: str = "", pairs_over: str = "", choose: Sequence[str] = ()
-) -> results.Comparison:
+) -> Comparison:
     """How the runs on some axes are compared.
 
     Args:
@@ -169,41 +161,35 @@ def parse_comparison(
             "--pairs-over and --choose leave no axis for the table; add one to --over"
         )
     if not baseline:
-        return results.Comparison(None, repeated, chosen)
-    option, equals, value = baseline.partition("=")
+        return Comparison(None, repeated, chosen)
+    option, _, value = baseline.partition("=")
     axis, refused = axis_of(option, "--baseline"), f"--baseline {baseline}"
-    known = ", ".join(axis.labels.values())
-    if not equals:
-        example = next(iter(axis.labels.values()))
-        raise ConfigError(f"{refused} must be OPTION=VALUE, such as {axis.name}={example}")
+    if not value:
+        raise ConfigError(f"{refused} must be OPTION=VALUE, such as {axis.name}={axis.labels[0]}")
     if axis.name in used:
         raise ConfigError(
             f"{refused}: {axis.name} is in --pairs-over or --choose; name another axis"
         )
     found = [
         label
-        for values, label in axis.labels.items()
-        if _same(value, label) or _same(value, "/".join(map(_text, values)))
+        for label, values in zip(axis.labels, axis.values, strict=True)
+        if _parts(value) in (_parts(label), _parts("/".join(map(_text, values))))
     ]
     if not found:
+        known = ", ".join(axis.labels)
         raise ConfigError(f"{refused}: {axis.name} has no value {value}; it has {known}")
     if len(axis.labels) < 2:
         raise ConfigError(f"{refused}: {axis.name} has no other value to compare")
-    return results.Comparison((axis.name, found[0]), repeated, chosen)
+    return Comparison((axis.name, found[0]), repeated, chosen)
 
 
-def _same(text: str, label: str) -> bool:
-    """Whether the texts are equal but for how their numbers are written: softmax/0 and /0.0."""
-
-    def values(text: str) -> list[float | str]:
-        parts: list[float | str] = []
-        for part in text.split("/"):
-            parts.append(part)
-            with contextlib.suppress(ValueError):
-                parts[-1] = float(part)
-        return parts
-
-    return values(text) == values(label)
+def _parts(text: str) -> list[float | str]:
+    """The parts of a label, so that softmax/0 and softmax/0.0 are equal."""
+    parts: list[float | str] = [*text.split("/")]
+    for number, part in enumerate(parts):
+        with contextlib.suppress(ValueError):
+            parts[number] = float(part)
+    return parts
 
 
 class Cell(NamedTuple):
@@ -213,13 +199,15 @@ class Cell(NamedTuple):
     config: TrainConfig
     directory: Path
 
-    def place(self, axes: Sequence[Axis]) -> tuple[str, ...]:
+    def place(self, axes: Sequence[Axis]) -> Place:
         """Its label on every axis."""
-        return tuple(axis.label(self.settings) for axis in axes)
+        values = (tuple(self.settings[option] for option in axis.options) for axis in axes)
+        return tuple(a.labels[a.values.index(at)] for a, at in zip(axes, values, strict=True))
 
     def describe(self, axes: Sequence[Axis]) -> str:
         """The same for people: `loss.name = softmax, data.classes = 50`."""
-        return ", ".join(f"{axis.name} = {axis.label(self.settings)}" for axis in axes)
+        pairs = zip(axes, self.place(axes), strict=True)
+        return ", ".join(f"{axis.name} = {label}" for axis, label in pairs)
 
 
 def make_cells(
@@ -241,14 +229,12 @@ def make_cells(
         raise ConfigError(f"--over has an option twice: {', '.join(options)}")
     cells = []
     for seed, positions in itertools.product(dict.fromkeys(seeds), itertools.product(*over)):
-        cell, folder = dataclasses.replace(config, seed=seed), root
-        for settings in positions:
-            name = ",".join(f"{option}={_text(value)}" for option, value in settings.items())
-            folder /= re.sub("[:/]", "-", name)
-            for option, value in settings.items():
-                cell = replace_option(cell, option, value)
+        folders = [re.sub("[:/]", "-", ",".join(setting_names(at))) for at in positions]
         settings = {option: value for at in positions for option, value in at.items()}
-        cells.append(Cell(settings, cell, folder / f"seed-{seed}"))
+        cell = dataclasses.replace(config, seed=seed)
+        for option, value in settings.items():
+            cell = replace_option(cell, option, value)
+        cells.append(Cell(settings, cell, root.joinpath(*folders, f"seed-{seed}")))
     return cells
 
 
@@ -307,7 +293,7 @@ def run_grid(
     pair_metrics = plans[0].protocol.pair_metrics if baseline else None
     available = [metric for plan in plans for metric in plan.protocol.metrics]
     available += pair_metrics.metrics if pair_metrics else ()
-    check_metrics(metrics, [*(metric.name for metric in available), results.VALIDATION])
+    _check_metrics(metrics, [*(metric.name for metric in available), VALIDATION])
     agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
     for cell in cells:
         check_run_directory(cell.directory, config_to_dict(cell.config))
@@ -331,7 +317,7 @@ def run_grid(
     def write() -> list[Path]:
         return write_grid(
             root,
-            [results.Axis(axis.name, tuple(axis.labels.values())) for axis in axes],
+            axes,
             finished_runs(config, over, axes, root),
             title=title,
             command=command,
@@ -347,7 +333,7 @@ def run_grid(
 
 def finished_runs(
     config: TrainConfig, over: Sequence[Sequence[Settings]], axes: Sequence[Axis], root: Path
-) -> list[results.Run]:
+) -> list[Run]:
     """All finished runs of a grid, of any seed.
 
     Runs that differ from `config` elsewhere are left out; so are, with a warning, those that cannot
@@ -366,8 +352,80 @@ def finished_runs(
             logger.warning("%s is left out of the table: %s", cell.directory, error)
             continue
         if values == config_to_dict(cell.config) and (report := read_report(path)):
-            runs.append(results.Run(cell.place(axes), report, read_episodes(cell.directory)))
+            runs.append(Run(cell.place(axes), report, read_episodes(cell.directory)))
     return runs
+
+
+def evaluate_over(
+    path: Path,
+    folders: Folders,
+    over: Sequence[str],
+    *,
+    split: str | None = None,
+    which: str = "best",
+    overrides: Mapping[str, Any],
+    metrics: Sequence[str] = (),
+    baseline: str = "",
+    command: str,
+) -> list[Path]:
+    """Evaluates a checkpoint at all combinations of values; writes their table and figure.
+
+    Evaluations are kept in RUN/evaluations/SPLIT-stepSTEP/OPTION=VALUE/...; those that are there
+    are read, not repeated.
+
+    Args:
+      path, folders, split, which: As in `evaluate_run`.
+      over: Evaluation options and their values, as `parse_over` reads them.
+      overrides: Values, by option, that all evaluations share and the run does not have.
+      metrics: Those that the table and figure show, in this order; by default all that any of the
+        evaluations has.
+      baseline: As in `parse_comparison`. Evaluations with the same episodes are compared episode by
+        episode.
+      command: What was typed.
+
+    Returns:
+      The paths of the table, its JSON and the figures.
+
+    Raises:
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: An option is not one of the evaluation, a value is out of bounds, the classes
+        do not give the evaluation, or there is no such split, metric or baseline.
+    """
+    run = restore_run(path, which)
+    config, split = run.plan.config, split or run.plan.protocol.splits[-1]
+    positions = [parse_over(text, config) for text in over]
+    axes = [axis for at in positions for axis in make_axes(at)]
+    comparison = parse_comparison(axes, baseline=baseline)
+    shared = with_evaluation(config, overrides)
+    check_not_set(shared, config, {o: "its values in --over" for at in positions for o in at[0]})
+    name = ",".join([f"{split}-step{run.step}", *setting_names(overrides)])
+    root = run_directory(path) / "evaluations" / name
+    cells = make_cells(shared, positions, [config.seed], root)
+    for cell in cells:
+        with_evaluation(config, {**overrides, **cell.settings})
+    evaluate, runs = evaluation_of(run, folders), []
+    for number, cell in enumerate(cells, start=1):
+        print(f"[{number}/{len(cells)}] {cell.describe(axes)}", flush=True)
+        file = cell.directory / "report.json"
+        report = read_report(file) if file.exists() else None
+        if report is None:
+            protocol, report = evaluate(split, {**overrides, **cell.settings})
+            report["command"] = command
+            cell.directory.mkdir(parents=True, exist_ok=True)
+            write_report(cell.directory, protocol, report)
+        runs.append(Run(cell.place(axes), report, read_episodes(cell.directory)))
+    # Values such as the number of shots have metrics of their own.
+    available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
+    _check_metrics(metrics, available)
+    return write_grid(
+        root,
+        axes,
+        runs,
+        title=f"{runs[0].report['label']} on {config.data.name}, {split} split",
+        command=command,
+        metrics=metrics or list(available),
+        comparison=comparison,
+    )
 
 
 def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str, str]) -> None:
@@ -387,8 +445,7 @@ def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str
             raise ConfigError(f"the grid sets --{name} in every run; use {instead} instead")
 
 
-def check_metrics(names: Sequence[str], available: Iterable[str]) -> None:
-    """Raises a `ConfigError` for a metric that is not available."""
+def _check_metrics(names: Sequence[str], available: Iterable[str]) -> None:
     available = dict.fromkeys(available)
     for name in names:
         if name not in available:

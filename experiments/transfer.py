@@ -14,9 +14,9 @@ from experiments.errors import ConfigError, ExperimentError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, classification, config_from_dict
 from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
-from experiments.reporting import results
 from experiments.reporting.grid import write_grid
 from experiments.reporting.linear import write_linear_report
+from experiments.reporting.results import Axis, Comparison, Run
 from experiments.reporting.run import read_report
 from experiments.restored import (
     RestoredRun,
@@ -97,9 +97,7 @@ def evaluate_run_linear(
         "split": split,
         "classes": len(images[0].class_names),
         "holdout": holdout,
-        "seen_in_training": _seen_in_training(
-            config, data, split, holds_classes_out="base" in run.plan.protocol.splits
-        ),
+        "seen_in_training": seen_in_training(config, data, split),
         "notes": run.notes,
         "result": result._asdict(),
         "metrics": [metric.measured(getattr(result, name)) for name, metric in _METRICS.items()],
@@ -164,52 +162,43 @@ def evaluate_runs_linear(
             report = evaluate_run_linear(run, folders, data=data, split=split, holdout=holdout)
             write_linear_report(folder, report, file.stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}
-        runs.append(results.Run((label,), report | common))
+        runs.append(Run((label,), report | common))
     where = data if split == "all" else f"the {split} classes of {data}"
     trained_on = sorted({run.report["seen_in_training"] for run in runs} - {""})
     return write_grid(
         directory,
-        [results.Axis("loss", labels)],
+        [Axis("loss", labels)],
         runs,
         title=f"Linear evaluation on {where}",
         command=command,
         notes=[f"Backbones were trained on {seen}: this is no transfer." for seen in trained_on],
-        comparison=results.Comparison(("loss", baseline) if baseline else None),
+        comparison=Comparison(("loss", baseline) if baseline else None),
     )
 
 
-def _seen_in_training(
-    config: TrainConfig, data: str, split: ClassSplit, *, holds_classes_out: bool
-) -> str:
+def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
     """What the backbone was trained on if test images may be among it, as a phrase; else empty.
 
     Protocols that hold images out leave out the same ones as the test split here, whatever the
     image size; protocols that hold classes out train on all images of the others. Two sets that
     share images count as seen. So do the images of the run whose weights this one started from, as
-    far as that run still exists.
+    far as that run still exists; what a file of weights has seen is unknown.
     """
     trained_on = config.data.name
     if trained_on.partition("@")[0] == data.partition("@")[0]:
-        all_are_base = vars(config.data).get("novel")
-        if holds_classes_out and (all_are_base or split in ("all", "base")):
+        all_are_base = vars(config.data).get("novel") or split in ("all", "base")
+        if all_are_base and "base" in build_protocol(config).splits:
             return f"base classes of {trained_on}, which include test images"
     elif share_images(trained_on, data):
         return f"{trained_on}, which shares images with {data}"
-    return _seen_before(config, data, split)
-
-
-def _seen_before(config: TrainConfig, data: str, split: ClassSplit) -> str:
-    """The same for the run that gave the initial weights; unknown for a file of weights."""
     if not config.model.weights or not storage_path(config.model.weights).is_dir():
         return ""
+    started_from = checkpoints_folder(storage_path(config.model.weights)).parent
     try:
-        before = config_from_dict(
-            read_config(checkpoints_folder(storage_path(config.model.weights)).parent)
-        )
+        before = config_from_dict(read_config(started_from))
     except ExperimentError:
         return ""
-    holds_classes_out = "base" in build_protocol(before).splits
-    return _seen_in_training(before, data, split, holds_classes_out=holds_classes_out)
+    return seen_in_training(before, data, split)
 
 
 def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from experiments.errors import ConfigError
-from experiments.files import write_atomically
+from experiments.storage import write_atomically
 
 if TYPE_CHECKING:
     from experiments.benchmark.cases import SizeName

@@ -58,7 +58,8 @@ class Compare:
         """Runs the missing part of the comparison, prints its table."""
         from experiments.data.sampling import describe_strategy
         from experiments.errors import ConfigError
-        from experiments.grid import Axis, check_not_set
+        from experiments.grid import check_not_set
+        from experiments.reporting.results import Axis
 
         config = self.config
         check_not_set(
@@ -82,7 +83,10 @@ class Compare:
             self.execution,
             self.comparison,
             command,
-            axes=[Axis(names[option], (option,), of) for option, of in labels.items()],
+            axes=[
+                Axis(names[option], tuple(of.values()), (option,), tuple(of))
+                for option, of in labels.items()
+            ],
             title=f"Few-shot accuracy on {config.data.name}",
             notes=integration.notation(losses, config.loss),
         )

@@ -50,7 +50,7 @@ class Evaluate:
         return self._evaluate_over(command) if self.over else self._evaluate_once(command)
 
     def _evaluate_once(self, command: Sequence[str]) -> int:
-        from experiments.evaluations import setting_names
+        from experiments.grid import setting_names
         from experiments.reporting.run import report_lines, run_report, write_report
         from experiments.restored import evaluate_run, run_directory
 
@@ -78,7 +78,7 @@ class Evaluate:
         return 0
 
     def _evaluate_over(self, command: Sequence[str]) -> int:
-        from experiments.evaluations import evaluate_over
+        from experiments.grid import evaluate_over
 
         paths = evaluate_over(
             self.directory,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.config import Folders
 from experiments.errors import ConfigError
@@ -12,9 +11,9 @@ from experiments.look.classes import by_class, neighbours, similarity
 from experiments.look.classifier import overlap, reliability, spectrum
 from experiments.look.episodes import hard_episodes
 from experiments.look.maps import class_map, overview
+from experiments.look.page import Picture, write_page
 from experiments.look.training import assignment, curves
 from experiments.look.view import View, some_rows, view_run
-from experiments.reporting.look.page import Picture, write_page
 from experiments.reporting.run import code_version
 from experiments.restored import describe_run, restore_run, run_directory
 
@@ -57,51 +56,35 @@ def look_at_run(
         )
     folder = run_directory(path)
     view = view_run(run, folder, folders, wanted, images)
-    pictures, notes = _pictures(view)
-    given = [] if wanted == protocol.splits[-1] else [wanted]
-    given += [] if which == "best" else [f"step{run.step}"]
-    described = describe_run(run.plan.config, protocol)
-    return write_page(
-        folder / "-".join(["look", *given]),
-        title=f"{described['label']} on {described['data']}",
-        summary=_summary(view, described),
-        pictures=pictures,
-        notes=[*notes, *run.notes, code_version(described)],
-        command=command,
-    )
-
-
-def _pictures(view: View) -> tuple[list[Picture], list[str]]:
-    """Every picture that applies, and sentences on those that cannot be drawn."""
     pictures, notes = [], []
     for side in view.sides:
-        count = len(some_rows(side.available))
-        if count < side.available:
-            pictures_of_part = "map and neighbours" if side is view.shown else "pictures"
+        if (count := len(some_rows(side.available))) < side.available:
+            shown = "map and neighbours" if side is view.shown else "pictures"
             notes.append(
-                f"The {side.split} split has {side.available:,} images; {pictures_of_part} show a "
-                f"random part of {count:,}."
+                f"The {side.split} split has {side.available:,} images; {shown} show a random part "
+                f"of {count:,}."
             )
     for draw in _DRAWN:
         try:
-            picture = draw(view)
+            pictures.append(draw(view))
         except ConfigError as error:
             notes.append(f"A picture is missing: {error}.")
-            continue
-        if picture is not None:
-            pictures.append(picture)
-    return pictures, notes
-
-
-def _summary(view: View, described: Mapping[str, Any]) -> str:
+    given = [] if wanted == protocol.splits[-1] else [wanted]
+    given += [] if which == "best" else [f"step{run.step}"]
+    described = describe_run(run.plan.config, protocol)
     sides = " and ".join(
         f"{len(side.images.labels):,} {side.split} images ({len(side.images.class_names)} "
         f"{side.noun})"
         for side in view.sides
     )
-    return (
-        f"Features of {sides}, d = {view.run.plan.num_features}, checkpoint of step "
-        f"{view.run.step}, {described['sampling']} batches, seed {described['seed']}."
+    return write_page(
+        folder / "-".join(["look", *given]),
+        title=f"{described['label']} on {described['data']}",
+        summary=f"Features of {sides}, d = {run.plan.num_features}, checkpoint of step {run.step}, "
+        f"{described['sampling']} batches, seed {described['seed']}.",
+        pictures=[picture for picture in pictures if picture is not None],
+        notes=[*notes, *run.notes, code_version(described)],
+        command=command,
     )
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.gridspec import GridSpec
+from matplotlib.lines import Line2D
 
 from experiments.evaluation.classification import class_accuracies, predict_classes
 from experiments.evaluation.feature_space import (
@@ -18,26 +24,27 @@ from experiments.evaluation.feature_space import (
     unit_features,
 )
 from experiments.evaluation.multilabel import average_precisions
+from experiments.look.page import Picture
+from experiments.look.tiles import STRIP, WRONG, draw_strip, draw_tile, short, tile_axes
 from experiments.look.view import Side, View, some_rows
-from experiments.reporting.look.classes import (
-    Bars,
-    Matrix,
-    Shown,
-    accuracy_figure,
-    similarity_figure,
-)
-from experiments.reporting.look.neighbours import Row, neighbours_figure
-from experiments.reporting.look.page import Picture, Table
+from experiments.reporting.style import GREEN, INK, LARGE, MEDIUM, SMALL, new_figure, style_axes
 
 NEIGHBOURS = 8
 """Neighbours of a query."""
 QUERIES = 14
 """Queries, each of another class."""
 
+# Of the neighbours, in tiles: the name of a query, the gap after it, a line of text below a tile;
+# and inches of a tile.
+_NAME, _GAP, _LINE, _INCH = 2.2, 0.35, 0.32, 0.5
 _PAIRS = 5
+_NAMED = 60
+"""Names are written beside a matrix of at most so many classes."""
 _WORST = 10
 _LONG_TAIL = 10
 """Ratio of the largest to the smallest class from which training images are drawn, too."""
+_WINDOW = 15
+"""Classes of a moving mean along a long tail."""
 
 
 def neighbours(view: View) -> Picture | None:
@@ -46,33 +53,21 @@ def neighbours(view: View) -> Picture | None:
     if len(chosen) < 3:
         return None
     features, membership = side.outputs.features[chosen], side.membership[chosen]
-    rng, multi_label = view.rng(20), side.is_multi_label
     # Of another class each, as far as possible.
-    order = rng.permutation(np.flatnonzero(membership.any(1)))
+    order = view.rng(20).permutation(np.flatnonzero(membership.any(1)))
     _, first = np.unique(membership[order].argmax(1), return_index=True)
     queries = order[np.sort(first)[:QUERIES]]
     found = nearest_neighbours(features, queries, NEIGHBOURS).indices
     shared = np.asarray((membership[queries, None] & membership[found]).any(2))
-    rows = []
-    for query, nearest, same in zip(queries, found, shared, strict=True):
-        names = [
-            _shared_text(membership[query], membership[n])
-            if multi_label
-            else ("" if right else _label_text(side, membership[n]))
-            for n, right in zip(nearest, same, strict=True)
-        ]
-        images = side.read(chosen[[query, *nearest]])
-        rows.append(Row(_label_text(side, membership[query]), images, names, (~same).tolist()))
     precision = neighbour_precision(features, membership, NEIGHBOURS)
-    if multi_label:
+    reading = "a frame: another class than that of the query, named below"
+    share = "have its class"
+    if side.is_multi_label:
         reading = (
             "a frame: no label in common with the query; below each, the labels in common, of all "
             "labels of the two images"
         )
         share = "share a label with it"
-    else:
-        reading = "a frame: another class than that of the query, named below"
-        share = "have its class"
     title = f"Nearest neighbours of some {side.split} images"
     those = f"all {side.split} images"
     if len(chosen) < len(side.images.labels):
@@ -82,29 +77,47 @@ def neighbours(view: View) -> Picture | None:
         f"{those} ({reading}). Over all of these images as queries, {100 * precision:.1f} % of "
         f"the {found.shape[1]} nearest neighbours {share}."
     )
+
+    def text(labels: np.ndarray) -> str:
+        return ", ".join(side.images.class_names[c] for c in np.flatnonzero(labels))
+
+    columns = min(2, len(queries))
+    lines = -(-len(queries) // columns)
+    width, pitch = _NAME + 1 + _GAP + found.shape[1], 1 + _LINE
+    size = (_INCH * width * columns + 0.3, _INCH * pitch * lines + 0.3)
+    figure = new_figure(*size, title=title, caption=caption)
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    for panel, heading in zip(
+        panels, ["query, then neighbours from the nearest", ""], strict=False
+    ):
+        tile_axes(panel, width, pitch * lines, heading)
+    for number, (query, nearest, same) in enumerate(zip(queries, found, shared, strict=True)):
+        axes, y = panels[number // lines], pitch * (number % lines) + 0.5
+        own, images = membership[query], side.read(chosen[[query, *nearest]])
+        name = textwrap.fill(short(text(own), 40), 14, max_lines=3, placeholder=" …")
+        axes.text(_NAME - 0.1, y, name, size=SMALL, ha="right", va="center")
+        draw_tile(axes, images[0], _NAME + 0.5, y, frame=INK)
+        for place, (image, row, right) in enumerate(zip(images[1:], nearest, same, strict=True)):
+            x, other = _NAME + 1.5 + _GAP + place, membership[row]
+            draw_tile(axes, image, x, y, frame=None if right else WRONG)
+            below = "" if right else short(text(other), 11)
+            if side.is_multi_label:
+                below = f"{int((own & other).sum())} of {int((own | other).sum())}"
+            style: Any = {"size": 6, "ha": "center", "va": "center", "c": INK if right else WRONG}
+            axes.text(x, y + 0.5 + _LINE / 2, below, **style)
     numbers = {
         "queries": chosen[queries].tolist(),
         "neighbours": chosen[found].tolist(),
         "wrong": (~shared).tolist(),
         "precision": precision,
     }
-    figure = neighbours_figure(rows, title=title, caption=caption)
     return Picture("neighbours", title, caption, figure, numbers)
-
-
-def _label_text(side: Side, membership: np.ndarray) -> str:
-    return ", ".join(side.images.class_names[c] for c in np.flatnonzero(membership))
-
-
-def _shared_text(one: np.ndarray, other: np.ndarray) -> str:
-    return f"{int((one & other).sum())} of {int((one | other).sum())}"
 
 
 def similarity(view: View) -> Picture | None:
     """The cosines between class means; None with fewer than three classes."""
-    matrices, numbers = [], {}
+    matrices, numbers, pairs = [], {}, []
     sides = view.sides if view.holds_classes_out else [view.shown]
-    pairs: list[tuple[str, str, float]] = []
     for side in sides:
         membership = side.membership
         present = np.flatnonzero(membership.any(0))
@@ -112,37 +125,51 @@ def similarity(view: View) -> Picture | None:
             return None
         cosines = class_similarity(side.outputs.features, membership[:, present])
         order = class_order(cosines)
-        names = [side.images.class_names[c] for c in present[order]]
-        title = f"{len(present)} {side.noun} of the {side.split} images"
-        matrices.append(Matrix(title, names, cosines[np.ix_(order, order)]))
+        names = [side.images.class_names[c] for c in present]
+        matrices.append((cosines[np.ix_(order, order)], [names[c] for c in order]))
         pairs = [
-            (side.images.class_names[present[a]], side.images.class_names[present[b]], s)
+            (present[[a, b]], names[a], names[b], float(cosines[a, b]))
             for a, b in most_similar_pairs(cosines, 20)
-            for s in [float(cosines[a, b])]
         ]
-        off = cosines[~np.eye(len(cosines), dtype=bool)]
         numbers[side.split] = {
-            "classes": names,
-            "mean_cosine": float(off.mean()),
-            "most_similar": pairs,
+            "classes": matrices[-1][1],
+            "mean_cosine": float(cosines[~np.eye(len(cosines), dtype=bool)].mean()),
+            "most_similar": [pair[1:] for pair in pairs],
         }
-    side = sides[-1]
-    typical = _typical_images(side)
-    index = {name: c for c, name in enumerate(side.images.class_names)}
-    shown = [
-        Shown(np.stack([typical[index[a]], typical[index[b]]]), (a, b), f"{cosine:.2f}")
-        for a, b, cosine in pairs[:_PAIRS]
-    ]
-    noun = side.noun
+    side, noun = view.shown, view.shown.noun
     title = f"Similarity of the {noun}"
     caption = (
         f"Cosine between the mean features of two {noun}, with similar {noun} side by side; the "
         f"diagonal is 1. Bright blocks are {noun} that the features hardly tell apart. Below: the "
         f"most similar pairs of {side.split} {noun}, each with a typical image and the cosine."
     )
-    rows = [[a, b, f"{cosine:.3f}"] for a, b, cosine in pairs]
-    table = Table(["class", "most similar class", "cosine"], rows)
-    figure = similarity_figure(matrices, shown, title=title, caption=caption, classes=noun)
+    inches = 5.4 if len(sides) > 1 else 7.4
+    size = (inches * len(sides) + 0.9, inches + STRIP + 0.2)
+    figure = new_figure(*size, title=title, caption=caption)
+    grid = GridSpec(2, len(sides), figure=figure, height_ratios=[inches, STRIP])
+    off_diagonal = [cosines[~np.eye(len(cosines), dtype=bool)] for cosines, _ in matrices]
+    values, panels = np.concatenate(off_diagonal), []
+    colors = Normalize(values.min(), values.max())
+    for number, (of, (cosines, names)) in enumerate(zip(sides, matrices, strict=True)):
+        axes = figure.add_subplot(grid[0, number])
+        axes.imshow(cosines, cmap="cividis", norm=colors)
+        axes.set_title(f"{len(names)} {of.noun} of the {of.split} images", size=LARGE)
+        axes.tick_params(length=0)
+        ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
+        font = min(MEDIUM, 72 * 0.75 * inches / len(names))
+        axes.set_yticks(range(len(ticks)), ticks, fontsize=font)
+        axes.set_xticks(range(len(ticks)), ticks, fontsize=font, rotation=90)
+        if not ticks:
+            axes.set_ylabel(f"{len(names)} {noun}", fontsize=MEDIUM)
+        panels.append(axes)
+    bar = figure.colorbar(ScalarMappable(colors, "cividis"), ax=panels, shrink=0.7, pad=0.02)
+    bar.set_label("cosine between class means", fontsize=MEDIUM)
+    bar.ax.tick_params(labelsize=MEDIUM)
+    typical = _typical_images(side)
+    shown = [([typical[a], typical[b]], names, f"{s:.2f}") for (a, b), *names, s in pairs[:_PAIRS]]
+    draw_strip(figure, grid[1, :], f"most similar pairs of {noun}", shown)
+    rows = [(a, b, f"{cosine:.3f}") for _, a, b, cosine in pairs]
+    table = [("class", "most similar class", "cosine"), *rows]
     return Picture("similarity", title, caption, figure, numbers, table)
 
 
@@ -160,128 +187,129 @@ def _typical_images(side: Side) -> dict[int, np.ndarray]:
     return dict(zip(typical, images, strict=True))
 
 
-def by_class(view: View) -> Picture | None:
-    """How well each class is recognised."""
-    if view.shown.is_multi_label:
-        return _precision_by_class(view)
-    if view.holds_classes_out:
-        return _nearest_mean_by_class(view)
-    return _accuracy_by_class(view)
-
-
-def _accuracy_by_class(view: View) -> Picture:
-    side, counts = view.shown, view.run.class_counts
-    predictions = predict_classes(side.outputs.logits())
-    result = class_accuracies(predictions, side.outputs.labels, len(counts))
-    overall = float((predictions == side.outputs.labels).mean())
-    long_tailed = counts.max() >= _LONG_TAIL * counts.min()
-    caption = f"A bar is the accuracy on the {side.split} images of one class; the dashed line is "
-    caption += "the accuracy on all images."
-    if long_tailed:
-        caption += (
-            " Classes are sorted by their training images, which the green line shows on the right "
-            "axis (logarithmic): the tail is at the right."
+def by_class(view: View) -> Picture:
+    """How well each class is recognised: a bar for each, and the classes with the lowest values."""
+    side, counts, sides = view.shown, view.run.class_counts, [view.shown]
+    name, measure, title = "accuracy", "accuracy (%)", "Accuracy by class"
+    long_tailed = False
+    if side.is_multi_label:
+        scores, targets = side.outputs.logits(), np.asarray(side.outputs.labels)
+        precisions = average_precisions(scores.T, targets.T)
+        values = [(precisions, float(np.nanmean(precisions)))]
+        name, measure = "precision", "average precision (%)"
+        title = "Average precision by label"
+        caption = (
+            f"A bar is the average precision of the ranking of all {side.split} images by the "
+            "logit of one label; the dashed line is their mean, mAP@class. Labels are sorted from "
+            "the best one."
+        )
+    elif view.holds_classes_out:
+        sides, values = view.sides, [_nearest_mean_accuracies(of) for of in view.sides]
+        measure = "nearest to the mean of their class (%)"
+        title = "Accuracy by class, by the nearest class mean"
+        caption = (
+            "A bar is the share of the images of one class whose features are nearest (cosine) "
+            "to the mean of that class, among all classes of the split; the mean leaves out the "
+            "image itself. A dashed line is the share of all images."
         )
     else:
-        caption += " Classes are sorted from the best one."
-    values = {side.split: (result.accuracies, overall)}
-    return _bars_picture(
-        view,
-        [side],
-        values,
-        measure="accuracy (%)",
-        name="accuracy",
-        title="Accuracy by class",
-        caption=caption,
-        counts=counts if long_tailed else None,
-    )
-
-
-def _nearest_mean_by_class(view: View) -> Picture:
-    values = {}
-    for side in view.sides:
-        labels = np.asarray(side.outputs.labels)
-        right = nearest_mean_predictions(side.outputs.features, labels) == labels
-        counts = np.bincount(labels)
-        accuracies = np.bincount(labels, right) / np.maximum(counts, 1)
-        values[side.split] = (np.where(counts > 0, accuracies, np.nan), float(right.mean()))
-    return _bars_picture(
-        view,
-        view.sides,
-        values,
-        measure="nearest to the mean of their class (%)",
-        name="accuracy",
-        title="Accuracy by class, by the nearest class mean",
-        caption="A bar is the share of the images of one class whose features are nearest (cosine) "
-        "to the mean of that class, among all classes of the split; the mean leaves out the image "
-        "itself. A dashed line is the share of all images.",
-    )
-
-
-def _precision_by_class(view: View) -> Picture:
-    side = view.shown
-    scores, targets = side.outputs.logits(), np.asarray(side.outputs.labels)
-    precisions = average_precisions(scores.T, targets.T)
-    return _bars_picture(
-        view,
-        [side],
-        {side.split: (precisions, float(np.nanmean(precisions)))},
-        measure="average precision (%)",
-        name="precision",
-        title="Average precision by label",
-        caption=f"A bar is the average precision of the ranking of all {side.split} images by the "
-        "logit of one label; the dashed line is their mean, mAP@class. Labels are sorted from the "
-        "best one.",
-    )
-
-
-def _bars_picture(
-    view: View,
-    sides: Sequence[Side],
-    values: Mapping[str, tuple[np.ndarray, float]],
-    *,
-    measure: str,
-    name: str,
-    title: str,
-    caption: str,
-    counts: np.ndarray | None = None,
-) -> Picture:
-    panels, numbers = [], {}
-    for side in sides:
-        of_classes, mean = values[side.split]
-        by = -np.nan_to_num(of_classes, nan=-1) if counts is None else -counts
+        predictions = predict_classes(side.outputs.logits())
+        accuracies = class_accuracies(predictions, side.outputs.labels, len(counts)).accuracies
+        values = [(accuracies, float((predictions == side.outputs.labels).mean()))]
+        long_tailed = counts.max() >= _LONG_TAIL * counts.min()
+        caption = (
+            f"A bar is the accuracy on the {side.split} images of one class; the dashed line is "
+            "the accuracy on all images. Classes are sorted "
+        )
+        caption += (
+            "by their training images, which the green line shows on the right axis (logarithmic): "
+            "the tail is at the right."
+            if long_tailed
+            else "from the best one."
+        )
+    noun, class_names = side.noun, side.images.class_names
+    caption += f" Below: the {side.split} {noun} with the lowest values, each by a typical image."
+    legend = [
+        Line2D([], [], color=INK, linewidth=2, label=f"mean of {_WINDOW} {noun} side by side"),
+        Line2D([], [], color=GREEN, linewidth=2, label="training images (right axis)"),
+    ]
+    legend, height, numbers = legend if long_tailed else [], 3.0, {}
+    figure = new_figure(9.6, height + STRIP, title=title, caption=caption, legend=legend)
+    grid = GridSpec(2, len(sides), figure=figure, height_ratios=[height, STRIP])
+    for number, (of, (of_classes, mean)) in enumerate(zip(sides, values, strict=True)):
+        by = -counts if long_tailed else -np.nan_to_num(of_classes, nan=-1)
         order = np.argsort(by, kind="stable")
         order = order[~np.isnan(of_classes[order])]
-        heading = f"{side.split} images"
-        drawn_counts = None if counts is None else counts[order]
-        panels.append(Bars(heading, of_classes[order], mean, view.color(side), drawn_counts))
-        classes = [side.images.class_names[c] for c in order]
-        numbers[side.split] = {
-            "mean": mean,
-            "classes": dict(zip(classes, of_classes[order].tolist(), strict=True)),
-        }
-    side = sides[-1]
-    of_classes = values[side.split][0]
+        axes = figure.add_subplot(grid[0, number])
+        axes.set_title(f"{of.split} images", size=LARGE)
+        draw_bars(axes, of_classes[order], mean, view.color(of))
+        xlabel = f"{len(order)} {noun}, from the highest value"
+        if long_tailed:
+            xlabel = f"{len(order)} {noun}, from the most training images"
+            draw_tail(axes, of_classes[order], counts[order])
+        axes.set_xlabel(xlabel, fontsize=MEDIUM)
+        if number == 0:
+            axes.set_ylabel(measure, fontsize=MEDIUM)
+        names = [of.images.class_names[c] for c in order]
+        by_name = dict(zip(names, of_classes[order].tolist(), strict=True))
+        numbers[of.split] = {"mean": mean, "classes": by_name}
+    of_classes, typical = values[-1][0], _typical_images(side)
     # Of equal values, the class with the most training images is the most surprising.
-    ties = np.zeros(len(of_classes)) if counts is None else -counts
-    lowest = np.lexsort((ties, of_classes))
-    lowest = lowest[~np.isnan(of_classes[lowest])]
-    typical, class_names = _typical_images(side), side.images.class_names
-    worst = [
-        Shown(typical[c][None], (class_names[c],), f"{100 * of_classes[c]:.0f} %")
-        for c in lowest[:_WORST].tolist()
-    ]
-    rows = [
-        [class_names[c], f"{100 * of_classes[c]:.1f}"]
-        + ([] if counts is None else [int(counts[c])])
-        for c in lowest.tolist()
-    ]
-    headings = [f"class ({side.split} images)", measure]
-    headings += [] if counts is None else ["training images"]
-    caption += (
-        f" Below: the {side.split} {side.noun} with the lowest values, each by a typical image."
+    lowest = np.lexsort((-counts if long_tailed else np.zeros(len(of_classes)), of_classes))
+    lowest = lowest[~np.isnan(of_classes[lowest])].tolist()
+    worst = [([typical[c]], [class_names[c]], f"{100 * of_classes[c]:.0f} %") for c in lowest]
+    draw_strip(figure, grid[1, :], f"{noun} with the lowest values", worst[:_WORST])
+    columns = {
+        f"class ({side.split} images)": [class_names[c] for c in lowest],
+        measure: [f"{100 * of_classes[c]:.1f}" for c in lowest],
+        **({"training images": counts[lowest].tolist()} if long_tailed else {}),
+    }
+    table = [[*columns], *zip(*columns.values(), strict=True)]
+    return Picture(name, title, caption, figure, numbers, table)
+
+
+def _nearest_mean_accuracies(side: Side) -> tuple[np.ndarray, float]:
+    labels = np.asarray(side.outputs.labels)
+    right = nearest_mean_predictions(side.outputs.features, labels) == labels
+    counts = np.bincount(labels)
+    accuracies = np.bincount(labels, right) / np.maximum(counts, 1)
+    return np.where(counts > 0, accuracies, np.nan), float(right.mean())
+
+
+def draw_bars(axes: Axes, values: np.ndarray, mean: float, color: str) -> None:
+    """Draws a bar for every class, and a line at their mean: all from 0 to 1."""
+    style_axes(axes, grid="y")
+    places = np.arange(1, len(values) + 1)
+    axes.bar(places, 100 * values, width=0.9, color=color, linewidth=0)
+    axes.axhline(100 * mean, color=INK, linewidth=1.1, linestyle="--", zorder=3)
+    axes.annotate(
+        f"mean {100 * mean:.1f} %",
+        (1, 100 * mean),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        xytext=(-2, 4),
+        ha="right",
+        size=MEDIUM,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5},
+        zorder=5,
     )
-    figure = accuracy_figure(
-        panels, worst, title=title, caption=caption, measure=measure, classes=side.noun
-    )
-    return Picture(name, title, caption, figure, numbers, Table(headings, rows))
+    axes.set_xlim(0.3, len(places) + 0.7)
+    axes.set_ylim(0, 103)
+
+
+def draw_tail(axes: Axes, values: np.ndarray, counts: np.ndarray) -> None:
+    """Draws a moving mean of the bars, and the training images of every class."""
+    middle = np.convolve(100 * values, np.full(_WINDOW, 1 / _WINDOW), "valid")
+    start = 1 + (_WINDOW - 1) / 2
+    axes.plot(start + np.arange(len(middle)), middle, color=INK, linewidth=2, zorder=4)
+    twin = axes.twinx()
+    twin.plot(np.arange(1, len(counts) + 1), counts, color=GREEN, linewidth=2)
+    twin.set_yscale("log")
+    low, high = counts.min(), counts.max()
+    ticks = [k * 10**e for e in range(7) for k in (1, 2, 5) if low <= k * 10**e <= high]
+    twin.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    twin.set_yticks([], minor=True)
+    twin.set_ylim(0.9 * low, 1.1 * high)
+    twin.set_ylabel("training images", fontsize=MEDIUM)
+    twin.tick_params(labelsize=MEDIUM)
+    twin.spines["top"].set_visible(False)

@@ -1,10 +1,12 @@
-"""Maps of the features: all images, and those of a few classes."""
+"""Maps of the features, with the images drawn in place: all of them, and those of a few classes."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from experiments.evaluation.feature_space import (
     class_order,
@@ -12,11 +14,27 @@ from experiments.evaluation.feature_space import (
     principal_axes,
     unit_features,
 )
+from experiments.look.page import Picture
+from experiments.look.tiles import CLASS_COLORS, draw_tile, short
 from experiments.look.view import Side, View, some_rows
-from experiments.reporting.look.maps import CLASS_COLORS, Cloud, Panel, map_figure
-from experiments.reporting.look.page import Picture
+from experiments.reporting.style import INK, LARGE, MEDIUM, Mark, legend_handle, new_figure
 
 _CLASSES = len(CLASS_COLORS)
+_TILE = 0.34
+"""Inches of the side of a tile."""
+_OVERLAP = 0.9
+"""Tiles are at least this many sides apart, along one axis."""
+
+
+class Cloud(NamedTuple):
+    """The images of one colour."""
+
+    side: Side
+    color: str
+    points: np.ndarray
+    """float64 [n, 2], those that get a tile first."""
+    rows: np.ndarray
+    """int64 [n], the images of the side."""
 
 
 def overview(view: View) -> Picture:
@@ -25,61 +43,34 @@ def overview(view: View) -> Picture:
     together = np.concatenate(units)
     projection = principal_axes(together)
     shares = projection.shares(together)
-    clouds = []
+    clouds, legend = [], []
     for number, (side, features) in enumerate(zip(view.sides, units, strict=True)):
-        rows = view.rng(number).permutation(some_rows(len(features)))
-        points = projection.points(features[rows])
-        clouds.append(Cloud(f"{side.split} images", points, partial(_read, side, rows)))
+        rows, color = view.rng(number).permutation(some_rows(len(features))), view.color(side)
+        clouds.append(Cloud(side, color, projection.points(features[rows]), rows))
+        legend.append(legend_handle(f"{side.split} images", Mark(color, "s"), line=False))
     title = "Map of the features"
     caption = (
         "Features of length one on their two principal axes; a dot is an image, and some have "
         "their image drawn in place. Read it by regions: images that look or mean alike should be "
         "near each other, and a split that fills its own region has other features."
     )
-    figure, drawn = map_figure(
-        [Panel("", clouds, (float(shares[0]), float(shares[1])))],
-        title=title,
-        caption=caption,
-        colors=[view.color(side) for side in view.sides],
-        legends=False,
-        size=8.6,
-        tiles=view.tiles,
-    )
-    numbers = {"variance_shares": shares.tolist(), "images_drawn": drawn[0]}
+    size = 8.6
+    figure = new_figure(size + 0.5, size + 0.4, title=title, caption=caption, legend=legend)
+    axes = figure.add_subplot()
+    drawn = draw_map(axes, clouds, size, view.tiles)
+    _name_axes(axes, "principal axis", shares)
+    numbers = {"variance_shares": shares.tolist(), "images_drawn": drawn}
     return Picture("map", title, caption, figure, numbers)
-
-
-def _read(side: Side, rows: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The images of some points, of which each is a row of the side."""
-    return side.read(rows[points])
 
 
 def class_map(view: View) -> Picture | None:
     """A few classes of every split, on the axes along which their means differ most."""
-    panels, numbers = [], {}
     same = None if view.holds_classes_out else _few_classes(view.shown)
-    for number, side in enumerate(view.sides):
-        classes = _few_classes(side) if same is None else same
-        own = _only_members(side, classes)
-        if sum(len(rows) > 0 for rows in own) < 3:
-            return None
-        units = unit_features(side.outputs.features[np.concatenate(own)])
-        parts = np.split(units, np.cumsum([len(rows) for rows in own])[:-1])
-        projection = principal_axes(np.stack([part.mean(0) for part in parts if len(part)]))
-        shares = projection.shares(units)
-        clouds = []
-        for label, rows, part in zip(classes, own, parts, strict=True):
-            order = view.rng(10 + number).permutation(len(rows))
-            points = projection.points(part[order])
-            name = side.images.class_names[label]
-            clouds.append(Cloud(name, points, partial(_read, side, rows[order])))
-        title = f"{len(classes)} {side.noun} of the {side.split} images"
-        panels.append(Panel(title, clouds, (float(shares[0]), float(shares[1])), "axis"))
-        numbers[side.split] = {
-            "classes": [side.images.class_names[c] for c in classes],
-            "variance_shares": shares.tolist(),
-        }
-    noun = view.shown.noun
+    chosen = [_few_classes(side) if same is None else same for side in view.sides]
+    members = [_only_members(*pair) for pair in zip(view.sides, chosen, strict=True)]
+    if any(sum(len(rows) > 0 for rows in own) < 3 for own in members):
+        return None
+    noun, panels = view.shown.noun, len(view.sides)
     title = f"Map of a few {noun}"
     caption = (
         f"Images of a few {noun}, spread over the order of the similarity matrix, on the two axes "
@@ -88,24 +79,45 @@ def class_map(view: View) -> Picture | None:
     )
     if view.shown.is_multi_label:
         caption += f" Only images with exactly one of these {noun} are drawn."
-    figure, drawn = map_figure(
-        panels,
-        title=title,
-        caption=caption,
-        colors=CLASS_COLORS,
-        legends=True,
-        size=6.4 if len(panels) == 1 else 5.6,
-        tiles=view.tiles,
-    )
-    for side, count in zip(view.sides, drawn, strict=True):
-        numbers[side.split]["images_drawn"] = count
+    size, numbers = 6.4 if panels == 1 else 5.6, {}
+    figure = new_figure(size * panels + 0.5, size + 1.0, title=title, caption=caption)
+    for number, (side, classes, own) in enumerate(zip(view.sides, chosen, members, strict=True)):
+        units = unit_features(side.outputs.features[np.concatenate(own)])
+        parts = np.split(units, np.cumsum([len(rows) for rows in own])[:-1])
+        projection = principal_axes(np.stack([part.mean(0) for part in parts if len(part)]))
+        shares, names = projection.shares(units), [side.images.class_names[c] for c in classes]
+        clouds = []
+        for color, rows, part in zip(CLASS_COLORS, own, parts, strict=False):
+            order = view.rng(10 + number).permutation(len(rows))
+            clouds.append(Cloud(side, color, projection.points(part[order]), rows[order]))
+        axes = figure.add_subplot(1, panels, number + 1)
+        axes.set_title(f"{len(classes)} {side.noun} of the {side.split} images", size=LARGE)
+        drawn = draw_map(axes, clouds, size, view.tiles // panels)
+        _name_axes(axes, "axis", shares)
+        axes.legend(
+            handles=[
+                legend_handle(short(name, 14), Mark(color, "s"), line=False)
+                for name, color in zip(names, CLASS_COLORS, strict=False)
+            ],
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.06),
+            ncols=4,
+            frameon=False,
+            fontsize=MEDIUM,
+            handletextpad=0.1,
+            columnspacing=1.0,
+        )
+        numbers[side.split] = {"classes": names, "variance_shares": shares.tolist()}
+        numbers[side.split]["images_drawn"] = drawn
     return Picture("class-map", title, caption, figure, numbers)
 
 
 def _few_classes(side: Side) -> np.ndarray:
     """Classes of the larger half, spread over the order of the similarity matrix."""
-    counts = side.membership.sum(0)
-    order = _ordered_classes(side)
+    membership = side.membership
+    counts = membership.sum(0)
+    present = np.flatnonzero(counts)
+    order = present[class_order(class_similarity(side.outputs.features, membership[:, present]))]
     order = order[counts[order] >= np.median(counts[order])]
     places = np.linspace(0, len(order) - 1, min(_CLASSES, len(order))).round().astype(int)
     return order[places]
@@ -118,9 +130,52 @@ def _only_members(side: Side, classes: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(single & column) for column in membership.T]
 
 
-def _ordered_classes(side: Side) -> np.ndarray:
-    """The classes that have an image, in the order of the similarity matrix."""
-    membership = side.membership
-    present = np.flatnonzero(membership.any(0))
-    similarity = class_similarity(side.outputs.features, membership[:, present])
-    return present[class_order(similarity)]
+def _name_axes(axes: Axes, name: str, shares: np.ndarray) -> None:
+    first, second = (f"{name} ({100 * share:.1f} % of the variance)" for share in shares[:2])
+    axes.set_xlabel(f"first {first}", fontsize=MEDIUM)
+    axes.set_ylabel(f"second {second}", fontsize=MEDIUM)
+
+
+def draw_map(axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int) -> int:
+    """Draws every point as a dot, and images in place; returns the number of images.
+
+    Clouds get their tiles turn by turn. Points whose tile would hide an earlier one have none.
+
+    Args:
+      axes: An empty panel.
+      clouds: The images of every colour.
+      size: Inches of the side of the panel.
+      tiles: Largest number of images.
+    """
+    everything = np.concatenate([cloud.points for cloud in clouds])
+    low, high = everything.min(0), everything.max(0)
+    middle, half = (low + high) / 2, 0.54 * max(*(high - low), 1e-12)
+    axes.set_xlim(middle[0] - half, middle[0] + half)
+    axes.set_ylim(middle[1] - half, middle[1] + half)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_color("#cccccc")
+    side = 2 * half * _TILE / size
+    placed: list[list[int]] = [[] for _ in clouds]
+    taken, count = np.empty((tiles, 2)), 0
+    for turn in range(max(len(cloud.points) for cloud in clouds)):
+        for cloud, own in zip(clouds, placed, strict=True):
+            if turn >= len(cloud.points) or count == tiles:
+                continue
+            apart = np.abs(taken[:count] - cloud.points[turn]).max(1)
+            if (apart >= _OVERLAP * side).all():
+                taken[count] = cloud.points[turn]
+                count += 1
+                own.append(turn)
+    for cloud, own in zip(clouds, placed, strict=True):
+        style = {"s": 4, "alpha": 0.25, "linewidths": 0, "zorder": 1}
+        axes.scatter(*cloud.points.T, color=cloud.color, **style)
+        if not own:
+            continue
+        images = cloud.side.read(cloud.rows[own])
+        # Grey images take the colour themselves; others have a frame.
+        ink, frame = (cloud.color, None) if images.shape[-1] == 1 else (INK, cloud.color)
+        for image, (x, y) in zip(images, cloud.points[own].tolist(), strict=True):
+            draw_tile(axes, image, x, y, side, color=ink, frame=frame)
+    return count

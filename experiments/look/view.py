@@ -12,7 +12,7 @@ from experiments.config import DataConfig, Folders, TrainConfig
 from experiments.contracts import ImageSet, Outputs, Photographs, Protocol
 from experiments.data.augment import center_crops
 from experiments.evaluation.feature_space import class_membership
-from experiments.reporting.look.tiles import OTHERS, TRAINED, is_dark_on_light
+from experiments.look.tiles import OTHERS, TRAINED, is_dark_on_light
 from experiments.restored import RestoredRun
 from experiments.training.outputs import build_outputs
 

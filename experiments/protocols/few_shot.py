@@ -14,7 +14,6 @@ from experiments.config import Count, Folders, TrainConfig, to_dict
 from experiments.contracts import (
     EpisodeClassifier,
     ImageSet,
-    Integration,
     Loss,
     Metric,
     Objective,
@@ -92,7 +91,6 @@ class FewShotConfig(TrainConfig):
 def build(config: FewShotConfig) -> Protocol:
     """The protocol of a run."""
     loss, evaluation, name = config.loss, config.evaluation, config.data.name
-    parts = terms(loss.name)
     return Protocol(
         splits=SPLITS,
         load=partial(load, name),
@@ -115,10 +113,6 @@ def build(config: FewShotConfig) -> Protocol:
         report=report,
         diagnose=partial(diagnose, loss),
         episode_classifier=nearest_prototype(evaluation),
-        integration=Integration(
-            trains_classifier=parts.classification is not None,
-            power=loss.power if parts.integration == "spectral" else None,
-        ),
     )
 
 

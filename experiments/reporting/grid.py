@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.contracts import Metric, PairMetrics
+from experiments.contracts import Metric
 from experiments.reporting.grid_figure import difference_figure, mean_figure
 from experiments.reporting.markdown import (
     MISSING,
@@ -21,10 +21,8 @@ from experiments.reporting.markdown import (
 from experiments.reporting.results import (
     VALIDATION,
     Axis,
-    Comparison,
     Frame,
     Grid,
-    Place,
     Run,
     make_grid,
     places,
@@ -43,9 +41,7 @@ def write_grid(
     command: str,
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
-    comparison: Comparison | None = None,
-    pair_metrics: PairMetrics | None = None,
-    planned: Sequence[Place] | None = None,
+    **arrangement: Any,
 ) -> list[Path]:
     """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
 
@@ -54,23 +50,28 @@ def write_grid(
 
     Args:
       directory: The folder of the grid.
+      axes, runs, metrics: As in `make_grid`.
       title: Of tables and figure.
       command: What was typed last.
       notes: Sentences for the caption of the tables.
-      axes, runs, metrics, comparison, pair_metrics, planned: As in `make_grid`.
+      arrangement: What else `make_grid` takes.
 
     Raises:
       ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
-    grid = make_grid(
-        axes, runs, metrics, comparison=comparison, pair_metrics=pair_metrics, planned=planned
-    )
+    grid = make_grid(axes, runs, metrics, **arrangement)
     text = grid_table(grid, runs, title=title, notes=notes)
+    differences = []
+    places_of: Any = grid.differences.index if grid.has_differences else ()
+    for (name, *place), row in zip(places_of, _records(grid.differences), strict=True):
+        _, unit, higher_is_better = grid.metrics[name]
+        meaning = {"metric": name, "unit": unit, "higher_is_better": higher_is_better}
+        differences.append({**meaning, "place": place, **row})
     stored = {
-        "axes": [axis._asdict() for axis in axes],
+        "axes": [{"name": axis.name, "labels": axis.labels} for axis in axes],
         "comparison": grid.comparison._asdict(),
         "choices": _records(grid.choices),
-        "differences": _stored(grid),
+        "differences": differences,
         "runs": [{"place": run.place, "report": run.report} for run in runs],
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -88,17 +89,6 @@ def _records(frame: Frame) -> list[Any]:
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def _stored(grid: Grid) -> list[dict[str, Any]]:
-    """The differences as JSON types."""
-    stored = []
-    index = grid.differences.index if len(grid.differences) else []
-    for (name, *place), row in zip(index, _records(grid.differences), strict=True):
-        metric = grid.metrics[name]
-        meaning = {"unit": metric.unit, "higher_is_better": metric.higher_is_better}
-        stored.append({"metric": name, **meaning, "place": place, **row})
-    return stored
-
-
 def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[str] = ()) -> str:
     """The tables of a grid in Markdown, with a caption that explains every symbol.
 
@@ -112,25 +102,20 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
       title: The heading.
       notes: Sentences for the caption.
     """
-    caption = [*_symbol_lines(grid, runs), *_choice_lines(grid), *notes, *_run_lines(runs)]
-    lines = _tables(grid.means, grid.axes, grid.metrics, _mean_texts, metric_heading)
-    if not grid.differences.empty and (baseline := grid.comparison.baseline):
-        lines += _tables(
-            grid.differences,
-            without(grid.axes, baseline),
-            grid.metrics,
-            _difference_texts,
-            difference_heading,
-            f"Difference from {baseline[0]} = {baseline[1]}",
-        )
+    caption = [*_mean_lines(grid, runs), *_choice_lines(grid), *notes, *_run_lines(runs)]
+    lines = _tables(grid, grid.means, grid.axes, _mean_texts, metric_heading)
+    if grid.has_differences and (baseline := grid.comparison.baseline):
+        axes, above = without(grid.axes, baseline), "Difference from {} = {}".format(*baseline)
+        texts, heading = _difference_texts, difference_heading
+        lines += _tables(grid, grid.differences, axes, texts, heading, above)
         caption = [*_difference_lines(grid, *baseline), *caption]
     return "\n".join([f"### {title}", "", *lines, *bullets(caption), ""])
 
 
 def _tables(
+    grid: Grid,
     frame: Frame,
     axes: Sequence[Axis],
-    metrics: dict[str, Metric],
     texts: Callable[[Frame, Metric], list[str]],
     heading: Callable[[Metric], str],
     title: str = "",
@@ -139,12 +124,12 @@ def _tables(
     rows, *others = axes
     tables: dict[str, dict[str, list[str]]] = {}
     for name in frame.index.unique("metric"):
-        metric = metrics[name]
+        metric = grid.metrics[name]
         against = f"{bold(heading(metric))} against {', '.join(axis.name for axis in others)}"
-        parts = [*([bold(title)] if title else []), *([against] if others else [])]
+        above = ": ".join([*([bold(title)] if title else []), *([against] if others else [])])
         for rest in places(others):
             column = frame.loc[[(name, label, *rest) for label in rows.labels]]
-            columns = tables.setdefault(": ".join(parts), {})
+            columns = tables.setdefault(above, {})
             columns[", ".join(rest) or heading(metric)] = texts(column, metric)
     lines = []
     for above, columns in tables.items():
@@ -199,15 +184,11 @@ def _difference_texts(column: Frame, metric: Metric) -> list[str]:
     return texts
 
 
-def _occurring(sentences: dict[str, Any]) -> list[str]:
-    return [sentence for sentence, occurs in sentences.items() if occurs]
-
-
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds)) or 'none'}"
 
 
-def _difference_lines(grid: Grid, name: str, label: str) -> list[str]:
+def _difference_lines(grid: Grid, name: str, label: str) -> Iterator[str]:
     """What the tables of differences mean."""
     found = grid.differences
     has_interval, has_own = found["interval"].notna(), found["own"].notna()
@@ -216,62 +197,79 @@ def _difference_lines(grid: Grid, name: str, label: str) -> list[str]:
         over = grid.repetitions
         if len(grid.seeds) > 1:
             over += ", over the seeds of each of which the differences are averaged first"
-    sentences = {
+    yield (
         f"Difference from {name} = {label}: the result minus that of the run with {label} that has "
-        "the same seed and the same values on the other axes. For % in percentage points.": True,
-        f"a ± b (n = k): mean of k differences and half the width of its 95 % confidence interval "
-        f"(Student's t) over the {over}.": has_interval.any(),
-        "episodes ± c: half the width of the 95 % confidence interval over the episodes of a pair; "
-        "of several pairs, the mean.": has_own.any(),
-        "m missing: pairs of which a run diverged, is not finished or lacks the metric.": any(
-            found["found"] < found["expected"]
-        ),
-        f"Bold difference: the interval over the {grid.repetitions} excludes 0. Intervals are not "
-        "corrected for the number of comparisons.": has_interval.any(),
-        "A single pair is never bold: an interval over its episodes does not describe other "
-        "training runs.": (has_own & ~has_interval).any(),
-    }
-    return _occurring(sentences)
+        "the same seed and the same values on the other axes. For % in percentage points."
+    )
+    if has_interval.any():
+        yield (
+            "a ± b (n = k): mean of k differences and half the width of its 95 % confidence "
+            f"interval (Student's t) over the {over}."
+        )
+    if has_own.any():
+        yield (
+            "episodes ± c: half the width of the 95 % confidence interval over the episodes of a "
+            "pair; of several pairs, the mean."
+        )
+    if (found["found"] < found["expected"]).any():
+        yield "m missing: pairs of which a run diverged, is not finished or lacks the metric."
+    if has_interval.any():
+        yield (
+            f"Bold difference: the interval over the {grid.repetitions} excludes 0. Intervals are "
+            "not corrected for the number of comparisons."
+        )
+    if (has_own & ~has_interval).any():
+        yield (
+            "A single pair is never bold: an interval over its episodes does not describe other "
+            "training runs."
+        )
 
 
-def _symbol_lines(grid: Grid, runs: Sequence[Run]) -> list[str]:
-    """What the entries and the headings of the tables mean."""
+def _mean_lines(grid: Grid, runs: Sequence[Run]) -> Iterator[str]:
+    """What the entries and the headings of the tables of means are."""
     means, several, seeds = grid.means, len(grid.seeds) > 1, _seeds(grid.seeds)
-    complete, known, averaged = _complete(means), means["n"] > 0, bool((means["n"] > 1).any())
-    own = means.loc[means["found"] == 1, "own"].notna().any()
-    single, repeated, over = "seed", several, f"the {seeds}"
+    complete, known = _complete(means), means["n"] > 0
+    averaged, single, repeated, over = (means["n"] > 1).any(), "seed", several, f"the {seeds}"
     if grid.pooled:
         single, repeated = "run", several or len(grid.pooled.labels) > 1
         over = f"{grid.pooled.name} {', '.join(grid.pooled.labels)}"
         over += f"; each is the mean of the {seeds}" if several else f", trained with {seeds}"
-    counts = " or ".join(map(str, sorted(set(means["expected"][known & ~complete]))))
-    of_column = complete.groupby([name for name in means.index.names if name != grid.axes[0].name])
-    validations = [run.report["validation"] for run in runs if run.report["validation"]]
-    chosen_by = " or ".join(dict.fromkeys(metric["name"] for metric in validations))
-    interval = "half the width of its 95 % confidence interval over evaluation episodes"
-    sentences = {
-        f"a ± b: mean and standard deviation over {over}.": averaged,
-        f"a ± b{f' of a single {single}' * averaged}: the value and {interval}.": own,
-        f"Trained with {seeds}.": not averaged and not grid.pooled,
-        f"(k of {counts}): results of k {single}s; the others diverged, are not finished or have "
-        "no such value.": counts,
-        f"Bold: the best of a column{f' among entries of all {single}s' * repeated}.": (
-            of_column.sum().max() > 1
-        ),
-        "↓: lower is better.": any(m.higher_is_better is False for m in grid.metrics.values()),
-        f"{MISSING}: no result.": (~known & ~means["diverged"]).any(),
-        f"{VALIDATION}: {chosen_by} on the validation split, by which the checkpoint was "
-        "chosen.": chosen_by and VALIDATION in grid.metrics,
-    }
-    constant = [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
-    return [*_occurring(sentences), *constant]
+    if averaged:
+        yield f"a ± b: mean and standard deviation over {over}."
+    if means.loc[means["found"] == 1, "own"].notna().any():
+        yield (
+            f"a ± b{f' of a single {single}' if averaged else ''}: the value and half the width of "
+            "its 95 % confidence interval over evaluation episodes."
+        )
+    if not averaged and not grid.pooled:
+        yield f"Trained with {seeds}."
+    if counts := sorted(set(means["expected"][known & ~complete])):
+        yield (
+            f"(k of {' or '.join(map(str, counts))}): results of k {single}s; the others diverged, "
+            "are not finished or have no such value."
+        )
+    column = [name for name in means.index.names if name != grid.axes[0].name]
+    if complete.groupby(column).sum().max() > 1:
+        yield f"Bold: the best of a column{f' among entries of all {single}s' * repeated}."
+    if any(metric.higher_is_better is False for metric in grid.metrics.values()):
+        yield "↓: lower is better."
+    if (~known & ~means["diverged"]).any():
+        yield f"{MISSING}: no result."
+    validations = [run.report["validation"]["name"] for run in runs if run.report["validation"]]
+    if validations and VALIDATION in grid.metrics:
+        yield (
+            f"{VALIDATION}: {' or '.join(dict.fromkeys(validations))} on the validation split, by "
+            "which the checkpoint was chosen."
+        )
+    for name, label in grid.constant.items():
+        yield f"{name}: {label} in all runs."
 
 
-def _choice_lines(grid: Grid) -> list[str]:
+def _choice_lines(grid: Grid) -> Iterator[str]:
     """What validation chose."""
     choices = grid.choices.to_dict("records")
     if not choices:
-        return []
+        return
 
     def each(text: Callable[[dict[str, Any]], Any]) -> str:
         return "; ".join(f"{', '.join(row['place'])}: {text(row)}" for row in choices)
@@ -285,43 +283,38 @@ def _choice_lines(grid: Grid) -> list[str]:
         lost = f" ({diverged} of its runs diverged)" if diverged else ""
         return ", ".join(row["label"]) + lost
 
-    seeds = list(dict.fromkeys(row["seeds"] for row in choices))
-    tried = list(dict.fromkeys(row["candidates"] for row in choices))
-    common = f" ({_seeds(seeds[0])})" if len(seeds) == 1 and seeds[0] else ""
-    sentences = {
+    seeds, tried = ({row[key] for row in choices} for key in ("seeds", "candidates"))
+    (common,) = seeds if len(seeds) == 1 else [()]
+    yield (
         f"{', '.join(grid.comparison.choose)}: the best of "
-        f"{tried[0] if len(tried) == 1 else 'a number of'} values by the mean validation over the "
-        f"repetitions that all of them have{common}: {each(chosen)}.": True,
-        f"Repetitions compared: {each(lambda row: _seeds(row['seeds']))}.": len(seeds) > 1,
-        f"Values tried: {each(lambda row: row['candidates'])}.": len(tried) > 1,
-    }
-    return _occurring(sentences)
+        f"{'a number of' if len(tried) > 1 else choices[0]['candidates']} values by the mean "
+        "validation over the repetitions that all of them have"
+        f"{f' ({_seeds(common)})' if common else ''}: {each(chosen)}."
+    )
+    if len(seeds) > 1:
+        yield f"Repetitions compared: {each(lambda row: _seeds(row['seeds']))}."
+    if len(tried) > 1:
+        yield f"Values tried: {each(lambda row: row['candidates'])}."
 
 
-def _run_lines(runs: Sequence[Run]) -> list[str]:
+def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
     """What is known of all runs: those that diverged, notes, time, code and commands."""
 
     def names(of: Iterable[Run]) -> str:
         return "; ".join(f"{', '.join(run.place)} (seed {run.report['seed']})" for run in of)
 
-    diverged = [run for run in runs if "diverged" in run.report]
-    lines = []
-    if diverged:
+    reports = [run.report for run in runs]
+    if diverged := [run for run in runs if "diverged" in run.report]:
         reason = "the loss, its gradient or the features are not finite"
-        lines = [f"Diverged ({reason}): {names(diverged)}."]
-    for note in dict.fromkeys(note for run in runs for note in run.report.get("notes", ())):
+        yield f"Diverged ({reason}): {names(diverged)}."
+    for note in dict.fromkeys(note for report in reports for note in report.get("notes", ())):
         noted = [run for run in runs if note in run.report.get("notes", ())]
-        lines.append(f"{'All' if 1 < len(noted) == len(runs) else names(noted)}: {note}")
+        yield f"{'All' if 1 < len(noted) == len(runs) else names(noted)}: {note}"
     # Reports of training alone have a time.
-    seconds = [run.report["seconds"] for run in runs if "seconds" in run.report]
+    seconds = [report["seconds"] for report in reports if "seconds" in report]
     minutes = sum(seconds) / 60
     kind = "evaluation" if runs and not (seconds or diverged) else "run"
     took = f", {minutes:.{0 if minutes >= 10 else 1}f} minutes in total" if seconds else ""
-    versions = dict.fromkeys(code_version(run.report) for run in runs)
-    commands = dict.fromkeys(run.report["command"] for run in runs)
-    return [
-        *lines,
-        f"{len(runs)} {kind}{'s' * (len(runs) > 1)}{took}.",
-        f"Code: {'; '.join(versions)}.",
-        *(f"Command: `{command}`" for command in commands),
-    ]
+    yield f"{len(runs)} {kind}{'s' * (len(runs) > 1)}{took}."
+    yield f"Code: {'; '.join(dict.fromkeys(map(code_version, reports)))}."
+    yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))

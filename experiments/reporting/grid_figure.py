@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.contracts import Metric
 from experiments.reporting.markdown import difference_heading, metric_heading, scaled
-from experiments.reporting.results import Axis, Frame, Grid, Place, places, without
+from experiments.reporting.results import Axis, Frame, Grid, places, without
 from experiments.reporting.style import (
     INK,
     LARGE,
@@ -27,15 +27,11 @@ from experiments.reporting.style import (
 
 _COLUMNS = 3
 # Inches.
-_PANEL_WIDTH, _AROUND_PANELS, _CHARACTER = 3.3, 0.6, 0.085
-_LINES_HEIGHT, _AROUND_ROWS, _LEAST_ROWS = 2.9, 0.75, 0.9
-_MARK, _BETWEEN_ROWS = 0.14, 0.18
+_PANEL_WIDTH, _CHARACTER, _MARK, _BETWEEN_ROWS = 3.3, 0.085, 0.14, 0.18
 # Between two lines at one number, and the first and the last one at most: fractions of the axis.
 _BESIDE, _BESIDE_ALL = 1 / 60, 1 / 10
-_NAME_CHARACTERS = 24
-"""In a line beside the rows, which are as high as such a line is long."""
-_NUMBER_CHARACTERS = 30
-"""Below a panel."""
+# Characters in a line beside the rows, which are as high as such a line is long; below a panel.
+_NAME_CHARACTERS, _NUMBER_CHARACTERS = 24, 30
 
 
 def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
@@ -45,19 +41,17 @@ def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     other axes. Else every label of the first axis is a row, in which the combinations of the other
     axes have marks of their own.
     """
-    means = grid.means
-    bars = means["interval"].where(means["n"] > 2, means["deviation"])
-    bars = bars.fillna(means["own"].where(means["found"] == 1))
-    counts, over = sorted(set(means["n"][means["n"] > 0])), grid.repetitions
+    means, over = grid.means, grid.repetitions
+    own = means["own"].where(means["found"] == 1)
+    bars = means["interval"].where(means["n"] > 2, means["deviation"]).fillna(own)
+    counts = sorted(set(means["n"]) - {0})
     if not counts:
         return None
     numbers = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     drawn = {
         f"95 % confidence interval of the mean over the {over}": counts[-1] > 2,
         f"standard deviation over two {over}": 2 in counts,
-        "95 % confidence interval over evaluation episodes (of one run)": any(
-            means["own"][means["found"] == 1].notna()
-        ),
+        "95 % confidence interval over evaluation episodes (of one run)": own.notna().any(),
     }
     caption = [f"Mean of {numbers} {over}." if counts[-1] > 1 else "One seed.", _bars(drawn)]
     caption += [f"Thin ticks: single {over}."] if counts[-1] > 1 else []
@@ -67,11 +61,10 @@ def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
 
 def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     """Draws the differences to the baseline in the same way; None if there are none."""
-    found, over = grid.differences, grid.repetitions
-    if grid.comparison.baseline is None or found.empty or not found["n"].any():
+    found, over, baseline = grid.differences, grid.repetitions, grid.comparison.baseline
+    if baseline is None or not grid.has_differences or not found["n"].any():
         return None
-    name, label = grid.comparison.baseline
-    baseline = f"{_names(grid)[name]} = {grid.labels.get((name, label), label)}"
+    text = f"{_names(grid)[baseline[0]]} = {grid.labels.get(baseline, baseline[1])}"
     several = found["interval"].notna()
     drawn = {
         f"95 % confidence interval of the mean over the {over}": several.any(),
@@ -79,12 +72,12 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     }
     filled = f"Filled: the interval over the {over} excludes 0. Thin ticks: single {over}."
     hollow = f"Hollow: there is no interval over the {over}."
-    caption = [f"Paired differences from {baseline}.", _bars(drawn)]
+    caption = [f"Paired differences from {text}.", _bars(drawn)]
     caption += [filled if several.any() else hollow]
     frame = found.assign(
         bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
     )
-    axes, title = without(grid.axes, (name, label)), f"{title}: differences from {baseline}"
+    axes, title = without(grid.axes, baseline), f"{title}: differences from {text}"
     figure = _figure(grid, frame, axes, difference_heading, title, caption, command)
     for panel in figure.axes:
         line = panel.axhline if _runs_along(axes[-1]) else panel.axvline
@@ -136,79 +129,64 @@ def _figure(
     along, names = _runs_along(axes[-1]), _names(grid)
     axis, varied = (axes[-1], axes[:-1]) if along else (axes[0], axes[1:])
     # The same marks with and without a baseline.
-    shown = {other.name for other in varied}
-    every = places([other for other in grid.axes if other.name in shown])
+    shown = [other for other in grid.axes if other.name in {v.name for v in varied}]
+    every = places(shown)
     series = {place: series_mark(every.index(place)) for place in places(varied)}
-
-    def texts(of: Sequence[Axis], place: Place) -> list[str]:
-        return [grid.labels.get((a.name, at), at) for a, at in zip(of, place, strict=True)]
-
-    legend = [
-        legend_handle(", ".join(texts(varied, place)), mark, line=along)
-        for place, mark in series.items()
-    ]
-    labels = [text for label in axis.labels for text in texts([axis], (label,))]
+    labels = [grid.labels.get((axis.name, label), label) for label in axis.labels]
+    legend = []
+    for place, mark in series.items() if len(every) > 1 else ():
+        texts = [grid.labels.get((a.name, at), at) for a, at in zip(varied, place, strict=True)]
+        legend.append(legend_handle(", ".join(texts), mark, line=along))
     metrics = frame["mean"].dropna().index.unique("metric")
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)
     pitch = _MARK * len(series) + _BETWEEN_ROWS
-    height = _LINES_HEIGHT if along else _AROUND_ROWS + max(_LEAST_ROWS, pitch * len(labels))
     beside = 0 if along else _CHARACTER * max(map(len, labels))
     figure = new_figure(
-        _AROUND_PANELS + beside + _PANEL_WIDTH * columns,
-        rows * height,
+        0.6 + beside + _PANEL_WIDTH * columns,
+        rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
         title=title,
         caption=" ".join(filter(None, caption)),
         command=command,
-        legend=legend if len(every) > 1 else [],
-        legend_title=", ".join(names[other.name] for other in varied) if len(every) > 1 else "",
+        legend=legend,
+        legend_title=", ".join(names[other.name] for other in varied) if legend else "",
     )
+    # Side by side around the label, in the units of the axis.
+    steps = np.arange(len(series)) - (len(series) - 1) / 2
     for number, name in enumerate(metrics):
         metric = grid.metrics[name]
         panel = figure.add_subplot(rows, columns, number + 1)
         panel.set_title(textwrap.fill(heading(metric), 40), size=LARGE)
         panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
         style_axes(panel, grid="both" if along else "x")
-        name_shown = names[axis.name] if along or number % columns == 0 else ""
-        place_series = _place_numbers if along else _place_rows
-        positions = place_series(panel, axis, labels, name_shown, len(series))
-        values = frame.loc[[name]].dropna(subset="mean").fillna({"bar": 0})
-        points = {
-            place: row
-            for (_, *labels_at), row in zip(values.index, values.to_dict("records"), strict=True)
-            for place in [tuple(labels_at)]
-        }
+        if along:
+            positions = _place_numbers(panel, axis, labels, names[axis.name], steps)
+        else:
+            _place_rows(panel, labels, names[axis.name] if number % columns == 0 else "")
+            positions = [np.arange(len(labels)) + _MARK / pitch * step for step in steps]
+        values = frame.loc[name].dropna(subset="mean").fillna({"bar": 0})
         for (place, mark), at in zip(series.items(), positions, strict=True):
             keys = [(*place, label) if along else (label, *place) for label in axis.labels]
-            found = [(x, points[key]) for x, key in zip(at, keys, strict=True) if key in points]
-            found.sort(key=lambda point: point[0])
+            keys = keys if len(axes) > 1 else [label for (label,) in keys]
+            found = values.reindex(keys).assign(at=at).dropna(subset="mean").sort_values("at")
             _draw_series(panel, mark, found, metric.unit, along=along)
     return figure
 
 
-def _place_rows(
-    panel: Axes, axis: Axis, labels: Sequence[str], name: str, num_series: int
-) -> list[np.ndarray]:
-    """A row for each label from the top; returns the heights of every series.
-
-    Rows are named if `name` is not empty.
-    """
-    rows = np.arange(len(labels))
-    for row in rows[1::2]:
+def _place_rows(panel: Axes, labels: Sequence[str], name: str) -> None:
+    """A row for each label from the top, named if `name` is not empty."""
+    for row in range(1, len(labels), 2):
         panel.axhspan(row - 0.5, row + 0.5, color="#f3f3f3", linewidth=0, zorder=0)
-    panel.set_ylim(len(rows) - 0.5, -0.5)
-    panel.set_yticks(rows, [display_text(text) for text in labels])
+    panel.set_ylim(len(labels) - 0.5, -0.5)
+    panel.set_yticks(range(len(labels)), [display_text(text) for text in labels])
     panel.tick_params(axis="y", length=0, labelleft=bool(name))
-    if name:
-        # Names such as loss/learning rate break after a slash.
-        lines = textwrap.fill(name.replace("/", "/ "), _NAME_CHARACTERS).replace("/ ", "/")
-        panel.set_ylabel(display_text(lines))
-    step = _MARK / (_MARK * num_series + _BETWEEN_ROWS)
-    return [rows + step * (number - (num_series - 1) / 2) for number in range(num_series)]
+    # Names such as loss/learning rate break after a slash.
+    lines = textwrap.fill(name.replace("/", "/ "), _NAME_CHARACTERS).replace("/ ", "/")
+    panel.set_ylabel(display_text(lines))
 
 
 def _place_numbers(
-    panel: Axes, axis: Axis, labels: Sequence[str], name: str, num_series: int
+    panel: Axes, axis: Axis, labels: Sequence[str], name: str, steps: np.ndarray
 ) -> list[np.ndarray]:
     """A number along x for each label; returns those of every series, which are side by side."""
     numbers = np.array(axis.numbers)
@@ -218,45 +196,32 @@ def _place_numbers(
     if logarithmic:
         panel.set_xscale("log")
         panel.set_xticks([], minor=True)
-    panel.set_xticks(numbers, _labels_that_fit(labels, along))
-    step = np.ptp(along) * min(_BESIDE, _BESIDE_ALL / num_series)
-    beside = [along + step * (number - (num_series - 1) / 2) for number in range(num_series)]
-    return [np.exp(places) for places in beside] if logarithmic else beside
-
-
-def _labels_that_fit(labels: Sequence[str], positions: np.ndarray) -> list[str]:
-    """The labels of ticks; an empty one for each that would touch the next larger one."""
-    character = np.ptp(positions) / _NUMBER_CHARACTERS
+    # An empty label where one would touch the next larger one.
     texts, left_end = list(labels), math.inf
-    for number in np.argsort(-positions):
-        half = character * (len(texts[number]) + 1) / 2
-        if positions[number] + half > left_end:
+    for number in np.argsort(-along):
+        half = np.ptp(along) / _NUMBER_CHARACTERS * (len(texts[number]) + 1) / 2
+        if along[number] + half > left_end:
             texts[number] = ""
         else:
-            left_end = positions[number] - half
-    return texts
+            left_end = along[number] - half
+    panel.set_xticks(numbers, texts)
+    beside = np.ptp(along) * min(_BESIDE, _BESIDE_ALL / len(steps)) * steps
+    return [np.exp(along + by) if logarithmic else along + by for by in beside]
 
 
-def _draw_series(
-    panel: Axes,
-    mark: Mark,
-    found: Sequence[tuple[float, Mapping[str, Any]]],
-    unit: str,
-    *,
-    along: bool,
-) -> None:
+def _draw_series(panel: Axes, mark: Mark, found: Frame, unit: str, *, along: bool) -> None:
     """Means with bars, and a thin tick for each of several repetitions.
 
     If `along`, positions are along x and the means are joined by a line. Else they are along y.
     """
 
-    def xy(points: Sequence[tuple[float, float]]) -> np.ndarray:
-        of_unit = [(position, scaled(value, unit)) for position, value in points]
-        return np.reshape(of_unit, (-1, 2)).T[[0, 1] if along else [1, 0]]
+    def xy(rows: Frame, column: str = "mean") -> list[Any]:
+        points = [rows["at"].to_numpy(), scaled(rows[column].to_numpy(float), unit)]
+        return points if along else points[::-1]
 
     panel.errorbar(
-        *xy([(at, row["mean"]) for at, row in found]),
-        **{"yerr" if along else "xerr": [scaled(row["bar"], unit) for _, row in found]},
+        *xy(found),
+        **{"yerr" if along else "xerr": scaled(found["bar"].to_numpy(), unit)},
         **mark.style(line=along),
         markeredgecolor=INK,
         markeredgewidth=0.4,
@@ -264,14 +229,14 @@ def _draw_series(
         zorder=3,
     )
     panel.plot(
-        *xy([(at, row["mean"]) for at, row in found if not row["filled"]]),
+        *xy(found[~found["filled"].astype(bool)]),
         **mark.style(line=False),
         markerfacecolor="white",
         markeredgecolor=mark.color,
         zorder=5,
     )
     panel.plot(
-        *xy([(at, value) for at, row in found if row["n"] > 1 for value in row["values"]]),
+        *xy(found[found["n"] > 1].explode("values"), "values"),
         "_" if along else "|",
         color=INK,
         markersize=4 if along else 6,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.reporting.markdown import format_value, table
@@ -13,17 +13,28 @@ from experiments.reporting.run import origin_lines
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
 from experiments.storage import write_atomically, write_json, write_picture
 
+_ACCURACIES = ("accuracy", "best_test_accuracy")
+"""With the λ that was chosen on validation images, and on test images."""
+
 
 def linear_report(report: dict[str, Any]) -> str:
     """The report of `evaluate_run_linear` as Markdown."""
-    result = report["result"]
+    result, percent = report["result"], partial(format_value, unit="%", digits=2)
+    columns = {
+        "λ chosen on": ("validation", "test, as in the paper"),
+        "λ": [f"{result[key]:.3g}" for key in ("penalty", "best_test_penalty")],
+        "error (%)": [percent(1 - result[key]) for key in _ACCURACIES],
+        "accuracy (%)": [percent(result[key]) for key in _ACCURACIES],
+        "class-mean accuracy (%)": (percent(result["class_mean_accuracy"]), None),
+        "validation accuracy (%)": (percent(result["validation_accuracy"]), None),
+    }
     lines = [
         f"Linear evaluation on {_data(report)} ({report['classes']} classes; "
         f"{result['train_samples']} training, {result['validation_samples']} validation and "
         f"{result['test_samples']} test images) of the features of {_run(report)}, "
         f"d = {report['num_features']}.",
         "",
-        *_numbers(result),
+        *table([*columns], zip(*columns.values(), strict=True)),
         "",
         f"In the first row, λ is the best of {len(result['penalties'])} by validation accuracy. "
         "In the second row it is chosen on the test images, as in the paper: compare this row with "
@@ -56,7 +67,19 @@ def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
     )
     axes = figure.add_subplot()
     style_axes(axes)
-    _draw_curves(axes, result)
+    for number, name in enumerate(("validation", "test")):
+        values = [100 * value for value in result[name]]
+        label = f"{name} ({result[f'{name}_samples']} images)"
+        axes.plot(result["penalties"], values, label=label, **series_mark(number).style(line=True))
+    axes.axvline(result["penalty"], color=INK, linestyle=":", linewidth=1.1)
+    chosen, best = (format_value(result[key], "%") for key in _ACCURACIES)
+    star: Any = {"marker": "*", "markersize": 13, "color": series_mark(1).color}
+    circle: Any = {"marker": "o", "markersize": 9, "markerfacecolor": "none"}
+    star["label"] = f"chosen λ = {result['penalty']:.2g}: test {chosen} %"
+    circle["label"] = f"λ chosen on test, as in the paper: {best} %"
+    penalties = (result["penalty"], result["best_test_penalty"])
+    for penalty, key, style in zip(penalties, _ACCURACIES, (star, circle), strict=True):
+        axes.plot(penalty, 100 * result[key], linestyle="None", markeredgecolor=INK, **style)
     axes.set_xscale("log")
     axes.set_xlabel("Penalty λ (weight of the L2 regularisation)")
     axes.set_ylabel("Accuracy (%)")
@@ -75,69 +98,6 @@ def write_linear_report(
         write_json(data, report | {"command": command}),
         write_picture(picture, linear_figure(report, command=command)),
     ]
-
-
-def _numbers(result: dict[str, Any]) -> list[str]:
-    headings = [
-        "λ chosen on",
-        "λ",
-        "error (%)",
-        "accuracy (%)",
-        "class-mean accuracy (%)",
-        "validation accuracy (%)",
-    ]
-    honest = [
-        "validation",
-        f"{result['penalty']:.3g}",
-        _percent(1 - result["accuracy"]),
-        _percent(result["accuracy"]),
-        _percent(result["class_mean_accuracy"]),
-        _percent(result["validation_accuracy"]),
-    ]
-    published = [
-        "test, as in the paper",
-        f"{result['best_test_penalty']:.3g}",
-        _percent(1 - result["best_test_accuracy"]),
-        _percent(result["best_test_accuracy"]),
-        None,
-        None,
-    ]
-    return table(headings, [honest, published])
-
-
-def _percent(fraction: float) -> str:
-    """Two digits, as in published tables of linear evaluation."""
-    return format_value(fraction, "%", digits=2)
-
-
-def _draw_curves(axes: Axes, result: dict[str, Any]) -> None:
-    for number, name in enumerate(("validation", "test")):
-        values = [100 * value for value in result[name]]
-        label = f"{name} ({result[f'{name}_samples']} images)"
-        axes.plot(result["penalties"], values, label=label, **series_mark(number).style(line=True))
-    axes.axvline(result["penalty"], color=INK, linestyle=":", linewidth=1.1)
-    accuracy = format_value(result["accuracy"], "%")
-    axes.plot(
-        [result["penalty"]],
-        [100 * result["accuracy"]],
-        linestyle="None",
-        marker="*",
-        markersize=13,
-        color=series_mark(1).color,
-        markeredgecolor=INK,
-        label=f"chosen λ = {result['penalty']:.2g}: test {accuracy} %",
-    )
-    best = format_value(result["best_test_accuracy"], "%")
-    axes.plot(
-        [result["best_test_penalty"]],
-        [100 * result["best_test_accuracy"]],
-        linestyle="None",
-        marker="o",
-        markersize=9,
-        markerfacecolor="none",
-        markeredgecolor=INK,
-        label=f"λ chosen on test, as in the paper: {best} %",
-    )
 
 
 def _data(report: dict[str, Any]) -> str:

@@ -42,7 +42,7 @@ def bold(text: str) -> str:
     return f"**{text}**"
 
 
-def scaled(value: float, unit: str) -> float:
+def scaled(value: Any, unit: str) -> Any:
     """A number in the unit that is printed: a fraction in per cent, any other number as it is."""
     return _FACTORS_AND_DIGITS[unit][0] * value
 

@@ -25,13 +25,12 @@ _TEST = "two-sided paired t-test at 5 %"
 def paired_power(pairs: int, effect: float, deviation: float) -> float:
     """Probability that a two-sided paired t-test at 5 % finds a difference.
 
+    By the noncentral t distribution: n − 1 degrees of freedom, shift √n · effect/deviation.
+
     Args:
       pairs: Number n of pairs, at least 2.
       effect: Mean of the differences.
       deviation: Standard deviation of the differences, above 0.
-
-    Returns:
-      By the noncentral t distribution: n − 1 degrees of freedom, shift √n · effect/deviation.
     """
     shift = math.sqrt(pairs) * abs(effect) / deviation
     critical = scipy.stats.t.ppf(0.975, pairs - 1)
@@ -41,13 +40,7 @@ def paired_power(pairs: int, effect: float, deviation: float) -> float:
 
 
 def pairs_needed(effect: float, deviation: float, power: float) -> int:
-    """The smallest number of pairs, at least 2, with which `paired_power` is at least `power`.
-
-    Args:
-      effect: Mean of the differences, not 0.
-      deviation: Their standard deviation, above 0.
-      power: Below 1.
-    """
+    """The smallest number of pairs, at least 2, with which `paired_power` is at least `power`."""
 
     def found(pairs: int) -> float:
         return paired_power(pairs, effect, deviation)
@@ -59,21 +52,11 @@ def pairs_needed(effect: float, deviation: float, power: float) -> int:
 
 
 def smallest_effect(pairs: int, deviation: float, power: float) -> float:
-    """The mean of the differences that `pairs` pairs find with probability `power`.
-
-    Args:
-      pairs: At least 2.
-      deviation: Standard deviation of the differences, above 0.
-      power: Above 0.05 and below 1.
-    """
-
-    def lacking(effect: float) -> float:
-        return paired_power(pairs, effect, 1.0) - power
-
+    """The mean of the differences that `pairs` pairs find with probability `power`."""
     high = 1.0
-    while lacking(high) < 0:
+    while paired_power(pairs, high, 1.0) < power:
         high *= 2
-    ratio: Any = scipy.optimize.brentq(lacking, 0.0, high)
+    ratio: Any = scipy.optimize.brentq(lambda e: paired_power(pairs, e, 1.0) - power, 0.0, high)
     return deviation * ratio
 
 
@@ -111,41 +94,37 @@ def grid_power_lines(directory: Path, effect: float | None) -> list[str]:
     path = directory / "table.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["differences"]
-        rows = [_row(difference, effect) for difference in found if difference["n"] > 1]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{path} is not the table of a grid ({type(error).__name__}: {error}); name a folder "
             "that sweep or compare has written"
         ) from error
+    rows = []
+    for difference in found:
+        if (count := difference["n"]) < 2:
+            continue
+        metric = Metric(*(difference[key] for key in ("metric", "unit", "higher_is_better")))
+        values = [scaled(value, metric.unit) for value in difference["values"]]
+        mean, deviation = statistics.fmean(values), statistics.stdev(values)
+        # Runs that do not differ at all need no more than two pairs.
+        smallest = f"{smallest_effect(count, deviation, POWERS[0]):.2f}" if deviation else "0"
+        needed = [
+            pairs_needed(effect, deviation, p) if deviation else 2
+            for p in POWERS
+            if effect is not None
+        ]
+        numbers = [count, f"{mean:+.2f}", f"{deviation:.2f}", smallest, *needed]
+        rows.append([", ".join(difference["place"]), difference_heading(metric), *numbers])
     if not rows:
         raise ConfigError(
             f"{path} has no differences of two pairs of runs; give sweep or compare a --baseline "
             "and at least two --seeds"
         )
-    headings = [
-        "place",
-        "difference of",
-        "pairs",
-        "mean",
-        "deviation",
-        f"smallest difference at {100 * POWERS[0]:.0f} % power",
-        *(f"pairs for {effect:g} at {100 * p:.0f} %" for p in POWERS if effect is not None),
-    ]
+    headings = ["place", "difference of", "pairs", "mean", "deviation"]
+    headings += [f"smallest difference at {100 * POWERS[0]:.0f} % power"]
+    headings += [f"pairs for {effect:g} at {100 * p:.0f} %" for p in POWERS if effect is not None]
     notes = [
         f"Power of a {_TEST}, with the standard deviation over the pairs found here.",
         "A deviation of few pairs is uncertain: that of three can be half of the true one.",
     ]
     return [*table(headings, rows), *bullets(notes)]
-
-
-def _row(difference: dict[str, Any], effect: float | None) -> list[Any]:
-    metric = Metric(*(difference[key] for key in ("metric", "unit", "higher_is_better")))
-    values = [scaled(value, metric.unit) for value in difference["values"]]
-    count, deviation = len(values), statistics.stdev(values)
-    row = [", ".join(difference["place"]), difference_heading(metric), count]
-    row += [f"{statistics.fmean(values):+.2f}", f"{deviation:.2f}"]
-    # Runs that do not differ at all need no more than two pairs.
-    row.append(f"{smallest_effect(count, deviation, POWERS[0]):.2f}" if deviation else "0")
-    if effect is not None:
-        row += [pairs_needed(effect, deviation, p) if deviation else 2 for p in POWERS]
-    return row

@@ -23,14 +23,17 @@ VALIDATION = "validation"
 Place = tuple[str, ...]
 """A label on each axis."""
 Frame = Any
-"""A pandas DataFrame: for type checkers, pandas does not tell what a column of it is."""
+"""A pandas DataFrame, whose columns type checkers do not know."""
 
 
 class Axis(NamedTuple):
-    """What was varied."""
+    """What was varied, with a label for each combination of the values of some options."""
 
     name: str
     labels: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    values: tuple[tuple[Any, ...], ...] = ()
+    """The values of the options, label by label."""
 
     @property
     def numbers(self) -> list[float] | None:
@@ -91,6 +94,11 @@ class Grid(NamedTuple):
         """What the repetitions are."""
         return f"values of {self.pooled.name}" if self.pooled else "seeds"
 
+    @property
+    def has_differences(self) -> bool:
+        """Whether there is a baseline, and another label."""
+        return not self.differences.empty
+
 
 def make_grid(
     axes: Sequence[Axis],
@@ -115,20 +123,17 @@ def make_grid(
       ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
     comparison = comparison or Comparison()
+    baseline, pooled = comparison.baseline, comparison.pairs_over
     finished = {(*run.place, run.report["seed"]): run for run in runs}
     seeds = sorted({run.report["seed"] for run in runs})
-    planned = places(axes) if planned is None else planned
-    keys = [(*place, seed) for place in planned for seed in seeds]
+    keys = [(*place, seed) for place in planned or places(axes) for seed in seeds]
     table: Frame = pd.DataFrame(keys, columns=[*(axis.name for axis in axes), "seed"])
     table["run"] = pd.Series([finished.get(key) for key in keys], dtype=object)
     table, choices = _choose(table, axes, comparison)
-    axes = [axis for axis in axes if axis.name not in comparison.choose]
-    baseline, pooled = comparison.baseline, comparison.pairs_over
     if baseline and pair_metrics:
         table = _with_pair_metrics(table, baseline, pair_metrics)
-    seeds = sorted({run.report["seed"] for run in table["run"] if run is not None})
-    table = table[table["seed"].isin(seeds)]
-    shown = [axis for axis in axes if axis.name != pooled]
+    table = table[table["seed"].isin(table.dropna(subset="run")["seed"])]
+    shown = [axis for axis in axes if axis.name not in (pooled, *comparison.choose)]
     varied = [shown[0], *(axis for axis in shown[1:] if len(axis.labels) > 1)]
     # Runs that diverged have no metrics; the table still says that they diverged.
     found = select_metrics(table["run"].dropna(), metrics) or [Metric("Result", "")]
@@ -143,19 +148,19 @@ def make_grid(
     if baseline:  # It has no pair metrics.
         left_out = pair_metrics.metrics if pair_metrics else ()
         others = [metric for metric in found if metric not in left_out]
-        pairs = _pairs(values, baseline)
-        compared = _summary(pairs, others, without(varied, baseline), pooled or "seed")
+        axes_left = without(varied, baseline)
+        compared = _summary(_pairs(values, baseline), others, axes_left, pooled or "seed")
     return Grid(
-        varied,
-        {axis.name: axis.labels[0] for axis in shown if axis not in varied},
-        comparison,
-        next((axis for axis in axes if axis.name == pooled), None),
-        seeds,
-        {metric.name: metric for metric in found},
-        _summary(values, found, varied, pooled or "seed"),
-        compared,
-        choices,
-        _protocol_labels(table, varied),
+        axes=varied,
+        constant={axis.name: axis.labels[0] for axis in shown if axis not in varied},
+        comparison=comparison,
+        pooled=next((axis for axis in axes if axis.name == pooled), None),
+        seeds=sorted(table["seed"].unique().tolist()),
+        metrics={metric.name: metric for metric in found},
+        means=_summary(values, found, varied, pooled or "seed"),
+        differences=compared,
+        choices=choices,
+        labels=_protocol_labels(table, varied),
     )
 
 
@@ -226,13 +231,12 @@ def _summary(values: Frame, metrics: Sequence[Metric], axes: Sequence[Axis], uni
       a value, `found`; all, `expected`; the mean of `own`; and `diverged`: all that are finished.
     """
     keys = ["metric", *(axis.name for axis in axes)]
-    known = values.dropna(subset="value")
+    known, runs = values.dropna(subset="value"), values.groupby(keys)
     # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
     repetitions = known.groupby([*keys, unit], sort=False)["value"].agg(statistics.fmean)
-    of_place = repetitions.groupby(keys, sort=False)
-    runs = values.groupby(keys, sort=False)
+    of_place = repetitions.groupby(keys)
     finished = values.dropna(subset="run")
-    diverged = finished.assign(diverged=["diverged" in run.report for run in finished["run"]])
+    diverged = finished["run"].map(lambda run: "diverged" in run.report)
     columns = {
         "values": of_place.agg(list),
         "n": of_place.size(),
@@ -242,7 +246,7 @@ def _summary(values: Frame, metrics: Sequence[Metric], axes: Sequence[Axis], uni
         "found": runs["value"].count(),
         "expected": runs.size(),
         "own": runs["own"].mean(),
-        "diverged": diverged.groupby(keys, sort=False)["diverged"].all(),
+        "diverged": diverged.groupby([finished[key] for key in keys]).all(),
     }
     names = [metric.name for metric in metrics]
     index = pd.MultiIndex.from_product([names, *(axis.labels for axis in axes)], names=keys)
@@ -267,10 +271,11 @@ def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> flo
     """Of the differences in single episodes; NaN unless the episodes of both are the same."""
     if run is None or baseline is None:
         return math.nan
-    ours, theirs = (np.asarray(each.episodes.get(metric, ()), float) for each in (run, baseline))
+    pair = (run, baseline)
+    ours, theirs = (np.asarray(each.episodes.get(metric, ()), float) for each in pair)
     lists, others = (
         {result["hash"] for result in each.report.get("results", ()) if "hash" in result}
-        for each in (run, baseline)
+        for each in pair
     )
     return interval(ours - theirs) if len(ours) == len(theirs) and lists == others else math.nan
 
@@ -305,26 +310,24 @@ def _choose(table: Frame, axes: Sequence[Axis], comparison: Comparison) -> tuple
     tried = list(comparison.choose)
     if not tried:
         return table, pd.DataFrame()
-    others = [axis.name for axis in axes if axis.name not in tried]
-    methods = [name for name in others if name != comparison.pairs_over]
     repetition = [name for name in (comparison.pairs_over, "seed") if name]
+    methods = [axis.name for axis in axes if axis.name not in (*tried, *repetition)]
     kept, choices = [], []
     for place, runs in table.groupby(methods, sort=False):
         # Labels without a run, which only some of the places have, are no candidates.
         finished = runs.dropna(subset="run")
-        validations: dict[Any, Any] = {
-            label: pd.Series(
-                [_measured(run).get(VALIDATION, {}).get("value") for run in of["run"]],
-                pd.MultiIndex.from_frame(of[repetition]),
-                dtype=float,
-            )
-            for label, of in (runs if finished.empty else finished).groupby(tried, sort=False)
-        }
-        compared = set.intersection(*(set(values.index) for values in validations.values()))
-        compared = set() if finished.empty else compared
-        found = {
-            label: values[values.index.isin(compared)].dropna()
-            for label, values in validations.items()
+        candidates = runs if finished.empty else finished
+        labels = list(dict.fromkeys(candidates[tried].itertuples(index=False, name=None)))
+        in_all = finished.groupby(repetition)["seed"].transform("size") == len(labels)
+        compared = finished[in_all]
+        validations: Any = pd.Series(
+            [_measured(run).get(VALIDATION, {}).get("value") for run in compared["run"]],
+            compared.index,
+            dtype=float,
+        )
+        found: dict[Any, Any] = {
+            label: validations[(compared[tried] == list(label)).all(axis=1)].dropna()
+            for label in labels
         }
         label = max(found, key=lambda label: (found[label].size, found[label].mean()))
         choices.append(
@@ -333,9 +336,9 @@ def _choose(table: Frame, axes: Sequence[Axis], comparison: Comparison) -> tuple
                 "label": label,
                 "validation": found[label].mean(),
                 "found": found[label].size,
-                "compared": len(compared),
-                "candidates": len(found),
-                "seeds": tuple(sorted({seed for *_, seed in compared})),
+                "compared": len(compared) // len(labels),
+                "candidates": len(labels),
+                "seeds": tuple(sorted(compared["seed"].unique().tolist())),
             }
         )
         kept.append(runs[(runs[tried] == list(label)).all(axis=1)])
@@ -348,8 +351,8 @@ def _protocol_labels(table: Frame, axes: Sequence[Axis]) -> dict[tuple[str, str]
     texts = runs["run"].map(lambda run: str(run.report.get("label", "")))
     found: dict[tuple[str, str], str] = {}
     for axis in axes:
-        own = texts.groupby(runs[axis.name]).unique().reindex(list(axis.labels)).dropna()
-        names = {label: of[0] for label, of in own.items() if len(of) == 1 and of[0]}
+        own = texts.groupby(runs[axis.name]).agg(set)
+        names = {str(at): name for at, of in own.items() if len(of) == 1 for name in of if name}
         if axis.numbers is None and len(set(names.values())) == len(axis.labels):
-            found |= {(axis.name, str(label)): name for label, name in names.items()}
+            found |= {(axis.name, label): name for label, name in names.items()}
     return found

@@ -101,15 +101,6 @@ def test_an_interval_is_that_of_scipy():
     assert np.isnan(interval([0.3]))
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    for pairs in (3, 8):
-        samples = rng.normal(0.5, 2, (2000, pairs))
-        covered = [abs(row.mean() - 0.5) <= interval(row) for row in samples]
-        # Three standard deviations of a binomial of 2,000.
-        assert np.mean(covered) == pytest.approx(0.95, abs=3 * np.sqrt(0.95 * 0.05 / 2000))
-
-
 def test_differences_are_taken_seed_by_seed():
     softmax, loose = two_methods(6)
     found = differences([METHODS], runs_of(softmax, "softmax") + runs_of(loose, "loose"))
@@ -405,14 +396,6 @@ def test_the_seeds_of_a_choice_are_stated_where_they_differ():
     runs += [run(("loose", groups), 1, (ERROR, 0.1), validation=0.5) for groups in "24"]
     _, lines = chosen(axes, runs)
     assert "Repetitions compared: softmax: seed 0; loose: seeds 0, 1." in lines
-
-
-def test_a_choice_is_over_the_repetitions_that_all_labels_have():
-    axes = [Axis("Method", ("a",)), Axis("G", ("2", "4")), Axis("subset", ("0", "1"))]
-    values = {("2", "0"): 0.5, ("4", "0"): 0.4, ("4", "1"): 0.9}
-    runs = [run(("a", *place), 0, (ERROR, 0.1), validation=v) for place, v in values.items()]
-    (choice,) = chosen(axes, runs, "subset")[0].choices.to_dict("records")
-    assert (choice["label"], choice["compared"]) == (("2",), 1)
 
 
 def test_an_unequal_number_of_candidates_is_stated():

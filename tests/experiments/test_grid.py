@@ -60,12 +60,12 @@ def test_values_are_parsed_in_the_types_of_their_options():
 
 def test_an_axis_is_named_after_the_options_that_distinguish_its_positions():
     axis = only_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01")
-    assert (axis.name, [*axis.labels.values()]) == ("loss.name", ["softmax", "loose"])
+    assert (axis.name, [*axis.labels]) == ("loss.name", ["softmax", "loose"])
     axis = only_axis("loss.name/data.classes=softmax/5,softmax/9,loose/5")
     assert axis.name == "loss.name/data.classes"
-    assert [*axis.labels.values()] == ["softmax/5", "softmax/9", "loose/5"]
-    assert [*only_axis("optimizer.decay_steps=30+60").labels.values()] == ["30+60"]
-    assert [*only_axis("data.samples_per_class=5,10,0").labels.values()] == ["5", "10", "all"]
+    assert [*axis.labels] == ["softmax/5", "softmax/9", "loose/5"]
+    assert [*only_axis("optimizer.decay_steps=30+60").labels] == ["30+60"]
+    assert [*only_axis("data.samples_per_class=5,10,0").labels] == ["5", "10", "all"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ COMPOSITE = "loss.name/loss.num_groups=softmax/4,loose/2,loose/4"
 def test_options_of_an_axis_can_be_split_off():
     axes = make_axes(parse_over(COMPOSITE, CONFIG), ["loss.num_groups"])
     assert [axis.name for axis in axes] == ["loss.name", "loss.num_groups"]
-    assert [[*axis.labels.values()] for axis in axes] == [["softmax", "loose"], ["4", "2"]]
+    assert [[*axis.labels] for axis in axes] == [["softmax", "loose"], ["4", "2"]]
     positions = parse_over("loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1", CONFIG)
     assert make_axes(positions, ["loss.num_groups"]) == make_axes(positions)
     alone = parse_over("loss.name=softmax,loose", CONFIG)

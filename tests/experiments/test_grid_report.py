@@ -153,14 +153,6 @@ def test_the_metric_decides_what_is_best(higher_is_better):
     assert ("↓" in figure_of([METHODS], runs).axes[0].get_title()) == (not higher_is_better)
 
 
-def test_the_metric_decides_the_unit():
-    metric = Metric("discriminability", "%")
-    ratio = Metric("accuracy", "")
-    text = text_of([METHODS], [run(("loose",), 0, (metric, 0.5), (ratio, 1.234))])
-    assert "| Method | discriminability (%) | accuracy |" in text
-    assert "| loose | 50.0 | 1.23 |" in text
-
-
 def test_runs_that_disagree_on_a_metric_are_refused():
     runs = [run(("softmax",), 0, (ACCURACY, 0.2))]
     runs += [run(("loose",), 0, (ACCURACY._replace(unit=""), 20.0))]
@@ -272,16 +264,6 @@ def test_evaluations_of_one_run_are_not_called_runs():
     report = {key: value for key, value in run((), 0).report.items() if key != "seconds"}
     runs = [Run((name,), report) for name in METHODS.labels]
     assert "\n- 2 evaluations.\n" in text_of([METHODS], runs)
-
-
-def test_a_run_that_diverged_is_in_the_table_and_in_no_mean():
-    runs = [run(("loose",), seed, (ERROR, 0.1 + 0.1 * seed)) for seed in (0, 1)]
-    runs += [diverged(("loose",), 2), diverged(("softmax",), 0)]
-    text = text_of([METHODS], runs)
-    assert "| softmax | diverged |" in text
-    assert "| loose | 15.0 ± 7.1 (2 of 3) |" in text
-    assert "loose (seed 2); softmax (seed 0)." in text
-    assert "no result" not in text
 
 
 def test_files_of_a_grid(tmp_path):

@@ -15,21 +15,26 @@ import jax
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import jaxloss
 from experiments import look
 from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, SamplingConfig, TrainConfig
-from experiments.contracts import ImageSet, Metric, Outputs
+from experiments.contracts import ImageSet, Outputs
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
+from experiments.look import page as pages
 from experiments.look import view
-from experiments.look.classes import QUERIES, by_class, neighbours
+from experiments.look.classes import QUERIES, by_class, draw_bars, draw_tail, neighbours
 from experiments.look.classifier import spectrum
 from experiments.look.episodes import hard_episodes
-from experiments.look.maps import overview
+from experiments.look.maps import Cloud, draw_map, overview
+from experiments.look.page import Picture, write_page
+from experiments.look.tiles import drawable, is_dark_on_light, short, tile
+from experiments.look.training import curves
 from experiments.look.view import View, some_rows, view_run
 from experiments.protocols import build_protocol
 from experiments.protocols.classification import ClassificationData
@@ -42,12 +47,6 @@ from experiments.protocols.hyperspherical import (
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.reporting.look import page as pages
-from experiments.reporting.look.classes import Bars, Shown, accuracy_figure
-from experiments.reporting.look.maps import Cloud, Panel, map_figure
-from experiments.reporting.look.page import Picture, page_html
-from experiments.reporting.look.tiles import drawable, is_dark_on_light, short, tile
-from experiments.reporting.look.training import curves_figure, log_series
 from experiments.reporting.run import write_report
 from experiments.reporting.style import new_figure
 from experiments.restored import describe_run, evaluate_run
@@ -432,75 +431,70 @@ def test_characters_that_the_font_does_not_have_are_code_points():
     assert short("a_$1_longer", 8) == "a \\$1 l…".replace("\\$", r"\$")
 
 
-def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
-    points = np.random.default_rng(0).normal(size=(200, 2))
-    read = []
+class Blank:
+    """The images of a map, none of which has any ink."""
 
-    def images(rows):
-        read.extend(rows)
+    def __init__(self):
+        self.rows: list[int] = []
+
+    def read(self, rows):
+        self.rows.extend(rows)
         return np.zeros((len(rows), 8, 8, 1), np.uint8)
 
-    clouds = [Cloud("a", points[:150], images), Cloud("b", points[150:], images)]
-    _, (drawn,) = map_figure(
-        [Panel("", clouds, (0.5, 0.2))],
-        title="",
-        caption="",
-        colors=("red", "blue"),
-        legends=False,
-        size=4,
-        tiles=30,
-    )
-    assert drawn == len(read) == 30
-    same = [Cloud("a", np.zeros((5, 2)), images)]
-    _, (alone,) = map_figure(
-        [Panel("", same, (0, 0))],
-        title="",
-        caption="",
-        colors=("red",),
-        legends=False,
-        size=4,
-        tiles=30,
-    )
-    assert alone == 1
+
+def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
+    points, side = np.random.default_rng(0).normal(size=(200, 2)), Blank()
+    images: Any = side
+    clouds = [
+        Cloud(images, "red", points[:150], np.arange(150)),
+        Cloud(images, "blue", points[150:], np.arange(150, 200)),
+    ]
+    assert draw_map(Figure().subplots(), clouds, 4, 30) == len(set(side.rows)) == 30
+    assert {0, 150} <= set(side.rows)  # Turn by turn.
+    same = [clouds[0]._replace(points=np.zeros((5, 2)), rows=np.arange(5))]
+    assert draw_map(Figure().subplots(), same, 4, 30) == 1
 
 
-def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit():
+def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(trained, tmp_path):
     rows = [
-        {"step": 1, "loss": 3.0, "softmax_loss": 2.0, "tight_loss": "NaN", "images_per_second": 9},
-        {"step": 2, "loss": 2.0, "softmax_loss": 1.0, "tight_loss": 4.0, "train_accuracy": 0.5},
+        {"step": 1, "loss": 3.0, "softmax_loss": 2.0, "tight_loss": 4.0, "images_per_second": 9},
+        {"step": 2, "loss": 2.0, "softmax_loss": 1.0, "tight_loss": "NaN", "train_accuracy": 0.5},
         {"step": 2, "validation": 0.25},
     ]
-    series = log_series(rows, without=("images_per_second",))
-    assert {name: len(steps) for name, (steps, _) in series.items()} == {
-        **dict.fromkeys(["loss", "softmax_loss", "tight_loss"], 2),
-        **dict.fromkeys(["train_accuracy", "validation"], 1),
-    }
-    assert np.isnan(series["tight_loss"][1][0])
-    figure = curves_figure(series, Metric("accuracy"), checkpoint=2, title="", caption="")
-    panels = {axes.get_title(): axes for axes in figure.axes}
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    picture = curves(trained("hyperspherical").view._replace(folder=tmp_path))
+    assert picture is not None
+    panels = {axes.get_title(): axes for axes in picture.figure.axes}
     assert list(panels) == ["loss", "validation: accuracy (%)", "train accuracy"]
     assert len(panels["loss"].lines) == 4  # Three losses, and the line of the checkpoint.
+    tight = np.asarray(panels["loss"].lines[2].get_ydata())
+    np.testing.assert_array_equal(tight, [4, np.nan])
     assert panels["validation: accuracy (%)"].lines[0].get_ydata() == pytest.approx([25])
+    assert picture.numbers["last"] == {
+        "loss": 2.0,
+        "softmax_loss": 1.0,
+        "tight_loss": None,
+        "train_accuracy": 0.5,
+        "validation": 0.25,
+    }
 
 
 def test_a_long_tail_has_an_axis_for_its_training_images():
-    bars = Bars("test", np.linspace(0.9, 0.1, 20), 0.5, "red", np.geomspace(100, 2, 20).astype(int))
-    worst = [Shown(np.zeros((1, 8, 8, 1), np.uint8), ("x",), "0 %")]
-    figure = accuracy_figure(
-        [bars], worst, title="", caption="", measure="accuracy (%)", classes="classes"
-    )
-    labels = [axes.get_ylabel() for axes in figure.axes]
-    assert labels[0] == "accuracy (%)"
-    assert "training images" in labels
+    figure = Figure()
+    axes, values = figure.subplots(), np.linspace(0.9, 0.1, 20)
+    draw_bars(axes, values, 0.5, "red")
+    draw_tail(axes, values, np.geomspace(100, 2, 20).astype(int))
+    assert [panel.get_ylabel() for panel in figure.axes] == ["", "training images"]
+    moving = np.asarray(axes.lines[-1].get_ydata())
+    assert moving == pytest.approx([100 * values[n : n + 15].mean() for n in range(6)])
 
 
 def test_text_of_the_page_is_escaped(tmp_path):
-    file = tmp_path / "a.png"
-    file.write_bytes(b"png")
-    picture = Picture("a", "<b>", 'say "x" & y', new_figure(1, 1, title=""), {})
-    text = page_html(
-        title="A<B", summary="<i>", pictures=[picture], files=[file], notes=["<u>"], command="<c>"
+    table = [["<s>"], ["<q>"]]
+    picture = Picture("a", "<b>", 'say "x" & y', new_figure(1, 1, title=""), {}, table)
+    (file, *_) = write_page(
+        tmp_path, title="A<B", summary="<i>", pictures=[picture], notes=["<u>"], command="<c>"
     )
-    page = Page(text)
-    assert not {"b", "i", "u", "c"} & set(page.tags)
+    page = Page(file.read_text())
+    assert not {"b", "i", "u", "c", "s", "q"} & set(page.tags)
     assert page.images[0]["alt"] == '<b>. say "x" & y'

@@ -1,10 +1,7 @@
 """How many pairs a paired comparison needs."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-import scipy.stats
 
 from experiments.cli.main import main
 from experiments.reporting.grid import write_grid
@@ -21,17 +18,6 @@ from tests.experiments.test_grid_report import ERROR, METHODS, run, squeezed
 def test_textbook_numbers_of_pairs(ratio, power, pairs):
     assert pairs_needed(ratio * 0.7, 0.7, power) == pairs
     assert pairs_needed(-ratio * 0.7, 0.7, power) == pairs
-
-
-def test_power_is_that_of_simulated_experiments():
-    rng = np.random.default_rng(0)
-    for pairs, effect in ((4, 1.5), (12, 0.6)):
-        samples = rng.normal(2 * effect, 2, (20000, pairs))
-        tests: Any = scipy.stats.ttest_1samp(samples, 0, axis=1)
-        found = np.mean(tests.pvalue < 0.05)
-        expected = paired_power(pairs, 2 * effect, 2)
-        # Three standard deviations of a binomial.
-        assert found == pytest.approx(expected, abs=3 * np.sqrt(expected * (1 - expected) / 20000))
 
 
 def test_power_has_no_gaps():

@@ -19,7 +19,6 @@ from experiments.config import (
     Folders,
     ModelConfig,
     SamplingConfig,
-    TrainConfig,
     replace_option,
 )
 from experiments.contracts import ImageSet, Metric
@@ -30,16 +29,14 @@ from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation.linear import Labelled, LinearResult, evaluate_linear
 from experiments.presets import PRESETS
-from experiments.protocols import build_protocol, classification
-from experiments.protocols.classification import ClassSplit
+from experiments.protocols import classification
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
-from experiments.reporting.linear import linear_report
 from experiments.restored import restore_run
 from experiments.runs import train_run
 from experiments.training.step import build_embed
-from experiments.transfer import evaluate_run_linear
+from experiments.transfer import evaluate_run_linear, seen_in_training
 from experiments.version import code_version
 
 CONFIG = FewShotConfig(
@@ -235,11 +232,6 @@ def test_sets_that_share_images_are_known(preset, trained_on, data, seen):
     assert bool(seen_in_training(config, data)) == seen
 
 
-def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
-    holds_classes_out = "base" in build_protocol(config).splits
-    return transfer._seen_in_training(config, data, split, holds_classes_out=holds_classes_out)
-
-
 def test_novel_classes_count_as_seen_where_all_classes_were_trained_on():
     few_shot, crossed = (PRESETS[name].config for name in ("mini-imagenet", "mini-imagenet-cub"))
     assert not seen_in_training(few_shot, few_shot.data.name, "novel")
@@ -272,13 +264,6 @@ def test_the_sets_that_share_images_exist():
     names = [name for group in builders._SHARE_IMAGES for name in group]
     assert set(names) <= set(BUILDERS)
     assert len(set(names)) == len(names)
-
-
-def test_a_report_states_which_images_were_seen(run, other):
-    report = evaluate_run_linear(restore_run(run[0]), run[1], data="drawings")
-    seen = "icons, which shares images with drawings"
-    text = linear_report(report | {"seen_in_training": seen})
-    assert "was trained on icons, which shares images with drawings: this is no transfer" in text
 
 
 @pytest.mark.parametrize(

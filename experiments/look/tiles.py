@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import matplotlib.font_manager as fonts
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
+from matplotlib.gridspec import SubplotSpec
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from experiments.reporting.style import BLUE, INK, VERMILLION
+from experiments.reporting.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LARGE,
+    ORANGE,
+    PURPLE,
+    SKY,
+    SMALL,
+    VERMILLION,
+)
 
 WRONG = VERMILLION
 """The colour of frames around mistakes."""
-
 TRAINED, OTHERS = BLUE, VERMILLION
 """The colours of training images and of others."""
+CLASS_COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+"""Of the classes of a map, which are at most so many, and of an episode."""
+STRIP = 1.61
+"""Inches of the height of a strip."""
 
 _SIDE = 96
 """Pixels of the longer side of a tile; larger images are reduced."""
+_STRIP_TEXT = 0.75
+"""Room for the text below a tile of a strip, in tiles."""
 
 
 def tile(image: np.ndarray, color: str = INK) -> np.ndarray:
@@ -33,14 +54,16 @@ def tile(image: np.ndarray, color: str = INK) -> np.ndarray:
       image: uint8 [h, w, 1], light on dark (see `is_dark_on_light`), or [h, w, 3].
       color: The ink.
     """
-    image = _reduced(image)
-    height, width, channels = image.shape
-    rgba = np.ones((height, width, 4), np.float32)
-    if channels == 3:
-        rgba[..., :3] = image / np.float32(255)
-        return rgba
-    rgba[..., :3] = to_rgb(color)
-    rgba[..., 3] = image[..., 0] / np.float32(255)
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    if (longest := max(picture.size)) > _SIDE:
+        width, height = (max(1, round(side * _SIDE / longest)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+    values = np.asarray(picture) / np.float32(255)
+    rgba = np.ones((*values.shape[:2], 4), np.float32)
+    if values.ndim == 3:
+        rgba[..., :3] = values
+    else:
+        rgba[..., :3], rgba[..., 3] = to_rgb(color), values
     return rgba
 
 
@@ -52,21 +75,6 @@ def is_dark_on_light(images: np.ndarray) -> bool:
     return bool(np.median(np.concatenate(sides, axis=1)) >= 128)
 
 
-def _reduced(image: np.ndarray) -> np.ndarray:
-    longest = max(image.shape[:2])
-    if longest <= _SIDE:
-        return image
-    size = [max(1, round(side * _SIDE / longest)) for side in image.shape[1::-1]]
-    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-    small = np.asarray(picture.resize((size[0], size[1]), Image.Resampling.LANCZOS))
-    return small.reshape(size[1], size[0], image.shape[2])
-
-
-def is_drawing(images: np.ndarray) -> bool:
-    """Whether tiles of the images uint8 [..., h, w, c] take a colour."""
-    return images.shape[-1] == 1
-
-
 def draw_tile(
     axes: Axes,
     image: np.ndarray,
@@ -76,7 +84,6 @@ def draw_tile(
     *,
     color: str = INK,
     frame: str | None = None,
-    zorder: float = 3,
 ) -> None:
     """Draws an image in the square with centre (x, y), with a frame of a colour if one is given.
 
@@ -85,17 +92,9 @@ def draw_tile(
     half, pad = size / 2, 0.06 * size
     edge = half - pad
     if frame is not None:
-        axes.add_patch(
-            Rectangle(
-                (x - half + pad / 2, y - half + pad / 2),
-                size - pad,
-                size - pad,
-                facecolor="white",
-                edgecolor=frame,
-                linewidth=1.6,
-                zorder=zorder,
-            )
-        )
+        corner = (x - half + pad / 2, y - half + pad / 2)
+        style: Any = {"facecolor": "white", "edgecolor": frame, "linewidth": 1.6}
+        axes.add_patch(Rectangle(corner, size - pad, size - pad, zorder=3, **style))
     downwards = axes.yaxis_inverted()
     bottom, top = (y + edge, y - edge) if downwards else (y - edge, y + edge)
     axes.imshow(
@@ -103,17 +102,38 @@ def draw_tile(
         extent=(x - edge, x + edge, bottom, top),
         interpolation="antialiased",
         aspect="equal",
-        zorder=zorder + 0.1,
+        zorder=3.1,
         clip_on=True,
     )
 
 
-def tile_axes(axes: Axes, width: float, height: float) -> None:
+def tile_axes(axes: Axes, width: float, height: float, title: str = "") -> None:
     """Empties axes for tiles of size 1: x from 0 to width, y from 0 downwards to height."""
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     axes.set_aspect("equal")
     axes.axis("off")
+    axes.set_title(title, size=LARGE, loc="left")
+
+
+def draw_strip(
+    figure: Figure,
+    place: SubplotSpec,
+    heading: str,
+    shown: Sequence[tuple[Sequence[np.ndarray], Sequence[str], str]],
+) -> None:
+    """Draws classes, or pairs of classes, side by side: images, their names, and a value."""
+    axes = figure.add_subplot(place)
+    size = max((len(images) for images, _, _ in shown), default=1)
+    gap = 0.5 if size > 1 else 0.25
+    tile_axes(axes, max(len(shown), 1) * (size + gap), 1 + _STRIP_TEXT, heading)
+    middle: Any = {"ha": "center", "va": "center"}
+    for number, (images, names, value) in enumerate(shown):
+        left = number * (size + gap) + gap / 2
+        for column, (image, name) in enumerate(zip(images, names, strict=True)):
+            draw_tile(axes, image, left + column + 0.5, 0.5, frame="#cccccc")
+            axes.text(left + column + 0.5, 1.18, short(name, 12), size=7, **middle)
+        axes.text(left + size / 2, 1.5, value, size=SMALL, weight="bold", **middle)
 
 
 def short(name: str, characters: int) -> str:

@@ -1,1 +1,0 @@
-"""Pictures of a feature space: arrays in, figures and one page out."""
