@@ -28,17 +28,19 @@ from experiments.config import (
     Folders,
     ParallelMode,
     TrainConfig,
+    batch_size_of,
     by_name,
     check_config,
+    check_data_options,
     evaluation_sections,
     option_types,
     replace_option,
 )
 from experiments.contracts import ImageSet, Objective, Outputs, Problem, Protocol
-from experiments.data.augment import check_settings, seen_shape
+from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape, is_multi_label
 from experiments.data.pipeline import KeptImages, RecordImages, batches, default_memory_limit
-from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
+from experiments.data.sampling import draw_batch, index_classes, shard
 from experiments.errors import ConfigError, DivergedError
 from experiments.models import build_backbone
 from experiments.processes import agree, is_first, on_first
@@ -87,7 +89,7 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None) -> Plan:
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     parallel.check_batch_size(batch_size, num_devices or jax.device_count())
     learning_rate(config.optimizer, config.steps)
-    check_settings(config.data, image_shape(config.data.name)[-1])
+    check_data_options(config.data, image_shape(config.data.name)[-1])
     if model.weights and not storage_path(model.weights, "model.weights").exists():
         raise ConfigError(
             f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders, TrainConfig, get_option, option_types
+from experiments.config import Folders, TrainConfig, batch_size_of, get_option, option_types
 from experiments.presets import PRESETS
 
 _IN_STEPS = (
@@ -80,7 +80,6 @@ def _text(value: Any) -> str:
 def _steps_per_epoch(config: TrainConfig, folders: Folders) -> float | None:
     """None unless all data is prepared and has one label an image."""
     from experiments.data.builders import describe, is_multi_label
-    from experiments.data.sampling import batch_size_of
     from experiments.protocols import build_protocol
 
     names = {config.data.name, vars(config.data).get("novel") or config.data.name}

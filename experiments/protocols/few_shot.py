@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from experiments.config import Count, Folders, TrainConfig, to_dict
+from experiments.config import Count, Folders, TrainConfig, check_mixing, to_dict
 from experiments.contracts import (
     EpisodeClassifier,
     ImageSet,
@@ -23,7 +23,6 @@ from experiments.contracts import (
     Protocol,
 )
 from experiments.data.builders import split_names
-from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
 from experiments.data.sampling import Episodes, check_episodes, index_classes

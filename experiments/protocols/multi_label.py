@@ -24,12 +24,12 @@ from experiments.config import (
     Share,
     TrainConfig,
     Weight,
+    check_mixing,
+    parse_strategy,
 )
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import load_split, load_targets
-from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
 from experiments.protocols.classification import SPLITS

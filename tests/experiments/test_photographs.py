@@ -15,9 +15,9 @@ from experiments.contracts import Photographs
 from experiments.data import augment as module
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError
+from experiments.data.augment import random_box, random_resized_crop, resize_and_center_crop
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import KeptImages, RecordImages, load_split
-from experiments.data.resize import random_box, random_resized_crop, resize_and_center_crop
 from experiments.presets import PRESETS
 from tests.experiments import fake_image_sets
 from tests.experiments.fake_archives import decode, whole_images

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
+from experiments.config import batch_size_of, parse_strategy
 from experiments.data.sampling import (
     Episodes,
-    batch_size_of,
     draw_batch,
     episodes_hash,
     episodic_batch,
     evaluation_episodes,
     index_classes,
-    parse_strategy,
     random_batch,
     shard,
     support_orders,
