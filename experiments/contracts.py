@@ -226,9 +226,6 @@ class Protocol(NamedTuple):
     """The images of one of the splits."""
     class_counts: Callable[[Folders], Mapping[str, np.ndarray]]
     """For every available split, the number of images of every class; reads no image."""
-    check_options: Callable[[int], None]
-    """Raises a `ConfigError` where options do not fit each other or the number of features.
-    Runs before any data is prepared."""
     check_data: Callable[[int, Mapping[str, np.ndarray]], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be
     trained and evaluated."""
@@ -249,6 +246,9 @@ class Protocol(NamedTuple):
     report: Callable[[dict[str, Any]], list[str]]
     """The results as lines of Markdown, from the report's JSON: first what was evaluated, in a
     phrase."""
+    check_options: Callable[[int], None] = lambda num_features: None
+    """Raises a `ConfigError` where options do not fit each other or the number of features.
+    Runs before any data is prepared."""
     diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     calibrated: Callable[[Outputs], np.ndarray] | None = None
