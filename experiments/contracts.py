@@ -30,18 +30,15 @@ class ImageTable(Interface):
     @property
     def shape(self) -> tuple[int, ...]:
         """(n, height, width, channels) of an array, or of the `pixels` of `Photographs`."""
-        ...
 
     @property
     def dtype(self) -> np.dtype:
         """uint8."""
-        ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any, /) -> Any:
         """uint8 [..., h, w, c] or `Photographs`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +85,9 @@ class ImageSet:
     """The name of every label."""
 
 
-class LoadImages(Interface):
-    """Loads the images of a split."""
-
-    def __call__(
-        self, folders: Folders, split: str, /, *, memory_limit: int | None = None
-    ) -> ImageSet:
-        """The images, in memory if their pixels have at most so many bytes (None: a default)."""
-        ...
+LoadImages = Callable[..., ImageSet]
+"""Of folders and a split, its images: in memory if their pixels have at most `memory_limit` bytes
+(None: a default)."""
 
 
 class Metric(NamedTuple):
@@ -108,11 +100,9 @@ class Metric(NamedTuple):
     """None: neither higher nor lower values are better."""
 
     def measured(self, value: float | None, interval: float | None = None) -> dict[str, Any]:
-        """The metric with its value, as reports store it.
+        """The metric with its value (None: undefined), as reports store it.
 
-        Args:
-          value: The number; None where it is undefined.
-          interval: Half the width of its 95 % confidence interval, where there is one.
+        The interval is half the width of a 95 % confidence interval, where there is one.
         """
         return self._asdict() | {"value": value, "interval": interval}
 

@@ -40,7 +40,7 @@ from experiments.contracts import ImageSet, Objective, Outputs, Problem, Protoco
 from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape, is_multi_label
 from experiments.data.pipeline import KeptImages, RecordImages, batches, default_memory_limit
-from experiments.data.sampling import draw_batch, index_classes, shard
+from experiments.data.sampling import draw_batch, index_classes
 from experiments.errors import ConfigError, DivergedError
 from experiments.models import build_backbone
 from experiments.processes import agree, is_first, on_first
@@ -313,7 +313,7 @@ def _batches(
 
     def read(step: int) -> Batch:
         drawn = draw_batch(index, config.sampling.strategy, batch_size, seed=config.seed, step=step)
-        rows = shard(drawn, jax.process_index(), jax.process_count())
+        rows = np.split(drawn, jax.process_count())[jax.process_index()]
         return Batch(images.images[rows], images.labels[rows])
 
     ahead = isinstance(images.images, RecordImages)

@@ -126,18 +126,6 @@ def draw_batch(
     return episodic_batch(index, *ways_shots, seed=seed, step=step)
 
 
-def shard(indices: np.ndarray, index: int, count: int) -> np.ndarray:
-    """The contiguous part of a batch [n] that belongs to process `index` of `count`.
-
-    Raises:
-      ValueError: `count` does not divide n.
-    """
-    if len(indices) % count:
-        raise ValueError(f"a batch of {len(indices)} cannot be divided among {count} processes")
-    size = len(indices) // count
-    return indices[index * size : (index + 1) * size]
-
-
 def check_episodes(labels: np.ndarray | ClassIndex, *, ways: int, shots: int, queries: int) -> None:
     """Raises a `ConfigError` where `evaluation_episodes` cannot draw such episodes."""
     _episode_classes(index_classes(labels), ways, shots, queries)
