@@ -30,15 +30,18 @@ class ImageTable(Interface):
     @property
     def shape(self) -> tuple[int, ...]:
         """(n, height, width, channels) of an array, or of the `pixels` of `Photographs`."""
+        ...
 
     @property
     def dtype(self) -> np.dtype:
         """uint8."""
+        ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any, /) -> Any:
         """uint8 [..., h, w, c] or `Photographs`."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
