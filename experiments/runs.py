@@ -87,9 +87,9 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None) -> Plan:
     check_config(config)
     sampling, model = config.sampling, config.model
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    check_data_options(config.data, image_shape(config.data.name)[-1])
     parallel.check_batch_size(batch_size, num_devices or jax.device_count())
     learning_rate(config.optimizer, config.steps)
-    check_data_options(config.data, image_shape(config.data.name)[-1])
     if model.weights and not storage_path(model.weights, "model.weights").exists():
         raise ConfigError(
             f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "

@@ -9,15 +9,12 @@ states the difference. What differs from the code and has no option is listed by
 `python -m experiments settings PRESET`. Results on the icons: experiments/RESULTS.md. The
 photographs do not ship with the project and have not been run here.
 
-The code sums the distances of the balanced setting over the batch. With plain SGD the mean takes
+The code sums the distances of the balanced setting over the batch: with plain SGD, the mean takes
 128 times the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy
 (`fixed-ce`, `softmax`, `cosine-softmax`) is the mean of the supplement's eq. (10), whatever the
-reduction. Dot regression of the long-tailed setting is a mean, and balances the classes of each
-batch.
-
-The baseline that the authors compare with is `--loss.name cosine-softmax`, a trained classifier on
-cosines without a scale; `softmax` is the linear classifier that people use. The published code
-contains that baseline, but does not run with it.
+reduction. The authors' baseline is `--loss.name cosine-softmax`, a trained classifier on cosines
+without a scale, with which the published code does not run; `softmax` is the linear classifier that
+people use.
 """
 
 from __future__ import annotations

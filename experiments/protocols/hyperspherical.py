@@ -99,11 +99,12 @@ def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""
     loss = config.loss
     moves = loss.name == "dynamic"
+    of_cosines = config.evaluation.calibration == "cosines" and loss.name != "softmax"
 
     def extra_report(results: dict[str, Any]) -> list[str]:
         calibration = ["", "The calibration error is that of cosines without a scale."]
         return [
-            *(calibration if _of_cosines(config) else []),
+            *(calibration if of_cosines else []),
             *(report_assignment(results) if moves else []),
         ]
 
@@ -112,7 +113,7 @@ def build(config: HypersphericalConfig) -> Protocol:
         label=label(loss),
         objective=partial(_OBJECTIVES[loss.name], loss),
         check_options=check_options,
-        calibrated=partial(calibrated_logits, config),
+        calibrated=partial(cosines, loss) if of_cosines else lambda outputs: None,
         extra_results=assignment_results if moves else lambda outputs: {},
         extra_report=extra_report,
     )
@@ -287,15 +288,6 @@ def _distance(
         jaxloss.class_balanced_lengths, num_classes=num_classes, axis_name=problem.axis_name
     )
     return partial(dot_regression, of_batch)
-
-
-def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray | None:
-    """Logits [n, C] whose softmax is the confidence; None for those that predict."""
-    return cosines(config.loss, outputs) if _of_cosines(config) else None
-
-
-def _of_cosines(config: HypersphericalConfig) -> bool:
-    return config.evaluation.calibration == "cosines" and config.loss.name != "softmax"
 
 
 def cosines(options: HypersphericalLoss, outputs: Outputs) -> np.ndarray:

@@ -43,14 +43,15 @@ class _Method(NamedTuple):
     label: str
     loss: Callable[..., Array]
     """Of logits and targets, both [n, C]."""
-    options: tuple[str, ...] = ()
-    """The options of the configuration that the loss takes."""
+    options: Mapping[str, str] = {}
+    """The options of the configuration that the loss takes, with their symbols in the paper."""
     compares_samples: bool = False
     """Whether the loss compares the samples of a batch with each other."""
 
 
-_SOFT_GAP = ("positive_temperature", "negative_temperature", "margin")
-_FOCUS = ("positive_focus", "negative_focus", "clip")
+_SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
+_FOCUS = {"positive_focus": "γ₊", "negative_focus": "γ₋", "clip": "m"}
+_RAMPS = {"ramp": "s", "leak": "λ", "binary_weight": "κ"}
 _METHODS = {
     "two-way": _Method("Two-way", jaxloss.two_way_loss, _SOFT_GAP, compares_samples=True),
     "sample-wise": _Method("Sample-wise", jaxloss.sample_wise_loss, _SOFT_GAP),
@@ -59,18 +60,7 @@ _METHODS = {
     "softmax": _Method("Softmax", jaxloss.multilabel_softmax_loss),
     "asl": _Method("ASL", jaxloss.asymmetric_loss, _FOCUS),
     "warp": _Method("WARP", jaxloss.warp_loss),
-    "rml": _Method("RML", jaxloss.robust_multilabel_loss, ("ramp", "leak", "binary_weight")),
-}
-_SYMBOLS = {
-    "positive_temperature": "T_P",
-    "negative_temperature": "T_N",
-    "margin": "ε",
-    "positive_focus": "γ₊",
-    "negative_focus": "γ₋",
-    "clip": "m",
-    "ramp": "s",
-    "leak": "λ",
-    "binary_weight": "κ",
+    "rml": _Method("RML", jaxloss.robust_multilabel_loss, _RAMPS),
 }
 
 
@@ -321,8 +311,8 @@ def label(options: MultiLabelLoss) -> str:
     """The loss with those of its options that differ from the paper's, for tables."""
     method, default = _METHODS[options.name], MultiLabelLoss()
     changed = [
-        f", {_SYMBOLS[option]} = {vars(options)[option]:g}"
-        for option in method.options
+        f", {symbol} = {vars(options)[option]:g}"
+        for option, symbol in method.options.items()
         if vars(options)[option] != vars(default)[option]
     ]
     if method.compares_samples and options.class_wise_over == "device":
