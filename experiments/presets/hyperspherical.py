@@ -303,10 +303,9 @@ PRESETS = {
         _IMAGENET,
         _IMAGENET_DIFFERENCES,
     ),
-    # Section 7.1: AdamW with batches of 1024, a learning rate of 0.001 and weight decay 2e-5; the
-    # code's configuration has 0.5, the rate of ResNet-50. It names no epochs and no mixup for
-    # Swin-T. Here both are those of ResNet-50: 100 epochs and β = 1, for 105 and 0.2 in the code.
-    # Stochastic depth is that of the authors of Swin-T. Images and loss differ as above.
+    # Section 7.1 has a learning rate of 0.001, the code 0.5, the rate of ResNet-50. It names no
+    # epochs and no mixup for Swin-T. Here both are those of ResNet-50: 100 epochs and β = 1, for
+    # 105 and 0.2 in the code. Stochastic depth is that of the authors of Swin-T.
     "imagenet-sphere-swin": Preset(
         "Hyperspherical classification on ImageNet-1K (Swin-T, AdamW, mixup, 100 epochs).",
         replace(
