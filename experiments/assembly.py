@@ -15,12 +15,19 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from experiments.config import Folders, ParallelMode, TrainConfig, check_config
+from experiments.config import (
+    Folders,
+    ParallelMode,
+    TrainConfig,
+    batch_size_of,
+    check_config,
+    check_data_options,
+)
 from experiments.contracts import ImageSet, Objective, Problem, Protocol
-from experiments.data.augment import check_settings, seen_shape
+from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape, is_multi_label
 from experiments.data.pipeline import KeptImages, RecordImages, batches, default_memory_limit
-from experiments.data.sampling import batch_size_of, draw_batch, index_classes, shard
+from experiments.data.sampling import draw_batch, index_classes
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
 from experiments.protocols import build_protocol
@@ -57,9 +64,9 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None) -> Plan:
     check_config(config)
     sampling, model = config.sampling, config.model
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    check_data_options(config.data, image_shape(config.data.name)[-1])
     parallel.check_batch_size(batch_size, num_devices or jax.device_count())
     learning_rate(config.optimizer, config.steps)
-    check_settings(config.data, image_shape(config.data.name)[-1])
     if model.weights and not storage_path(model.weights, "model.weights").exists():
         raise ConfigError(
             f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
@@ -247,7 +254,7 @@ def _batches(
 
     def read(step: int) -> Batch:
         drawn = draw_batch(index, config.sampling.strategy, batch_size, seed=config.seed, step=step)
-        rows = shard(drawn, jax.process_index(), jax.process_count())
+        rows = np.split(drawn, jax.process_count())[jax.process_index()]
         return Batch(images.images[rows], images.labels[rows])
 
     ahead = isinstance(images.images, RecordImages)

@@ -14,10 +14,9 @@ import numpy as np
 from jax.experimental import topologies
 
 from experiments.assembly import Plan, build_network, plan_run
-from experiments.config import ParallelMode, TrainConfig
+from experiments.config import ParallelMode, TrainConfig, batch_size_of
 from experiments.contracts import Photographs
 from experiments.data.builders import builder_class, is_multi_label
-from experiments.data.sampling import batch_size_of
 from experiments.errors import ConfigError
 from experiments.reporting.markdown import table
 from experiments.training import parallel

@@ -6,8 +6,9 @@ import dataclasses
 import json
 import math
 import operator
+import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -210,6 +211,14 @@ class Folders:
         check_local(self.manual_dir, "--manual-dir")
 
 
+_BOUNDS = {
+    Ge: (operator.ge, "at least"),
+    Gt: (operator.gt, "above"),
+    Le: (operator.le, "at most"),
+    Lt: (operator.lt, "below"),
+}
+
+
 def check_config(config: Any, section: str = "") -> None:
     """Checks every number against the bounds in its field's type.
 
@@ -232,7 +241,11 @@ def check_config(config: Any, section: str = "") -> None:
             if not value and option.default != ():
                 raise ConfigError(f"{name} needs at least one value")
             hint, numbers = typing.get_args(hint)[0], value
-        bounds = [bound for part in getattr(hint, "__metadata__", ()) if (bound := _bound(part))]
+        bounds = [
+            (*_BOUNDS[type(bound)], *dataclasses.astuple(bound))
+            for bound in getattr(hint, "__metadata__", ())
+            if type(bound) in _BOUNDS
+        ]
         for number in numbers:
             finite = not isinstance(number, float) or math.isfinite(number)
             if not (finite and all(within(number, limit) for within, _, limit in bounds)):
@@ -240,17 +253,80 @@ def check_config(config: Any, section: str = "") -> None:
                 raise ConfigError(f"{name} must be {allowed if finite else 'finite'}, got {number}")
 
 
-def _bound(constraint: Any) -> tuple[Callable[[Any, Any], bool], str, Any] | None:
-    match constraint:
-        case Ge(ge=limit):
-            return operator.ge, "at least", limit
-        case Gt(gt=limit):
-            return operator.gt, "above", limit
-        case Le(le=limit):
-            return operator.le, "at most", limit
-        case Lt(lt=limit):
-            return operator.lt, "below", limit
-    return None
+def check_data_options(config: DataConfig, channels: int) -> None:
+    """Raises a `ConfigError` unless the options fit each other and the number of channels."""
+    of_colors = {"color_jitter": (1, 3), "trivial_augment": (1, 3), "lighting": (3,)}
+    for name, allowed in of_colors.items():
+        if vars(config)[name] and channels not in allowed:
+            needed = " or ".join(map(str, allowed))
+            raise ConfigError(f"data.{name} needs {needed} channels, got {channels}")
+    if config.mixed_labels == "larger" and not (config.mixup or config.cutmix):
+        raise ConfigError("data.mixed_labels = larger needs data.mixup or data.cutmix")
+    if config.resize and not config.image_size:
+        raise ConfigError(f"data.resize = {config.resize} needs data.image_size")
+    if 0 < config.resize < config.image_size:
+        raise ConfigError(
+            f"data.resize = {config.resize} must not be below data.image_size = {config.image_size}"
+        )
+    if config.crop_scale:
+        for name in ("crop_scale", "crop_ratio"):
+            numbers = vars(config)[name]
+            if len(numbers) != 2 or numbers[0] > numbers[1]:
+                raise ConfigError(
+                    f"data.{name} needs two numbers in ascending order, got {numbers}"
+                )
+        if config.crop_scale[1] > 1:
+            raise ConfigError(f"data.crop_scale must not be above 1, got {config.crop_scale}")
+        if config.pad > 0:
+            raise ConfigError(
+                f"data.crop_scale replaces data.pad, which must be 0, got {config.pad}"
+            )
+    for name in ("mean", "std"):
+        numbers = vars(config)[name]
+        if len(numbers) not in (1, channels):
+            raise ConfigError(
+                f"data.{name} needs one number, or one for each of {channels} channels; "
+                f"got {numbers}"
+            )
+
+
+def check_mixing(config: DataConfig, loss: str, *, compares_samples: bool) -> None:
+    """Raises a `ConfigError` where images are mixed for a loss that compares samples."""
+    for name in ("mixup", "cutmix"):
+        if vars(config)[name] and compares_samples:
+            raise ConfigError(
+                f"data.{name} = {vars(config)[name]} needs a loss of single samples, and {loss} "
+                f"compares samples with each other; set data.{name} = 0"
+            )
+
+
+def parse_strategy(strategy: str) -> tuple[int, int] | None:
+    """The classes N and images per class K of a sampling strategy `NxK`; None for `random`.
+
+    Raises:
+      ConfigError: The string is neither.
+    """
+    if strategy == "random":
+        return None
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", strategy)
+    if match is None:
+        raise ConfigError(
+            f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
+            f"for example `32x4`; got {strategy!r}"
+        )
+    return int(match[1]), int(match[2])
+
+
+def describe_strategy(strategy: str) -> str:
+    """A sampling strategy in words, such as `32-way 4-shot`."""
+    parsed = parse_strategy(strategy)
+    return "random" if parsed is None else f"{parsed[0]}-way {parsed[1]}-shot"
+
+
+def batch_size_of(strategy: str, batch_size: int) -> int:
+    """The number of samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
+    ways_shots = parse_strategy(strategy)
+    return batch_size if ways_shots is None else math.prod(ways_shots)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -270,15 +346,12 @@ def by_name(config: Any, name: str = "") -> dict[str, Any]:
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """A line for every name whose values differ, as in `  seed: 0 -> 1`."""
+    shown = [{name: repr(run[name]) for name in run} for run in (first, second)]
     return [
-        f"  {name}: {_show(first, name)} -> {_show(second, name)}"
+        f"  {name}: {shown[0].get(name, '(absent)')} -> {shown[1].get(name, '(absent)')}"
         for name in {**first, **second}
         if name not in first or name not in second or first[name] != second[name]
     ]
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return repr(values[name]) if name in values else "(absent)"
 
 
 Config = TypeVar("Config")
@@ -332,8 +405,7 @@ def evaluation_sections(config: TrainConfig) -> dict[str, Any]:
 
 def get_option(config: Any, option: str) -> Any:
     """The value of an option, such as `loss.name`."""
-    section, _, rest = option.partition(".")
-    return get_option(vars(config)[section], rest) if rest else vars(config)[section]
+    return operator.attrgetter(option)(config)
 
 
 def replace_option(config: Config, option: str, value: Any) -> Config:

@@ -88,14 +88,9 @@ class ImageSet:
     """The name of every label."""
 
 
-class LoadImages(Interface):
-    """Loads the images of a split."""
-
-    def __call__(
-        self, folders: Folders, split: str, /, *, memory_limit: int | None = None
-    ) -> ImageSet:
-        """The images, in memory if their pixels have at most so many bytes (None: a default)."""
-        ...
+LoadImages = Callable[..., ImageSet]
+"""Of folders and a split, its images: in memory if their pixels have at most `memory_limit` bytes
+(None: a default)."""
 
 
 class Metric(NamedTuple):
@@ -108,11 +103,9 @@ class Metric(NamedTuple):
     """None: neither higher nor lower values are better."""
 
     def measured(self, value: float | None, interval: float | None = None) -> dict[str, Any]:
-        """The metric with its value, as reports store it.
+        """The metric with its value (None: undefined), as reports store it.
 
-        Args:
-          value: The number; None where it is undefined.
-          interval: Half the width of its 95 % confidence interval, where there is one.
+        The interval is half the width of a 95 % confidence interval, where there is one.
         """
         return self._asdict() | {"value": value, "interval": interval}
 
@@ -217,9 +210,6 @@ class Protocol(NamedTuple):
     """The images of one of the splits."""
     class_counts: Callable[[Folders], Mapping[str, np.ndarray]]
     """For every available split, the number of images of every class; reads no image."""
-    check_options: Callable[[int], None]
-    """Raises a `ConfigError` where options do not fit each other or the number of features.
-    Runs before any data is prepared."""
     check_data: Callable[[int, Mapping[str, np.ndarray]], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be
     trained and evaluated."""
@@ -240,6 +230,9 @@ class Protocol(NamedTuple):
     report: Callable[[dict[str, Any]], list[str]]
     """The results as lines of Markdown, from the report's JSON: first what was evaluated, in a
     phrase."""
+    check_options: Callable[[int], None] = lambda num_features: None
+    """Raises a `ConfigError` where options do not fit each other or the number of features.
+    Runs before any data is prepared."""
     diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     calibrated: Callable[[Outputs], np.ndarray] | None = None

@@ -22,7 +22,7 @@ class Datasets:
         """Prints the list."""
         from experiments.data.builders import dataset_status
 
-        for status in dataset_status(self.folders.data_dir, self.folders.manual_dir):
+        for status in dataset_status(**vars(self.folders)):
             print(status)
         return 0
 
@@ -44,6 +44,5 @@ class Prepare:
             raise ConfigError("prepare needs the name of a data set, as `datasets` lists them")
         classes = [builder_class(name) for name in self.names]  # Before the first is prepared.
         for cls in classes:
-            data_dir, manual_dir = self.folders.data_dir, self.folders.manual_dir
-            print(prepare(cls, data_dir=data_dir, manual_dir=manual_dir).data_dir)
+            print(prepare(cls, **vars(self.folders)).data_dir)
         return 0

@@ -47,19 +47,18 @@ class Evaluate:
 
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the report."""
-        return self._evaluate_over(command) if self.over else self._evaluate_once(command)
+        for option, given in {"--metrics": self.metrics, "--baseline": self.baseline}.items():
+            if given and not self.over:
+                raise ConfigError(f"{option} is for a table of evaluations; it needs --over")
+        paths = self._evaluate_over(command) if self.over else self._evaluate_once(command)
+        print("\nwrote", ", ".join(map(str, paths)))
+        return 0
 
-    def _evaluate_once(self, command: Sequence[str]) -> int:
+    def _evaluate_once(self, command: Sequence[str]) -> list[Path]:
         from experiments.grid import setting_names
         from experiments.reporting.run import report_lines, run_report, write_report
         from experiments.restored import evaluate_run, run_directory
 
-        if self.metrics:
-            raise ConfigError("--metrics are those of a table of evaluations; it needs --over")
-        if self.baseline:
-            raise ConfigError(
-                f"--baseline {self.baseline} is one of several evaluations; it needs --over"
-            )
         overrides = self._overrides()
         protocol, report = evaluate_run(
             self.directory,
@@ -73,11 +72,9 @@ class Evaluate:
         # A name with the settings, so that evaluations of a run do not overwrite each other.
         checkpoint = f"evaluation-{report['split']}-step{report['step']}"
         name = ",".join([checkpoint, *setting_names(overrides)])
-        paths = write_report(run_directory(self.directory), protocol, report, name)
-        print("\nwrote", ", ".join(str(path) for path in paths))
-        return 0
+        return write_report(run_directory(self.directory), protocol, report, name)
 
-    def _evaluate_over(self, command: Sequence[str]) -> int:
+    def _evaluate_over(self, command: Sequence[str]) -> list[Path]:
         from experiments.grid import evaluate_over
 
         paths = evaluate_over(
@@ -92,8 +89,7 @@ class Evaluate:
             command=shlex.join(command),
         )
         print("\n" + paths[0].read_text(encoding="utf-8"))
-        print("wrote", ", ".join(str(path) for path in paths))
-        return 0
+        return paths
 
     def _overrides(self) -> dict[str, Any]:
         """The evaluation options that do not have the run's value, by name."""

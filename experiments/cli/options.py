@@ -20,13 +20,11 @@ from experiments.storage import storage_path
 
 def preset_choice(presets: Mapping[str, Preset]) -> Any:
     """The type of a preset as a positional word, followed by overrides of its options."""
-    return Annotated[
-        tyro.extras.subcommand_type_from_defaults(
-            {name: preset.config for name, preset in presets.items()},
-            {name: preset.description for name, preset in presets.items()},
-        ),
-        tyro.conf.arg(name=""),
-    ]
+    choice = tyro.extras.subcommand_type_from_defaults(
+        {name: preset.config for name, preset in presets.items()},
+        {name: preset.description for name, preset in presets.items()},
+    )
+    return Annotated[choice, tyro.conf.arg(name="")]
 
 
 if TYPE_CHECKING:
@@ -80,6 +78,15 @@ class Execution:
     prints the stacks of its threads and ends with status 75; 0: never."""
     folders: DataFolders = field(default_factory=Folders)
 
+    def of_a_run(self) -> dict[str, Any]:
+        """As `complete_run` takes them."""
+        return {
+            "folders": self.folders,
+            "mode": self.parallel,
+            "mesh_shape": self.mesh,
+            "stuck_after": self.stuck_after,
+        }
+
 
 HowToRun = Annotated[Execution, tyro.conf.arg(name="")]
 
@@ -113,32 +120,20 @@ def run_and_print(
 ) -> int:
     """Runs the missing part of a grid and prints its table; returns the exit status.
 
-    Args:
-      config, over, seeds, directory: As in `run_grid`.
-      execution: How runs are trained.
-      comparison: How they are compared.
-      command: What was typed.
-      report: What else `run_grid` takes for the report.
+    `command` is what was typed; `report` is what else `run_grid` takes for the report.
     """
     from experiments.grid import run_grid
     from experiments.runs import complete_run
 
-    complete = partial(
-        complete_run,
-        folders=execution.folders,
-        command=shlex.join(command),
-        mode=execution.parallel,
-        mesh_shape=execution.mesh,
-        stuck_after=execution.stuck_after,
-    )
+    typed = shlex.join(command)
     outcome = run_grid(
         config,
         over,
         seeds,
         directory,
         execution.folders,
-        complete,
-        command=shlex.join(command),
+        partial(complete_run, command=typed, **execution.of_a_run()),
+        command=typed,
         **vars(comparison),
         **report,
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders, TrainConfig, get_option, option_types
+from experiments.config import Folders, TrainConfig, batch_size_of, get_option, option_types
 from experiments.presets import PRESETS
 
 _IN_STEPS = (
@@ -61,13 +61,14 @@ def _rows(
     rows = []
     for option in option_types(config):
         value = get_option(config, option)
-        if option in sources or value != get_option(default, option):
-            text = _text(value)
-            if steps_per_epoch and value and option in _IN_STEPS:
-                steps = value if isinstance(value, tuple) else (value,)
-                epochs = " ".join(f"{number / steps_per_epoch:.4g}" for number in steps)
-                text += f" ({epochs} epochs)"
-            rows.append((option, text, sources.get(option)))
+        if option not in sources and value == get_option(default, option):
+            continue
+        text = _text(value)
+        if steps_per_epoch and value and option in _IN_STEPS:
+            steps = value if isinstance(value, tuple) else (value,)
+            epochs = " ".join(f"{number / steps_per_epoch:.4g}" for number in steps)
+            text += f" ({epochs} epochs)"
+        rows.append((option, text, sources.get(option)))
     return rows
 
 
@@ -80,11 +81,10 @@ def _text(value: Any) -> str:
 def _steps_per_epoch(config: TrainConfig, folders: Folders) -> float | None:
     """None unless all data is prepared and has one label an image."""
     from experiments.data.builders import describe, is_multi_label
-    from experiments.data.sampling import batch_size_of
     from experiments.protocols import build_protocol
 
     names = {config.data.name, vars(config.data).get("novel") or config.data.name}
-    status = [describe(name, folders.data_dir, folders.manual_dir) for name in names]
+    status = [describe(name, **vars(folders)) for name in names]
     if not all(data.ready for data in status) or is_multi_label(config.data.name):
         return None
     protocol = build_protocol(config)

@@ -33,15 +33,8 @@ class Train:
         name = f"{config.preset}-{config.loss.name.replace(':', '-')}-{config.sampling.strategy}"
         directory = self.directory or Path("runs", f"{name}-seed{config.seed}")
         plan = plan_run(config)
-        report = complete_run(
-            plan,
-            directory,
-            self.execution.folders,
-            command=shlex.join(command),
-            mode=self.execution.parallel,
-            stuck_after=self.execution.stuck_after,
-            mesh_shape=self.execution.mesh,
-        )
+        how = self.execution.of_a_run()
+        report = complete_run(plan, directory, command=shlex.join(command), **how)
         print(run_report(report, report_lines(plan.protocol, report)))
         print(f"\n{directory}: config.json, metrics.jsonl, checkpoints, report.md, report.json")
         return 1 if "diverged" in report else 0

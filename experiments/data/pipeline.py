@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +27,8 @@ from experiments.storage import storage_path
 _T = TypeVar("_T")
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
+_CHUNK = 8
+"""Images that a thread decodes at once."""
 
 
 class RecordImages:
@@ -71,11 +73,7 @@ class RecordImages:
 
 
 class KeptImages:
-    """Images that are read when they are first indexed, and kept. The others take no memory.
-
-    Args:
-      images: What is read.
-    """
+    """Images that are read when they are first indexed, and kept. The others take no memory."""
 
     dtype = np.dtype(np.uint8)
 
@@ -113,9 +111,6 @@ def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) ->
       last: The end of the range of steps, exclusive.
       ahead: Read up to two batches in advance, in a Grain thread, so that steps need not wait for
         their images. An exception of `read` is raised when its batch is requested.
-
-    Returns:
-      The batches in order.
     """
     if not ahead:
         return map(read, range(first, last))
@@ -155,13 +150,9 @@ def load_targets(
 ) -> np.ndarray:
     """The labels of a multi-label split, without reading images.
 
-    Arguments, order and errors are those of `load_split`.
-
-    Returns:
-      int8 [n, C]: 1 if the image has the label, 0 if not, −1 if unknown.
+    Arguments, order, labels and errors are those of `load_split`.
     """
-    builder = _prepared(name, split, data_dir, manual_dir)
-    return _labels(builder, split)[0]
+    return _labels(_prepared(name, split, data_dir, manual_dir), split)[0]
 
 
 def load_split(
@@ -242,25 +233,20 @@ def _prepared(
 
 
 def _labels(builder: ImageBuilder, split: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of a split in the order of its records, and the class names."""
+    """The labels of a split in the order of its records, and the class names.
+
+    The classes of several few-shot splits are different ones, those of other splits the same.
+    """
     parts = split.split("+")
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
-    return _join(
-        [builder.read_labels(storage_path(builder.data_dir), part, metadata) for part in parts],
-        [tuple(metadata[part]) for part in parts],
-        disjoint=isinstance(builder, FewShotBuilder),
-    )
-
-
-def _join(
-    labels: list[np.ndarray], names: list[tuple[str, ...]], *, disjoint: bool
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Concatenates the labels of several splits, and their classes if these are disjoint."""
-    if not disjoint:
+    folder = storage_path(builder.data_dir)
+    labels = [builder.read_labels(folder, part, metadata) for part in parts]
+    names = [tuple(metadata[part]) for part in parts]
+    if not isinstance(builder, FewShotBuilder):
         return np.concatenate(labels), names[0]
     first = np.cumsum([0, *map(len, names)]).tolist()
     shifted = [part + start for part, start in zip(labels, first, strict=False)]
-    return np.concatenate(shifted, dtype=np.int32), tuple(name for part in names for name in part)
+    return np.concatenate(shifted, dtype=np.int32), tuple(itertools.chain(*names))
 
 
 @contextlib.contextmanager
@@ -275,15 +261,13 @@ def _naming_damage(folder: Path) -> Iterator[None]:
 
 
 def _read(source: Any, rows: list[int], out: np.ndarray, sizes: np.ndarray | None) -> None:
-    """Reads, parses and decodes records into an array, with a thread for each usable CPU.
+    """Reads, parses and decodes records into an array, with threads.
 
     With `sizes`, images are placed as in `Photographs`, and their sizes are written.
     """
-    cpus = _usable_cpus()
-    chunk = min(32, -(-len(rows) // cpus)) or 1
 
     def decode(start: int) -> None:
-        records = source.__getitems__(rows[start : start + chunk])
+        records = source.__getitems__(rows[start : start + _CHUNK])
         for row, record in enumerate(records, start):
             with Image.open(io.BytesIO(record["image"])) as image:
                 pixels = np.asarray(image)
@@ -295,12 +279,5 @@ def _read(source: Any, rows: list[int], out: np.ndarray, sizes: np.ndarray | Non
                 pixels = pixels.swapaxes(0, 1)
             out[row, : len(pixels), : pixels.shape[1]] = pixels
 
-    with ThreadPoolExecutor(cpus) as pool:
-        list(pool.map(decode, range(0, len(rows), chunk)))
-
-
-def _usable_cpus() -> int:
-    """The CPUs that this process may run on: a scheduler may give it a part of the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(decode, range(0, len(rows), _CHUNK)))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import re
 from typing import NamedTuple
 
 import numpy as np
 
+from experiments.config import parse_strategy
 from experiments.errors import ConfigError
 
 # Tags of random streams: one seed gives independent numbers for every tag.
@@ -39,13 +39,7 @@ class Episodes(NamedTuple):
 
 
 def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
-    """Sorts the samples by class, once for all draws.
-
-    Args:
-      labels: Integers [n] with any values, or a ClassIndex, which is returned unchanged.
-
-    Returns:
-      The ClassIndex, with classes in the order of their labels.
+    """Sorts the samples of labels [n] by class, once for all draws; an index stays as it is.
 
     Raises:
       ValueError: The labels are empty, not one-dimensional, or not integers.
@@ -60,41 +54,6 @@ def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
     order = np.argsort(labels, kind="stable").astype(np.int64)
     starts = np.flatnonzero(np.diff(labels[order])) + 1
     return ClassIndex(order, np.concatenate([[0], starts, [labels.size]]).astype(np.int64))
-
-
-def parse_strategy(strategy: str) -> tuple[int, int] | None:
-    """Parses a sampling strategy.
-
-    Args:
-      strategy: `random`, or `NxK` for N classes with K samples each.
-
-    Returns:
-      None for `random`, or (N, K).
-
-    Raises:
-      ConfigError: The string is neither.
-    """
-    if strategy == "random":
-        return None
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", strategy)
-    if match is None:
-        raise ConfigError(
-            f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
-            f"for example `32x4`; got {strategy!r}"
-        )
-    return int(match[1]), int(match[2])
-
-
-def describe_strategy(strategy: str) -> str:
-    """A sampling strategy in words, such as `32-way 4-shot`."""
-    parsed = parse_strategy(strategy)
-    return "random" if parsed is None else f"{parsed[0]}-way {parsed[1]}-shot"
-
-
-def batch_size_of(strategy: str, batch_size: int) -> int:
-    """The number of samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
-    ways_shots = parse_strategy(strategy)
-    return batch_size if ways_shots is None else ways_shots[0] * ways_shots[1]
 
 
 def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> np.ndarray:
@@ -127,15 +86,8 @@ def episodic_batch(
 
     Classes with fewer than K samples are never drawn.
 
-    Args:
-      labels: Integers [n], or their ClassIndex, which avoids sorting them at every step.
-      ways: Number N of classes.
-      shots: Number K of samples per class.
-      seed: Seed of the run.
-      step: Training step, counted from 0.
-
     Returns:
-      int64 [ways·shots], grouped by class.
+      int64 [ways·shots], sample indices grouped by class.
 
     Raises:
       ConfigError: Fewer than N classes have K samples.
@@ -161,7 +113,7 @@ def draw_batch(
       int64 [batch_size_of(strategy, batch_size)], sample indices.
 
     Raises:
-      ConfigError: The strategy is unknown, or does not fit the data.
+      ConfigError: The strategy does not fit the data.
     """
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:
@@ -174,24 +126,8 @@ def draw_batch(
     return episodic_batch(index, *ways_shots, seed=seed, step=step)
 
 
-def shard(indices: np.ndarray, index: int, count: int) -> np.ndarray:
-    """The contiguous part of a batch [n] that belongs to process `index` of `count`.
-
-    Raises:
-      ValueError: `count` does not divide n.
-    """
-    if len(indices) % count:
-        raise ValueError(f"a batch of {len(indices)} cannot be divided among {count} processes")
-    size = len(indices) // count
-    return indices[index * size : (index + 1) * size]
-
-
 def check_episodes(labels: np.ndarray | ClassIndex, *, ways: int, shots: int, queries: int) -> None:
-    """Checks that `evaluation_episodes` can draw such episodes.
-
-    Raises:
-      ConfigError: Fewer than N classes have K + Q samples.
-    """
+    """Raises a `ConfigError` where `evaluation_episodes` cannot draw such episodes."""
     _episode_classes(index_classes(labels), ways, shots, queries)
 
 
@@ -233,14 +169,9 @@ def evaluation_episodes(
 def support_orders(num_samples: int, passes: int, *, seed: int, episode: int) -> np.ndarray:
     """The order of the S support samples of an episode in every pass of fine-tuning.
 
-    Args:
-      num_samples: Number S of support samples in the episode, over all classes.
-      passes: Number of passes.
-      seed: Seed of the list of episodes.
-      episode: Index of the episode in the list.
-
     Returns:
-      int32 [passes, S], one permutation per row.
+      int32 [passes, num_samples], one permutation per row; `episode` is its index in the list of
+      episodes of this seed.
     """
     keys = _stream(_SUPPORT, seed, episode).random_raw(passes * num_samples)
     return np.argsort(keys.reshape(passes, num_samples), axis=1, kind="stable").astype(np.int32)

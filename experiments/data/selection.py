@@ -6,10 +6,12 @@ or images is part of every larger one of the same subset seed.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from experiments.contracts import ImageSet
 from experiments.errors import ConfigError
 
 TEST_SHARE = 0.3
@@ -25,6 +27,24 @@ class Selection(NamedTuple):
     """int64 [C], the selected labels, ascending. Their positions are the new labels."""
     rows: dict[str, np.ndarray]
     """The selected images of `train`, `validation` (if any) and `test`: int64, ascending."""
+
+    def counts(self, labels: np.ndarray, split: str) -> np.ndarray:
+        """int64 [C], the selected images of every class in a split, whose rows index `labels`."""
+        found = np.searchsorted(self.classes, labels[self.rows[split]])
+        return np.bincount(found, minlength=len(self.classes))
+
+    def renumber(self, images: ImageSet) -> ImageSet:
+        """Images of selected classes, with their new labels."""
+        return dataclasses.replace(
+            images,
+            labels=np.searchsorted(self.classes, images.labels).astype(np.int32),
+            class_names=tuple(images.class_names[label] for label in self.classes),
+        )
+
+
+def labels_of(counts: np.ndarray) -> np.ndarray:
+    """The ascending labels of images of which every class has a number: int64 [n]."""
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def select(

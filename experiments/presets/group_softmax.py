@@ -23,7 +23,7 @@ from experiments.presets.photographs import (
     RUNNING_VARIANCES,
     SMALLER_FILES,
 )
-from experiments.presets.preset import MAIN_TEXT, OURS, Preset, by_option
+from experiments.presets.preset import MAIN_TEXT, OURS, Preset, by_option, of
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 
@@ -31,20 +31,15 @@ _BATCH_SIZE = 256
 
 _SOURCES = by_option(
     {
-        "section B.1": (
+        "section B.1": [
             "sampling.batch_size",
-            "optimizer.kind",
-            "optimizer.learning_rate",
-            "optimizer.momentum",
-            "optimizer.weight_decay",
-            "optimizer.schedule",
-            "optimizer.warmup_steps",
-        ),
+            *of("optimizer", "kind learning_rate momentum weight_decay schedule warmup_steps"),
+        ],
         "section B.1, as PyTorch's example": IMAGENET_CROP_NAMES,
-        "section B.1, PyTorch's default": ("optimizer.nesterov", "optimizer.decay_all"),
-        "Table B.1": ("optimizer.decay_steps", "steps"),
-        MAIN_TEXT: ("model.backbone", "model.widths", "model.pooling"),
-        OURS: ("loss.num_groups", "loss.grouping", "validate_every"),
+        "section B.1, PyTorch's default": of("optimizer", "nesterov decay_all"),
+        "Table B.1": ["optimizer.decay_steps", "steps"],
+        MAIN_TEXT: of("model", "backbone widths pooling"),
+        OURS: [*of("loss", "num_groups grouping"), "validate_every"],
     }
 )
 
@@ -68,13 +63,8 @@ def _photographs(
 ) -> Preset:
     """ResNet-50 with a row of Table B.1.
 
-    Args:
-      description: A line on the preset.
-      name: The data set.
-      images: Training images.
-      epochs: Epochs of the run.
-      drops: Epochs at which the learning rate is divided by ten.
-      validate: Epochs between two checkpoints.
+    There are so many training images and epochs; the rate is divided by ten at the epochs `drops`,
+    and `validate` epochs are between two checkpoints.
     """
     epoch = images // _BATCH_SIZE
     config = GroupSoftmaxConfig(
@@ -99,30 +89,13 @@ def _photographs(
 
 PRESETS = {
     # The paper's SGD and weight decay, with a cosine schedule, so that --steps can be any number.
-    # Validation accuracy (%), all classes, 800 steps, seed 0:
+    # Group softmax needs a small first classifier and few groups for many classes. Validation
+    # accuracy (%), all classes, 800 steps, seed 0:
     #
     #     deviation of the      softmax   tight         loose
     #     first classifier                G = 2     4       2     4
     #     1 / √d                   80.2    63.1   9.0    72.8  66.2
-    #     1 / √(3d), PyTorch's             71.3          74.5
     #     0.1 / √d                 80.4    73.4  62.8    76.4  67.2
-    #     0.01 / √d                                      75.7
-    #
-    # Hence the small first classifier, and two groups. With 25 classes (131 validation images) and
-    # deviation 1 / √d, four groups are better for loose:
-    #
-    #     learning rate   softmax   tight         loose
-    #                               G = 2     4       2     4
-    #     0.03               87.8    81.7  78.6    85.5  90.1
-    #     0.1                87.0    87.0  82.4    85.5  90.1
-    #     0.3                82.4          78.6          85.5
-    #
-    # With deviation 0.1 / √d and two groups, softmax, tight and loose have 88.5, 88.5 and 89.3.
-    # Group softmax learns more slowly, the more classes there are. With 5 images per class:
-    #
-    #     steps   softmax   tight   loose
-    #     800        58.4    54.9    55.7
-    #     3200       61.1    57.4    58.6
     "icons-groups": Preset(
         "Group softmax on all 179 classes of the icons, split within class (32×32, Conv4).",
         GroupSoftmaxConfig(
@@ -145,10 +118,9 @@ PRESETS = {
     #     --data.samples-per-class 200     240, at 90, 180, 210   187440   70290 140580 164010
     #     --data.samples-per-class 500     180, at 60, 120, 150   351540  117180 234360 292950
     #
-    # The first column of Table B.2:
+    # The first column of Table B.2, and the groupings on three subsets:
     #     python -m experiments sweep imagenet-groups --over loss.name=softmax,tight,loose
     #         data.classes/steps/optimizer.decay_steps=100/89280/29760+59520+74400
-    # The groupings, on three subsets:
     #     python -m experiments sweep imagenet-groups --over loss.num_groups=2,4,8
     #         loss.grouping=discriminative,random,contiguous data.subset_seed=0,1,2
     #         data.classes/steps/optimizer.decay_steps=100/89280/29760+59520+74400

@@ -32,6 +32,11 @@ class Preset(NamedTuple):
     """Sentences on what differs from the published training and has no option."""
 
 
+def of(section: str, options: str) -> list[str]:
+    """The names of options of one section, from a text such as `kind momentum`."""
+    return [f"{section}.{option}" for option in options.split()]
+
+
 def by_option(options: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """The source of every option, from the options of every source.
 

@@ -17,13 +17,6 @@ from experiments.protocols import (
     negative_margin,
     two_way,
 )
-from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.group_softmax import GroupSoftmaxConfig
-from experiments.protocols.hyperspherical import HypersphericalConfig
-from experiments.protocols.instance import InstanceConfig
-from experiments.protocols.multi_label import MultiLabelConfig
-from experiments.protocols.negative_margin import NegativeMarginConfig
-from experiments.protocols.two_way import TwoWayConfig
 
 
 class Registered(NamedTuple):
@@ -38,13 +31,13 @@ class Registered(NamedTuple):
 PROTOCOLS = {
     protocol.config.protocol: protocol
     for protocol in (
-        Registered(FewShotConfig, few_shot.build),
-        Registered(GroupSoftmaxConfig, group_softmax.build),
-        Registered(HypersphericalConfig, hyperspherical.build),
-        Registered(MultiLabelConfig, multi_label.build),
-        Registered(TwoWayConfig, two_way.build),
-        Registered(NegativeMarginConfig, negative_margin.build),
-        Registered(InstanceConfig, instance.build),
+        Registered(few_shot.FewShotConfig, few_shot.build),
+        Registered(group_softmax.GroupSoftmaxConfig, group_softmax.build),
+        Registered(hyperspherical.HypersphericalConfig, hyperspherical.build),
+        Registered(multi_label.MultiLabelConfig, multi_label.build),
+        Registered(two_way.TwoWayConfig, two_way.build),
+        Registered(negative_margin.NegativeMarginConfig, negative_margin.build),
+        Registered(instance.InstanceConfig, instance.build),
     )
 }
 """Every protocol by its name."""

@@ -5,7 +5,6 @@ A data set without a test split of its own, such as the icons, is split within i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem,
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
-from experiments.data.selection import Selection, select
+from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits, predict_classes
 from experiments.reporting.run import metrics_table
@@ -87,10 +86,31 @@ def build(
       extra_results: Further results, as JSON types.
       extra_report: Lines on them.
     """
+    metrics = _METRICS + (_LONG_TAIL_METRICS if data.imbalance != 1 else ())
 
     def confidence_logits(outputs: Outputs) -> np.ndarray:
         found = calibrated(outputs)
         return outputs.logits() if found is None else found
+
+    def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
+        """Error rate, calibration, and the accuracies of head, medium and tail classes."""
+        outputs = outputs_of(split)
+        result = evaluate_logits(
+            outputs.logits(),
+            outputs.labels,
+            train_counts=outputs.class_counts if data.imbalance != 1 else None,
+            calibrated=calibrated(outputs),
+        )
+        values = [result.error, result.accuracy, result.calibration_error]
+        if result.groups is not None:
+            values += [result.class_mean_accuracy, *result.groups.values()]
+        return {
+            "result": result._asdict(),
+            "metrics": [metric.measured(v) for metric, v in zip(metrics, values, strict=True)],
+            "train_samples": int(outputs.class_counts.sum()),
+            "classes": len(outputs.class_counts),
+            **extra_results(outputs),
+        }
 
     return Protocol(
         splits=SPLITS,
@@ -100,9 +120,9 @@ def build(
         check_data=partial(check_data, data),
         objective=objective,
         validation=Metric("accuracy"),
-        validate=validate,
-        metrics=_METRICS + (_LONG_TAIL_METRICS if data.imbalance != 1 else ()),
-        evaluate=partial(evaluate, data, calibrated, extra_results),
+        validate=lambda outputs: accuracy(predict_classes(outputs.logits()), outputs.labels),
+        metrics=metrics,
+        evaluate=evaluate,
         description={"label": label} | describe_data(data),
         report=lambda results: report(results) + extra_report(results),
         calibrated=confidence_logits,
@@ -132,34 +152,22 @@ def load(
 ) -> ImageSet:
     """The selected images for training, validation or test."""
     own, test = stored_splits(data.name)
-    chosen = _select(data, *_labels(data, folders))
+    chosen = _select(data, folders)[0]
     if split not in chosen.rows:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
-    images = load_split(
-        data.name,
-        test if test and split == "test" else own,
-        rows=chosen.rows[split],
-        data_dir=folders.data_dir,
-        manual_dir=folders.manual_dir,
-        memory_limit=memory_limit,
-    )
-    return dataclasses.replace(
-        images,
-        labels=np.searchsorted(chosen.classes, images.labels).astype(np.int32),
-        class_names=tuple(images.class_names[label] for label in chosen.classes),
+    stored = test if test and split == "test" else own
+    rows = chosen.rows[split]
+    return chosen.renumber(
+        load_split(data.name, stored, rows=rows, memory_limit=memory_limit, **vars(folders))
     )
 
 
 def class_counts(data: ClassificationData, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every class for training, validation and test."""
-    own, test, among = _labels(data, folders)
-    chosen = _select(data, own, test, among)
-    whole = {"train": own, "validation": own, "test": own if test is None else test}
+    chosen, own, test = _select(data, folders)
     return {
-        split: np.bincount(
-            np.searchsorted(chosen.classes, whole[split][rows]), minlength=len(chosen.classes)
-        )
-        for split, rows in chosen.rows.items()
+        split: chosen.counts(test if split == "test" and test is not None else own, split)
+        for split in chosen.rows
     }
 
 
@@ -171,40 +179,6 @@ def check_data(
         raise ConfigError(f"a class of {data.name} has no image for test")
     if data.imbalance != 1 and len(class_counts["train"]) < 3:
         raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
-
-
-def validate(outputs: Outputs) -> float:
-    """Accuracy."""
-    return accuracy(predict_classes(outputs.logits()), outputs.labels)
-
-
-def evaluate(
-    data: ClassificationData,
-    calibrated: Callable[[Outputs], np.ndarray | None],
-    extra_results: Callable[[Outputs], dict[str, Any]],
-    split: str,
-    outputs_of: Callable[[str], Outputs],
-) -> dict[str, Any]:
-    """Error rate, calibration, and the accuracies of head, medium and tail classes."""
-    outputs = outputs_of(split)
-    long_tailed = data.imbalance != 1
-    result = evaluate_logits(
-        outputs.logits(),
-        outputs.labels,
-        train_counts=outputs.class_counts if long_tailed else None,
-        calibrated=calibrated(outputs),
-    )
-    metrics, values = _METRICS, [result.error, result.accuracy, result.calibration_error]
-    if result.groups is not None:
-        metrics += _LONG_TAIL_METRICS
-        values += [result.class_mean_accuracy, *result.groups.values()]
-    return {
-        "result": result._asdict(),
-        "metrics": [metric.measured(v) for metric, v in zip(metrics, values, strict=True)],
-        "train_samples": int(outputs.class_counts.sum()),
-        "classes": len(outputs.class_counts),
-        **extra_results(outputs),
-    }
 
 
 def describe_data(data: ClassificationData) -> dict[str, Any]:
@@ -230,14 +204,33 @@ def report(results: dict[str, Any]) -> list[str]:
 
 
 def _select(
-    data: ClassificationData,
-    own: np.ndarray,
-    test: np.ndarray | None,
-    among: np.ndarray | None,
-) -> Selection:
-    return select(
+    data: ClassificationData, folders: Folders
+) -> tuple[Selection, np.ndarray, np.ndarray | None]:
+    """The selected images, without reading one.
+
+    Then the labels of the stored images in the order of `load_split`, and those of the test images,
+    if there are any.
+    """
+    name, split, splits = data.name, data.class_split, split_names(data.name)
+    joined, test = stored_splits(name)
+    if split != "all" and (split not in splits or "novel" not in splits):
+        raise ConfigError(
+            f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
+            "choose all classes"
+        )
+    stored = stored_class_counts(name, **vars(folders))
+    parts = joined.split("+")
+    counts = [stored[part] for part in parts]
+    own = labels_of(np.concatenate(counts) if test is None else np.sum(counts, axis=0))
+    of_test = None if test is None else labels_of(stored[test])
+    among = None
+    if split != "all":
+        # The labels that the classes of a split have among those of the joined splits.
+        before = sum(len(stored[part]) for part in parts[: parts.index(split)])
+        among = before + np.arange(len(stored[split]))
+    chosen = select(
         own,
-        test_labels=test,
+        test_labels=of_test,
         among=among,
         classes=data.classes,
         samples_per_class=data.samples_per_class,
@@ -246,33 +239,4 @@ def _select(
         holdout=data.holdout,
         subset_seed=data.subset_seed,
     )
-
-
-def _labels(
-    data: ClassificationData, folders: Folders
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """The labels of the stored images in the order of `load_split`, without reading an image.
-
-    Then those of the test images, if there are any, and those of `data.class_split`; None for all.
-    """
-    name, split, splits = data.name, data.class_split, split_names(data.name)
-    own, test = stored_splits(name)
-    if split != "all" and (split not in splits or "novel" not in splits):
-        raise ConfigError(
-            f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
-            "choose all classes"
-        )
-    stored = stored_class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
-    parts = [stored[part] for part in own.split("+")]
-    joined = np.concatenate(parts) if test is None else np.sum(parts, axis=0)
-    return (
-        np.repeat(np.arange(len(joined)), joined),
-        None if test is None else np.repeat(np.arange(len(stored[test])), stored[test]),
-        None if split == "all" else _classes_of(stored, own, split),
-    )
-
-
-def _classes_of(stored: Mapping[str, np.ndarray], joined: str, split: str) -> np.ndarray:
-    """The labels that the classes of a split have among those of the joined splits."""
-    before = joined.split("+")[: joined.split("+").index(split)]
-    return sum(len(stored[part]) for part in before) + np.arange(len(stored[split]))
+    return chosen, own, of_test

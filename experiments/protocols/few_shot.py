@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 
-from experiments.config import Count, Folders, TrainConfig, to_dict
+from experiments.config import Count, Folders, TrainConfig, check_mixing, to_dict
 from experiments.contracts import (
     EpisodeClassifier,
     ImageSet,
@@ -22,10 +21,10 @@ from experiments.contracts import (
     Protocol,
 )
 from experiments.data.builders import split_names
-from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
 from experiments.data.sampling import Episodes, check_episodes, index_classes
+from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     Distance,
@@ -45,9 +44,7 @@ from experiments.protocols.integration import (
     IntegratedLoss,
     build_loss,
     gradient_cosine,
-    init_basis,
     label,
-    renew_basis,
     terms,
 )
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
@@ -91,12 +88,13 @@ class FewShotConfig(TrainConfig):
 def build(config: FewShotConfig) -> Protocol:
     """The protocol of a run."""
     loss, evaluation, name = config.loss, config.evaluation, config.data.name
+    parts = terms(loss.name)
     return Protocol(
         splits=SPLITS,
         load=partial(load, name),
         class_counts=partial(held_out_class_counts, name),
         check_options=lambda num_features: check_mixing(
-            config.data, loss.name, compares_samples=bool(terms(loss.name).metric)
+            config.data, loss.name, compares_samples=parts.metric is not None
         ),
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
@@ -118,13 +116,7 @@ def build(config: FewShotConfig) -> Protocol:
 
 def load(name: str, folders: Folders, split: str, *, memory_limit: int | None = None) -> ImageSet:
     """The images of the base, validation or novel classes."""
-    return load_split(
-        name,
-        split,
-        data_dir=folders.data_dir,
-        manual_dir=folders.manual_dir,
-        memory_limit=memory_limit,
-    )
+    return load_split(name, split, memory_limit=memory_limit, **vars(folders))
 
 
 def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -139,7 +131,7 @@ def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarra
             f"data.name = {name} has the splits {', '.join(splits)}, and few-shot evaluation "
             "needs base and novel classes"
         )
-    return stored_class_counts(name, data_dir=folders.data_dir, manual_dir=folders.manual_dir)
+    return stored_class_counts(name, **vars(folders))
 
 
 def check_held_out(
@@ -173,7 +165,7 @@ def check_data(
 def check_class_counts(
     counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
 ) -> None:
-    """Checks that classes of these sizes give the episodes.
+    """Checks that classes of these sizes give the episodes, with each number of shots.
 
     Args:
       counts: Integers [C], images of every class.
@@ -184,7 +176,7 @@ def check_class_counts(
     Raises:
       ConfigError: Fewer than N classes have K + Q images.
     """
-    index = index_classes(np.repeat(np.arange(len(counts)), counts))
+    index = index_classes(labels_of(counts))
     for number in shots:
         try:
             check_episodes(index, ways=evaluation.ways, shots=number, queries=evaluation.queries)
@@ -198,19 +190,13 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
     has_classifier = terms(options.name).classification is not None
 
     def loss(features, labels, head, objective_state):
-        objective_state = renew_basis(options, head["kernel"], objective_state)
-        kept = {"basis": objective_state["basis"]} if objective_state else {}
-        value = loss_of(features, labels, head["kernel"], head["bias"], **kept)
+        value = loss_of(features, labels, head["kernel"], head["bias"])
         means = {}
         if has_classifier:
             means = train_accuracy(head_logits(features, head, objective_state), labels)
         return Loss(value, objective_state, means)
 
-    def init_head(key: jax.Array):
-        return init_linear_head(key, problem.num_features, len(problem.class_counts))
-
-    init_state = partial(init_basis, options, problem)
-    return Objective(init_head, loss, head_logits, init_state)
+    return Objective(partial(init_linear_head, problem), loss, head_logits)
 
 
 def validate(
@@ -245,15 +231,10 @@ def nearest_prototype(evaluation: FewShotEvaluation) -> EpisodeClassifier:
     )
 
 
-def _distances(evaluation: FewShotEvaluation) -> list[Distance]:
-    return list(dict.fromkeys(evaluation.distances))
-
-
 def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
     """The accuracies for each distance and number of shots."""
-    return [
-        metric(shots, distance) for distance in _distances(evaluation) for shots in evaluation.shots
-    ]
+    distances = dict.fromkeys(evaluation.distances)
+    return [metric(shots, distance) for distance in distances for shots in evaluation.shots]
 
 
 def _span_metrics(evaluation: FewShotEvaluation) -> list[Metric]:
@@ -281,15 +262,9 @@ def evaluate(
     split: str,
     outputs_of: Callable[[str], Outputs],
 ) -> dict[str, Any]:
-    """Few-shot accuracy for each distance and number of shots.
+    """The results of `evaluate_episodes`, and `subspace`, where the loss trains a classifier.
 
-    Returns:
-      `results`: an entry for each distance and number of shots; `metrics`; `episodes`: the accuracy
-      in every episode by the name of the metric; `subspace`: the fields of a `ClassifierSubspace`,
-      None where the loss trains no classifier.
-
-    Raises:
-      ConfigError: The split cannot give such episodes.
+    With `evaluation.span`, also the accuracies and the gradients inside its span.
     """
     outputs = outputs_of(split)
     found = _subspace(loss, outputs)
@@ -320,9 +295,17 @@ def _span_values(
 
 
 def evaluate_episodes(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:
-    """The results of `evaluate`, except for those on the classifier."""
+    """Few-shot accuracy for each distance and number of shots.
+
+    Returns:
+      `results`: an entry for each of them; `metrics`; `episodes`: the accuracy in every episode by
+      the name of the metric; `evaluation`: the options.
+
+    Raises:
+      ConfigError: The split cannot give such episodes.
+    """
     results, measured, episodes = [], [], {}
-    for distance in _distances(evaluation):
+    for distance in dict.fromkeys(evaluation.distances):
         for result, accuracies in evaluate_prototypes(
             outputs.features, outputs.labels, config=evaluation, distance=distance
         ):

@@ -126,7 +126,7 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
         # Discriminative groups of an untrained classifier have large logits of opposite signs at
         # the usual deviation 1 / √d, from which type I hardly learns (see the preset icons-groups).
         # PyTorch's linear layers start with deviation 1 / √(3d).
-        return init_linear_head(key, problem.num_features, len(problem.class_counts), scale=0.1)
+        return init_linear_head(problem, key, scale=0.1)
 
     if is_random:
         # The objective state is the step, so that every step draws other groups.

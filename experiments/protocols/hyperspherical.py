@@ -27,6 +27,7 @@ from experiments.protocols.linear_head import (
     head_logits,
     init_kernel,
     init_linear_head,
+    objective_of_logits,
     train_accuracy,
 )
 from experiments.reporting.markdown import table
@@ -98,20 +99,23 @@ def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""
     loss = config.loss
     moves = loss.name == "dynamic"
+    of_cosines = config.evaluation.calibration == "cosines" and loss.name != "softmax"
+
+    def extra_report(results: dict[str, Any]) -> list[str]:
+        calibration = ["", "The calibration error is that of cosines without a scale."]
+        return [
+            *(calibration if of_cosines else []),
+            *(report_assignment(results) if moves else []),
+        ]
+
     return classification.build(
         config.data,
         label=label(loss),
         objective=partial(_OBJECTIVES[loss.name], loss),
         check_options=check_options,
-        calibrated=partial(calibrated_logits, config),
+        calibrated=partial(cosines, loss) if of_cosines else lambda outputs: None,
         extra_results=assignment_results if moves else lambda outputs: {},
-        extra_report=lambda results: [
-            *(
-                ["", "The calibration error is that of cosines without a scale."]
-                * _of_cosines(config)
-            ),
-            *(report_assignment(results) if moves else []),
-        ],
+        extra_report=extra_report,
     )
 
 
@@ -125,16 +129,8 @@ def check_options(num_features: int) -> None:
 
 def _softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
     """Cross-entropy with a trained linear classifier."""
-
-    def loss(features, labels, head, objective_state):
-        logits = head_logits(features, head, objective_state)
-        value = jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
-        return Loss(value, objective_state, train_accuracy(logits, labels))
-
-    def init_head(key: Array):
-        return init_linear_head(key, problem.num_features, len(problem.class_counts))
-
-    return Objective(init_head, loss, head_logits)
+    loss_of = partial(jaxloss.softmax_loss, axis_name=problem.axis_name)
+    return objective_of_logits(partial(init_linear_head, problem), head_logits, loss_of)
 
 
 def _cosine_softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
@@ -143,19 +139,11 @@ def _cosine_softmax(options: HypersphericalLoss, problem: Problem) -> Objective:
     The logits lie in [−1, 1], which bounds the loss from below: for C classes by
     log(1 + (C − 1) / e²).
     """
-
-    def logits_of(features, head, objective_state):
-        return jaxloss.cosine_logits(features, head["kernel"])
-
-    def loss(features, labels, head, objective_state):
-        logits = logits_of(features, head, objective_state)
-        value = jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
-        return Loss(value, objective_state, train_accuracy(logits, labels))
-
-    def init_head(key: Array):
-        return init_kernel(key, problem.num_features, len(problem.class_counts))
-
-    return Objective(init_head, loss, logits_of)
+    return objective_of_logits(
+        partial(init_kernel, problem),
+        lambda features, head, _: jaxloss.cosine_logits(features, head["kernel"]),
+        partial(jaxloss.softmax_loss, axis_name=problem.axis_name),
+    )
 
 
 def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective:
@@ -300,15 +288,6 @@ def _distance(
         jaxloss.class_balanced_lengths, num_classes=num_classes, axis_name=problem.axis_name
     )
     return partial(dot_regression, of_batch)
-
-
-def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray | None:
-    """Logits [n, C] whose softmax is the confidence; None for those that predict."""
-    return cosines(config.loss, outputs) if _of_cosines(config) else None
-
-
-def _of_cosines(config: HypersphericalConfig) -> bool:
-    return config.evaluation.calibration == "cosines" and config.loss.name != "softmax"
 
 
 def cosines(options: HypersphericalLoss, outputs: Outputs) -> np.ndarray:

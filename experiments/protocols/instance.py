@@ -11,10 +11,10 @@ et al., CosFace, CVPR 2018 (the margin).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 
 import jaxloss
 from experiments.config import Folders, NamedLoss, Pixels, Positive, TrainConfig, to_dict
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
+from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Protocol
 from experiments.protocols import few_shot
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.linear_head import build_classifier_loss
@@ -59,13 +59,14 @@ def build(config: InstanceConfig) -> Protocol:
         splits=few_shot.SPLITS,
         load=partial(load, name),
         class_counts=partial(class_counts, name),
-        check_options=lambda num_features: None,
         check_data=lambda num_features, counts: few_shot.check_held_out(name, evaluation, counts),
         objective=partial(objective, config.loss),
         validation=Metric("1-shot accuracy"),
         validate=partial(few_shot.validate_prototypes, evaluation),
         metrics=few_shot.metrics(evaluation),
-        evaluate=partial(evaluate, evaluation),
+        evaluate=lambda split, outputs_of: few_shot.evaluate_episodes(
+            evaluation, outputs_of(split)
+        ),
         description={
             "label": "Instances, cosine softmax",
             "margin": config.loss.margin,
@@ -119,14 +120,3 @@ def objective(options: InstanceLoss, problem: Problem) -> Objective:
         return {"kernel": jax.nn.initializers.lecun_normal()(key, shape, jnp.float32)}
 
     return Objective(init_head, loss, logits, class_axes={"kernel": 1})
-
-
-def evaluate(
-    evaluation: FewShotEvaluation, split: str, outputs_of: Callable[[str], Outputs]
-) -> dict[str, Any]:
-    """Few-shot accuracy for each distance and number of shots.
-
-    Raises:
-      ConfigError: The split cannot give such episodes.
-    """
-    return few_shot.evaluate_episodes(evaluation, outputs_of(split))

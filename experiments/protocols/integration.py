@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 import jaxloss
-from experiments.config import Count, NamedLoss, Positive, Weight
+from experiments.config import NamedLoss, Positive, Weight
 from experiments.contracts import Problem
 from experiments.evaluation.subspace import span_basis
 
@@ -43,8 +43,6 @@ _CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
 _LABELS = {"sce": "SCE", "bce": "BCE", "nca": "NCA", "proto": "Proto"}
 _OPERATORS = {"sum": "+", "direct": "⊕", "spectral": "⊕̃"}
 
-LossOfBatch = Callable[..., Array]
-
 
 @dataclass(frozen=True)
 class IntegratedLoss(NamedLoss):
@@ -65,9 +63,6 @@ class IntegratedLoss(NamedLoss):
     stop_gradient: bool = False
     """Treat the projection of a direct or spectral sum as a constant: the metric loss then has no
     gradient for the classifier."""
-    basis_every: Count = 1
-    """Decompose the classifier of a spectral sum anew every this many steps; 1 is exact. Above 1,
-    the projection is a constant, as with stop_gradient."""
 
 
 class Terms(NamedTuple):
@@ -111,33 +106,26 @@ def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
     return [sentence for part, sentence in sentences.items() if part in used]
 
 
-def build_loss(options: IntegratedLoss, problem: Problem) -> LossOfBatch:
-    """The loss of a batch: `(features, labels, kernel, bias) -> scalar`.
-
-    That of a spectral sum also takes `basis`, as `jaxloss.spectral_sum_loss`.
-
-    Args:
-      options: Which loss, and its hyperparameters.
-      problem: Number of features, which scales the temperature; classes; the mapped axis.
-    """
-    integration = terms(options.name).integration
+def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array]:
+    """The loss of a batch: `(features, labels, kernel, bias) -> scalar`."""
     axis_name = problem.axis_name
     classification, metric = _parts(options, problem.num_features, len(problem.class_counts))
-    if classification is None:
-        assert metric is not None
-        return lambda features, labels, kernel, bias: metric(features, labels, axis_name=axis_name)
-    if metric is None:
-        return partial(_classify, classification, axis_name)
-    stop_gradient = options.stop_gradient
+
+    def single(features: Array, labels: Array, kernel: Array, bias: Array) -> Array:
+        if classification is None:
+            assert metric is not None
+            return metric(features, labels, axis_name=axis_name)
+        logits = jaxloss.linear_logits(features, kernel, bias)
+        return classification(logits, labels, axis_name=axis_name)
+
+    if classification is None or metric is None:
+        return single
+    projection: dict[str, Any] = {"stop_gradient": options.stop_gradient}
     integrate = {
         "sum": jaxloss.sum_loss,
-        "direct": partial(
-            jaxloss.direct_sum_loss, epsilon=options.epsilon, stop_gradient=stop_gradient
-        ),
-        "spectral": partial(
-            jaxloss.spectral_sum_loss, power=options.power, stop_gradient=stop_gradient
-        ),
-    }[integration or ""]
+        "direct": partial(jaxloss.direct_sum_loss, epsilon=options.epsilon, **projection),
+        "spectral": partial(jaxloss.spectral_sum_loss, power=options.power, **projection),
+    }[terms(options.name).integration or ""]
     return partial(
         integrate,
         classification_loss=classification,
@@ -172,7 +160,8 @@ def gradient_cosine(
 
     Args:
       options: Which losses.
-      features, labels: Of training images, [n, d] and [n].
+      features: Of training images, [n, d].
+      labels: Their labels [n].
       head: The linear classifier.
       batch_size: Rows of a batch; the mean is over batches in a fixed random order.
 
@@ -204,37 +193,3 @@ def gradient_cosine(
         if lengths > 0:
             cosines.append(np.sum(first * second) / lengths)
     return float(np.mean(cosines)) if cosines else None
-
-
-def init_basis(options: IntegratedLoss, problem: Problem) -> Any:
-    """The first objective state: the `basis` of a spectral sum that keeps it, and its `age`.
-
-    The age is the number of steps since the decomposition, modulo `basis_every`. Losses that keep
-    no basis have an empty state.
-    """
-    if terms(options.name).integration != "spectral" or options.basis_every == 1:
-        return ()
-    dim, num_classes = problem.num_features, len(problem.class_counts)
-    rank = min(dim, num_classes)
-    basis = jaxloss.SpectralBasis(jnp.zeros((dim, rank)), jnp.zeros(rank))
-    return {"basis": basis, "age": jnp.zeros((), jnp.int32)}
-
-
-def renew_basis(options: IntegratedLoss, kernel: Array, objective_state: Any) -> Any:
-    """The objective state with the basis of this step, a new one every `basis_every` steps."""
-    if not objective_state:
-        return objective_state
-    basis, age = objective_state["basis"], objective_state["age"]
-    basis = lax.cond(age == 0, jaxloss.spectral_basis, lambda _: basis, lax.stop_gradient(kernel))
-    return {"basis": basis, "age": (age + 1) % options.basis_every}
-
-
-def _classify(
-    loss: Callable[..., Array],
-    axis_name: str | None,
-    features: Array,
-    labels: Array,
-    kernel: Array,
-    bias: Array,
-) -> Array:
-    return loss(jaxloss.linear_logits(features, kernel, bias), labels, axis_name=axis_name)

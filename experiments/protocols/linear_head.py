@@ -12,14 +12,13 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 import jaxloss
-from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
+from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Loss, Objective, Problem
 
 
-def init_linear_head(
-    key: Array, num_features: int, num_classes: int, *, scale: float = 1.0
-) -> dict[str, Array]:
+def init_linear_head(problem: Problem, key: Array, *, scale: float = 1.0) -> dict[str, Array]:
     """The first `kernel` [d, C], with standard deviation scale / √d, and `bias` [C], float32."""
-    shape = (num_features, num_classes)
+    num_classes = len(problem.class_counts)
+    shape = (problem.num_features, num_classes)
     return {
         "kernel": scale * jax.nn.initializers.lecun_normal()(key, shape, jnp.float32),
         # The prior of a class. A constant bias does not change the softmax; with zeros, binary
@@ -28,14 +27,13 @@ def init_linear_head(
     }
 
 
-def init_kernel(key: Array, num_features: int, num_classes: int) -> dict[str, Array]:
+def init_kernel(problem: Problem, key: Array) -> dict[str, Array]:
     """The first `kernel` [d, C] of a classifier without a bias, float32.
 
     Its columns have lengths near 1/√3, as PyTorch's linear layers begin: with cosines, gradients
     shrink with the length.
     """
-    head = init_linear_head(key, num_features, num_classes, scale=3**-0.5)
-    return {"kernel": head["kernel"]}
+    return {"kernel": init_linear_head(problem, key, scale=3**-0.5)["kernel"]}
 
 
 def head_logits(features: Array, head: dict[str, Array], objective_state: Any) -> Array:
@@ -47,6 +45,30 @@ def train_accuracy(logits: Array, labels: Array) -> dict[str, Array]:
     """For the metrics log: the fraction of largest logits [n, C] that are at the label [n]."""
     correct = jnp.argmax(logits, axis=1) == labels
     return {"train_accuracy": jnp.mean(correct.astype(jnp.float32))}
+
+
+def objective_of_logits(
+    init_head: Callable[[Array], Any],
+    logits_of: Callable[[Array, Any, Any], Array],
+    loss_of: Callable[[Array, Array], Array],
+    *,
+    accuracy: bool = True,
+) -> Objective:
+    """What minimises a loss of logits and labels, and keeps no objective state.
+
+    Args:
+      init_head: As in `Objective`.
+      logits_of: As `Objective.logits`.
+      loss_of: The loss of logits [n, C] and labels.
+      accuracy: Whether labels are [n], so that the metrics log has the accuracy.
+    """
+
+    def loss(features: Array, labels: Array, head: Any, objective_state: Any) -> Loss:
+        logits = logits_of(features, head, objective_state)
+        means = train_accuracy(logits, labels) if accuracy else {}
+        return Loss(loss_of(logits, labels), objective_state, means)
+
+    return Objective(init_head, loss, logits_of)
 
 
 def build_classifier_loss(

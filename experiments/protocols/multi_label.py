@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import jax
 import numpy as np
 from annotated_types import Lt
 from jax import Array, lax
@@ -17,23 +16,21 @@ from experiments.config import (
     DataConfig,
     Folders,
     NamedLoss,
-    OptimizerConfig,
     ParallelMode,
     Positive,
-    SamplingConfig,
     Share,
     TrainConfig,
     Weight,
+    check_mixing,
+    parse_strategy,
 )
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
+from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.mixup import check_mixing
 from experiments.data.pipeline import load_split, load_targets
-from experiments.data.sampling import parse_strategy
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
 from experiments.protocols.classification import SPLITS
-from experiments.protocols.linear_head import head_logits, init_linear_head
+from experiments.protocols.linear_head import head_logits, init_linear_head, objective_of_logits
 from experiments.reporting.run import metrics_table
 
 _HOLDOUT_STREAM = 4
@@ -46,14 +43,15 @@ class _Method(NamedTuple):
     label: str
     loss: Callable[..., Array]
     """Of logits and targets, both [n, C]."""
-    options: tuple[str, ...] = ()
-    """The options of the configuration that the loss takes."""
+    options: Mapping[str, str] = {}
+    """The options of the configuration that the loss takes, with their symbols in the paper."""
     compares_samples: bool = False
     """Whether the loss compares the samples of a batch with each other."""
 
 
-_SOFT_GAP = ("positive_temperature", "negative_temperature", "margin")
-_FOCUS = ("positive_focus", "negative_focus", "clip")
+_SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
+_FOCUS = {"positive_focus": "γ₊", "negative_focus": "γ₋", "clip": "m"}
+_RAMPS = {"ramp": "s", "leak": "λ", "binary_weight": "κ"}
 _METHODS = {
     "two-way": _Method("Two-way", jaxloss.two_way_loss, _SOFT_GAP, compares_samples=True),
     "sample-wise": _Method("Sample-wise", jaxloss.sample_wise_loss, _SOFT_GAP),
@@ -62,18 +60,7 @@ _METHODS = {
     "softmax": _Method("Softmax", jaxloss.multilabel_softmax_loss),
     "asl": _Method("ASL", jaxloss.asymmetric_loss, _FOCUS),
     "warp": _Method("WARP", jaxloss.warp_loss),
-    "rml": _Method("RML", jaxloss.robust_multilabel_loss, ("ramp", "leak", "binary_weight")),
-}
-_SYMBOLS = {
-    "positive_temperature": "T_P",
-    "negative_temperature": "T_N",
-    "margin": "ε",
-    "positive_focus": "γ₊",
-    "negative_focus": "γ₋",
-    "clip": "m",
-    "ramp": "s",
-    "leak": "λ",
-    "binary_weight": "κ",
+    "rml": _Method("RML", jaxloss.robust_multilabel_loss, _RAMPS),
 }
 
 
@@ -134,20 +121,20 @@ class MultiLabelConfig(TrainConfig):
 def build(config: MultiLabelConfig) -> Protocol:
     """The protocol of a run."""
     data, loss = config.data, config.loss
+    # The loss with those of its options that differ from the paper's, and the training images.
+    description = {"label": label(loss), "train_on": data.train_on}
     return Protocol(
         splits=SPLITS,
         load=partial(load, data),
         class_counts=partial(class_counts, data, config.sampling.batch_size),
-        check_options=lambda num_features: check_options(
-            data, loss, config.sampling, config.optimizer, config.model.weights
-        ),
+        check_options=lambda num_features: check_options(config),
         check_data=partial(check_data, data.name),
         objective=partial(objective, loss),
         validation=Metric("mean of mAP@class and mAP@sample"),
         validate=validate,
         metrics=METRICS,
         evaluate=evaluate,
-        description=describe(data, loss),
+        description=description | ({"holdout": data.holdout} if data.holdout else {}),
         report=report,
         check_mode=partial(check_mode, loss),
     )
@@ -166,56 +153,43 @@ class _Part(NamedTuple):
 
 def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
     """The images for training, for test, and for validation where there are some."""
-    _check_splits(data)
-
-    def whole(stored: str) -> _Part:
-        targets = load_targets(
-            data.name, stored, data_dir=folders.data_dir, manual_dir=folders.manual_dir
-        )
-        return _Part(stored, None, targets)
-
-    parts = {"train": whole(data.train_on), "test": whole("test")}
-    if _has_own_validation(data):
-        parts["validation"] = whole("validation")
-    if data.holdout:
-        parts["validation"], parts["train"] = _hold_out(parts["train"], data)
-    return parts
-
-
-def _has_own_validation(data: MultiLabelData) -> bool:
-    return data.train_on == "train" and "validation" in split_names(data.name)
-
-
-def _check_splits(data: MultiLabelData) -> None:
     if not is_multi_label(data.name):
         raise ConfigError(
             f"data.name = {data.name} has one class per image, and multi-label classification "
             "needs images with any number of labels"
         )
-    if data.train_on != "train" and "validation" not in split_names(data.name):
+    has_validation = "validation" in split_names(data.name)
+    if data.train_on != "train" and not has_validation:
         raise ConfigError(
             f"data.train_on = {data.train_on}, but {data.name} has no validation images; "
             "choose train"
         )
-    if data.holdout and _has_own_validation(data):
-        raise ConfigError(
-            f"data.holdout = {data.holdout}, but {data.name} has validation images of its own; "
-            "set it to 0, or set data.train_on = train+validation"
-        )
+    stored = {"train": data.train_on, "test": "test"}
+    if has_validation and data.train_on == "train":
+        if data.holdout:
+            raise ConfigError(
+                f"data.holdout = {data.holdout}, but {data.name} has validation images of its own; "
+                "set it to 0, or set data.train_on = train+validation"
+            )
+        stored["validation"] = "validation"
+    parts = {
+        split: _Part(whole, None, load_targets(data.name, whole, **vars(folders)))
+        for split, whole in stored.items()
+    }
+    if data.holdout:
+        parts["validation"], parts["train"] = _hold_out(parts["train"], data)
+    return parts
 
 
-def _hold_out(part: _Part, data: MultiLabelData) -> tuple[_Part, _Part]:
+def _hold_out(part: _Part, data: MultiLabelData) -> list[_Part]:
     """A random fraction of the images, the same in every run, and the others."""
     size = len(part.targets)
     held_out = int(np.floor(data.holdout * size + 0.5))
     if not held_out:
         raise ConfigError(f"data.holdout = {data.holdout} of {size} images of {data.name} is none")
     order = np.random.Generator(np.random.Philox(key=[_HOLDOUT_STREAM, 0])).permutation(size)
-    chosen, others = np.sort(order[:held_out]), np.sort(order[held_out:])
-    return (
-        _Part(part.stored, chosen, part.targets[chosen]),
-        _Part(part.stored, others, part.targets[others]),
-    )
+    rows = np.sort(order[:held_out]), np.sort(order[held_out:])
+    return [_Part(part.stored, chosen, part.targets[chosen]) for chosen in rows]
 
 
 def load(
@@ -225,14 +199,8 @@ def load(
     parts = _parts(data, folders)
     if split not in parts:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
-    return load_split(
-        data.name,
-        parts[split].stored,
-        rows=parts[split].rows,
-        data_dir=folders.data_dir,
-        manual_dir=folders.manual_dir,
-        memory_limit=memory_limit,
-    )
+    stored, rows, _ = parts[split]
+    return load_split(data.name, stored, rows=rows, memory_limit=memory_limit, **vars(folders))
 
 
 def class_counts(
@@ -253,19 +221,14 @@ def class_counts(
     return {split: np.sum(part.targets > 0, axis=0) for split, part in parts.items()}
 
 
-def check_options(
-    data: MultiLabelData,
-    loss: MultiLabelLoss,
-    sampling: SamplingConfig,
-    optimizer: OptimizerConfig,
-    weights: str,
-) -> None:
+def check_options(config: MultiLabelConfig) -> None:
     """Checks that sampling, mixing and optimiser fit multi-label data, loss and weights."""
-    if parse_strategy(sampling.strategy) is not None:
+    if parse_strategy(config.sampling.strategy) is not None:
         raise ConfigError(
-            f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
+            f"sampling.strategy = {config.sampling.strategy} needs one class per image; choose "
+            "`random`"
         )
-    check_loss_options(data, loss, optimizer, weights)
+    check_loss_options(config)
 
 
 def check_mode(loss: MultiLabelLoss, mode: ParallelMode) -> None:
@@ -277,14 +240,13 @@ def check_mode(loss: MultiLabelLoss, mode: ParallelMode) -> None:
         )
 
 
-def check_loss_options(
-    data: DataConfig, loss: MultiLabelLoss, optimizer: OptimizerConfig, weights: str
-) -> None:
+def check_loss_options(config: TrainConfig) -> None:
     """Checks that mixed images fit the loss, and the optimiser the weights."""
-    check_mixing(data, loss.name, compares_samples=_METHODS[loss.name].compares_samples)
-    if optimizer.backbone_rate < 1 and not weights:
+    loss, rate = config.loss.name, config.optimizer.backbone_rate
+    check_mixing(config.data, loss, compares_samples=_METHODS[loss].compares_samples)
+    if rate < 1 and not config.model.weights:
         raise ConfigError(
-            f"optimizer.backbone_rate = {optimizer.backbone_rate} is for a pretrained backbone: "
+            f"optimizer.backbone_rate = {rate} is for a pretrained backbone: "
             "set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
         )
 
@@ -313,19 +275,14 @@ def build_loss(options: MultiLabelLoss, axis_name: str | None) -> Callable[[Arra
 
 
 def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
-    """A linear classifier with one of the losses; it ranks by its logits."""
+    """A linear classifier with one of the losses; it ranks by its logits.
+
+    Its bias is the prior of a single class, which suits images that have few labels. The author's
+    starts as PyTorch's linear layers do, uniform in ±1/√d.
+    """
     loss_of = build_loss(options, problem.axis_name)
-
-    def loss(features, labels, head, objective_state):
-        logits = head_logits(features, head, objective_state)
-        return Loss(loss_of(logits, labels), objective_state, {})
-
-    def init_head(key: jax.Array):
-        # Its bias is the prior of a single class, which suits images that have few labels. The
-        # author's starts as PyTorch's linear layers do, uniform in ±1/√d.
-        return init_linear_head(key, problem.num_features, len(problem.class_counts))
-
-    return Objective(init_head, loss, head_logits)
+    init_head = partial(init_linear_head, problem)
+    return objective_of_logits(init_head, head_logits, loss_of, accuracy=False)
 
 
 def validate(outputs: Outputs) -> float:
@@ -350,18 +307,12 @@ def measured(result: MultilabelResult) -> list[dict[str, Any]]:
     return [metric.measured(value) for metric, value in zip(METRICS, values, strict=True)]
 
 
-def describe(data: MultiLabelData, options: MultiLabelLoss) -> dict[str, Any]:
-    """The loss with those of its options that differ from the paper's, and the training images."""
-    description = {"label": label(options), "train_on": data.train_on}
-    return description | ({"holdout": data.holdout} if data.holdout else {})
-
-
 def label(options: MultiLabelLoss) -> str:
     """The loss with those of its options that differ from the paper's, for tables."""
     method, default = _METHODS[options.name], MultiLabelLoss()
     changed = [
-        f", {_SYMBOLS[option]} = {vars(options)[option]:g}"
-        for option in method.options
+        f", {symbol} = {vars(options)[option]:g}"
+        for option, symbol in method.options.items()
         if vars(options)[option] != vars(default)[option]
     ]
     if method.compares_samples and options.class_wise_over == "device":

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.config import TrainConfig
-from experiments.contracts import Loss, Objective, Outputs, Problem, Protocol
+from experiments.contracts import Objective, Outputs, Problem, Protocol
 from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols import classification, multi_label
 from experiments.protocols.classification import ClassificationData
-from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
+from experiments.protocols.linear_head import head_logits, init_linear_head, objective_of_logits
 from experiments.protocols.multi_label import MultiLabelLoss
 
 
@@ -36,13 +36,20 @@ def build(config: TwoWayConfig) -> Protocol:
         config.data,
         label=multi_label.label(config.loss),
         objective=partial(objective, config.loss),
-        check_options=lambda num_features: multi_label.check_loss_options(
-            config.data, config.loss, config.optimizer, config.model.weights
-        ),
+        check_options=lambda num_features: multi_label.check_loss_options(config),
     )
+
+    def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
+        """The results of classification; mAP@class and mAP@sample of one-hot targets."""
+        outputs = outputs_of(split)
+        results = protocol.evaluate(split, lambda split: outputs)
+        targets = outputs.labels[:, None] == np.arange(len(outputs.class_counts))
+        found = multi_label.measured(evaluate_scores(outputs.logits(), targets))
+        return results | {"metrics": [*results["metrics"], *found]}
+
     return protocol._replace(
         metrics=[*protocol.metrics, *multi_label.METRICS],
-        evaluate=partial(evaluate, protocol.evaluate),
+        evaluate=evaluate,
         check_mode=partial(multi_label.check_mode, config.loss),
     )
 
@@ -54,26 +61,8 @@ def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
     """
     loss_of = multi_label.build_loss(options, problem.axis_name)
     num_classes = len(problem.class_counts)
-
-    def loss(features, labels, head, objective_state):
-        logits = head_logits(features, head, objective_state)
-        targets = jax.nn.one_hot(labels, num_classes, dtype=jnp.int8)
-        return Loss(loss_of(logits, targets), objective_state, train_accuracy(logits, labels))
-
-    def init_head(key: jax.Array):
-        return init_linear_head(key, problem.num_features, num_classes)
-
-    return Objective(init_head, loss, head_logits)
-
-
-def evaluate(
-    as_classification: Callable[[str, Callable[[str], Outputs]], dict[str, Any]],
-    split: str,
-    outputs_of: Callable[[str], Outputs],
-) -> dict[str, Any]:
-    """The results of classification; mAP@class and mAP@sample of one-hot targets."""
-    outputs = outputs_of(split)
-    results = as_classification(split, lambda split: outputs)
-    targets = outputs.labels[:, None] == np.arange(len(outputs.class_counts))
-    found = evaluate_scores(outputs.logits(), targets)
-    return results | {"metrics": [*results["metrics"], *multi_label.measured(found)]}
+    return objective_of_logits(
+        partial(init_linear_head, problem),
+        head_logits,
+        lambda logits, labels: loss_of(logits, jax.nn.one_hot(labels, num_classes, dtype=jnp.int8)),
+    )

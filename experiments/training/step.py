@@ -13,8 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 from experiments.config import DataConfig
 from experiments.contracts import Objective
-from experiments.data.augment import augment, normalize
-from experiments.data.mixup import mix_batch
+from experiments.data.augment import augment, mix_batch, normalize
 from experiments.training.keys import sample_keys
 from experiments.training.state import TrainState
 

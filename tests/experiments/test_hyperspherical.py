@@ -19,9 +19,9 @@ from scipy.special import logsumexp
 import jaxloss
 from experiments.assembly import build_network, plan_run
 from experiments.cli.main import main
-from experiments.config import ModelConfig, ParallelMode, SamplingConfig
+from experiments.config import DataConfig, ModelConfig, ParallelMode, SamplingConfig
 from experiments.contracts import Objective, Outputs, Problem
-from experiments.data.mixup import mixup
+from experiments.data.augment import mix_batch
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import evaluate_logits
 from experiments.presets import PRESETS
@@ -259,7 +259,8 @@ def test_a_mixed_batch_has_the_lengths_of_its_own_labels(devices):
     share = 0.7
 
     def mixed_loss(x, y):
-        partners = mixup(x, y, jnp.float32(share), axis_name=axis_name).partner_labels
+        data = DataConfig(mixup=1.0)
+        partners = mix_batch(x, y, jax.random.key(0), data, axis_name=axis_name).other_labels
         own, other = (objective.loss(x, labels, {}, state).value for labels in (y, partners))
         return share * own + (1 - share) * other
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxloss
 from experiments.config import DataConfig
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
@@ -152,41 +151,6 @@ def test_with_stop_gradient_the_classifier_learns_from_the_classification_loss_a
     alone = gradient(name.partition(":")[2].partition("+")[0])
     np.testing.assert_allclose(gradient(name, stop_gradient=True), alone, atol=1e-6)
     assert np.max(np.abs(gradient(name) - alone)) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["spectral:sce+nca", "spectral:bce+proto"])
-def test_the_basis_of_a_spectral_sum_is_renewed_every_few_steps(name):
-    """Steps 0 and 3 decompose the classifier; the steps between use the same basis."""
-    objective = few_shot.objective(IntegratedLoss(name, basis_every=3), PROBLEM)
-    exact = build_loss(IntegratedLoss(name), PROBLEM)
-    rng = np.random.default_rng(6)
-    labels = jnp.asarray([0, 1, 1, 2, 0, 3, 3, 2])
-    state, renewed = objective.init_state(), jaxloss.spectral_basis(jnp.ones((DIM, CLASSES)))
-    step = jax.jit(lambda x, head, state: objective.loss(x, labels, head, state))
-    for number in range(5):
-        head = {
-            "kernel": jnp.float32(rng.normal(size=(DIM, CLASSES))),
-            "bias": jnp.float32(rng.normal(size=CLASSES)),
-        }
-        x = jnp.float32(rng.normal(size=(8, DIM)))
-        if number % 3 == 0:
-            renewed = jaxloss.spectral_basis(head["kernel"])
-        loss = step(x, head, state)
-        state = loss.objective_state
-        for found, expected in zip(state["basis"], renewed, strict=True):
-            np.testing.assert_allclose(found, expected, atol=1e-5)
-        expected = exact(x, labels, head["kernel"], head["bias"], basis=renewed)
-        assert float(loss.value) == pytest.approx(float(expected), rel=1e-5)
-        own = float(exact(x, labels, head["kernel"], head["bias"]))
-        assert (float(loss.value) == pytest.approx(own, rel=1e-5)) == (number % 3 == 0)
-    assert state["age"] == 2
-
-
-@pytest.mark.parametrize(
-    "options", [IntegratedLoss("spectral:sce+nca"), IntegratedLoss("sce+nca", basis_every=5)]
-)
-def test_without_need_no_basis_is_kept(options):
-    assert few_shot.objective(options, PROBLEM).init_state() == ()
 
 
 @pytest.mark.parametrize("option", ["mixup", "cutmix"])

@@ -1,6 +1,5 @@
 """Mixup: partners, weights, and equality over devices."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,7 @@ from flax import nnx
 
 from experiments.config import DataConfig
 from experiments.contracts import Loss, Objective
-from experiments.data.mixup import cutmix, cutmix_box, mix_batch, mixup, mixup_weights
+from experiments.data.augment import cutmix, cutmix_box, mix_batch, mixup
 from experiments.training.state import TrainState
 from experiments.training.step import Batch, build_step
 
@@ -20,51 +19,52 @@ def batch_of(n=8):
     return images, np.arange(n, dtype=np.int32) * 10
 
 
+def with_partners(images, labels):
+    images, labels = jnp.asarray(images), jnp.asarray(labels)
+    return images, labels, (images[::-1], labels[::-1])
+
+
 def test_mixup_is_its_formula():
     images, labels = batch_of(7)
-    weights = np.linspace(0, 1, 7, dtype=np.float32)
-    mixed = mixup(jnp.asarray(images), jnp.asarray(labels), jnp.asarray(weights))
-    for i in range(7):
-        expected = weights[i] * images[i] + (1 - weights[i]) * images[6 - i]
-        np.testing.assert_allclose(mixed.images[i], expected, rtol=1e-6, atol=1e-6)
-        assert mixed.partner_labels[i] == labels[6 - i]
-    shared = mixup(jnp.asarray(images), jnp.asarray(labels), jnp.float32(0.25))
-    np.testing.assert_allclose(shared.images, 0.25 * images + 0.75 * images[::-1], rtol=1e-5)
+    for number in range(5):
+        key = jax.random.key(number)
+        mixed = mixup(*with_partners(images, labels), key, 1.0)
+        share = np.asarray(mixed.share)
+        assert 0.5 <= share <= 1
+        expected = share * images + (1 - share) * images[::-1]
+        np.testing.assert_allclose(mixed.images, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(mixed.labels, labels)
+        np.testing.assert_array_equal(mixed.other_labels, labels[::-1])
 
 
-def test_partners_are_the_same_on_four_devices():
-    images, labels = batch_of(8)
-    weights = mixup_weights(jax.random.split(jax.random.key(0), 8), 1.0)
-    expected = mixup(jnp.asarray(images), jnp.asarray(labels), weights)
-    found = jax.pmap(
-        lambda *batch: mixup(*batch, axis_name="data"), "data", devices=jax.devices()[:4]
-    )(images.reshape(4, 2, 3, 4, 2), labels.reshape(4, 2), weights.reshape(4, 2))
-    merged = jax.tree.map(lambda x: np.asarray(x).reshape(8, *x.shape[2:]), found)
-    chex.assert_trees_all_close(merged, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("beta", "deviation"), [(1.0, 12**-0.5), (0.2, (1 / (4 * 1.4)) ** 0.5)])
-def test_weights_have_the_beta_distribution_and_follow_their_keys(beta, deviation):
+@pytest.mark.parametrize("beta", [1.0, 0.2])
+def test_shares_of_mixup_have_the_beta_distribution(beta):
+    """Its larger half, against NumPy."""
     keys = jax.random.split(jax.random.key(0), 3000)
-    draw = jax.jit(lambda keys: mixup_weights(keys, beta))
-    weights = np.asarray(draw(keys))
-    assert weights.dtype == np.float32
-    assert weights.min() >= 0
-    assert weights.max() <= 1
-    assert weights.mean() == pytest.approx(0.5, abs=0.03)
-    assert weights.std() == pytest.approx(deviation, abs=0.015)
-    np.testing.assert_allclose(draw(keys[::-1])[::-1], weights, rtol=1e-6)
-    assert mixup_weights(keys[5], beta) == pytest.approx(float(weights[5]), rel=1e-5)
+    batch = with_partners(*batch_of(2))
+    draw = jax.jit(jax.vmap(lambda key: mixup(*batch, key, beta).share))
+    shares = np.asarray(draw(keys))
+    assert shares.dtype == np.float32
+    drawn = np.random.default_rng(0).beta(beta, beta, 100_000)
+    expected = np.maximum(drawn, 1 - drawn)
+    assert shares.mean() == pytest.approx(expected.mean(), abs=0.01)
+    assert shares.std() == pytest.approx(expected.std(), abs=0.01)
 
 
 def test_cutmix_takes_a_box_of_the_partner():
     images, labels = batch_of(5)
-    box = jnp.array([1, 0, 3, 2])
-    mixed = cutmix(jnp.asarray(images), jnp.asarray(labels), box)
-    expected = images.copy()
-    expected[:, 1:3, 0:2] = images[::-1, 1:3, 0:2]
-    np.testing.assert_array_equal(mixed.images, expected)
-    np.testing.assert_array_equal(mixed.partner_labels, labels[::-1])
+    for number in range(8):
+        key = jax.random.key(number)
+        mixed = cutmix(*with_partners(images, labels), key, 1.0)
+        top, left, bottom, right = cutmix_box(key, 1.0, 3, 4)
+        expected = images.copy()
+        expected[:, top:bottom, left:right] = images[::-1, top:bottom, left:right]
+        np.testing.assert_array_equal(mixed.images, expected)
+        own = 1 - (bottom - top) * (right - left) / 12
+        np.testing.assert_allclose(mixed.share, max(own, 1 - own), rtol=1e-6)
+        first, second = (labels, labels[::-1]) if own >= 0.5 else (labels[::-1], labels)
+        np.testing.assert_array_equal(mixed.labels, first)
+        np.testing.assert_array_equal(mixed.other_labels, second)
 
 
 def test_boxes_have_the_area_of_their_weight_and_are_cut_at_the_border():

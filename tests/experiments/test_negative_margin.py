@@ -20,9 +20,9 @@ from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import episodes_hash, evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.protocols import negative_margin
+from experiments.protocols import margin_data, negative_margin
+from experiments.protocols.margin_data import MarginData
 from experiments.protocols.negative_margin import (
-    MarginData,
     MarginEvaluation,
     MarginLoss,
     NegativeMarginConfig,
@@ -189,7 +189,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     outputs = build_outputs(
         run.network.graphdef, run.network.objective, config.data, run.class_counts
     )
-    images = negative_margin.load(config.data, folders, "held-out")
+    images = margin_data.load(config.data, folders, "held-out")
     features = outputs(run.state, images).features
     ((expected, accuracies),) = evaluate_fine_tuning(
         features, images.labels, config=EVALUATION, settings=FineTuning(passes=3)
@@ -356,7 +356,7 @@ def test_inner_products_are_evaluated_on_normalised_features_too(classifier, for
     accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
     assert accuracies == dict(list(expected.items())[: 2 * forms])
     assert found["episodes"].keys() == accuracies.keys()
-    declared = negative_margin.metrics(MarginData(), evaluation, classifier)
+    declared = negative_margin.metrics(["validation", "base"], evaluation, classifier)
     assert {m.name for m in declared if m.name.startswith("validation") and m.unit} == set(
         accuracies
     )
@@ -456,7 +456,7 @@ def test_evaluate_takes_every_option_of_the_evaluation(trained, folders, capsys)
     run = restore_run(trained)
     outputs = build_outputs(
         run.network.graphdef, run.network.objective, TINY.data, run.class_counts
-    )(run.state, negative_margin.load(TINY.data, folders, "validation"))
+    )(run.state, margin_data.load(TINY.data, folders, "validation"))
     ((expected, _),) = evaluate_fine_tuning(
         outputs.features,
         outputs.labels,
@@ -524,8 +524,8 @@ def test_evaluations_with_metrics_of_their_own_are_in_one_table(trained, folders
 
 def test_held_out_images_are_no_training_images(folders):
     whole = load_split("icons", "base", data_dir=folders.data_dir)
-    base, held_out = (negative_margin.load(TINY.data, folders, s) for s in ("base", "held-out"))
-    counts = negative_margin.class_counts(TINY.data, folders)
+    base, held_out = (margin_data.load(TINY.data, folders, s) for s in ("base", "held-out"))
+    counts = margin_data.class_counts(TINY.data, folders)
     for images, split in ((base, "base"), (held_out, "held-out")):
         np.testing.assert_array_equal(np.bincount(images.labels), counts[split])
     np.testing.assert_array_equal(counts["base"] + counts["held-out"], np.bincount(whole.labels))
@@ -536,8 +536,8 @@ def test_held_out_images_are_no_training_images(folders):
     by_content = [sorted(map(bytes, part)) for part in (both, whole.images[:])]
     assert by_content[0] == by_content[1]
     plain = MarginData()
-    assert negative_margin.class_counts(plain, folders).keys() == {"base", "validation", "novel"}
-    np.testing.assert_array_equal(negative_margin.load(plain, folders, "base").labels, whole.labels)
+    assert margin_data.class_counts(plain, folders).keys() == {"base", "validation", "novel"}
+    np.testing.assert_array_equal(margin_data.load(plain, folders, "base").labels, whole.labels)
 
 
 OTHER = {"n01532829": 4, "n01930112": 1, "n02108551": 2, "n02950826": 3}
@@ -559,11 +559,11 @@ def imagenets(folders, tmp_path):
 def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenets):
     plain = MarginData(name="mini_imagenet@16")
     data = dataclasses.replace(plain, base_test="imagenet@16")
-    counts = negative_margin.class_counts(data, imagenets)
+    counts = margin_data.class_counts(data, imagenets)
     assert counts["held-out"].tolist() == [4, 2]
     assert counts["base"].tolist() == [2, 3]
-    found = negative_margin.load(data, imagenets, "held-out")
-    base = negative_margin.load(data, imagenets, "base")
+    found = margin_data.load(data, imagenets, "held-out")
+    base = margin_data.load(data, imagenets, "base")
     assert found.class_names == base.class_names == ("n01532829", "n02108551")
     colours = {}
     for pixels, label in zip(found.images[:].pixels, found.labels, strict=True):
@@ -572,10 +572,10 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
         expected = [fake_archives.colour(f"val {name}", i) for i in range(OTHER[name])]
         np.testing.assert_allclose(own, expected, atol=3)
     # The training does not change.
-    trained = negative_margin.load(plain, imagenets, "base")
+    trained = margin_data.load(plain, imagenets, "base")
     np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)
     np.testing.assert_array_equal(trained.labels, base.labels)
-    assert "held-out" not in negative_margin.class_counts(plain, imagenets)
+    assert "held-out" not in margin_data.class_counts(plain, imagenets)
 
 
 def test_evaluation_takes_the_other_images():
@@ -610,7 +610,7 @@ def test_other_images_must_have_all_base_classes(imagenets):
         ConfigError,
         match=r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829",
     ):
-        negative_margin.class_counts(data, imagenets)
+        margin_data.class_counts(data, imagenets)
 
 
 def test_a_subset_of_the_base_classes_has_all_their_images(folders):
@@ -618,8 +618,8 @@ def test_a_subset_of_the_base_classes_has_all_their_images(folders):
     names = np.array(whole.class_names)
     for holdout in (0.0, 0.35):
         data = MarginData(holdout=holdout, base_classes=7, subset_seed=3)
-        counts = negative_margin.class_counts(data, folders)
-        base = negative_margin.load(data, folders, "base")
+        counts = margin_data.class_counts(data, folders)
+        base = margin_data.load(data, folders, "base")
         assert len(base.class_names) == 7
         np.testing.assert_array_equal(np.bincount(base.labels), counts["base"])
         own = np.isin(names[whole.labels], base.class_names)
@@ -629,9 +629,9 @@ def test_a_subset_of_the_base_classes_has_all_their_images(folders):
         expected = whole.images[:][own], names[whole.labels][own]
         found = {bytes(i) + n.encode() for i, n in zip(base.images[:], names_of, strict=True)}
         assert found <= {bytes(i) + n.encode() for i, n in zip(*expected, strict=True)}
-    other = negative_margin.load(MarginData(base_classes=7), folders, "base")
+    other = margin_data.load(MarginData(base_classes=7), folders, "base")
     assert other.class_names != base.class_names
-    novel, every = (negative_margin.load(d, folders, "novel") for d in (data, MarginData()))
+    novel, every = (margin_data.load(d, folders, "novel") for d in (data, MarginData()))
     np.testing.assert_array_equal(novel.labels, every.labels)
 
 
@@ -640,13 +640,13 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
     folders = dataclasses.replace(folders, manual_dir=tmp_path)
     data = MarginData(novel="cifar_fs")
     stored = class_counts("icons", data_dir=folders.data_dir)
-    counts = negative_margin.class_counts(data, folders)
+    counts = margin_data.class_counts(data, folders)
     every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
     np.testing.assert_array_equal(counts["base"], every)
     assert counts["novel"].tolist() == [2, 1]
-    images = negative_margin.load(data, folders, "base")
+    images = margin_data.load(data, folders, "base")
     np.testing.assert_array_equal(np.bincount(images.labels), every)
-    assert negative_margin.load(data, folders, "novel").labels.tolist() == [0, 0, 1]
+    assert margin_data.load(data, folders, "novel").labels.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -709,7 +709,7 @@ def test_what_cannot_end_well_is_refused(folders, changes, message):
 
 def test_sets_of_two_sizes_need_one(monkeypatch):
     shapes = {"icons": (32, 32, 1), "cub_fewshot": (84, 84, 3)}
-    monkeypatch.setattr(negative_margin, "image_shape", shapes.__getitem__)
+    monkeypatch.setattr(margin_data, "image_shape", shapes.__getitem__)
     counts = {split: np.full(30, 90) for split in ("base", "held-out", "validation", "novel")}
     data = dataclasses.replace(TINY.data, novel="cub_fewshot")
     check = negative_margin.build(dataclasses.replace(TINY, data=data)).check_data

@@ -15,9 +15,9 @@ from experiments.contracts import Photographs
 from experiments.data import augment as module
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError
+from experiments.data.augment import random_box, random_resized_crop, resize_and_center_crop
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import KeptImages, RecordImages, load_split
-from experiments.data.resize import random_box, random_resized_crop, resize_and_center_crop
 from experiments.presets import PRESETS
 from tests.experiments import fake_image_sets
 from tests.experiments.fake_archives import decode, whole_images
@@ -179,14 +179,16 @@ def in_arrays(images: list[np.ndarray]) -> Photographs:
     return Photographs(pixels, np.array([image.shape[:2] for image in images], np.int32))
 
 
+INCEPTION = {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3)}
+NARROW = INCEPTION | {"ratio": (0.1, 0.2)}
 SHAPES = [(16, 32), (32, 16), (16, 16), (9, 21), (30, 2), (1, 1)]
 
 
 @pytest.mark.parametrize(
     "crop",
     [
-        lambda image, key: random_resized_crop(image, key, (8, 8)),
-        lambda image, key: random_resized_crop(image, key, (20, 20), ratio=(0.1, 0.2)),
+        lambda image, key: random_resized_crop(image, key, (8, 8), **INCEPTION),
+        lambda image, key: random_resized_crop(image, key, (20, 20), **NARROW),
         lambda image, key: resize_and_center_crop(image, 12, 8),
         lambda image, key: resize_and_center_crop(image, 12, 7, to_square=True),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.data.resize import random_box, random_resized_crop, resize_and_center_crop
+from experiments.data.augment import random_box, random_resized_crop, resize_and_center_crop
 
 
 def image_of(height, width, channels=3, seed=0):

@@ -3,17 +3,15 @@
 import numpy as np
 import pytest
 
+from experiments.config import batch_size_of, parse_strategy
 from experiments.data.sampling import (
     Episodes,
-    batch_size_of,
     draw_batch,
     episodes_hash,
     episodic_batch,
     evaluation_episodes,
     index_classes,
-    parse_strategy,
     random_batch,
-    shard,
     support_orders,
 )
 
@@ -141,13 +139,6 @@ def test_streams_of_one_seed_are_independent():
     evaluated = np.concatenate([episode.support, episode.query], -1).ravel()
     for a, b in ((epoch, episodic), (epoch, evaluated), (episodic, evaluated)):
         assert (a != b).any()
-
-
-def test_shards_are_disjoint_and_cover_the_batch():
-    batch = random_batch(40, 12, seed=0, step=0)
-    np.testing.assert_array_equal(np.concatenate([shard(batch, i, 3) for i in range(3)]), batch)
-    with pytest.raises(ValueError, match="batch of 12 cannot be divided among 5"):
-        shard(batch, 0, 5)
 
 
 def episodes_of(num, seed=0, **changes) -> Episodes:

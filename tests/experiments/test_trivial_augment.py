@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from experiments.data.trivial_augment import (
+from experiments.data.effects import (
     LEVELS,
     OPERATIONS,
     apply_operation,

@@ -1,11 +1,8 @@
-"""TrivialAugment of one image, on the device: one random operation of a random strength.
-
-The operations are those of torchvision's `TrivialAugmentWide` on Pillow images, with bilinear
-interpolation and black outside the image. Pixels are whole numbers, and as in Pillow fractions are
-cut off, so that pixels differ from Pillow's by at most 1 of 255, where rounding does.
-"""
+"""Random effects on one image, on the device: colours, erased boxes, TrivialAugment."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +10,140 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+_ATTEMPTS = 10
+"""Boxes that are drawn until one fits, as in torchvision."""
+
+# --- Colours --------------------------------------------------------------------------------------
+
+# Luma coefficients of ITU-R BT.601.
+_LUMA = (0.299, 0.587, 0.114)
+# Principal components of ImageNet's pixels in [0, 1]: standard deviations, and directions as
+# columns (Krizhevsky et al., 2012; values of fb.resnet.torch).
+_DEVIATIONS = (0.2175, 0.0188, 0.0045)
+_DIRECTIONS = (
+    (-0.5675, 0.7192, 0.4009),
+    (-0.5808, -0.0045, -0.8140),
+    (-0.5836, -0.6948, 0.4203),
+)
+
+
+def jitter(pixels: Array, key: Array, strength: float) -> Array:
+    """Changes brightness, contrast and, for colour images, saturation.
+
+    Each factor is uniform in [max(0, 1 − s), 1 + s] with s = `strength`.
+
+    Args:
+      pixels: float32 [h, w, c] in [0, 1].
+      key: Typed PRNG key.
+      strength: Strength s of the changes.
+
+    Returns:
+      float32 [h, w, c] in [0, 1].
+    """
+    low, high = max(0.0, 1 - strength), 1 + strength
+    brightness, contrast, saturation = jax.random.uniform(key, (3,), minval=low, maxval=high)
+    pixels = jnp.clip(pixels * brightness, 0, 1)
+    level = _luma(pixels).mean()
+    pixels = jnp.clip(level + contrast * (pixels - level), 0, 1)
+    if pixels.shape[-1] == 1:
+        return pixels
+    grey = _luma(pixels)
+    return jnp.clip(grey + saturation * (pixels - grey), 0, 1)
+
+
+def add_lighting(pixels: Array, key: Array, deviation: float) -> Array:
+    """Adds one random colour to all pixels [h, w, 3], along the principal components of ImageNet.
+
+    The coordinate of each component is normal, with `deviation` times the standard deviation of
+    ImageNet's pixels. The result is not clipped.
+    """
+    amounts = deviation * jax.random.normal(key, (3,)) * jnp.asarray(_DEVIATIONS)
+    return pixels + (jnp.asarray(_DIRECTIONS) * amounts).sum(1)
+
+
+def _luma(pixels: Array) -> Array:
+    """The greyscale image [h, w, 1] of [h, w, c]."""
+    if pixels.shape[-1] == 1:
+        return pixels
+    return (pixels * jnp.asarray(_LUMA, pixels.dtype)).sum(-1, keepdims=True)
+
+
+# --- Random boxes ---------------------------------------------------------------------------------
+
+
+def random_sides(
+    key: Array,
+    area: ArrayLike,
+    fits: Callable[[Array, Array], Array],
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[Array, Array, Array, Array]:
+    """Draws the sides of a box: of ten attempts, the first one that fits.
+
+    Args:
+      key: Typed PRNG key.
+      area: Pixels of the image.
+      fits: Of the first and the second sides, int32 [10]: which of the boxes fit.
+      scale: Range of the area of the box, relative to `area`: it is uniform.
+      ratio: Range of the first side over the second, whose logarithm is uniform.
+
+    Returns:
+      Two times int32 []: the first and the second side, rounded; bool []: whether a box fits; a key
+      for its position.
+    """
+    area_key, ratio_key, position_key = jax.random.split(key, 3)
+    areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
+    areas *= area
+    low, high = jnp.log(jnp.asarray(ratio, jnp.float32))
+    ratios = jnp.exp(jax.random.uniform(ratio_key, (_ATTEMPTS,), minval=low, maxval=high))
+    sides = jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)
+    first, second = (jnp.round(side).astype(jnp.int32) for side in sides)
+    fitting = fits(first, second)
+    chosen = jnp.argmax(fitting)
+    return first[chosen], second[chosen], fitting.any(), position_key
+
+
+def random_erasing(pixels: Array, key: Array, probability: float) -> Array:
+    """Sets a random box of normalised pixels [h, w, c] to zero, their mean.
+
+    Zhong et al., AAAI 2020. There is a box with this probability.
+    """
+    height, width = pixels.shape[:2]
+    chance_key, box_key = jax.random.split(key)
+    top, left, box_height, box_width = erased_box(box_key, height, width)
+    rows, columns = jnp.arange(height), jnp.arange(width)
+    in_rows = (rows >= top) & (rows < top + box_height)
+    in_columns = (columns >= left) & (columns < left + box_width)
+    erased = in_rows[:, None] & in_columns & jax.random.bernoulli(chance_key, probability)
+    return jnp.where(erased[..., None], 0, pixels)
+
+
+def erased_box(key: Array, height: int, width: int) -> Array:
+    """Draws a box as torchvision does, of 2 to 33 % of the area and an aspect ratio of 0.3 to 3.3.
+
+    Of ten attempts, the first box that is lower and narrower than the image is placed uniformly.
+
+    Returns:
+      int32 [4]: top, left, height, width; both sides are 0 if no attempt succeeds.
+    """
+    first, second, found, position_key = random_sides(
+        key,
+        height * width,
+        lambda heights, widths: (heights < height) & (widths < width),
+        scale=(0.02, 0.33),
+        ratio=(0.3, 3.3),
+    )
+    sides = jnp.where(found, jnp.stack([first, second]), 0)
+    places = jnp.array([height, width]) - sides + 1
+    return jnp.concatenate([jax.random.randint(position_key, (2,), 0, places), sides])
+
+
+# --- TrivialAugment -------------------------------------------------------------------------------
+
+# The operations are those of torchvision's `TrivialAugmentWide` on Pillow images, with bilinear
+# interpolation and black outside the image. Pixels are whole numbers, and as in Pillow fractions
+# are cut off, so that pixels differ from Pillow's by at most 1 of 255, where rounding does.
 OPERATIONS = (
     *("identity", "shear x", "shear y", "translate x", "translate y", "rotate"),
     *("brightness", "colour", "contrast", "sharpness"),
