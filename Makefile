@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 QUICK := .venv-quick
 
-FAULTS ?= 50
+FAULTS ?= 30
 SEED ?= 0
 
 .PHONY: train test quick soak setup lint clean
@@ -20,7 +20,7 @@ test: lint
 quick: $(QUICK)/.quick
 	$(QUICK)/bin/python -m pytest -n 2 -m "not slow" tests/jaxloss jaxloss
 
-# Random faults in runs of several processes, for about 40 minutes. It needs the right to mount.
+# Random faults in runs of several processes, for about 20 minutes. It needs the right to mount.
 soak: $(VENV)/.test
 	$(BIN)/python -u -m tests.soak --faults $(FAULTS) --seed $(SEED)
 

@@ -37,7 +37,7 @@ class Compare:
 
     Finished runs are kept: the same command continues where it was stopped, and a command with
     other losses, samplings or seeds reuses the runs that it shares. A run that diverges is shown
-    as such; the others continue, and the exit status is 1 in the end.
+    as such; the others continue, and the exit status is 3 in the end.
     """
 
     config: _FewShotPreset

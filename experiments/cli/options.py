@@ -147,4 +147,4 @@ def run_and_print(
             *outcome.diverged,
             sep="\n  ",
         )
-    return 1 if outcome.diverged else 0
+    return 3 if outcome.diverged else 0

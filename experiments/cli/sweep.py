@@ -24,7 +24,7 @@ class Sweep:
     Writes table.md, table.json and figure.png. Finished runs are kept: the same command continues
     where it was stopped. The table has the values that the command names, at every seed that has
     been run. A run that diverges is shown as such; the others continue, and the exit status is
-    1 in the end.
+    3 in the end.
     """
 
     config: AnyPreset

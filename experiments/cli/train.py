@@ -37,4 +37,4 @@ class Train:
         report = complete_run(plan, directory, command=shlex.join(command), **how)
         print(run_report(report, report_lines(plan.protocol, report)))
         print(f"\n{directory}: config.json, metrics.jsonl, checkpoints, report.md, report.json")
-        return 1 if "diverged" in report else 0
+        return 3 if "diverged" in report else 0

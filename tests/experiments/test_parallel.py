@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.training.sharded_leaves import class_sharding
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxloss
@@ -20,6 +19,7 @@ from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols.linear_head import build_classifier_loss
+from experiments.training.checkpoints import class_sharding
 from experiments.training.parallel import device_mesh
 from tests.experiments.tiny_runs import TINY
 

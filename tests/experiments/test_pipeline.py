@@ -9,10 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import files
 from experiments.data import builders, pipeline
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.builders.tasks import FewShotBuilder
 from experiments.data.pipeline import KeptImages, RecordImages, batches, load_split
 from tests.experiments import fake_archives
 
@@ -127,24 +125,6 @@ def test_processes_may_prepare_at_once(tmp_path):
     assert [process.returncode for process in processes] == [0, 0, 0], answers
     assert len({out for out, _ in answers}) == 1
     assert len(list((tmp_path / "data" / "mini_imagenet").glob("*"))) == 2  # data and lock
-
-
-def test_the_faster_process_wins_where_there_is_no_lock(tmp_path, monkeypatch):
-    fake_archives.cifar_fs_folder(tmp_path / "manual")
-    folders = {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
-    check = FewShotBuilder.check_splits
-    finished = []
-
-    def overtaken(splits):
-        monkeypatch.setattr(FewShotBuilder, "check_splits", check)
-        finished.append(load_split("cifar_fs", "base", **folders))
-        check(splits)
-
-    monkeypatch.setattr(files, "fcntl", None)
-    monkeypatch.setattr(FewShotBuilder, "check_splits", staticmethod(overtaken))
-    assert load_split("cifar_fs", "base", **folders).labels.tolist() == [0, 0, 0, 1, 1]
-    assert len(finished) == 1
-    assert [p.name for p in (tmp_path / "data" / "cifar_fs").iterdir()] == ["1.0.0"]
 
 
 def test_nothing_is_printed_and_nothing_fetched(tmp_path):
