@@ -169,11 +169,10 @@ class Checkpoints:
             state=ocp.args.PyTreeSave(stored),
             header=ocp.args.JsonSave({**header, "sha256": _json_digest(header)}),
         )
-        if not self._manager.save(step, args=args):
-            raise CheckpointError(
-                f"cannot save step {step}: {self._directory} holds step {max(self.steps())}"
-            )
+        if (newest := max(self.steps(), default=-1)) >= step:
+            raise CheckpointError(f"cannot save step {step}: {self._directory} holds step {newest}")
         self._headers[step], self._saving = header, self._path(step)
+        self._manager.save(step, args=args)
 
     def wait(self) -> None:
         """Waits until the last save is on disk.
