@@ -10,6 +10,10 @@ SEED ?= 0
 
 .PHONY: train test quick soak setup lint clean
 
+# glibc keeps freed memory: on CPUs, XLA allocates the temporary arrays of every step anew.
+train: export MALLOC_MMAP_MAX_ = 0
+train: export MALLOC_TRIM_THRESHOLD_ = 2147483647
+train: export MALLOC_ARENA_MAX = 1
 train: $(VENV)/.experiments
 	$(BIN)/python -m experiments compare icons --losses sce nca sce+nca direct:sce+nca --directory runs/train
 
