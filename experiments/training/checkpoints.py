@@ -314,7 +314,7 @@ class Checkpoints:
                 f"{self._path(step)} has format {header['format']}, and this version reads format "
                 f"{_FORMAT}; use the version of jaxloss that wrote it"
             )
-        self._headers[step], self._saving = header, self._path(step)
+        self._headers[step] = header
         return header
 
     def _reading(self, step: int, read: Callable[[], T]) -> T:
