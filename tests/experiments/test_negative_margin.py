@@ -73,16 +73,6 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray, smoothing: float = 0.0
     return float(np.mean(values))
 
 
-def test_scales_are_the_papers():
-    products, resnet12 = MarginLoss(name="softmax"), ModelConfig(backbone="resnet12")
-    for config, scale in (
-        (NegativeMarginConfig(model=resnet12), 30),
-        (NegativeMarginConfig(loss=products, model=resnet12), 10),
-        (NegativeMarginConfig(loss=products), 5),
-    ):
-        assert negative_margin.build(config).description["scale"] == scale
-
-
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [
@@ -129,7 +119,7 @@ def test_the_classifier_starts_with_the_spread_of_the_authors(name):
     assert np.std(head["kernel"]) == pytest.approx(float(weight.std()), rel=0.03)
 
 
-@pytest.mark.parametrize("margin", [-0.3, 0.0, 0.2])
+@pytest.mark.parametrize("margin", [-0.3, 0.2])
 def test_the_shift_of_the_authors_inner_products_changes_nothing(margin):
     rng = np.random.default_rng(1)
     features, labels = rng.normal(size=(7, 6)), np.array([0, 3, 1, 1, 2, 0, 3])
