@@ -1,18 +1,15 @@
 """The data sets for classification, many labels and transfer."""
 
-import io
 import itertools
 import json
 import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from experiments.config import Folders
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
-from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import RecordImages, class_counts, load_split
 from experiments.protocols import classification
 from tests.experiments import fake_archives, fake_image_sets
@@ -590,19 +587,6 @@ def test_few_shot_photographs_may_be_had_larger(folders):
 def test_sizes_that_cannot_be(name, message):
     with pytest.raises(ValueError, match=message):
         builders.image_shape(name)
-
-
-@pytest.mark.parametrize("encoding", ["png", "jpeg"])
-def test_an_image_keeps_all_that_fits(encoding):
-    rows, columns = np.mgrid[0:60, 0:80]
-    pixels = np.stack([3 * columns, 4 * rows, 0 * rows], -1).astype(np.uint8)
-    content = encode(SourceImage(pixels, "a"), (30, 30, 3), encoding=encoding)
-    result = np.asarray(Image.open(io.BytesIO(content))).astype(int)
-    # All rows, and the middle 60 of 80 columns.
-    line = 0.5 + 2 * np.arange(30)
-    np.testing.assert_allclose(result[..., 1].mean(1), 4 * line, atol=4)
-    np.testing.assert_allclose(result[..., 0].mean(0), 3 * (10 + line), atol=4)
-    assert content[:4] == (b"\x89PNG" if encoding == "png" else b"\xff\xd8\xff\xe0")
 
 
 # --- Splits -------------------------------------------------------------------------------------
