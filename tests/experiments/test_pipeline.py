@@ -108,7 +108,7 @@ def test_processes_may_prepare_at_once(tmp_path):
     command = _script(code, tmp_path / "data", tmp_path / "manual")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(3)]
-    answers = [process.communicate(timeout=60) for process in processes]
+    answers = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], answers
     assert len({out for out, _ in answers}) == 1
     assert len(list((tmp_path / "data" / "mini_imagenet").glob("*"))) == 2  # data and lock
@@ -152,7 +152,7 @@ def test_nothing_is_printed_and_nothing_fetched(tmp_path):
         assert "jax" not in sys.modules
     """
     result = subprocess.run(
-        _script(code, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=60
+        _script(code, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
