@@ -153,16 +153,10 @@ def test_a_pickle_that_asks_for_more_is_refused(tmp_path, monkeypatch, kind):
     path.write_bytes(MALICIOUS[kind])
     # Without a global it is no attack, but nothing that could be read either.
     error = DamagedArchiveError if kind in ("EXT", "persistent id") else UnsafeArchiveError
-    with pytest.raises(error, match=r"data\.pkl"):
+    named = r"data\.pkl requests os\.system" if kind == "os.system" else r"data\.pkl"
+    with pytest.raises(error, match=named):
         load_pickle(path)
     assert not (tmp_path / _MARK).exists()
-
-
-def test_the_refusal_names_the_global(tmp_path):
-    path = tmp_path / "data.pkl"
-    path.write_bytes(MALICIOUS["os.system"])
-    with pytest.raises(UnsafeArchiveError, match=r"data\.pkl requests os\.system"):
-        load_pickle(path)
 
 
 @pytest.mark.parametrize("length", [0, 1, 40, 150, -1])
@@ -181,13 +175,6 @@ def test_an_array_shorter_than_its_shape_is_damaged(tmp_path):
     )
     with pytest.raises(DamagedArchiveError, match=r"data\.pkl"):
         load_pickle(path)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_list_of_torch_is_read(tmp_path, zipped):
-    path = tmp_path / "cats.pth"
-    fake_archives.write_torch_list(path, [3, 1, 4000], zipped)
-    assert load_torch_list(path) == [3, 1, 4000]
 
 
 def test_list_written_by_torch_is_read(tmp_path):

@@ -30,7 +30,6 @@ from experiments.config import (
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols import PROTOCOLS, config_from_dict, config_to_dict
-from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 
@@ -100,22 +99,6 @@ def test_other_numbers_are_refused_with_option_and_value(config, message):
     with pytest.raises(ConfigError) as error:
         check_config(config)
     assert str(error.value) == message
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (DataConfig(crop_scale=(0.0, 1.0)), "data.crop_scale must be above 0"),
-        (DataConfig(crop_ratio=()), "data.crop_ratio needs at least one"),
-        (DataConfig(lighting=-0.1), "data.lighting must be at least 0"),
-        (DataConfig(image_size=-1), "data.image_size must be at least 0"),
-        (DataConfig(mean=(0.5, math.inf)), "data.mean must be finite, got inf"),
-        (ClassificationData(imbalance=2.0), "data.imbalance must be above 0 and at most 1, got 2"),
-    ],
-)
-def test_the_section_is_part_of_the_name(config, message):
-    with pytest.raises(ConfigError, match=message):
-        check_config(config, "data.")
 
 
 def _just_outside(bound: BaseMetadata) -> Any:

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from experiments.assembly import check_data, plan_run
 from experiments.cli.main import main
@@ -32,6 +31,7 @@ from experiments.reporting.run import read_episodes, report_lines, run_report
 from experiments.restored import evaluate_run, restore_run
 from experiments.training.outputs import build_outputs
 from tests.experiments import fake_archives
+from tests.jaxloss import references
 
 EVALUATION = MarginEvaluation(
     ways=3,
@@ -57,26 +57,6 @@ TINY = NegativeMarginConfig(
 )
 
 
-def cross_entropy(logits: np.ndarray, labels: np.ndarray, smoothing: float = 0.0) -> float:
-    """Mean over the samples of −Σ t log softmax, sample by sample in float64."""
-    values = []
-    for row, label in zip(logits, labels, strict=True):
-        target = np.full(len(row), smoothing / len(row))
-        target[label] += 1 - smoothing
-        values.append(-(target * (row - np.log(np.exp(row).sum()))).sum())
-    return float(np.mean(values))
-
-
-def test_scales_are_the_papers():
-    products, resnet12 = MarginLoss(name="softmax"), ModelConfig(backbone="resnet12")
-    for config, scale in (
-        (NegativeMarginConfig(model=resnet12), 30),
-        (NegativeMarginConfig(loss=products, model=resnet12), 10),
-        (NegativeMarginConfig(loss=products), 5),
-    ):
-        assert negative_margin.build(config).description["scale"] == scale
-
-
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [
@@ -100,9 +80,9 @@ def test_the_objective_is_the_papers(changes, scale):
         x = x / np.linalg.norm(x, axis=1, keepdims=True)
         kernel = kernel / np.linalg.norm(kernel, axis=0)
     logits = x @ kernel
-    shifted = logits.copy()
-    shifted[np.arange(7), labels] -= config.loss.margin
-    expected = cross_entropy(scale * shifted, labels, config.loss.label_smoothing)
+    loss = config.loss
+    options = {"margin": loss.margin, "label_smoothing": loss.label_smoothing, "scale": scale}
+    expected = references.classifier_loss(x, labels, kernel, **options)
     assert float(found.value) == pytest.approx(expected, rel=1e-5)
     assert float(found.means["train_accuracy"]) == pytest.approx(
         np.mean(logits.argmax(1) == labels)
@@ -121,32 +101,6 @@ def test_the_classifier_starts_with_the_spread_of_the_authors(name):
     head = objective.init_head(jax.random.key(0))
     assert head.keys() == {"kernel"}
     assert np.std(head["kernel"]) == pytest.approx(float(weight.std()), rel=0.03)
-
-
-@pytest.mark.parametrize("margin", [-0.3, 0.0, 0.2])
-def test_the_shift_of_the_authors_inner_products_changes_nothing(margin):
-    rng = np.random.default_rng(1)
-    features, labels = rng.normal(size=(7, 6)), np.array([0, 3, 1, 1, 2, 0, 3])
-    config = NegativeMarginConfig(loss=MarginLoss(name="softmax", margin=margin))
-    objective = negative_margin.build(config).objective(Problem(6, np.full(4, 10)))
-    kernel = np.asarray(objective.init_head(jax.random.key(0))["kernel"])
-
-    def loss(features, kernel):
-        return objective.loss(features, jax.numpy.asarray(labels), {"kernel": kernel}, ()).value
-
-    value_and_gradients = jax.value_and_grad(loss, argnums=(0, 1))
-    value, gradients = value_and_gradients(jax.numpy.asarray(features, jax.numpy.float32), kernel)
-
-    x, w = (torch.from_numpy(np.float64(a)).requires_grad_() for a in (features, kernel))
-    z = x @ w
-    z = z - z.min(dim=1, keepdim=True).values
-    z = z - margin * F.one_hot(torch.from_numpy(labels), 4)
-    expected = F.cross_entropy(5 * z, torch.from_numpy(labels))
-    expected.backward()
-    assert float(value) == pytest.approx(expected.item(), rel=1e-5)
-    for found, tensor in zip(gradients, (x, w), strict=True):
-        assert tensor.grad is not None
-        np.testing.assert_allclose(found, tensor.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

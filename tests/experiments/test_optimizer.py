@@ -1,6 +1,7 @@
 """Optimisers and learning rates, against PyTorch's."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import chex
@@ -56,38 +57,41 @@ def after_torch(
     return {part: {"kernel": tree["kernel"].detach().numpy()} for part, tree in params.items()}
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_is_that_of_pytorch_with_a_rate_of_its_own_for_the_backbone(nesterov):
-    config = OptimizerConfig(
-        learning_rate=0.3, nesterov=nesterov, weight_decay=0.1, backbone_rate=0.1
-    )
-    expected = after_torch(
-        config,
-        lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.1, nesterov=nesterov),
-    )
-    chex.assert_trees_all_close(after(config), expected, rtol=1e-5)
-
-
-def test_adam_is_that_of_pytorch_with_its_weight_decay():
-    config = OptimizerConfig(
-        kind="adam", learning_rate=0.03, weight_decay=0.5, warmup_steps=2, warmup_from=1 / 16
-    )
-    expected = after_torch(config, lambda groups: torch.optim.Adam(groups, weight_decay=0.5))
-    chex.assert_trees_all_close(after(config), expected, rtol=1e-4)
-
-
-def test_adamw_is_that_of_pytorch_with_a_rate_of_its_own_for_the_backbone():
-    """The decay is no part of the gradient, and follows the learning rate."""
-    config = OptimizerConfig(
-        kind="adamw", learning_rate=0.03, weight_decay=0.5, warmup_steps=2, backbone_rate=0.1
-    )
-    expected = after_torch(config, lambda groups: torch.optim.AdamW(groups, weight_decay=0.5))
-    chex.assert_trees_all_close(after(config), expected, rtol=1e-4)
+@pytest.mark.parametrize(
+    ("options", "build"),
+    [
+        *(
+            (
+                {"nesterov": nesterov, "learning_rate": 0.3, "weight_decay": 0.1},
+                partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1, nesterov=nesterov),
+            )
+            for nesterov in (False, True)
+        ),
+        (
+            {"kind": "adam", "weight_decay": 0.5, "warmup_from": 1 / 16},
+            partial(torch.optim.Adam, weight_decay=0.5),
+        ),
+        # The decay is no part of the gradient, and follows the learning rate.
+        ({"kind": "adamw", "weight_decay": 0.5}, partial(torch.optim.AdamW, weight_decay=0.5)),
+    ],
+    ids=["sgd", "nesterov", "adam", "adamw"],
+)
+def test_updates_are_those_of_pytorch(options, build):
+    """With a rate of its own for the backbone, except for Adam."""
+    common = {"learning_rate": 0.03, "warmup_steps": 2, "backbone_rate": 0.1}
+    if options.get("kind") == "adam":
+        common["backbone_rate"] = 1.0
+    config = OptimizerConfig(**common | options)
+    rtol = 1e-5 if config.kind == "sgd" else 1e-4
+    chex.assert_trees_all_close(after(config), after_torch(config, build), rtol=rtol)
 
 
 @pytest.mark.parametrize("decay_all", [False, True])
-def test_decay_of_adamw_spares_what_it_shall(decay_all):
-    config = OptimizerConfig(kind="adamw", learning_rate=1.0, weight_decay=0.1, decay_all=decay_all)
+@pytest.mark.parametrize(
+    "options", [{"kind": "adamw"}, {"momentum": 0.0, "nesterov": False}], ids=["adamw", "sgd"]
+)
+def test_weight_decay_spares_biases_and_normalisation_unless_it_is_for_all(options, decay_all):
+    config = OptimizerConfig(learning_rate=1.0, weight_decay=0.1, decay_all=decay_all, **options)
     optimizer = build_optimizer(config, 10)
     params = {"kernel": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
     zeros = jax.tree.map(np.zeros_like, params)
@@ -96,41 +100,31 @@ def test_decay_of_adamw_spares_what_it_shall(decay_all):
     chex.assert_trees_all_close(updates, expected, rtol=1e-6)
 
 
-def test_weight_decay_spares_biases_and_normalisation():
-    config = OptimizerConfig(learning_rate=1.0, momentum=0.0, nesterov=False, weight_decay=0.1)
-    optimizer = build_optimizer(config, 10)
-    params = {"kernel": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
-    zeros = jax.tree.map(np.zeros_like, params)
-    updates, _ = optimizer.update(zeros, optimizer.init(params), params)
-    chex.assert_trees_all_close(
-        updates, {"kernel": np.full((2, 3), -0.1, np.float32), "scale": np.zeros(3, np.float32)}
-    )
-
-
-def test_weight_decay_of_all_parameters():
-    config = OptimizerConfig(
-        learning_rate=1.0, momentum=0.0, nesterov=False, weight_decay=0.1, decay_all=True
-    )
-    optimizer = build_optimizer(config, 10)
-    params = {"kernel": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
-    updates, _ = optimizer.update(
-        jax.tree.map(np.zeros_like, params), optimizer.init(params), params
-    )
-    chex.assert_trees_all_close(updates, jax.tree.map(lambda leaf: -0.1 * leaf, params))
-
-
-def test_schedules():
-    cosine = learning_rate(OptimizerConfig(learning_rate=0.4, warmup_steps=4), 12)
-    rates = np.array([float(cosine(step)) for step in (0, 2, 4, 8, 12)])  # pyright: ignore[reportArgumentType]
-    np.testing.assert_allclose(rates, [0, 0.2, 0.4, 0.2, 0], atol=1e-7)
-    config = OptimizerConfig(learning_rate=1.0, schedule="step", decay_steps=(3, 6), warmup_steps=2)
-    by_steps = learning_rate(config, 9)
-    rates = np.array([float(by_steps(step)) for step in (1, 2, 3, 5, 6)])  # pyright: ignore[reportArgumentType]
-    np.testing.assert_allclose(rates, [0.5, 1, 0.1, 0.1, 0.01], rtol=1e-5)
-    from_a_part = OptimizerConfig(learning_rate=0.8, warmup_steps=4, warmup_from=1 / 4)
-    warming = learning_rate(from_a_part, 12)
-    rates = np.array([float(warming(step)) for step in (0, 2, 4, 8)])  # pyright: ignore[reportArgumentType]
-    np.testing.assert_allclose(rates, [0.2, 0.5, 0.8, 0.4], rtol=1e-5)
+@pytest.mark.parametrize(
+    ("options", "steps", "expected"),
+    [
+        (
+            {"learning_rate": 0.4, "warmup_steps": 4},
+            12,
+            {0: 0, 2: 0.2, 4: 0.4, 8: 0.2, 12: 0},
+        ),
+        (
+            {"learning_rate": 1.0, "schedule": "step", "decay_steps": (3, 6), "warmup_steps": 2},
+            9,
+            {1: 0.5, 2: 1, 3: 0.1, 5: 0.1, 6: 0.01},
+        ),
+        (
+            {"learning_rate": 0.8, "warmup_steps": 4, "warmup_from": 1 / 4},
+            12,
+            {0: 0.2, 2: 0.5, 4: 0.8, 8: 0.4},
+        ),
+    ],
+    ids=["cosine", "step", "warm-up from a part"],
+)
+def test_schedules(options, steps, expected):
+    rate: Any = learning_rate(OptimizerConfig(**options), steps)
+    found = [float(rate(step)) for step in expected]
+    np.testing.assert_allclose(found, list(expected.values()), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

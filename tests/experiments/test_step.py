@@ -119,15 +119,6 @@ def test_a_step_returns_the_structure_and_types_that_it_takes(preset):
     assert jax.tree.map(kind, after) == jax.tree.map(kind, state)
 
 
-@pytest.mark.parametrize(("loss", "logged"), [("nca", False), ("sce+nca", True)])
-def test_accuracy_is_logged_where_the_classifier_is_trained(loss, logged):
-    step, state = tiny_step(dataclasses.replace(TINY, loss=IntegratedLoss(name=loss)))
-    batch = Batch(np.zeros((4, *SHAPE), np.uint8), np.array([0, 0, 1, 1], np.int32))
-    _, metrics = jax.eval_shape(step, state, batch)
-    assert ("train_accuracy" in metrics) == logged
-    assert {"loss", "gradient_norm"} <= metrics.keys()
-
-
 def test_bfloat16_trains():
     config = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, dtype="bfloat16"))
     state, metrics = run_steps(config, "jit", 2)

@@ -6,7 +6,7 @@ import jax
 import jaxtyping
 import pytest
 
-from tests.jaxloss.loss_table import VARIANTS, FunctionRow, LossRow
+from tests.jaxloss.loss_table import VARIANTS, FunctionRow
 
 # The doctest collector imports every file. `make quick` has no PyTorch.
 collect_ignore = [] if find_spec("torch") else ["torch_references.py"]
@@ -16,14 +16,14 @@ def pytest_collection_modifyitems(items):
     """Groups the tests of a loss in one process of pytest-xdist, to share compiled functions.
 
     `make quick` tests every loss with its plainest options only. The marker `slow` leaves out the
-    variants, float16 (not bfloat16), and the less common ways to map a loss over devices.
+    variants, and the less common ways to map a loss over devices.
     """
     for item in items:
         row = getattr(getattr(item, "callspec", None), "params", {}).get("row")
-        if isinstance(row, LossRow | FunctionRow):
+        if isinstance(row, FunctionRow):
             item.add_marker(pytest.mark.xdist_group(row.name))
-        if isinstance(row, LossRow) and row in VARIANTS:
-            item.add_marker(pytest.mark.slow)
+            if row in VARIANTS:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import jaxtyping
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from tests.jaxloss.loss_table import LossRow
 
@@ -125,23 +127,23 @@ def evaluator(row: LossRow):
 
         leaves = (*(args[k] for k in row.differentiable), sample_weights)
         results = {}
-        for reduction in ("mean", "sum"):
-            value, grads = jax.value_and_grad(loss)(leaves, reduction)
-            results[reduction], results[f"{reduction}_grad"] = value, grads
-        if row.terms is not None:
-            results["none"], pull_back = jax.vjp(lambda x: loss(x, "none"), leaves)
-            results["none_grad"] = pull_back(cotangent)[0]
+        for reduction in row.reductions:
+            value, pull_back = jax.vjp(partial(loss, reduction=reduction), leaves)
+            seed = cotangent if reduction == "none" else jnp.ones_like(value)
+            results[reduction], (results[f"{reduction}_grad"],) = value, pull_back(seed)
         return results
 
     return jax.jit(run)
 
 
-def evaluate(row: LossRow, batch: Batch, dtype: Any = np.float32) -> dict[str, Any]:
+def evaluate(row: LossRow, batch: Batch, dtype: Any = None) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
     The keys are the reductions of the row and these with "_grad"; "none_grad" is for
-    `batch.cotangent`.
+    `batch.cotangent`. Values and gradients of weights are float32 or wider, those of an argument
+    have its dtype.
     """
+    dtype = row.dtype if dtype is None else dtype
     wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
     with precision(dtype):
         results = evaluator(row)(
@@ -150,7 +152,13 @@ def evaluate(row: LossRow, batch: Batch, dtype: Any = np.float32) -> dict[str, A
             jnp.asarray(batch.sample_weights, wide),
             jnp.asarray(batch.cotangent, wide),
         )
-        return jax.tree.map(np.asarray, results)
+        results = jax.tree.map(np.asarray, results)
+    for reduction in row.reductions:
+        assert results[reduction].dtype == wide
+        *grads, of_weights = results[f"{reduction}_grad"]
+        assert of_weights.dtype == wide
+        assert all(gradient.dtype == jnp.dtype(dtype) for gradient in grads)
+    return results
 
 
 def reference_values(row: LossRow, batch: Batch) -> dict[str, Any]:
@@ -165,6 +173,23 @@ def reference_values(row: LossRow, batch: Batch) -> dict[str, Any]:
     }
 
 
+def torch_values(row: LossRow, batch: Batch) -> dict[str, Any] | None:
+    """The results of `evaluate`, computed by PyTorch; None if it is not installed."""
+    if not find_spec("torch"):
+        return None
+    from tests.jaxloss import torch_references
+
+    return torch_references.evaluate(
+        row.torch_reference,
+        batch.args,
+        row.differentiable,
+        reductions=row.reductions,
+        where=batch.where,
+        sample_weights=batch.sample_weights,
+        cotangent=batch.cotangent,
+    )
+
+
 def widen(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)
 
@@ -177,15 +202,35 @@ def finite(tree: Any) -> bool:
     return all(bool(np.all(np.isfinite(np.asarray(x, np.float64)))) for x in jax.tree.leaves(tree))
 
 
-def array_shapes(function, *args):
-    """The shapes of all arrays in the jaxpr of a function and its inner jaxprs."""
-    shapes = set()
+P = PartitionSpec
+
+
+def mesh(shape: tuple[int, ...] = (4,), names: tuple[str, ...] = ("batch",)) -> Mesh:
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def equations(function, *args):
+    """All equations of the jaxpr of a function, and of its inner jaxprs."""
 
     def visit(jaxpr):
         for equation in jaxpr.eqns:
-            shapes.update(tuple(v.aval.shape) for v in equation.outvars)
+            yield equation
             for inner in jaxprs_in_params(equation.params):
-                visit(inner)
+                yield from visit(inner)
 
-    visit(jax.make_jaxpr(function)(*args).jaxpr)
-    return shapes
+    return list(visit(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def array_shapes(function, *args):
+    """The shapes of all arrays in the jaxpr of a function."""
+    return {tuple(v.aval.shape) for e in equations(function, *args) for v in e.outvars}
+
+
+def compiled(function, *specs: tuple[tuple[int, ...], Any]) -> tuple[str, int]:
+    """The program for arguments of these shapes and dtypes, and the bytes of its temporaries."""
+    shapes = [jax.ShapeDtypeStruct(*spec) for spec in specs]
+    program = jax.jit(function).lower(*shapes).compile()
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    return text, memory.temp_size_in_bytes

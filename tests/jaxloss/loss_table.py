@@ -8,7 +8,6 @@ options of the same losses.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import MappingProxyType
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -43,20 +42,30 @@ Inputs = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class LossRow:
-    """A loss, its positional arguments, and its references."""
+class FunctionRow:
+    """A public function of features and a classifier, and its references."""
 
     name: str
     function: Callable[..., Any]
-    kind: Literal["logits", "targets", "features", "classifier", "prototypes"]
-    """The kind of positional arguments. "targets" means logits with multi-label targets."""
     make_inputs: Callable[..., Inputs]
-    """`make_inputs(rng, n, dtype)`: the scores or features, the labels, and the third argument."""
+    """`make_inputs(rng, n, dtype)`: the positional arguments, features or logits first."""
     reference: Callable[..., Any]
     torch_reference: Callable[..., Any]
-    differentiable: tuple[int, ...]
-    """The positions of the differentiated arguments."""
-    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    invalid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values out of range, by hyperparameter."""
+
+
+Kind = Literal["logits", "targets", "features", "classifier", "prototypes"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LossRow(FunctionRow):
+    """A loss, its positional arguments, and its references."""
+
+    kind: Kind
+    """The kind of positional arguments. "targets" means logits with multi-label targets."""
+    is_variant: bool = False
     bounds_labels: bool = True
     """Whether the loss has a number of classes, so that a label can be too large."""
     multi_hot: bool = False
@@ -68,29 +77,32 @@ class LossRow:
     constant: tuple[int, ...] = ()
     """The positions that the loss also depends on through a stop-gradient. Finite differences along
     them differ from the gradient."""
-    invalid: tuple[tuple[str, Any], ...] = ()
-    """Hyperparameters out of range."""
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """The positions of the differentiated arguments: all but the labels."""
+        return {"classifier": (0, 2, 3), "prototypes": (0, 2)}.get(self.kind, (0,))
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        return ("mean", "sum") if self.terms is None else ("mean", "sum", "none")
+        """Those that are tested: a variant has the sum of the plain row."""
+        if self.terms is None:
+            return ("mean", "sum")
+        return ("mean", "none") if self.is_variant else ("mean", "sum", "none")
 
     @property
     def takes_logits(self) -> bool:
         return self.kind in ("logits", "targets")
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether it is computed tile by tile, or block by block."""
+        return "block_size" in self.kwargs
 
-@dataclass(frozen=True, eq=False)
-class FunctionRow:
-    """A public function other than a loss: `function(features, weights, ...)`."""
-
-    name: str
-    function: Callable[..., Any]
-    make_inputs: Callable[..., Inputs]
-    reference: Callable[..., Any]
-    torch_reference: Callable[..., Any]
-    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    invalid: tuple[tuple[str, Any], ...] = ()
+    @property
+    def dtype(self) -> Any:
+        """The dtype of tests that need one only. Options of the same code have float64 alone."""
+        return np.float64 if self.is_variant and not self.has_tiles else np.float32
 
 
 # Class 3 has one of the first twelve samples: an anchor without positives.
@@ -175,453 +187,298 @@ def basis_of(weights: np.ndarray) -> jaxloss.SpectralBasis:
     return jaxloss.SpectralBasis(vectors, values)  # pyright: ignore[reportArgumentType]
 
 
-def targets_row(loss: str, *, name: str | None = None, **options: Any) -> LossRow:
-    """The row of a multi-label loss. Its references take the same hyperparameters."""
-    kwargs = options.pop("kwargs", {})
+INPUTS: dict[Kind, Callable[..., Inputs]] = {
+    "logits": logits_and_labels,
+    "targets": logits_and_targets,
+    "features": features_and_labels,
+    "classifier": classifier_inputs,
+    "prototypes": prototype_inputs,
+}
+
+
+def loss_row(
+    loss: str,
+    kind: Kind,
+    *,
+    name: str = "",
+    formula: str = "",
+    make_inputs: Callable[..., Inputs] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+    numpy: Mapping[str, Any] | None = None,
+    torch: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> LossRow:
+    """The row of `jaxloss.{loss}_loss`, with `{formula}_loss` of both files of references.
+
+    `kwargs` are hyperparameters of all three; `own`, `numpy` and `torch` of one of them.
+    """
+    shared, function = dict(kwargs or {}), getattr(jaxloss, f"{loss}_loss")
+    if formula.startswith("towers"):
+        function = towers(function)
+    reference = f"{formula or loss}_loss"
+    if kind == "targets":
+        facts |= {"bounds_labels": False, "multi_hot": True}
     return LossRow(
         name=name or loss,
-        function=getattr(jaxloss, f"{loss}_loss"),
-        kind="targets",
-        make_inputs=logits_and_targets,
-        reference=partial(getattr(references, f"{loss}_loss"), **kwargs),
-        torch_reference=from_torch(f"{loss}_loss", **kwargs),
-        differentiable=(0,),
-        kwargs=MappingProxyType(kwargs),
-        bounds_labels=False,
-        multi_hot=True,
-        **options,
+        is_variant=bool(name),
+        function=function,
+        kind=kind,
+        make_inputs=make_inputs or INPUTS[kind],
+        reference=partial(getattr(references, reference), **shared, **(numpy or {})),
+        torch_reference=from_torch(reference, **shared, **(torch or {})),
+        kwargs=shared | dict(own or {}),
+        **facts,
     )
+
+
+def in_blocks(size: int | None) -> dict[str, Any]:
+    return {} if size is None else {"own": {"block_size": size}}
 
 
 def classifier_row(name: str, block_size: int | None = None, **options: Any) -> LossRow:
     """A row of `classifier_loss`. Cosines are without a bias, with the arguments of prototypes."""
-    cosine = options.get("similarity") == "cosine"
-    blocks = {} if block_size is None else {"block_size": block_size}
-    return LossRow(
-        name=name,
-        function=jaxloss.classifier_loss,
-        kind="prototypes" if cosine else "classifier",
-        make_inputs=prototype_inputs if cosine else classifier_inputs,
-        reference=partial(references.classifier_loss, **options),
-        torch_reference=from_torch("classifier_loss", **options),
-        differentiable=(0, 2) if cosine else (0, 2, 3),
-        kwargs=MappingProxyType({**blocks, **options}),
-        invalid=(
-            ("scale", 0.0),
-            ("scale", -1.0),
-            ("label_smoothing", -0.1),
-            ("label_smoothing", 1.0),
-            ("block_size", 0),
-            ("similarity", "l2"),
-        ),
+    kind = "prototypes" if options.get("similarity") == "cosine" else "classifier"
+    return loss_row("classifier", kind, name=name, kwargs=options, **in_blocks(block_size))
+
+
+def metric_row(loss: str, suffix: str, size: int | None = None, **options: Any) -> LossRow:
+    """A variant of a metric loss, of the batch itself or of references made of it."""
+    of_references = suffix.startswith("references")
+    return loss_row(
+        loss,
+        "features",
+        name=f"{loss}_{suffix}",
+        formula=f"towers_{loss}" if of_references else "",
+        kwargs={"temperature": 1.3, **options},
+        bounds_labels=bool(options),
+        needs_positives=not of_references,
+        **in_blocks(size),
     )
 
 
-TEMPERATURES_OUT_OF_RANGE = tuple(
-    (f"{sign}_temperature", value) for sign in ("positive", "negative") for value in (0.0, -1.0)
-)
+TEMPERATURE = {"temperature": (0.0, -1.0)}
+TEMPERATURES = {f"{sign}_temperature": (0.0, -1.0) for sign in ("positive", "negative")}
+NUM_CLASSES = {"num_classes": CLASSES}
 
 LOSSES = (
-    LossRow(
-        name="softmax",
-        function=jaxloss.softmax_loss,
-        kind="logits",
-        make_inputs=logits_and_labels,
-        reference=references.softmax_loss,
-        torch_reference=from_torch("softmax_loss"),
-        differentiable=(0,),
-        invalid=(("label_smoothing", -0.1), ("label_smoothing", 1.0), ("label_smoothing", 1.5)),
+    loss_row("softmax", "logits", invalid={"label_smoothing": (-0.1, 1.0, 1.5)}),
+    loss_row("sigmoid", "logits"),
+    loss_row(
+        "margin_softmax",
+        "logits",
+        kwargs={"margin": -0.3, "scale": 1.7},
+        invalid={"scale": (0.0, -1.0)},
     ),
-    LossRow(
-        name="sigmoid",
-        function=jaxloss.sigmoid_loss,
-        kind="logits",
-        make_inputs=logits_and_labels,
-        reference=references.sigmoid_loss,
-        torch_reference=from_torch("sigmoid_loss"),
-        differentiable=(0,),
-    ),
-    LossRow(
-        name="margin_softmax",
-        function=jaxloss.margin_softmax_loss,
-        kind="logits",
-        make_inputs=logits_and_labels,
-        reference=partial(references.margin_softmax_loss, margin=-0.3, scale=1.7),
-        torch_reference=from_torch("margin_softmax_loss", margin=-0.3, scale=1.7),
-        differentiable=(0,),
-        kwargs=MappingProxyType({"margin": -0.3, "scale": 1.7}),
-        invalid=(("scale", 0.0), ("scale", -1.0)),
-    ),
-    LossRow(
-        name="nca",
-        function=jaxloss.nca_loss,
-        kind="features",
-        make_inputs=features_and_labels,
-        reference=references.nca_loss,
-        torch_reference=from_torch("nca_loss"),
-        differentiable=(0,),
+    loss_row(
+        "nca",
+        "features",
         bounds_labels=False,
         needs_positives=True,
-        invalid=(("temperature", 0.0), ("temperature", -1.0)),
+        invalid={**TEMPERATURE, "block_size": (0, -1)},
     ),
-    LossRow(
-        name="prototypical",
-        function=jaxloss.prototypical_loss,
-        kind="features",
-        make_inputs=features_and_labels,
-        reference=references.prototypical_loss,
-        torch_reference=from_torch("prototypical_loss"),
-        differentiable=(0,),
+    loss_row(
+        "prototypical",
+        "features",
         bounds_labels=False,
         needs_positives=True,
-        invalid=(
-            ("temperature", 0.0),
-            ("temperature", -1.0),
-            ("num_classes", 0),
-            ("block_size", 0),
-        ),
+        invalid={**TEMPERATURE, "num_classes": (0,), "block_size": (0,)},
     ),
-    LossRow(
-        name="sum",
-        function=jaxloss.sum_loss,
-        kind="classifier",
-        make_inputs=classifier_inputs,
-        reference=references.sum_loss,
-        torch_reference=from_torch("sum_loss"),
-        differentiable=(0, 2, 3),
+    loss_row("sum", "classifier"),
+    loss_row("direct_sum", "classifier", invalid={"epsilon": (-1e-3,)}),
+    loss_row("spectral_sum", "classifier", invalid={"power": (-0.1,)}),
+    loss_row(
+        "group_softmax",
+        "classifier",
+        kwargs={"num_groups": 3},
+        invalid={"num_groups": (0, DIM + 1), "bound": ("type-I",)},
     ),
-    LossRow(
-        name="direct_sum",
-        function=jaxloss.direct_sum_loss,
-        kind="classifier",
-        make_inputs=classifier_inputs,
-        reference=references.direct_sum_loss,
-        torch_reference=from_torch("direct_sum_loss"),
-        differentiable=(0, 2, 3),
-        invalid=(("epsilon", -1e-3),),
-    ),
-    LossRow(
-        name="spectral_sum",
-        function=jaxloss.spectral_sum_loss,
-        kind="classifier",
-        make_inputs=classifier_inputs,
-        reference=references.spectral_sum_loss,
-        torch_reference=from_torch("spectral_sum_loss"),
-        differentiable=(0, 2, 3),
-        invalid=(("power", -0.1),),
-    ),
-    LossRow(
-        name="group_softmax",
-        function=jaxloss.group_softmax_loss,
-        kind="classifier",
-        make_inputs=classifier_inputs,
-        reference=partial(references.group_softmax_loss, num_groups=3),
-        torch_reference=from_torch("group_softmax_loss", num_groups=3),
-        differentiable=(0, 2, 3),
-        kwargs=MappingProxyType({"num_groups": 3}),
-        invalid=(("num_groups", 0), ("num_groups", DIM + 1), ("bound", "type-I")),
-    ),
-    LossRow(
-        name="prototype",
-        function=jaxloss.prototype_loss,
-        kind="prototypes",
-        make_inputs=prototype_inputs,
-        reference=references.prototype_loss,
-        torch_reference=from_torch("prototype_loss"),
-        differentiable=(0, 2),
-    ),
-    LossRow(
-        name="dot_regression",
-        function=jaxloss.dot_regression_loss,
-        kind="prototypes",
-        make_inputs=prototype_inputs,
-        reference=references.dot_regression_loss,
-        torch_reference=from_torch("dot_regression_loss"),
-        differentiable=(0, 2),
-        constant=(0,),
-    ),
-    targets_row("sample_wise", invalid=TEMPERATURES_OUT_OF_RANGE),
-    targets_row("class_wise", terms="classes", invalid=TEMPERATURES_OUT_OF_RANGE),
-    targets_row("two_way", terms=None, invalid=TEMPERATURES_OUT_OF_RANGE),
-    targets_row("multilabel_softmax"),
-    targets_row(
+    loss_row("prototype", "prototypes"),
+    loss_row("dot_regression", "prototypes", constant=(0,)),
+    loss_row("sample_wise", "targets", invalid=TEMPERATURES),
+    loss_row("class_wise", "targets", terms="classes", invalid=TEMPERATURES),
+    loss_row("two_way", "targets", terms=None, invalid=TEMPERATURES),
+    loss_row("multilabel_softmax", "targets"),
+    loss_row(
         "asymmetric",
-        invalid=(
-            ("positive_focus", -0.1),
-            ("negative_focus", -0.1),
-            ("clip", -0.1),
-            ("clip", 1.0),
-        ),
+        "targets",
+        invalid={"positive_focus": (-0.1,), "negative_focus": (-0.1,), "clip": (-0.1, 1.0)},
     ),
-    targets_row("warp", piecewise_linear=True),
-    targets_row(
+    loss_row("warp", "targets", piecewise_linear=True),
+    loss_row(
         "robust_multilabel",
+        "targets",
         piecewise_linear=True,
-        invalid=(("ramp", 1.0), ("leak", -0.1), ("binary_weight", -0.1)),
+        invalid={"ramp": (1.0,), "leak": (-0.1,), "binary_weight": (-0.1,)},
     ),
-    classifier_row("classifier"),
+    loss_row(
+        "classifier",
+        "classifier",
+        invalid={
+            "scale": (0.0, -1.0),
+            "label_smoothing": (-0.1, 1.0),
+            "block_size": (0,),
+            "similarity": ("l2",),
+        },
+    ),
 )
 
 VARIANTS = (
-    LossRow(
-        name="softmax_smoothed",
-        function=jaxloss.softmax_loss,
-        kind="logits",
-        make_inputs=logits_and_labels,
-        reference=partial(references.softmax_loss, label_smoothing=0.2),
-        torch_reference=from_torch("softmax_loss", label_smoothing=0.2),
-        differentiable=(0,),
-        kwargs=MappingProxyType({"label_smoothing": 0.2}),
-    ),
-    LossRow(
+    loss_row("softmax", "logits", name="softmax_smoothed", kwargs={"label_smoothing": 0.2}),
+    loss_row(
+        "sigmoid",
+        "logits",
         name="sigmoid_multi_hot",
-        function=jaxloss.sigmoid_loss,
-        kind="logits",
         make_inputs=logits_and_targets,
-        reference=references.sigmoid_loss,
-        torch_reference=from_torch("sigmoid_loss"),
-        differentiable=(0,),
         bounds_labels=False,
         multi_hot=True,
     ),
     # Tiles that do not divide the batch, on and below the diagonal.
-    LossRow(
-        name="nca_in_tiles",
-        function=jaxloss.nca_loss,
-        kind="features",
-        make_inputs=features_and_labels,
-        reference=partial(references.nca_loss, temperature=1.3),
-        torch_reference=from_torch("nca_loss", temperature=1.3),
-        differentiable=(0,),
-        kwargs=MappingProxyType({"block_size": 3, "temperature": 1.3}),
-        bounds_labels=False,
-        needs_positives=True,
-    ),
-    *(
-        LossRow(
-            name=name,
-            function=towers(jaxloss.nca_loss),
-            kind="features",
-            make_inputs=features_and_labels,
-            reference=partial(references.towers_nca_loss, temperature=1.3),
-            torch_reference=from_torch("towers_nca_loss", temperature=1.3),
-            differentiable=(0,),
-            kwargs=MappingProxyType({"temperature": 1.3, **tiles}),
-            bounds_labels=False,
-        )
-        for name, tiles in (("nca_references", {}), ("nca_references_in_tiles", {"block_size": 3}))
-    ),
+    metric_row("nca", "in_tiles", 3),
+    metric_row("nca", "references"),
+    metric_row("nca", "references_in_tiles", 3),
     # Tiles of one class, and tiles that do not divide the classes.
-    *(
-        LossRow(
-            name=name,
-            function=jaxloss.prototypical_loss,
-            kind="features",
-            make_inputs=features_and_labels,
-            reference=partial(references.prototypical_loss, temperature=1.3, **classes),
-            torch_reference=from_torch("prototypical_loss", temperature=1.3),
-            differentiable=(0,),
-            kwargs=MappingProxyType({"temperature": 1.3, **classes, **tiles}),
-            bounds_labels=bool(classes),
-            needs_positives=True,
-        )
-        for name, classes, tiles in (
-            ("prototypical_in_tiles", {}, {"block_size": 1}),
-            ("prototypical_num_classes", {"num_classes": CLASSES}, {}),
-            ("prototypical_num_classes_in_tiles", {"num_classes": CLASSES}, {"block_size": 3}),
-        )
-    ),
-    *(
-        LossRow(
-            name=name,
-            function=towers(jaxloss.prototypical_loss),
-            kind="features",
-            make_inputs=features_and_labels,
-            reference=partial(references.towers_prototypical_loss, temperature=1.3, **classes),
-            torch_reference=from_torch("towers_prototypical_loss", temperature=1.3),
-            differentiable=(0,),
-            kwargs=MappingProxyType({"temperature": 1.3, **classes, **tiles}),
-            bounds_labels=bool(classes),
-        )
-        for name, classes, tiles in (
-            ("prototypical_references", {}, {}),
-            ("prototypical_references_in_tiles", {}, {"block_size": 2}),
-            ("prototypical_references_num_classes", {"num_classes": CLASSES}, {}),
-        )
-    ),
+    metric_row("prototypical", "in_tiles", 1),
+    metric_row("prototypical", "num_classes", **NUM_CLASSES),
+    metric_row("prototypical", "num_classes_in_tiles", 3, **NUM_CLASSES),
+    metric_row("prototypical", "references"),
+    metric_row("prototypical", "references_in_tiles", 2),
+    metric_row("prototypical", "references_num_classes", **NUM_CLASSES),
     # Here the metric loss has no gradient for the classifier.
     *(
-        LossRow(
+        loss_row(
+            name,
+            "classifier",
             name=f"{name}_stopped",
-            function=getattr(jaxloss, f"{name}_loss"),
-            kind="classifier",
-            make_inputs=classifier_inputs,
-            reference=getattr(references, f"{name}_loss"),
-            torch_reference=from_torch(f"{name}_loss", stop_gradient=True),
-            differentiable=(0, 2, 3),
-            kwargs=MappingProxyType({"stop_gradient": True}),
+            own={"stop_gradient": True},
+            torch={"stop_gradient": True},
             constant=(2,),
         )
         for name in ("direct_sum", "spectral_sum")
     ),
     # Every option of a sum away from its default, and more classes than dimensions.
-    LossRow(
+    loss_row(
+        "spectral_sum",
+        "classifier",
         name="spectral_sum_sigmoid_prototypical",
-        function=jaxloss.spectral_sum_loss,
-        kind="classifier",
         make_inputs=partial(classifier_inputs, dim=3),
-        reference=partial(
-            references.spectral_sum_loss,
-            classification=references.sigmoid_loss,
-            metric=partial(references.prototypical_loss, num_classes=CLASSES),
-            metric_weight=0.6,
-            power=0.5,
-        ),
-        torch_reference=from_torch(
-            "spectral_sum_loss",
-            classification=from_torch("sigmoid_loss"),
-            metric=from_torch("prototypical_loss"),
-            metric_weight=0.6,
-            power=0.5,
-        ),
-        differentiable=(0, 2, 3),
-        kwargs=MappingProxyType(
-            {
-                "classification_loss": jaxloss.sigmoid_loss,
-                "metric_loss": partial(jaxloss.prototypical_loss, num_classes=CLASSES),
-                "metric_weight": 0.6,
-                "power": 0.5,
-            }
-        ),
+        kwargs={"metric_weight": 0.6, "power": 0.5},
+        own={
+            "classification_loss": jaxloss.sigmoid_loss,
+            "metric_loss": partial(jaxloss.prototypical_loss, **NUM_CLASSES),
+        },
+        numpy={
+            "classification": references.sigmoid_loss,
+            "metric": partial(references.prototypical_loss, **NUM_CLASSES),
+        },
+        torch={
+            "classification": from_torch("sigmoid_loss"),
+            "metric": from_torch("prototypical_loss"),
+        },
     ),
-    LossRow(
+    loss_row(
+        "spectral_sum",
+        "classifier",
         name="spectral_sum_of_a_basis",
-        function=jaxloss.spectral_sum_loss,
-        kind="classifier",
-        make_inputs=classifier_inputs,
-        reference=partial(references.spectral_sum_loss, basis_weights=BASIS_WEIGHTS),
-        torch_reference=from_torch("spectral_sum_loss", basis_weights=BASIS_WEIGHTS),
-        differentiable=(0, 2, 3),
-        kwargs=MappingProxyType({"basis": basis_of(BASIS_WEIGHTS)}),
+        own={"basis": basis_of(BASIS_WEIGHTS)},
+        numpy={"basis_weights": BASIS_WEIGHTS},
+        torch={"basis_weights": BASIS_WEIGHTS},
     ),
-    LossRow(
+    loss_row(
+        "group_softmax",
+        "classifier",
         name="group_softmax_tight",
-        function=jaxloss.group_softmax_loss,
-        kind="classifier",
         make_inputs=partial(classifier_inputs, dim=6),
-        reference=partial(references.group_softmax_loss, num_groups=2, bound="tight"),
-        torch_reference=from_torch("group_softmax_loss", num_groups=2, bound="tight"),
-        differentiable=(0, 2, 3),
-        kwargs=MappingProxyType({"num_groups": 2, "bound": "tight"}),
+        kwargs={"num_groups": 2, "bound": "tight"},
     ),
-    LossRow(
+    loss_row(
+        "prototype",
+        "prototypes",
         name="prototype_assigned",
-        function=jaxloss.prototype_loss,
-        kind="prototypes",
         make_inputs=partial(prototype_inputs, num_prototypes=6),
-        reference=partial(references.prototype_loss, assignment=ASSIGNMENT),
-        torch_reference=from_torch("prototype_loss", assignment=ASSIGNMENT),
-        differentiable=(0, 2),
-        kwargs=MappingProxyType({"assignment": jnp.asarray(ASSIGNMENT)}),
+        own={"assignment": jnp.asarray(ASSIGNMENT)},
+        numpy={"assignment": ASSIGNMENT},
+        torch={"assignment": ASSIGNMENT},
     ),
-    LossRow(
+    loss_row(
+        "dot_regression",
+        "prototypes",
         name="dot_regression_assigned_lengths",
-        function=jaxloss.dot_regression_loss,
-        kind="prototypes",
         make_inputs=partial(prototype_inputs, num_prototypes=6),
-        reference=partial(references.dot_regression_loss, assignment=ASSIGNMENT, lengths=LENGTHS),
-        torch_reference=from_torch("dot_regression_loss", assignment=ASSIGNMENT, lengths=LENGTHS),
-        differentiable=(0, 2),
-        kwargs=MappingProxyType(
-            {"assignment": jnp.asarray(ASSIGNMENT), "lengths": jnp.asarray(LENGTHS, np.float32)}
-        ),
+        own={"assignment": jnp.asarray(ASSIGNMENT), "lengths": jnp.asarray(LENGTHS, np.float32)},
+        numpy={"assignment": ASSIGNMENT, "lengths": LENGTHS},
+        torch={"assignment": ASSIGNMENT, "lengths": LENGTHS},
         constant=(0,),
     ),
-    targets_row(
+    loss_row(
         "two_way",
+        "targets",
         name="two_way_tempered",
         terms=None,
         kwargs={"positive_temperature": 1.7, "negative_temperature": 0.6, "margin": 0.4},
     ),
-    targets_row(
+    loss_row(
         "asymmetric",
+        "targets",
         name="asymmetric_unclipped",
         kwargs={"positive_focus": 1.5, "negative_focus": 0.5, "clip": 0.0},
     ),
-    targets_row(
+    loss_row(
         "robust_multilabel",
+        "targets",
         name="robust_multilabel_by_other_constants",
         piecewise_linear=True,
         kwargs={"ramp": 0.3, "leak": 0.4, "binary_weight": 0.7},
     ),
     # In blocks of 3 of the 4 classes, the smaller block has one class.
-    classifier_row("classifier_in_blocks", block_size=3),
-    classifier_row(
-        "classifier_smoothed_in_blocks", block_size=1, margin=-0.3, scale=1.7, label_smoothing=0.2
-    ),
+    classifier_row("classifier_in_blocks", 3),
+    classifier_row("classifier_smoothed_in_blocks", 1, margin=-0.3, scale=1.7, label_smoothing=0.2),
     *(
-        classifier_row(
-            f"classifier_{name}",
-            block_size=block_size,
-            similarity="cosine",
-            margin=0.2,
-            scale=3.0,
-            label_smoothing=0.1,
-        )
-        for name, block_size in (("cosine", None), ("cosine_in_blocks", 3))
+        classifier_row(name, size, similarity="cosine", margin=0.2, scale=3.0, label_smoothing=0.1)
+        for name, size in (("classifier_cosine", None), ("classifier_cosine_in_blocks", 3))
     ),
 )
 
 CASES = LOSSES + VARIANTS
+ONE_OF_A_KIND = tuple(
+    row
+    for row in LOSSES
+    if row.name
+    in ("softmax", "nca", "prototypical", "direct_sum", "prototype", "class_wise", "classifier")
+)
+"""For what the rooms below the formulas do alike for all losses."""
 
+
+def function_row(name: str, make_inputs: Callable[..., Inputs], **options: Any) -> FunctionRow:
+    """The row of `jaxloss.{name}`, whose references take the same options."""
+    invalid, suffix = options.pop("invalid", {}), options.pop("suffix", "")
+    formula = {key: value for key, value in options.items() if key != "stop_gradient"}
+    return FunctionRow(
+        name=name + suffix,
+        function=getattr(jaxloss, name),
+        make_inputs=make_inputs,
+        reference=partial(getattr(references, name), **formula),
+        torch_reference=from_torch(name, **options),
+        kwargs=options,
+        invalid=invalid,
+    )
+
+
+EPSILON, POWER = {"epsilon": (-1e-3,)}, {"power": (-0.1,)}
 FUNCTIONS = (
-    FunctionRow(
-        name="linear_logits",
-        function=jaxloss.linear_logits,
-        make_inputs=features_weights_and_bias,
-        reference=references.linear_logits,
-        torch_reference=from_torch("linear_logits"),
-    ),
-    FunctionRow(
-        name="cosine_logits",
-        function=jaxloss.cosine_logits,
-        make_inputs=features_and_weights,
-        reference=references.cosine_logits,
-        torch_reference=from_torch("cosine_logits"),
-    ),
-    FunctionRow(
-        name="project_classifier",
-        function=jaxloss.project_classifier,
-        make_inputs=features_and_weights,
-        reference=references.project_classifier,
-        torch_reference=from_torch("project_classifier"),
-        invalid=(("epsilon", -1e-3),),
-    ),
-    FunctionRow(
-        name="project_complement",
-        function=jaxloss.project_complement,
-        make_inputs=features_and_weights,
-        reference=references.project_complement,
-        torch_reference=from_torch("project_complement"),
-        invalid=(("epsilon", -1e-3),),
-    ),
-    FunctionRow(
-        name="project_spectral_complement",
-        function=jaxloss.project_spectral_complement,
-        make_inputs=features_and_weights,
-        reference=references.project_spectral_complement,
-        torch_reference=from_torch("project_spectral_complement"),
-        invalid=(("power", -0.1),),
-    ),
+    function_row("linear_logits", features_weights_and_bias),
+    function_row("cosine_logits", features_and_weights),
+    function_row("project_classifier", features_and_weights, invalid=EPSILON),
+    function_row("project_complement", features_and_weights, invalid=EPSILON),
+    function_row("project_spectral_complement", features_and_weights, invalid=POWER),
     # A constant projection, and other options, for d > C and d < C.
     *(
-        FunctionRow(
-            name=f"{name}_{'stopped' if stop_gradient else 'options'}_{dim}",
-            function=getattr(jaxloss, name),
-            make_inputs=partial(features_and_weights, dim=dim),
-            reference=partial(getattr(references, name), **options),
-            torch_reference=from_torch(name, stop_gradient=stop_gradient, **options),
-            kwargs=MappingProxyType({"stop_gradient": stop_gradient, **options}),
+        function_row(
+            name,
+            partial(features_and_weights, dim=dim),
+            suffix=f"_{'stopped' if stop_gradient else 'options'}_{dim}",
+            stop_gradient=stop_gradient,
+            **options,
         )
         for stop_gradient in (True, False)
         for dim in (DIM, 3)

@@ -63,21 +63,18 @@ def squared_distance(a, b):
 # Classification ----
 
 
-@over_rows
-def softmax_loss(logits, labels, *, label_smoothing=0.0):
+def cross_entropies(logits, labels, *, margin=0.0, scale=1.0, label_smoothing=0.0):
     losses = []
     for z, y in zip(logits, labels, strict=True):
-        classes = len(z)
-        if y >= classes:
-            losses.append(math.nan)
-            continue
-        log_total = log_sum_exp(z)
-        loss = 0.0
-        for c in range(classes):
-            target = (1 - label_smoothing) * (1.0 if c == y else 0.0) + label_smoothing / classes
-            loss -= target * (z[c] - log_total)
-        losses.append(loss)
+        scaled = [scale * (z[c] - (margin if c == y else 0.0)) for c in range(len(z))]
+        target = scaled[y] if y < len(z) else math.nan
+        smoothed = (1 - label_smoothing) * target + label_smoothing * sum(scaled) / len(z)
+        losses.append(log_sum_exp(scaled) - smoothed)
     return losses
+
+
+softmax_loss = over_rows(cross_entropies)
+margin_softmax_loss = over_rows(cross_entropies)
 
 
 @over_rows
@@ -92,19 +89,6 @@ def sigmoid_loss(logits, labels):
             # -log sigmoid(z) of a positive, -log(1 - sigmoid(z)) of a negative
             loss += np.logaddexp(0.0, -z[c] if positive else z[c])
         losses.append(math.nan if labels.ndim == 1 and y >= len(z) else loss)
-    return losses
-
-
-@over_rows
-def margin_softmax_loss(logits, labels, *, margin, scale):
-    losses = []
-    for z, y in zip(logits, labels, strict=True):
-        if y >= len(z):
-            losses.append(math.nan)
-            continue
-        target = scale * (z[y] - margin)
-        rest = [scale * z[j] for j in range(len(z)) if j != y]
-        losses.append(log_sum_exp([target, *rest]) - target)
     return losses
 
 
@@ -133,27 +117,10 @@ def cosine_logits(features, weights):
 
 
 @over_rows
-def classifier_loss(
-    features,
-    labels,
-    weights,
-    bias=None,
-    *,
-    similarity="inner",
-    margin=0.0,
-    scale=1.0,
-    label_smoothing=0.0,
-):
+def classifier_loss(features, labels, weights, bias=None, *, similarity="inner", **options):
     inner = similarity == "inner"
     logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
-    losses = []
-    for z, y in zip(logits, labels, strict=True):
-        classes = len(z)
-        scaled = [scale * (z[c] - (margin if c == y else 0.0)) for c in range(classes)]
-        mean = sum(scaled) / classes
-        target = scaled[y] if y < classes else math.nan
-        losses.append(log_sum_exp(scaled) - (1 - label_smoothing) * target - label_smoothing * mean)
-    return losses
+    return cross_entropies(logits, labels, **options)
 
 
 # Metric losses ----
@@ -254,19 +221,21 @@ def spectral_complement_projector(weights, power=0.3):
     return sum(kept[j] * np.outer(basis[:, j], basis[:, j]) for j in range(len(basis)))
 
 
-def project_classifier(features, weights, *, epsilon=1e-4):
-    projector = classifier_projector(weights, epsilon)
-    return np.stack([projector @ x for x in np.asarray(features, np.float64)])
+def projection(projector):
+    """`features` times `projector(weights, **options)`, row by row."""
+
+    def project(features, weights, **options):
+        matrix = projector(weights, **options)
+        return np.stack([matrix @ x for x in np.asarray(features, np.float64)])
+
+    return project
 
 
-def project_complement(features, weights, *, epsilon=1e-4):
-    projector = np.eye(len(weights)) - classifier_projector(weights, epsilon)
-    return np.stack([projector @ x for x in np.asarray(features, np.float64)])
-
-
-def project_spectral_complement(features, weights, *, power=0.3):
-    projector = spectral_complement_projector(weights, power)
-    return np.stack([projector @ x for x in np.asarray(features, np.float64)])
+project_classifier = projection(classifier_projector)
+project_complement = projection(
+    lambda weights, **options: np.eye(len(weights)) - classifier_projector(weights, **options)
+)
+project_spectral_complement = projection(spectral_complement_projector)
 
 
 def complement_gradients(
@@ -323,74 +292,38 @@ def spectral_overlap(weights, power):
 # Sums of a classification loss and a metric loss ----
 
 
-def _integrated(
-    transform, features, labels, weights, bias, classification, metric, metric_weight, common
-):
-    rows = kept_rows(labels, common.get("where"))
-    clean = np.zeros_like(np.asarray(features, np.float64))
-    clean[rows] = np.asarray(features, np.float64)[rows]
-    first = classification(linear_logits(clean, weights, bias), labels, **common)
-    second = metric(transform(clean), labels, **common)
-    return first + metric_weight * second
+def integrated(project):
+    """The sum whose metric loss sees `project(features, weights, **options)`."""
+
+    def loss(
+        features,
+        labels,
+        weights,
+        bias=None,
+        *,
+        classification=softmax_loss,
+        metric=nca_loss,
+        metric_weight=1.0,
+        basis_weights=None,
+        where=None,
+        sample_weights=None,
+        reduction="mean",
+        **options,
+    ):
+        common = {"where": where, "sample_weights": sample_weights, "reduction": reduction}
+        rows = kept_rows(labels, where)
+        clean = np.zeros_like(np.asarray(features, np.float64))
+        clean[rows] = np.asarray(features, np.float64)[rows]
+        projected = project(clean, weights if basis_weights is None else basis_weights, **options)
+        first = classification(linear_logits(clean, weights, bias), labels, **common)
+        return first + metric_weight * metric(projected, labels, **common)
+
+    return loss
 
 
-def sum_loss(
-    features,
-    labels,
-    weights,
-    bias=None,
-    *,
-    classification=softmax_loss,
-    metric=nca_loss,
-    metric_weight=1.0,
-    **common,
-):
-    return _integrated(
-        lambda x: x, features, labels, weights, bias, classification, metric, metric_weight, common
-    )
-
-
-def direct_sum_loss(
-    features,
-    labels,
-    weights,
-    bias=None,
-    *,
-    classification=softmax_loss,
-    metric=nca_loss,
-    metric_weight=1.0,
-    epsilon=1e-4,
-    **common,
-):
-    def transform(x):
-        return project_complement(x, weights, epsilon=epsilon)
-
-    return _integrated(
-        transform, features, labels, weights, bias, classification, metric, metric_weight, common
-    )
-
-
-def spectral_sum_loss(
-    features,
-    labels,
-    weights,
-    bias=None,
-    *,
-    classification=softmax_loss,
-    metric=nca_loss,
-    metric_weight=1.0,
-    power=0.3,
-    basis_weights=None,
-    **common,
-):
-    spanning = weights if basis_weights is None else basis_weights
-
-    def transform(x):
-        return project_spectral_complement(x, spanning, power=power)
-
-    return _integrated(
-        transform, features, labels, weights, bias, classification, metric, metric_weight, common
-    )
+sum_loss = integrated(lambda features, weights: features)
+direct_sum_loss = integrated(project_complement)
+spectral_sum_loss = integrated(project_spectral_complement)
 
 
 # Group softmax ----
@@ -456,41 +389,34 @@ def group_softmax_loss(
 # Prototypes on the sphere ----
 
 
-def _target(y, prototypes, assignment):
-    """The prototype of the class y, or None where the class or its prototype does not exist."""
-    columns = range(prototypes.shape[1]) if assignment is None else assignment
-    if y >= len(columns) or not 0 <= columns[y] < prototypes.shape[1]:
-        return None
-    return [float(value) for value in prototypes[:, columns[y]]]
+def of_targets(value):
+    """The loss of each row: `value` of x·q, ‖x‖ and ‖q‖, with the prototype q of its class."""
+
+    @over_rows
+    def loss(features, labels, prototypes, *, assignment=None, lengths=None):
+        columns = range(prototypes.shape[1]) if assignment is None else assignment
+        losses = []
+        for x, y in zip(features, labels, strict=True):
+            if y >= len(columns) or not 0 <= columns[y] < prototypes.shape[1]:
+                losses.append(math.nan)
+                continue
+            length = 1.0 if lengths is None else float(lengths[y])
+            q = [float(p) * length for p in prototypes[:, columns[y]]]
+            product = sum(float(a) * b for a, b in zip(x, q, strict=True))
+            losses.append(value(product, math.hypot(*map(float, x)), math.hypot(*q)))
+        return losses
+
+    return loss
 
 
-@over_rows
-def prototype_loss(features, labels, prototypes, *, assignment=None):
-    losses = []
-    for x, y in zip(features, labels, strict=True):
-        p = _target(y, prototypes, assignment)
-        if p is None:
-            losses.append(math.nan)
-            continue
-        product = sum(float(a) * b for a, b in zip(x, p, strict=True))
-        norms = math.hypot(*map(float, x)) * math.hypot(*p)
-        losses.append((1 - (product / norms if norms > 0 else 0.0)) ** 2)
-    return losses
+@of_targets
+def prototype_loss(product, x, q):
+    return (1 - (product / (x * q) if x * q > 0 else 0.0)) ** 2
 
 
-@over_rows
-def dot_regression_loss(features, labels, prototypes, *, assignment=None, lengths=None):
-    losses = []
-    for x, y in zip(features, labels, strict=True):
-        p = _target(y, prototypes, assignment)
-        if p is None:
-            losses.append(math.nan)
-            continue
-        q = [value * (1.0 if lengths is None else float(lengths[y])) for value in p]
-        norm = math.hypot(*map(float, x))
-        product = sum(float(a) * b for a, b in zip(x, q, strict=True))
-        losses.append((product - math.hypot(*q) * norm) ** 2 / (2 * norm) if norm > 0 else 0.0)
-    return losses
+@of_targets
+def dot_regression_loss(product, x, q):
+    return (product - q * x) ** 2 / (2 * x) if x > 0 else 0.0
 
 
 def class_means(old, features, labels, *, decay=0.9, where=None):

@@ -1,9 +1,12 @@
-"""Every property of the contract, over every row of the loss table."""
+"""Every property of the contract, over every row of the loss table.
+
+What a row computes is tested over all of them; what it checks, its labels' dtypes and its
+transformations over each loss once, and over those that are computed in tiles.
+"""
 
 import inspect
 import re
 from functools import partial
-from typing import Any
 
 import chex
 import jax
@@ -11,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxloss
 from tests.jaxloss import harness
 from tests.jaxloss.harness import (
     QUICK,
-    Batch,
     cast,
     evaluate,
     finite,
@@ -24,18 +25,36 @@ from tests.jaxloss.harness import (
     merge,
     reference_values,
     rounded,
+    torch_values,
     widen,
     with_labels,
     with_scored,
 )
-from tests.jaxloss.loss_table import CASES, CLASSES, DIM, LOSSES, LossRow
+from tests.jaxloss.loss_table import CASES, CLASSES, DIM, LOSSES, ONE_OF_A_KIND, LossRow
 
-every_case = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
-every_loss = pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
-HALF = (jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow))
+TILED = tuple(row for row in CASES if row.has_tiles)
 
 
-def value_and_grad(row: LossRow, **common):
+def over(rows: tuple[LossRow, ...]):
+    return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
+
+
+every_case, every_loss = over(CASES), over(LOSSES)
+
+
+def in_dtypes(**rows: tuple[LossRow, ...]):
+    return [
+        pytest.param(row, np.dtype(dtype), id=f"{row.name}-{dtype}")
+        for dtype, of in rows.items()
+        for row in of
+    ]
+
+
+SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILED)
+HALF = in_dtypes(bfloat16=LOSSES + TILED, float16=ONE_OF_A_KIND)
+
+
+def value_and_grad(row: LossRow, transform=lambda loss: loss, **common):
     """A function from `(args, where)` to the mean loss and its gradients, not jitted."""
 
     def run(args, where=None):
@@ -43,28 +62,23 @@ def value_and_grad(row: LossRow, **common):
             merged = merge(args, row.differentiable, values)
             return row.function(*merged, where=where, **row.kwargs, **common)
 
-        return jax.value_and_grad(loss)(tuple(args[k] for k in row.differentiable))
+        return jax.value_and_grad(transform(loss))(tuple(args[k] for k in row.differentiable))
 
     return run
 
 
-def torch_values(row: LossRow, batch: Batch):
-    """The results of `evaluate`, computed by PyTorch. Skips the test if it is not installed."""
-    pytest.importorskip("torch")
-    from tests.jaxloss import torch_references
-
-    return torch_references.evaluate(
-        row.torch_reference,
-        batch.args,
-        row.differentiable,
-        reductions=row.reductions,
-        where=batch.where,
-        sample_weights=batch.sample_weights,
-        cotangent=batch.cotangent,
-    )
-
-
 # Values and gradients ----
+
+
+def check_against_references(row, batch, dtype, values: tuple, gradients: tuple):
+    """With relative and absolute tolerances of the values, and of all that PyTorch computes."""
+    got, expected = widen(evaluate(row, batch, dtype)), reference_values(row, batch)
+    for reduction in row.reductions:
+        np.testing.assert_allclose(got[reduction], expected[reduction], *values)
+    by_torch = torch_values(row, batch)
+    if by_torch is not None:
+        chex.assert_trees_all_equal_shapes(got, by_torch)
+        chex.assert_trees_all_close(got, by_torch, rtol=gradients[0], atol=gradients[1])
 
 
 @every_case
@@ -72,55 +86,17 @@ def torch_values(row: LossRow, batch: Batch):
 def test_float64_equals_references(row, masked):
     for seed in (0, 1):
         batch = make_batch(row, seed, masked=masked)
-        got, expected = evaluate(row, batch, np.float64), reference_values(row, batch)
-        for reduction in row.reductions:
-            chex.assert_trees_all_close(
-                got[reduction], np.asarray(expected[reduction]), rtol=1e-10, atol=1e-10
-            )
+        check_against_references(row, batch, np.float64, (1e-10, 1e-10), (1e-9, 1e-10))
 
 
-@every_case
-@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
-def test_float64_equals_torch(row, masked):
-    for seed in (0, 1):
-        batch = make_batch(row, seed, masked=masked)
-        got, expected = evaluate(row, batch, np.float64), torch_values(row, batch)
-        chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
-        chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-10)
-
-
-def rounded_batch(row: LossRow) -> Batch:
-    batch = make_batch(row, seed=2)
-    return batch._replace(args=rounded(batch.args, row.differentiable, np.float32))
-
-
-@every_case
+@over(LOSSES + TILED)
 def test_float32_equals_references(row):
-    batch = rounded_batch(row)
-    got, expected = widen(evaluate(row, batch, np.float32)), reference_values(row, batch)
-    for reduction in row.reductions:
-        chex.assert_trees_all_close(
-            got[reduction], np.asarray(expected[reduction]), rtol=1e-5, atol=1e-6
-        )
-
-
-@every_case
-def test_float32_equals_torch(row):
-    batch = rounded_batch(row)
-    got = widen(evaluate(row, batch, np.float32))
-    chex.assert_trees_all_close(got, torch_values(row, batch), rtol=1e-5, atol=5e-6)
+    batch = make_batch(row, seed=2)
+    batch = batch._replace(args=rounded(batch.args, row.differentiable, np.float32))
+    check_against_references(row, batch, np.float32, (1e-5, 1e-6), (1e-5, 5e-6))
 
 
 # Counting ----
-
-
-def plain_mean(row: LossRow, batch: Batch, keep):
-    """The mean over a batch of the rows in `keep`, without a mask and weights."""
-    args = tuple(a[keep] if k < 2 else a for k, a in enumerate(batch.args))
-    with jax.enable_x64(True):
-        return jax.tree.map(
-            np.asarray, jax.jit(value_and_grad(row))(cast(args, row.differentiable, np.float64))
-        )
 
 
 @every_loss
@@ -131,7 +107,10 @@ def test_masked_rows_equal_removed_rows(row):
     keep = batch.where & ~ignored
     assert 0 < keep.sum() < 12
     got = evaluate(row, batch, np.float64)
-    value, grads = plain_mean(row, batch, keep)
+    args = tuple(a[keep] if k < 2 else a for k, a in enumerate(batch.args))
+    with jax.enable_x64(True):
+        run = jax.jit(value_and_grad(row), compiler_options=QUICK)
+        value, grads = jax.tree.map(np.asarray, run(cast(args, row.differentiable, np.float64)))
     chex.assert_trees_all_close(got["mean"], value, rtol=1e-12, atol=1e-12)
     for k, full, removed in zip(row.differentiable, got["mean_grad"], grads, strict=False):
         if k == 0:
@@ -141,29 +120,21 @@ def test_masked_rows_equal_removed_rows(row):
             chex.assert_trees_all_close(full, removed, rtol=1e-10, atol=1e-12)
 
 
-@every_case
-def test_sum_is_the_sum_of_none(row):
-    if row.terms is None:
-        pytest.skip("has no terms")
-    got = evaluate(row, make_batch(row, seed=4), np.float64)
-    chex.assert_trees_all_close(got["none"].sum(), got["sum"], rtol=1e-12)
+@every_loss
+def test_reductions(row):
+    """The sum is that of the terms; weights that sum to less than one are not divided by one."""
     batch = make_batch(row, seed=4)
     got = evaluate(row, batch._replace(cotangent=np.ones_like(batch.cotangent)), np.float64)
-    chex.assert_trees_all_close(got["none_grad"], got["sum_grad"], rtol=1e-10, atol=1e-13)
-
-
-@every_case
-def test_mean_is_independent_of_the_scale_of_the_weights(row):
-    """Weights that sum to less than one must not be divided by one."""
-    if row.terms != "samples":
-        pytest.skip("weighs the samples within its terms")
-    batch = make_batch(row, seed=5)
-    scaled = batch._replace(sample_weights=batch.sample_weights * 1e-3)
-    got, expected = evaluate(row, scaled, np.float64), evaluate(row, batch, np.float64)
-    chex.assert_trees_all_close(got["mean"], expected["mean"], rtol=1e-12)
-    chex.assert_trees_all_close(
-        got["mean_grad"][:-1], expected["mean_grad"][:-1], rtol=1e-10, atol=1e-13
-    )
+    if row.terms is not None:
+        chex.assert_trees_all_close(got["none"].sum(), got["sum"], rtol=1e-12)
+        chex.assert_trees_all_close(got["none_grad"], got["sum_grad"], rtol=1e-10, atol=1e-13)
+    if row.terms == "samples":  # Others weigh the samples within their terms.
+        scaled = batch._replace(sample_weights=batch.sample_weights * 1e-3)
+        other = evaluate(row, scaled, np.float64)
+        chex.assert_trees_all_close(other["mean"], got["mean"], rtol=1e-12)
+        chex.assert_trees_all_close(
+            other["mean_grad"][:-1], got["mean_grad"][:-1], rtol=1e-10, atol=1e-13
+        )
 
 
 @every_case
@@ -176,19 +147,27 @@ def test_nothing_counts(row, how):
         batch = batch._replace(where=np.zeros(12, bool))
     if how == "both":
         batch = batch._replace(args=with_scored(batch.args, slice(None), np.nan))
-    got = evaluate(row, batch)
-    for leaf in jax.tree.leaves(got):
+    for leaf in jax.tree.leaves(evaluate(row, batch)):
         assert np.all(leaf == 0)
 
 
-@every_loss
-def test_single_sample(row):
+@over(LOSSES + TILED)
+@pytest.mark.parametrize("n", [0, 1])
+def test_one_sample_and_none(row, n):
+    """Without samples, the value and every gradient are zero."""
     batch = make_batch(row, seed=7, n=1, masked=False)
+    batch = batch._replace(args=tuple(a[:n] if k < 2 else a for k, a in enumerate(batch.args)))
     if row.multi_hot:
-        batch = batch._replace(args=(batch.args[0], np.array([[1, 0, -1, 0]])))
-    got = evaluate(row, batch)
-    assert finite(got)
-    chex.assert_trees_all_close(widen(got["mean"]), reference_values(row, batch)["mean"], rtol=1e-5)
+        batch = batch._replace(args=(batch.args[0], np.array([[1, 0, -1, 0]], np.int32)[:n]))
+    run = jax.jit(value_and_grad(row), compiler_options=QUICK)
+    value, grads = run(cast(batch.args, row.differentiable, np.float32), jnp.ones(n, bool))
+    assert finite(grads)
+    if n == 0:
+        assert value == 0
+        assert magnitude(grads) == 0
+    else:
+        expected = row.reference(*batch.args, reduction="mean")
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
 @every_case
@@ -196,15 +175,14 @@ def test_no_positives_leave_the_metric_undefined(row):
     """Every class once: a metric loss is undefined, a classification loss is not."""
     batch = make_batch(row, seed=8, masked=False)
     if not row.multi_hot:
-        batch = batch._replace(args=with_labels(batch.args, slice(None), -1))
-        labels = batch.args[1].copy()
+        labels = np.full_like(batch.args[1], -1)
         labels[[2, 5, 6, 9]] = [1, 0, 3, 2]
         batch = batch._replace(args=(batch.args[0], labels, *batch.args[2:]))
     got = evaluate(row, batch)
     assert finite(got)
     chex.assert_trees_all_close(widen(got["mean"]), reference_values(row, batch)["mean"], rtol=1e-5)
     if row.needs_positives:
-        assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(got))
+        assert magnitude(got) == 0
 
 
 # NaN and infinity ----
@@ -245,26 +223,25 @@ def test_nan_in_a_counting_sample_is_not_hidden(row, poison):
         batch = batch._replace(args=with_labels(batch.args, [3, 8], 0))
     args = with_scored(batch.args, (3, 1) if np.isnan(poison) else 3, poison)
     got = evaluate(row, batch._replace(args=args))
-    term = 1 if row.terms == "classes" else 3
     if np.isnan(poison):
-        for reduction in row.reductions:
-            assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else term])
-            assert np.isnan(got[f"{reduction}_grad"][0]).any()
+        check_nan(row, got, 1 if row.terms == "classes" else 3)
     else:
         assert not np.isfinite(got["mean"]) or row.multi_hot
 
 
-@every_case
+def check_nan(row, got, term):
+    """All reductions are NaN, and so is a term, and something in every gradient."""
+    for reduction in row.reductions:
+        assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else term])
+        assert np.isnan(got[f"{reduction}_grad"][0]).any()
+
+
+@over(tuple(row for row in CASES if row.bounds_labels))
 def test_label_out_of_range_is_nan(row):
-    if not row.bounds_labels:
-        pytest.skip("any label is in range")
     batch = make_batch(row, seed=11, masked=False)
     for label in (CLASSES, CLASSES + 1, 10**6):
-        args = with_labels(batch.args, 5, label)
-        got = evaluate(row, batch._replace(args=args))
-        for reduction in row.reductions:
-            assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else 5])
-            assert np.isnan(got[f"{reduction}_grad"][0]).any()
+        got = evaluate(row, batch._replace(args=with_labels(batch.args, 5, label)))
+        check_nan(row, got, 5)
     if row.takes_logits:
         assert np.isnan(got["none"]).sum() == 1
         assert np.isnan(got["mean_grad"][0]).any(axis=1).sum() == 1
@@ -273,58 +250,45 @@ def test_label_out_of_range_is_nan(row):
 # Dtypes ----
 
 
-@every_loss
-@pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(("row", "dtype"), HALF)
 def test_half_precision_is_computed_in_float32(row, dtype):
     batch = make_batch(row, seed=12)
     batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
     got, expected = evaluate(row, batch, dtype), evaluate(row, batch, np.float32)
     for reduction in row.reductions:
-        assert got[reduction].dtype == np.float32
         chex.assert_trees_all_close(got[reduction], expected[reduction], rtol=2e-6, atol=1e-6)
-        gradients = got[f"{reduction}_grad"]
-        assert all(g.dtype == dtype for g in gradients[:-1])
-        assert gradients[-1].dtype == np.float32
         # A gradient has two paths at most, and is rounded to the dtype of the input on each.
-        for gradient, wide in zip(gradients, expected[f"{reduction}_grad"], strict=True):
-            chex.assert_trees_all_close(
-                widen(gradient),
-                widen(wide),
-                rtol=0,
-                atol=2 * float(jnp.finfo(dtype).eps) * magnitude(wide),
-            )
-
-
-@every_case
-def test_wide_dtypes_stay(row):
-    for dtype in (np.float32, np.float64):
-        for leaf in jax.tree.leaves(evaluate(row, make_batch(row, seed=13), dtype)):
-            assert leaf.dtype == dtype
-
-
-@every_case
-def test_float32_beside_float64(row):
-    """With x64 enabled, float32 inputs still give float32, whatever the dtype of the labels."""
-    batch = make_batch(row)
-    with jax.enable_x64(True):
-        args = [
-            jnp.asarray(a, np.float32 if k != 1 else np.int64) for k, a in enumerate(batch.args)
-        ]
-        value, grads = jax.eval_shape(value_and_grad(row), args)
-        assert value.dtype == np.float32
-        assert all(g.dtype == np.float32 for g in grads)
+        pairs = zip(got[f"{reduction}_grad"], expected[f"{reduction}_grad"], strict=True)
+        for gradient, wide in pairs:
+            tolerance = 2 * float(jnp.finfo(dtype).eps) * magnitude(wide)
+            chex.assert_trees_all_close(widen(gradient), widen(wide), rtol=0, atol=tolerance)
 
 
 @every_loss
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32], ids=["uint8", "int8", "uint32"])
-def test_any_integer_labels(row, dtype):
+def test_float32_beside_float64(row):
+    """With x64 enabled, float32 inputs still give float32, whatever the dtype of the labels."""
+    with jax.enable_x64(True):
+        args = [
+            jnp.asarray(a, np.float32 if k != 1 else np.int64)
+            for k, a in enumerate(make_batch(row).args)
+        ]
+        for leaf in jax.tree.leaves(jax.eval_shape(value_and_grad(row), args)):
+            assert leaf.dtype == np.float32
+
+
+@every_loss
+def test_any_integer_labels(row):
     batch = make_batch(row, seed=14, masked=False)
     labels = np.maximum(batch.args[1], 0)  # Unsigned ones have no unknown targets.
     batch = batch._replace(args=(batch.args[0], labels, *batch.args[2:]))
-    args = cast(batch.args, row.differentiable, np.float32)
-    narrow = (args[0], jnp.asarray(labels, dtype), *args[2:])
-    got = jax.jit(partial(row.function, **row.kwargs), compiler_options=QUICK)(*narrow)
-    chex.assert_trees_all_close(got, evaluate(row, batch)["mean"], rtol=1e-6)
+    scored, _, *rest = cast(batch.args, row.differentiable, np.float32)
+    every = [jnp.asarray(labels, dtype) for dtype in (np.uint8, np.int8, np.uint32)]
+
+    def values(every):
+        return [row.function(scored, labels, *rest, **row.kwargs) for labels in every]
+
+    got = jax.jit(values, compiler_options=QUICK)(every)
+    np.testing.assert_allclose(got, np.full(3, evaluate(row, batch)["mean"]), rtol=1e-6)
 
 
 # Edge cases ----
@@ -380,23 +344,8 @@ def finite_but_for_overflow(got, wide, dtype) -> bool:
     return all(np.all(np.isfinite(x.astype(float)) | (np.abs(y) > limit)) for x, y in pairs)
 
 
-@every_case
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(("row", "dtype"), SINGLE + HALF)
 def test_edge_cases_are_finite_and_right(row, dtype):
-    check_edge_cases(row, dtype)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [row for row in CASES if row in LOSSES or row.name.endswith(("_in_tiles", "_in_blocks"))],
-    ids=lambda row: row.name,
-)
-@pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
-def test_edge_cases_in_half_precision(row, dtype):
-    check_edge_cases(row, dtype)
-
-
-def check_edge_cases(row: LossRow, dtype: Any) -> None:
     for name, batch in edge_batches(row):
         batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
         got = evaluate(row, batch, dtype)
@@ -457,199 +406,107 @@ def scored_name(row):
     return "logits" if row.takes_logits else "features"
 
 
-def labels_name(row):
-    return "targets" if row.kind == "targets" else "labels"
+def wrong_arguments(row: LossRow):
+    """(error, words of its message, positional arguments or None, keywords)."""
+    scored, labels, *rest = args = specs(row)
+    name, targets = scored_name(row), row.kind == "targets"
+    for shape in [(), (5,), (5, 3, 2), (1, 5, DIM), (5, 0)]:
+        yield ValueError, [name], [float_spec(*shape), *args[1:]], {}
+    for dtype in (np.int32, np.bool_, np.complex64):
+        yield TypeError, [name], [jax.ShapeDtypeStruct(scored.shape, dtype), *args[1:]], {}
+
+    shapes = [(), (1,), (6,), (5, 1), (6, CLASSES), (1, CLASSES), (5, 5, 2)]
+    if targets:
+        shapes.append((5,))
+    elif row.name != "sigmoid":  # It takes multi-hot targets.
+        shapes.append((5, CLASSES))
+    for shape in shapes:
+        words = ["targets" if targets else "labels", *map(str, shape[:1])]
+        yield ValueError, words, [scored, int_spec(*shape), *rest], {}
+    for dtype in (np.complex64,) if targets else (np.float32, np.bool_):
+        spec = jax.ShapeDtypeStruct(labels.shape, dtype)
+        yield TypeError, ["targets" if targets else "labels"], [scored, spec, *rest], {}
+
+    for option, right, wrong in (
+        ("where", np.bool_, (np.int32, np.float32)),
+        ("sample_weights", np.float32, (np.int32, np.bool_)),
+    ):
+        for shape in [(), (1,), (6,), (5, 1)]:
+            yield ValueError, [option], None, {option: jax.ShapeDtypeStruct(shape, right)}
+        for dtype in wrong:
+            yield TypeError, [option], None, {option: jax.ShapeDtypeStruct((5,), dtype)}
+    for reduction in ("avg", "Mean", "", None):
+        yield ValueError, ["reduction"], None, {"reduction": reduction}
+
+    if row.kind == "classifier":
+        weights, bias = rest
+        dim, classes = weights.shape
+        for shape in [(dim,), (dim + 1, classes), (1, classes), (classes, dim), (1, dim, classes)]:
+            words = ["weights", str(shape[0])]
+            yield ValueError, words, [scored, labels, float_spec(*shape), bias], {}
+        for shape in [(), (1,), (classes + 1,), (1, classes)]:
+            yield ValueError, ["bias"], [scored, labels, weights, float_spec(*shape)], {}
+        yield TypeError, ["weights"], [scored, labels, int_spec(dim, classes), bias], {}
+        yield TypeError, ["bias"], [scored, labels, weights, int_spec(classes)], {}
+
+    for option, values in row.invalid.items():
+        for value in values:
+            yield ValueError, [option], None, {option: value}
+        if option in ("num_classes", "num_groups", "block_size"):
+            yield TypeError, [option], None, {option: 2.5}
+        if isinstance(default(row, option), float):
+            for value in ("1.0", [1.0], np.ones(2), 1j):
+                yield TypeError, [option], None, {option: value}
+            for value in (np.inf, -np.inf, np.nan):
+                yield ValueError, [option], None, {option: value}
 
 
-@every_case
-def test_correct_shapes_raise_nothing(row):
+@every_loss
+def test_wrong_arguments_are_named(row):
     jax.eval_shape(partial(row.function, **row.kwargs), *specs(row))
-
-
-@every_case
-@pytest.mark.parametrize("shape", [(), (5,), (5, 3, 2), (1, 5, DIM)], ids=str)
-def test_wrong_rank_of_the_scored(row, shape):
-    raises(row, ValueError, [scored_name(row)], [float_spec(*shape), *specs(row)[1:]])
-
-
-@every_case
-@pytest.mark.parametrize(
-    "dtype", [np.int32, np.bool_, np.complex64], ids=["int", "bool", "complex"]
-)
-def test_wrong_dtype_of_the_scored(row, dtype):
-    args = specs(row)
-    bad = jax.ShapeDtypeStruct(args[0].shape, dtype)
-    raises(row, TypeError, [scored_name(row)], [bad, *args[1:]])
-
-
-@every_case
-@pytest.mark.parametrize(
-    "shape", [(), (1,), (6,), (5, 1), (6, CLASSES), (1, CLASSES), (5, 5, 2)], ids=str
-)
-def test_wrong_shape_of_the_labels(row, shape):
-    mentions = [labels_name(row), *map(str, shape[:1])]
-    raises(row, ValueError, mentions, [specs(row)[0], int_spec(*shape), *specs(row)[2:]])
-
-
-@every_case
-def test_multi_hot_labels_where_they_have_no_meaning(row):
-    if row.function is jaxloss.sigmoid_loss or row.kind == "targets":
-        pytest.skip("takes multi-hot targets")
-    args = specs(row)
-    raises(row, ValueError, ["labels"], [args[0], int_spec(5, CLASSES), *args[2:]])
-
-
-@every_case
-@pytest.mark.parametrize("dtype", [np.float32, np.bool_], ids=["float", "bool"])
-def test_wrong_dtype_of_the_labels(row, dtype):
-    if row.kind == "targets":
-        pytest.skip("takes bools and floats")
-    args = specs(row)
-    bad = jax.ShapeDtypeStruct((5,), dtype)
-    raises(row, TypeError, ["labels"], [args[0], bad, *args[2:]])
-
-
-@pytest.mark.parametrize(
-    "row", [row for row in LOSSES if row.kind == "targets"], ids=lambda row: row.name
-)
-def test_wrong_targets(row):
-    logits, targets = specs(row)
-    raises(row, ValueError, ["targets", "5"], [logits, int_spec(5)])
-    complex_targets = jax.ShapeDtypeStruct(targets.shape, np.complex64)
-    raises(row, TypeError, ["targets"], [logits, complex_targets])
-
-
-@every_case
-def test_wrong_where(row):
-    for shape in [(), (1,), (6,), (5, 1)]:
-        raises(row, ValueError, ["where"], where=jax.ShapeDtypeStruct(shape, np.bool_))
-    for dtype in (np.int32, np.float32):
-        raises(row, TypeError, ["where"], where=jax.ShapeDtypeStruct((5,), dtype))
-
-
-@every_case
-def test_wrong_sample_weights(row):
-    for shape in [(), (1,), (6,), (5, 1)]:
-        raises(row, ValueError, ["sample_weights"], sample_weights=float_spec(*shape))
-    for dtype in (np.int32, np.bool_):
-        spec = jax.ShapeDtypeStruct((5,), dtype)
-        raises(row, TypeError, ["sample_weights"], sample_weights=spec)
-
-
-@every_case
-@pytest.mark.parametrize("reduction", ["avg", "Mean", "", None])
-def test_wrong_reduction(row, reduction):
-    raises(row, ValueError, ["reduction"], reduction=reduction)
-
-
-@every_case
-def test_wrong_classifier(row):
-    if row.kind != "classifier":
-        pytest.skip("takes no classifier")
-    features, labels, weights, bias = specs(row)
-    dim, classes = weights.shape
-    for shape in [(dim,), (dim + 1, classes), (1, classes), (classes, dim), (1, dim, classes)]:
-        args = [features, labels, float_spec(*shape), bias]
-        raises(row, ValueError, ["weights", str(shape[0])], args)
-    raises(row, TypeError, ["weights"], [features, labels, int_spec(dim, classes), bias])
-    for shape in [(), (1,), (classes + 1,), (1, classes)]:
-        raises(row, ValueError, ["bias"], [features, labels, weights, float_spec(*shape)])
-    raises(row, TypeError, ["bias"], [features, labels, weights, int_spec(classes)])
-
-
-@pytest.mark.parametrize(
-    ("row", "name", "value"),
-    [(row, name, value) for row in LOSSES for name, value in row.invalid],
-    ids=lambda x: x.name if isinstance(x, LossRow) else str(x),
-)
-def test_hyperparameters_out_of_range(row, name, value):
-    raises(row, ValueError, [name], **{name: value})
+    for error, mentions, args, options in wrong_arguments(row):
+        raises(row, error, mentions, args, **options)
 
 
 def default(row: LossRow, name: str):
     return row.kwargs.get(name, inspect.signature(row.function).parameters[name].default)
 
 
-NUMBERS = [
-    (row, name)
-    for row in LOSSES
-    for name in dict.fromkeys(name for name, _ in row.invalid)
-    if isinstance(default(row, name), float)
-]
-every_number = pytest.mark.parametrize(
-    ("row", "name"), NUMBERS, ids=lambda x: getattr(x, "name", x)
-)
-
-
-@every_number
-def test_hyperparameters_that_are_no_numbers(row, name):
-    for value in ("1.0", [1.0], np.ones(2), 1j):
-        raises(row, TypeError, [name], **{name: value})
-    for value in (np.inf, -np.inf, np.nan):
-        raises(row, ValueError, [name], **{name: value})
-
-
-@every_number
-def test_hyperparameters_widen_nothing(row, name):
+@every_loss
+def test_hyperparameters_widen_nothing(row):
+    numbers = [name for name in row.invalid if isinstance(default(row, name), float)]
     with jax.enable_x64(True):
-        kwargs = {**row.kwargs, name: np.float64(default(row, name))}
-        assert jax.eval_shape(partial(row.function, **kwargs), *specs(row)).dtype == np.float32
-
-
-@every_case
-def test_empty_batch(row):
-    """No samples: the value and every gradient are zero."""
-    args = cast(make_batch(row, seed=29, masked=False).args, row.differentiable, np.float32)
-    args = (args[0][:0], args[1][:0], *args[2:])
-    value, grads = jax.jit(value_and_grad(row), compiler_options=QUICK)(args, jnp.ones(0, bool))
-    assert value == 0
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(grads))
-
-
-@every_case
-def test_no_columns(row):
-    scored, *rest = specs(row)
-    raises(row, ValueError, [scored_name(row)], [float_spec(scored.shape[0], 0), *rest])
+        wide = {name: np.float64(default(row, name)) for name in numbers}
+        run = partial(row.function, **{**row.kwargs, **wide})
+        assert jax.eval_shape(run, *specs(row)).dtype == np.float32
 
 
 # Transformations ----
 
 
 @every_loss
-def test_vmap_equals_a_loop(row):
+def test_vmap_of_a_checkpoint_equals_a_loop(row):
     batches = [make_batch(row, seed) for seed in (20, 21, 22)]
     stack = [np.stack(leaves) for leaves in zip(*(b.args for b in batches), strict=True)]
-    args = cast(stack, row.differentiable, np.float32)
-    where = jnp.asarray(np.stack([b.where for b in batches]))
-    value, grads = jax.jit(jax.vmap(value_and_grad(row)), compiler_options=QUICK)(args, where)
+    with jax.enable_x64(True):
+        args = cast(stack, row.differentiable, np.float64)
+        where = jnp.asarray(np.stack([b.where for b in batches]))
+        run = jax.vmap(value_and_grad(row, jax.checkpoint))
+        value, grads = jax.jit(run, compiler_options=QUICK)(args, where)
+        value, grads = jax.tree.map(np.asarray, (value, grads))
     for k, batch in enumerate(batches):
-        expected = evaluate(row, batch._replace(sample_weights=np.ones(12)))
-        chex.assert_trees_all_close(value[k], expected["mean"], rtol=1e-5)
-        got = jax.tree.map(lambda g, k=k: np.asarray(g[k]), grads)
-        chex.assert_trees_all_close(got, expected["mean_grad"][:-1], rtol=1e-4, atol=2e-6)
+        expected = evaluate(row, batch._replace(sample_weights=np.ones(12)), np.float64)
+        chex.assert_trees_all_close(value[k], expected["mean"], rtol=1e-10)
+        got = jax.tree.map(lambda g, k=k: g[k], grads)
+        chex.assert_trees_all_close(got, expected["mean_grad"][:-1], rtol=1e-10, atol=1e-12)
 
 
 @every_loss
-def test_checkpoint_changes_nothing(row):
-    batch = make_batch(row, seed=23)
-
-    def loss(values, args, where):
-        merged = merge(args, row.differentiable, values)
-        return row.function(*merged, where=where, **row.kwargs)
-
-    with jax.enable_x64(True):
-        args = cast(batch.args, row.differentiable, np.float64)
-        values = tuple(args[k] for k in row.differentiable)
-        gradient = jax.jit(jax.grad(jax.checkpoint(loss)), compiler_options=QUICK)
-        grads = gradient(values, args, jnp.asarray(batch.where))
-        grads = jax.tree.map(np.asarray, grads)
-    expected = evaluate(row, batch._replace(sample_weights=np.ones(12)), np.float64)
-    chex.assert_trees_all_close(grads, expected["mean_grad"][:-1], rtol=1e-10, atol=1e-13)
-
-
-@every_case
 def test_forward_over_reverse(row):
-    """The Hessian times a direction equals central differences of the gradient."""
+    """The Hessian times a direction equals central differences of the gradient.
+
+    The files of pairs, prototypes and the classifier test second derivatives of tiles.
+    """
     batch = make_batch(row, seed=24)._replace(sample_weights=np.ones(12))
     rng = np.random.default_rng(25)
     direction = tuple(
@@ -682,11 +539,7 @@ def test_forward_over_reverse(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row",
-    [row for row in LOSSES if row.name in ("softmax", "prototypical", "direct_sum")],
-    ids=lambda row: row.name,
-)
+@over(tuple(row for row in LOSSES if row.name in ("softmax", "prototypical", "direct_sum")))
 def test_without_jit(row):
     """Called op by op, as in a notebook."""
     batch = make_batch(row, seed=26)
@@ -697,7 +550,7 @@ def test_without_jit(row):
     chex.assert_trees_all_close(got, expected["mean"], rtol=1e-5)
 
 
-@every_case
+@every_loss
 def test_numpy_arrays_are_accepted(row):
     batch = make_batch(row, seed=27)
     args = [
@@ -717,7 +570,7 @@ def test_signature(row):
     positional = [
         name for name, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     ]
-    expected = [scored_name(row), labels_name(row)]
+    expected = [scored_name(row), "targets" if row.kind == "targets" else "labels"]
     if row.kind == "classifier":
         expected += ["weights", "bias"]
         assert parameters["bias"].default is None
@@ -733,9 +586,7 @@ def test_signature(row):
     assert {name: parameters[name].default for name in common} == common
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in LOSSES if row.kind == "classifier"], ids=lambda row: row.name
-)
+@over(tuple(row for row in LOSSES if row.kind == "classifier"))
 def test_bias_is_optional(row):
     batch = make_batch(row, seed=28, masked=False)
     args = cast(batch.args, row.differentiable, np.float32)

@@ -1,21 +1,17 @@
 """Properties of the multi-label losses that the contract does not cover."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
-from jax.sharding import AxisType, PartitionSpec
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import magnitude, raises
-from tests.jaxloss.loss_table import CLASSES, LOSSES, logits_and_targets
+from tests.jaxloss.harness import P, compiled, equations, magnitude, mesh
+from tests.jaxloss.loss_table import LOSSES, logits_and_targets
 
-P = PartitionSpec
 ROWS = [row for row in LOSSES if row.kind == "targets"]
 every_loss = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 sample_wise: Any = jax.jit(jaxloss.sample_wise_loss, static_argnames="reduction")
@@ -28,7 +24,6 @@ robust: Any = jax.jit(jaxloss.robust_multilabel_loss, static_argnames="reduction
 robust_gradient: Any = jax.jit(jax.value_and_grad(jaxloss.robust_multilabel_loss))
 warp_gradient: Any = jax.jit(jax.value_and_grad(jaxloss.warp_loss))
 HALVES = (sample_wise, class_wise)
-sample_wise_gradient: Any = jax.jit(jax.grad(jaxloss.sample_wise_loss))
 
 
 @pytest.fixture
@@ -48,80 +43,6 @@ def close(got, expected, tolerance=1e-12):
 
 
 # The two-way loss ----
-
-
-def test_two_way_is_the_sum_of_its_halves(problem):
-    for reduction in ("mean", "sum"):
-        halves = [in_float64(half, *problem, reduction=reduction) for half in HALVES]
-        close(in_float64(two_way, *problem, reduction=reduction), sum(halves))
-
-
-def test_two_way_has_no_terms(problem):
-    with raises(ValueError, match=r"reduction.*class_wise_loss.*sample_wise_loss"):
-        jaxloss.two_way_loss(*map(jnp.asarray, problem), reduction="none")  # type: ignore[arg-type]
-
-
-def test_class_wise_is_sample_wise_of_the_transposed(problem):
-    logits, targets = problem
-    got = in_float64(class_wise, logits, targets, reduction="none")
-    assert got.shape == (CLASSES,)
-    close(got, in_float64(sample_wise, logits.T, targets.T, reduction="none"))
-
-
-@pytest.mark.parametrize(
-    ("loss", "shift_shape"),
-    [(two_way, (1, 1)), (sample_wise, (9, 1)), (class_wise, (1, CLASSES))],
-    ids=["two_way", "sample_wise", "class_wise"],
-)
-def test_shifts_of_the_logits(problem, loss, shift_shape):
-    """ε_P = ε_N cancels in eq. (iii), for each set that is ranked."""
-    logits, targets = problem
-    grad = jax.jit(jax.value_and_grad(loss))
-    shift = 30 * np.random.default_rng(71).normal(size=shift_shape)
-    value, gradient = in_float64(grad, logits, targets)
-    shifted_value, shifted_gradient = in_float64(grad, logits + shift, targets)
-    close(shifted_value, value)
-    close(shifted_gradient, gradient, 1e-11)
-    assert magnitude(gradient) > 1e-2
-
-
-@pytest.mark.parametrize("loss", [sample_wise, class_wise, two_way])
-def test_only_the_difference_of_the_biases_acts(problem, loss):
-    """Eq. (iii): ε_P added to the positive logits, ε_N to the negative ones."""
-    logits, targets = problem
-    for positive, negative in ((0.3, 1.1), (-2.0, 0.5), (1.5, 1.5)):
-        biased = logits + positive * (targets > 0) + negative * (targets == 0)
-        got = in_float64(loss, logits, targets, margin=negative - positive)
-        close(in_float64(loss, biased, targets), got)
-
-
-@pytest.mark.parametrize(
-    ("temperature", "margin"), [(1.0, 0.7), (1.0, -0.4), (4.0, 0.0), (2.5, 0.0)]
-)
-def test_gradients_of_the_supplement(temperature, margin):
-    """Eq. (iv), with a margin, and (v), with a temperature."""
-    x = np.array([0.8, -1.1, 0.4, 2.0, -0.3])
-    t = np.array([1, 1, 0, 0, 1])
-    options = {"positive_temperature": temperature, "margin": margin}
-    got = in_float64(sample_wise_gradient, x[None], t[None], **options)[0]
-    positives, negatives = np.exp(-x[t > 0] / temperature), np.exp(x[t == 0])
-    gap = np.log(negatives.sum()) + temperature * np.log(positives.sum()) + margin
-    slope = 1 / (1 + np.exp(-gap))
-    close(got[t > 0], -slope * positives / positives.sum())
-    close(got[t == 0], slope * negatives / negatives.sum())
-
-
-def test_a_higher_temperature_spreads_the_gradient_over_the_positives():
-    """Below eq. (v): a margin does not change the shares of the positives."""
-    x, t = np.array([[3.0, 0.0, 1.0, 0.5]]), np.array([[1, 1, 1, 0]])
-
-    def shares(**options):
-        gradient = in_float64(sample_wise_gradient, x, t, **options)[0, :3]
-        return gradient / gradient.sum()
-
-    plain = shares(positive_temperature=1.0)
-    close(shares(positive_temperature=1.0, margin=2.0), plain)
-    assert np.ptp(shares(positive_temperature=4.0)) < 0.5 * np.ptp(plain)
 
 
 # Empty sets, unknown targets ----
@@ -166,17 +87,6 @@ def test_an_unknown_target_is_a_class_that_is_not_there(row):
     close(np.delete(gradient, 1, axis=1), its_gradient)
 
 
-def test_what_counts(problem):
-    """Samples with negatives only do not count for losses that need positives."""
-    logits, _ = problem
-    targets = np.tile([0, -1, 0, 0], (9, 1))
-    targets[0] = [1, 1, 0, 0]
-    counts = ((sample_wise, 1), (softmax, 1), (warp, 9), (robust, 9), (asymmetric, 9))
-    for loss, counting in counts:
-        total = in_float64(loss, logits, targets, reduction="sum")
-        close(in_float64(loss, logits, targets), total / counting)
-
-
 @every_loss
 @pytest.mark.parametrize("shape", [(5, 1), (0, 3)], ids=str)
 def test_small_shapes(row, shape):
@@ -215,28 +125,6 @@ def test_the_dtype_of_the_targets(row):
 
 
 # Weights ----
-
-
-@every_loss
-def test_a_weight_equals_repeated_samples(row):
-    logits, targets = logits_and_targets(np.random.default_rng(77), 9, np.float64)
-    times = np.array([1, 3, 0, 2, 1, 0, 1, 4, 2])
-
-    @jax.jit
-    def grads(x, t, s):
-        def loss(x, reduction):
-            return row.function(x, t, sample_weights=s, reduction=reduction)
-
-        return [jax.value_and_grad(loss)(x, reduction) for reduction in ("mean", "sum")]
-
-    weighted = in_float64(grads, logits, targets, times.astype(np.float64))
-    rows = np.repeat(np.arange(9), times)
-    repeated = in_float64(grads, logits[rows], targets[rows], np.ones(len(rows)))
-    for (value, gradient), (expected, gradients) in zip(weighted, repeated, strict=True):
-        close(value, expected)
-        summed = np.zeros_like(logits)
-        np.add.at(summed, rows, gradients)
-        close(gradient, summed)
 
 
 def test_class_wise_weights_at_their_bounds(problem):
@@ -290,14 +178,6 @@ def test_traced_focus_and_clip(problem):
 # The baselines ----
 
 
-def test_multilabel_softmax_of_one_hot_targets_is_the_softmax_loss(problem):
-    logits, _ = problem
-    labels = np.arange(9) % CLASSES
-    got = in_float64(softmax, logits, np.eye(CLASSES)[labels], reduction="none")
-    one_hot = jax.jit(partial(jaxloss.softmax_loss, reduction="none"))
-    close(got, in_float64(one_hot, logits, labels))
-
-
 def test_multilabel_softmax_normalises_the_targets(problem):
     logits, _ = problem
     targets = np.tile([0.5, 0.0, 1.5, -1.0], (9, 1))
@@ -313,15 +193,6 @@ def test_multilabel_softmax_normalises_the_targets(problem):
     np.testing.assert_allclose(gradient, 0, atol=1e-15)
 
 
-def test_asymmetric_without_focus_and_clip_is_the_sigmoid_loss(problem):
-    logits, targets = problem
-    logits[:2] *= 50
-    options = {"positive_focus": 0.0, "negative_focus": 0.0, "clip": 0.0}
-    got = in_float64(jax.jit(jax.value_and_grad(partial(asymmetric, **options))), logits, targets)
-    expected = in_float64(jax.jit(jax.value_and_grad(jaxloss.sigmoid_loss)), logits, targets)
-    jax.tree.map(close, got, expected)
-
-
 @jax.jit
 def asymmetric_derivatives(logits, targets, focus, clip):
     """The terms, the gradient of their sum, and the diagonal of its Hessian if C is 1."""
@@ -334,7 +205,7 @@ def asymmetric_derivatives(logits, targets, focus, clip):
     return terms, *jax.jvp(gradient, (logits,), (jnp.ones_like(logits),))
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.05, 0.5, 0.9])
+@pytest.mark.parametrize("clip", [0.0, 0.05, 0.9])
 @pytest.mark.parametrize("focus", [0.0, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
@@ -374,15 +245,6 @@ def test_warp_by_hand():
     close(gradient, np.array([[-two, 0, -three, both, both, three / 3]]))
 
 
-def test_warp_excludes_a_negative_at_the_margin():
-    """A pair is inside the margin if 1 − z_p + z_k > 0. Equal logits count separately."""
-    x = np.array([[1.0, 1.0, 0.0, 0.0, 0.5, 0.5]])
-    t = np.array([[1, 1, 0, 0, 0, 0]])
-    value, gradient = in_float64(warp_gradient, x, t)
-    close(value, 2 * 1.5 * 0.5)
-    close(gradient, np.array([[-1.5, -1.5, 0, 0, 1.5, 1.5]]))
-
-
 def test_warp_does_not_cancel_far_from_zero():
     """Logits that are exact in float32 at 16384 and at 0, and a positive that ranks first."""
     x = np.round(np.random.default_rng(79).normal(size=(4, 30)) * 64) / 64
@@ -410,27 +272,12 @@ def test_robust_by_hand():
     close(gradient, np.array([[0.0, -1.5 * (0.1 + 1) - 0.5, 1.5 * 0.1 + 5, 1.5]]))
 
 
-def test_robust_with_a_leak_of_one_has_hinges():
-    """Then no wrong label is cut off, whatever the ramp."""
-    rng = np.random.default_rng(81)
-    x, t = 3 * rng.normal(size=(5, 7)), rng.integers(-1, 2, (5, 7))
-    got = in_float64(robust, x, t, leak=1.0, binary_weight=0.0)
-    hinges = 0.0
-    for z, kinds in zip(x, t, strict=True):
-        for p in z[kinds > 0]:
-            inside = [1 - p + k for k in z[kinds == 0] if 1 - p + k > 0]
-            hinges += sum(inside) * sum(1 / j for j in range(1, len(inside) + 1))
-    close(got, hinges / np.sum(np.any(t >= 0, axis=1)))
-
-
 @pytest.mark.parametrize("gradient", [warp_gradient, robust_gradient], ids=["warp", "robust"])
 def test_ranked_losses_form_no_pairs(gradient):
     """All pairs of these classes take 32 MB in float32, or 8 MB as bool."""
     n, classes = 32, 500
-    x = jax.ShapeDtypeStruct((n, classes), np.float32)
-    t = jax.ShapeDtypeStruct((n, classes), np.bool_)
-    compiled = gradient.lower(x, t).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 30 * 4 * n * classes
+    _, memory = compiled(gradient, ((n, classes), np.float32), ((n, classes), np.bool_))
+    assert memory < 30 * 4 * n * classes
 
 
 @every_loss
@@ -470,22 +317,6 @@ def test_curvature_is_finite_with_empty_sets_and_large_logits(row):
 # Devices ----
 
 
-def collectives(function, *args):
-    """(name, sizes of the operands) of every collective in the jaxpr of a function."""
-    found = []
-
-    def visit(jaxpr):
-        for equation in jaxpr.eqns:
-            name = equation.primitive.name
-            if name.startswith(("psum", "pmax", "pmin", "all_", "ppermute", "reduce_scatter")):
-                found.append((name, max(v.aval.size for v in equation.invars)))
-            for inner in jaxprs_in_params(equation.params):
-                visit(inner)
-
-    visit(jax.make_jaxpr(function)(*args).jaxpr)
-    return found
-
-
 def over_devices(check_vma):
     """The terms, and the mean of `class_wise_loss` with its gradient for shared factors."""
 
@@ -499,10 +330,9 @@ def over_devices(check_vma):
         (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(factors)
         return value, terms, jax.lax.pmean(gradient, "batch")
 
-    mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
     in_specs = (P("batch"), P("batch"), P("batch"), P())
     return jax.jit(
-        jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=check_vma)
+        jax.shard_map(run, mesh=mesh(), in_specs=in_specs, out_specs=P(), check_vma=check_vma)
     )
 
 
@@ -543,7 +373,12 @@ def test_class_wise_over_devices(check_vma):
 def test_class_wise_sends_a_number_a_class():
     n, classes = 16, 6
     args = (jnp.zeros((n, classes)), jnp.zeros((n, classes), int), jnp.ones(n, bool))
-    found = collectives(over_devices(True), *args, jnp.zeros((1, classes)))
+    names = ("psum", "pmax", "pmin", "all_", "ppermute", "reduce_scatter")
+    found = [
+        (equation.primitive.name, max(v.aval.size for v in equation.invars))
+        for equation in equations(over_devices(True), *args, jnp.zeros((1, classes)))
+        if equation.primitive.name.startswith(names)
+    ]
     assert any(name.startswith("psum") for name, _ in found)
     assert any(name.startswith("pmax") for name, _ in found)
     assert not any("gather" in name for name, _ in found)

@@ -2,17 +2,15 @@
 
 import re
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 from scipy.optimize import linear_sum_assignment
 
 import jaxloss
-from tests.jaxloss.harness import precision, raises
+from tests.jaxloss.harness import P, mesh, precision
 
 HALF = (jnp.bfloat16, jnp.float16)
 assign = jax.jit(jaxloss.assign_prototypes)
@@ -56,25 +54,6 @@ def test_simplex_of_one(dim):
     np.testing.assert_array_equal(jaxloss.simplex_prototypes(1, dim)[:, 0], np.eye(dim)[0])
 
 
-def test_simplex_is_float32_with_x64_too():
-    with jax.enable_x64(True):
-        assert jaxloss.simplex_prototypes(3, 4).dtype == np.float32
-
-
-def test_simplex_errors():
-    with raises(ValueError, match=r"num_prototypes.*5.*7.*uniform_prototypes"):
-        jaxloss.simplex_prototypes(7, 4)
-    for bad in (0, -1):
-        with raises(ValueError, match="num_prototypes"):
-            jaxloss.simplex_prototypes(bad, 4)
-        with raises(ValueError, match="dim"):
-            jaxloss.simplex_prototypes(1, bad)
-    with raises(TypeError, match="num_prototypes"):
-        jaxloss.simplex_prototypes(2.0, 4)  # pyright: ignore[reportArgumentType]
-    with raises(TypeError, match="dim"):
-        jaxloss.simplex_prototypes(2, True)
-
-
 # Uniform prototypes ----
 
 
@@ -83,7 +62,7 @@ def test_simplex_errors():
 )
 def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
     """The limits are below the cosines of the published prototypes."""
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
         prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
         assert prototypes.shape == (dim, num_prototypes)
         assert prototypes.dtype == np.float32
@@ -105,7 +84,7 @@ def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
 )
 def test_uniform_prototypes_reach_known_optima(num_prototypes, dim, optimum):
     """Two points, simplices, cross-polytopes (in part and whole), and the icosahedron."""
-    for seed in (3, 4):
+    for seed in (3,):
         prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
         assert prototypes.shape == (dim, num_prototypes)
         assert prototypes.dtype == np.float32
@@ -181,21 +160,6 @@ def test_uniform_prototypes_under_vmap_and_x64():
         assert make(jax.random.key(12)).dtype == np.float32
 
 
-def test_uniform_prototypes_errors():
-    make: Any = partial(jaxloss.uniform_prototypes, jax.random.key(0))
-    for name, args in (("num_prototypes", (0, 3)), ("dim", (3, 0))):
-        with raises(ValueError, match=name):
-            make(*args)
-    with raises(ValueError, match="num_steps"):
-        make(3, 3, num_steps=0)
-    with raises(TypeError, match="num_prototypes"):
-        make(3.0, 3)
-    for name in ("temperature", "final_temperature"):
-        for bad in (0.0, -1.0, float("nan")):
-            with raises(ValueError, match=f"`{name}`"):
-                make(3, 3, **{name: bad})
-
-
 # Separation ----
 
 
@@ -223,15 +187,6 @@ def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
     prototypes = jnp.array([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
     np.testing.assert_allclose(separation(prototypes), (0, 0), atol=1e-7)
     assert np.isnan(separation(prototypes.at[0, 1].set(np.nan)).largest_cosine)
-
-
-def test_separation_errors():
-    with raises(ValueError, match=r"prototypes.*two.*\(4, 1\)"):
-        jaxloss.prototype_separation(jnp.ones((4, 1)))
-    with raises(ValueError, match=r"prototypes.*\(4,\)"):
-        jaxloss.prototype_separation(jnp.ones(4))
-    with raises(TypeError, match="prototypes"):
-        jaxloss.prototype_separation(jnp.ones((4, 2), int))
 
 
 # Assignment ----
@@ -350,42 +305,10 @@ def test_assignment_on_devices(check_vma):
         different = shared if check_vma else jaxloss.assign_prototypes(own[0], prototypes)
         return different[None], shared[None]
 
-    mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
-    P = PartitionSpec
     run = jax.shard_map(
-        run, mesh=mesh, in_specs=(P("batch"), P()), out_specs=P("batch"), check_vma=check_vma
+        run, mesh=mesh(), in_specs=(P("batch"), P()), out_specs=P("batch"), check_vma=check_vma
     )
     got, shared = jax.jit(run)(means, prototypes)
     for own, assignment, same in zip(means, got, shared, strict=True):
         check_optimal(means.mean(axis=0) if check_vma else own, prototypes, assignment)
         check_optimal(means.mean(axis=0), prototypes, same)
-
-
-def test_no_gradient_flows_through_the_assignment():
-    rng = np.random.default_rng(23)
-    features = jnp.asarray(rng.normal(size=(5, 3)), np.float32)
-    prototypes = jaxloss.simplex_prototypes(4, 3)
-    labels = jnp.arange(4)
-
-    def loss(features, prototypes):
-        assignment = jaxloss.assign_prototypes(features[:4].T, prototypes)
-        return jaxloss.prototype_loss(features[:4], labels, prototypes, assignment=assignment)
-
-    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(features, prototypes)
-    assert all(np.all(np.isfinite(g)) for g in gradients)
-
-
-def test_assignment_errors():
-    prototypes = jnp.ones((4, 3))
-    with raises(ValueError, match=r"class_means.*3.*\(4, 3\).*\(4, 5\)"):
-        jaxloss.assign_prototypes(jnp.ones((4, 5)), prototypes)
-    with raises(ValueError, match="class_means"):
-        jaxloss.assign_prototypes(jnp.ones((4, 0)), prototypes)
-    with raises(ValueError, match=r"prototypes.*d = 5.*\(4, 3\)"):
-        jaxloss.assign_prototypes(jnp.ones((5, 3)), prototypes)
-    with raises(ValueError, match="class_means"):
-        jaxloss.assign_prototypes(jnp.ones(4), prototypes)
-    with raises(TypeError, match="class_means"):
-        jaxloss.assign_prototypes(jnp.ones((4, 2), int), prototypes)
-    with raises(TypeError, match="prototypes"):
-        jaxloss.assign_prototypes(jnp.ones((4, 2)), jnp.ones((4, 3), int))

@@ -1,6 +1,6 @@
 """Statistics of pairs in tiles equal those of plain arrays, with all derivatives."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import chex
@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 
 import jaxloss
 from jaxloss import _tiles
 from jaxloss._tiles import LOGSUMEXP, MAX, SUM, Rows, Statistic, pair_statistics
-from tests.jaxloss.harness import QUICK
+from tests.jaxloss.harness import QUICK, P, compiled, mesh
 
-P = PartitionSpec
 DEVICES = 4
 
 
@@ -162,32 +160,16 @@ def test_equal_largest_values_share_the_gradient():
         return values.positive[0]  # The rows 1, 2 and 3 are equally far from row 0.
 
     for block_size in (None, 2):
-        value, gradient = jax.value_and_grad(partial(nearest, block_size=block_size))(features)
+        run = jax.jit(jax.value_and_grad(partial(nearest, block_size=block_size)))
+        value, gradient = run(features)
         assert value == -1
         np.testing.assert_allclose(gradient[:, 0], np.array([2, -2, 2, -2, 0]) / 3, rtol=1e-6)
 
 
-def test_tiles_bound_the_memory():
-    rows = jax.ShapeDtypeStruct((4096, 16), jnp.float32)
-    labels = jax.ShapeDtypeStruct((4096,), jnp.int32)
-
-    def memory(size):
-        loss = jax.jit(partial(jaxloss.nca_loss, block_size=size))
-        analysis = loss.lower(rows, labels).compile().memory_analysis()
-        assert analysis is not None
-        return analysis.temp_size_in_bytes
-
-    assert memory(256) < memory(4096) / 20
-
-
 # Devices ----
 
-
-@pytest.fixture(params=["gathered", "ring"])
-def way(request, monkeypatch):
-    """The references of all devices are gathered, or passed around."""
-    monkeypatch.setattr(_tiles, "GATHERED_BYTES", 2**30 if request.param == "gathered" else 0)
-    return request.param
+# The references of all devices are gathered, or passed around.
+GATHERED_BYTES = {"gathered": 2**30, "ring": 0}
 
 
 def nca_problem(with_references):
@@ -231,13 +213,32 @@ def nca_step(axis_name, block_size, params, batch):
     return value, gradients
 
 
-@pytest.mark.parametrize("with_references", [False, True], ids=["own", "references"])
-@pytest.mark.parametrize("how", ["pmap", "check_vma", "unchecked", "two axes"])
-@pytest.mark.usefixtures("way")
-def test_devices(with_references, how):
-    params, batch = nca_problem(with_references)
+@cache
+def on_one_device(with_references):
     with jax.enable_x64(True):
-        expected = jax.jit(partial(nca_step, None, None))(params, batch)
+        run = jax.jit(partial(nca_step, None, None))
+        return jax.tree.map(np.asarray, run(*nca_problem(with_references)))
+
+
+@pytest.mark.parametrize(
+    ("with_references", "how", "way"),
+    [
+        (False, "pmap", "gathered"),
+        (False, "check_vma", "ring"),
+        (False, "unchecked", "ring"),
+        (False, "two axes", "gathered"),
+        (True, "pmap", "ring"),
+        (True, "check_vma", "gathered"),
+        (True, "check_vma", "ring"),
+        (True, "unchecked", "gathered"),
+        (True, "two axes", "ring"),
+    ],
+)
+def test_devices(with_references, how, way, monkeypatch):
+    monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
+    params, batch = nca_problem(with_references)
+    expected = on_one_device(with_references)
+    with jax.enable_x64(True):
         if how == "pmap":
             split = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
             run = jax.pmap(partial(nca_step, "b", 2), axis_name="b", in_axes=(None, 0))
@@ -246,7 +247,7 @@ def test_devices(with_references, how):
         else:
             axes = ("host", "chip") if how == "two axes" else ("b",)
             shape = (2, 2) if how == "two axes" else (DEVICES,)
-            devices = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(axes))
+            devices = mesh(shape, axes)
             checked = how != "unchecked"
 
             def step(params, batch):
@@ -272,11 +273,11 @@ def test_devices(with_references, how):
         )
 
 
-@pytest.mark.usefixtures("way")
-def test_second_derivatives_around_the_ring():
+@pytest.mark.parametrize("way", GATHERED_BYTES)
+def test_second_derivatives_around_the_ring(way, monkeypatch):
+    monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
     params, batch = nca_problem(with_references=True)
     with jax.enable_x64(True):
-        devices = jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,))
 
         def hessian_product(axis_name, params, batch):
             def gradient(params):
@@ -287,7 +288,10 @@ def test_second_derivatives_around_the_ring():
             return product if axis_name is None else jax.lax.pmean(product, axis_name)
 
         run = jax.shard_map(
-            partial(hessian_product, "b"), mesh=devices, in_specs=(P(), P("b")), out_specs=P()
+            partial(hessian_product, "b"),
+            mesh=mesh(names=("b",)),
+            in_specs=(P(), P("b")),
+            out_specs=P(),
         )
         got = jax.jit(run, compiler_options=QUICK)(params, batch)
         expected = jax.jit(partial(hessian_product, None))(params, batch)
@@ -300,16 +304,14 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
     """No array of the whole batch in the program of a device."""
     monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)
     rows, dim = 6, 11
-    devices = jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,))
     step = jax.shard_map(
         lambda x, y: jax.grad(partial(jaxloss.nca_loss, axis_name="b"))(x, y),
-        mesh=devices,
+        mesh=mesh(names=("b",)),
         in_specs=P("b"),
         out_specs=P("b"),
     )
-    features = jax.ShapeDtypeStruct((DEVICES * rows, dim), jnp.float32)
-    labels = jax.ShapeDtypeStruct((DEVICES * rows,), jnp.int32)
-    text = str(jax.jit(step).lower(features, labels).compile().as_text())
+    n = DEVICES * rows
+    text, _ = compiled(step, ((n, dim), np.float32), ((n,), np.int32))
     assert "collective-permute" in text
     assert "all-gather" not in text
     assert f"{DEVICES * rows},{dim}]" not in text
@@ -345,7 +347,7 @@ def test_references_that_every_device_has(loss, axis_name):
                 axis_name,
                 partial(jax.lax.pmean, axis_name="b") if axis_name is None else lambda value: value,
             ),
-            mesh=jax.make_mesh((DEVICES,), ("b",), axis_types=(AxisType.Auto,)),
+            mesh=mesh(names=("b",)),
             in_specs=(P("b"), P("b"), P()),
             out_specs=(P(), (P("b"), P())),
         )
@@ -353,12 +355,9 @@ def test_references_that_every_device_has(loss, axis_name):
         # With the axis, every device adds its copy of the references.
         copies = 1 if axis_name is None else DEVICES
         of_references = jnp.tile(of_references, copies)
-        value, (d_features, d_references) = value_and_grad(
-            None,
-            lambda value: value,
-            features,
-            labels,
-            jnp.tile(jnp.asarray(references), (copies, 1)),
+        single = jax.jit(partial(value_and_grad, None, lambda value: value))
+        value, (d_features, d_references) = single(
+            features, labels, jnp.tile(jnp.asarray(references), (copies, 1))
         )
         expected = value, (d_features, d_references.reshape(copies, 5, 3).sum(0))
     chex.assert_trees_all_close(got, expected, rtol=1e-12)
@@ -368,11 +367,7 @@ def test_references_that_every_device_has(loss, axis_name):
 def test_an_anchor_that_is_not_finite_reaches_no_other(loss):
     features = jnp.ones((4, 3)).at[2].set(jnp.nan)
     references, labels = jnp.arange(6.0).reshape(2, 3), jnp.array([0, 1])
-    losses = loss(
-        features,
-        jnp.array([0, 1, 1, 0]),
-        references=references,
-        reference_labels=labels,
-        reduction="none",
-    )
+    run = jax.jit(partial(loss, reduction="none"))
+    anchors = features, jnp.array([0, 1, 1, 0])
+    losses = run(*anchors, references=references, reference_labels=labels)
     assert np.isnan(losses).tolist() == [False, False, True, False]

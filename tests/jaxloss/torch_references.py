@@ -41,9 +41,13 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
-@over_rows
-def softmax_loss(logits, labels, *, label_smoothing=0.0):
-    return list(F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing))
+def cross_entropies(logits, labels, *, margin=0.0, scale=1.0, label_smoothing=0.0):
+    lowered = scale * (logits - margin * F.one_hot(labels, logits.shape[1]).to(logits))
+    return list(F.cross_entropy(lowered, labels, reduction="none", label_smoothing=label_smoothing))
+
+
+softmax_loss = over_rows(cross_entropies)
+margin_softmax_loss = over_rows(cross_entropies)
 
 
 @over_rows
@@ -59,12 +63,6 @@ def sigmoid_loss(logits, labels):
     )
 
 
-@over_rows
-def margin_softmax_loss(logits, labels, *, margin, scale):
-    lowered = logits - margin * F.one_hot(labels, logits.shape[1]).to(logits)
-    return list(F.cross_entropy(scale * lowered, labels, reduction="none"))
-
-
 def linear_logits(features, weights, bias=None):
     return F.linear(features, weights.T, bias)
 
@@ -74,25 +72,10 @@ def cosine_logits(features, weights):
 
 
 @over_rows
-def classifier_loss(
-    features,
-    labels,
-    weights,
-    bias=None,
-    *,
-    similarity="inner",
-    margin=0.0,
-    scale=1.0,
-    label_smoothing=0.0,
-):
-    if similarity == "inner":
-        logits = linear_logits(features, weights, bias)
-    else:
-        logits = cosine_logits(features, weights)
-    lowered = logits - margin * F.one_hot(labels, logits.shape[1]).to(logits)
-    return list(
-        F.cross_entropy(scale * lowered, labels, reduction="none", label_smoothing=label_smoothing)
-    )
+def classifier_loss(features, labels, weights, bias=None, *, similarity="inner", **options):
+    inner = similarity == "inner"
+    logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
+    return cross_entropies(logits, labels, **options)
 
 
 @over_rows
@@ -137,8 +120,9 @@ def prototypical_loss(
 
 
 @over_rows
-def towers_prototypical_loss(features, labels, *, temperature=1.0):
+def towers_prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
     """The references are those of `loss_table.towers`, without the masked rows."""
+    del num_classes
     rows, row_labels = -0.5 * features, torch.where(labels > 0, labels - 1, labels)
     pairs = zip(features, labels, strict=True)
     return [_prototypical(x, y, rows, row_labels, temperature) for x, y in pairs]
@@ -188,48 +172,34 @@ def spectral_overlap(weights, power):
     return singular.max() * (relative * (1 - relative**power)).max()
 
 
-def sum_loss(
-    features,
-    labels,
-    weights,
-    bias=None,
-    *,
-    classification=softmax_loss,
-    metric=nca_loss,
-    metric_weight=1.0,
-    transform=None,
-    **common,
-):
-    first = classification(linear_logits(features, weights, bias), labels, **common)
-    projected = features if transform is None else transform(features, weights)
-    return first + metric_weight * metric(projected, labels, **common)
+def integrated(project):
+    def loss(
+        features,
+        labels,
+        weights,
+        bias=None,
+        *,
+        classification=softmax_loss,
+        metric=nca_loss,
+        metric_weight=1.0,
+        basis_weights=None,
+        where=None,
+        sample_weights=None,
+        reduction="mean",
+        **options,
+    ):
+        common = {"where": where, "sample_weights": sample_weights, "reduction": reduction}
+        spanning = weights if basis_weights is None else torch.tensor(basis_weights).to(weights)
+        first = classification(linear_logits(features, weights, bias), labels, **common)
+        projected = project(features, spanning, **options)
+        return first + metric_weight * metric(projected, labels, **common)
+
+    return loss
 
 
-def direct_sum_loss(
-    features, labels, weights, bias=None, *, epsilon=1e-4, stop_gradient=False, **options
-):
-    def transform(x, w):
-        return project_complement(x, w, epsilon=epsilon, stop_gradient=stop_gradient)
-
-    return sum_loss(features, labels, weights, bias, transform=transform, **options)
-
-
-def spectral_sum_loss(
-    features,
-    labels,
-    weights,
-    bias=None,
-    *,
-    power=0.3,
-    stop_gradient=False,
-    basis_weights=None,
-    **options,
-):
-    def transform(x, w):
-        spanning = w if basis_weights is None else torch.tensor(basis_weights).to(w)
-        return project_spectral_complement(x, spanning, power=power, stop_gradient=stop_gradient)
-
-    return sum_loss(features, labels, weights, bias, transform=transform, **options)
+sum_loss = integrated(lambda features, weights: features)
+direct_sum_loss = integrated(project_complement)
+spectral_sum_loss = integrated(project_spectral_complement)
 
 
 def group_softmax_loss(
@@ -258,15 +228,19 @@ def group_softmax_loss(
     return total / num_groups if bound == "tight" else total
 
 
+def _targets(labels, prototypes, assignment):
+    return prototypes.T[labels if assignment is None else torch.tensor(assignment)[labels]]
+
+
 @over_rows
 def prototype_loss(features, labels, prototypes, *, assignment=None):
-    targets = prototypes.T[labels if assignment is None else torch.tensor(assignment)[labels]]
+    targets = _targets(labels, prototypes, assignment)
     return list((1 - F.cosine_similarity(features, targets, dim=1)) ** 2)
 
 
 @over_rows
 def dot_regression_loss(features, labels, prototypes, *, assignment=None, lengths=None):
-    targets = prototypes.T[labels if assignment is None else torch.tensor(assignment)[labels]]
+    targets = _targets(labels, prototypes, assignment)
     if lengths is not None:
         targets = targets * torch.tensor(lengths)[labels][:, None]
     norms = torch.linalg.vector_norm(features, dim=1).detach()

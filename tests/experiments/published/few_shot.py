@@ -7,9 +7,9 @@ gradient.
 
 from typing import Any
 
-_EVERYWHERE: dict[str, Any] = {
-    "model.backbone": "resnet12",
-    "model.widths": (64, 160, 320, 640),
+from tests.experiments.published.shared import RESNET12, sgd
+
+_EVERYWHERE: dict[str, Any] = RESNET12 | {
     "evaluation.ways": 5,
     "evaluation.shots": (1, 5),
     "evaluation.queries": 15,
@@ -27,19 +27,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def _chosen(steps: int, validate_every: int, pad: int = 8) -> dict[str, Any]:
-    return {
+    return sgd(0.1, 5e-4, nesterov=True, decay_all=False) | {
         "data.pad": pad,
         "data.flip": True,
         "data.color_jitter": 0.4,
         "model.pooling": "mean",
         "model.drop_block": 0.1,
         "loss.metric_weight": 1.0,
-        "optimizer.kind": "sgd",
-        "optimizer.learning_rate": 0.1,
-        "optimizer.momentum": 0.9,
-        "optimizer.nesterov": True,
-        "optimizer.weight_decay": 5e-4,
-        "optimizer.decay_all": False,
         "optimizer.schedule": "cosine",
         "steps": steps,
         "validate_every": validate_every,

@@ -6,33 +6,25 @@ text, which is not at hand.
 
 from typing import Any
 
+from tests.experiments.published.shared import CROPS_OF_224, RESNET50, sgd
+
 
 def _row(images: int, epochs: int, drops: tuple[int, ...]) -> dict[str, Any]:
     """A row of Table B.1: training images, epochs T, and those at which the rate is divided."""
     epoch = images // 256
-    return {
-        "data.mean": (0.485, 0.456, 0.406),
-        "data.std": (0.229, 0.224, 0.225),
-        "data.pad": 0,
-        "data.flip": True,
-        "data.image_size": 224,
-        "data.resize": 256,
-        "data.crop_scale": (0.08, 1.0),
-        "sampling.batch_size": 256,
-        "model.backbone": "resnet50",
-        "model.widths": (64, 128, 256, 512),
-        "model.pooling": "mean",
-        "optimizer.kind": "sgd",
-        "optimizer.learning_rate": 0.1,
-        "optimizer.momentum": 0.9,
-        "optimizer.nesterov": False,
-        "optimizer.weight_decay": 1e-4,
-        "optimizer.decay_all": True,
-        "optimizer.schedule": "step",
-        "optimizer.decay_steps": tuple(drop * epoch for drop in drops),
-        "optimizer.warmup_steps": 0,
-        "steps": epochs * epoch,
-    }
+    optimizer = sgd(0.1, 1e-4, nesterov=False, decay_all=True)
+    return (
+        CROPS_OF_224
+        | RESNET50
+        | optimizer
+        | {
+            "sampling.batch_size": 256,
+            "optimizer.schedule": "step",
+            "optimizer.decay_steps": tuple(drop * epoch for drop in drops),
+            "optimizer.warmup_steps": 0,
+            "steps": epochs * epoch,
+        }
+    )
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {

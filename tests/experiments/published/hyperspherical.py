@@ -5,6 +5,8 @@ Saadabadi et al., CVPR 2024: supplement, sections 7.1 and 7.2, and the authors' 
 
 from typing import Any
 
+from tests.experiments.published.shared import IMAGENET_COLOURS, RESNET50, sgd
+
 # Images of the training sets, and full batches of 128 or 1024 in them.
 CIFAR100, IMAGENET200, IMAGENET = 50000 // 128, 100000 // 128, 1281167 // 1024
 
@@ -15,12 +17,9 @@ def _tail(images: float, classes: int, imbalance: float = 0.01) -> int:
     return sum(int(size + 1e-9) for size in sizes) // 128
 
 
-SGD = {"optimizer.kind": "sgd", "optimizer.momentum": 0.9, "optimizer.nesterov": False}
-
-
 def _balanced(epoch: int, dim: int, changes: dict[str, Any]) -> dict[str, Any]:
     return (
-        SGD
+        sgd(0.01, 1e-4, nesterov=False, decay_all=True)
         | {
             "data.pad": 4,
             "data.flip": True,
@@ -33,9 +32,6 @@ def _balanced(epoch: int, dim: int, changes: dict[str, Any]) -> dict[str, Any]:
             "model.dim": dim,
             "loss.criterion": "prototype",
             "loss.reduction": "sum",
-            "optimizer.learning_rate": 0.01,
-            "optimizer.weight_decay": 1e-4,
-            "optimizer.decay_all": True,
             "optimizer.schedule": "step",
             "optimizer.decay_steps": (100 * epoch, 200 * epoch),
             "steps": 250 * epoch,
@@ -49,7 +45,7 @@ def _long_tailed(
     epoch: int, changes: dict[str, Any], widths: tuple[int, ...] = (16, 32, 64)
 ) -> dict[str, Any]:
     return (
-        SGD
+        sgd(0.1, 2e-4, nesterov=False, decay_all=True)
         | {
             "data.flip": True,
             "data.mixup": 1.0,
@@ -65,9 +61,6 @@ def _long_tailed(
             "loss.criterion": "dot-regression",
             "loss.lengths": "batch",
             "loss.reduction": "mean",
-            "optimizer.learning_rate": 0.1,
-            "optimizer.weight_decay": 2e-4,
-            "optimizer.decay_all": True,
             "optimizer.schedule": "step",
             "optimizer.warmup_steps": 5 * epoch,
             "optimizer.warmup_from": 0.02 / 0.1,
@@ -79,9 +72,7 @@ def _long_tailed(
     )
 
 
-ON_IMAGENET = {
-    "data.mean": (0.485, 0.456, 0.406),
-    "data.std": (0.229, 0.224, 0.225),
+ON_IMAGENET = IMAGENET_COLOURS | {
     "data.pad": 0,
     "data.resize": 256,
     "data.crop_scale": (0.08, 1.0),
@@ -111,18 +102,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         64,
         {"data.mean": (0.507, 0.487, 0.441), "data.std": (0.267, 0.256, 0.276)},
     ),
-    "imagenet200-sphere": _balanced(
-        IMAGENET200,
-        50,
-        {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)},
-    ),
+    "imagenet200-sphere": _balanced(IMAGENET200, 50, IMAGENET_COLOURS),
     "imagenet-sphere": ON_IMAGENET
-    | SGD
+    | RESNET50
+    | sgd(0.5, 2e-5, nesterov=False, decay_all=True)
     | {
-        "model.backbone": "resnet50",
-        "model.widths": (64, 128, 256, 512),
         "data.mixup": 1.0,
-        "optimizer.learning_rate": 0.5,
         "steps": 100 * IMAGENET,
     },
     "imagenet-sphere-swin": ON_IMAGENET

@@ -6,6 +6,8 @@ The source is the configuration that the authors published. Its last batch of an
 
 from typing import Any
 
+from tests.experiments.published import shared
+
 COMMON: dict[str, Any] = {
     "data.holdout": 0.0,
     "data.mean": (0.507, 0.487, 0.441),
@@ -48,9 +50,7 @@ COMMON: dict[str, Any] = {
     "fine_tuning.dampening": 0.9,
     "fine_tuning.weight_decay": 1e-3,
 }
-RESNET12: dict[str, Any] = {
-    "model.backbone": "resnet12",
-    "model.widths": (64, 160, 320, 640),
+RESNET12: dict[str, Any] = shared.RESNET12 | {
     "data.image_size": 84,
     "data.resize": int(84 * 1.15),
 }

@@ -1,0 +1,274 @@
+"""Wrong arguments of the functions that are no losses, and of options of single losses."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from tests.jaxloss.harness import raises
+
+ones, zeros = jnp.ones, jnp.zeros
+LABELS = zeros(5, int)
+FEATURES, WEIGHTS, MEANS = ones((5, 4)), ones((4, 3)), ones((3, 4))
+BASIS = jaxloss.spectral_basis(WEIGHTS)
+NAN = float("nan")
+Wrong = list[tuple[type[Exception], str, dict[str, Any]]]
+
+
+def values(error: type[Exception], name: str, *values: Any, match: str = "") -> Wrong:
+    """Several wrong values of one argument, which the message names."""
+    return [(error, match or name, {name: value}) for value in values]
+
+
+OF_LOGITS = {"features": FEATURES, "weights": WEIGHTS}
+WRONG_LOGITS: Wrong = [
+    *values(ValueError, "features", ones(4)),
+    *values(TypeError, "features", zeros((5, 4), int)),
+    *values(TypeError, "weights", zeros((4, 3), int)),
+    *(
+        (ValueError, rf"weights.*{shape[0]}", {"weights": ones(shape)})
+        for shape in [(4,), (5, 3), (1, 3), (1, 4, 3)]
+    ),
+]
+OF_PROTOTYPES = {"features": ones((5, 3)), "labels": LABELS, "prototypes": MEANS}
+WRONG_PROTOTYPES: Wrong = [
+    *(
+        (ValueError, rf"`prototypes`.*\({bad.shape[0]},", {"prototypes": bad})
+        for bad in (MEANS.T, MEANS[0], MEANS[:, :0], MEANS[None])
+    ),
+    *values(TypeError, "prototypes", zeros((3, 4), int)),
+    *values(ValueError, "assignment", zeros(0, int), zeros((4, 1), int)),
+    *values(TypeError, "assignment", zeros(4), [0, 1, 2, 3]),
+]
+WRONG_GROUPS: Wrong = [
+    (ValueError, r"`num_groups` must be at most .* 4, got 5", {"num_groups": 5}),
+    (ValueError, "`num_groups` must be at least 1, got 0", {"num_groups": 0}),
+    *values(
+        TypeError, "num_groups", 2.0, True, None, match="`num_groups` must be a Python integer"
+    ),
+]
+OF_SAMPLES = {"features": FEATURES, "labels": LABELS, "weights": WEIGHTS}
+
+# A function, arguments that are right, and (error, pattern, changes) that are not.
+CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
+    (jaxloss.cosine_logits, OF_LOGITS, WRONG_LOGITS),
+    (
+        jaxloss.linear_logits,
+        OF_LOGITS | {"bias": ones(3)},
+        [
+            *WRONG_LOGITS,
+            *values(ValueError, "bias", *map(ones, [(), (1,), (5,), (1, 4)])),
+            *values(TypeError, "bias", zeros(3, int)),
+        ],
+    ),
+    *(
+        (project, OF_LOGITS, [*WRONG_LOGITS, *values(ValueError, name, value)])
+        for project, name, value in (
+            (jaxloss.project_classifier, "epsilon", -1e-3),
+            (jaxloss.project_complement, "epsilon", -1e-3),
+            (jaxloss.project_spectral_complement, "power", -0.1),
+        )
+    ),
+    (
+        jaxloss.project_spectral_complement,
+        OF_LOGITS | {"basis": BASIS},
+        [
+            *(
+                (ValueError, r"basis.*\(4, 3\)", {"basis": jaxloss.spectral_basis(ones(shape))})
+                for shape in [(3, 4), (4, 2), (5, 3)]
+            ),
+            (TypeError, "basis.*spectral_basis.*tuple", {"basis": tuple(BASIS)}),
+            (TypeError, r"basis\.values", {"basis": BASIS._replace(values=ones(3, int))}),
+        ],
+    ),
+    (jaxloss.spectral_basis, {"weights": WEIGHTS}, values(ValueError, "weights", ones(4))),
+    (
+        jaxloss.spectral_overlap,
+        {"weights": WEIGHTS, "power": 0.3},
+        [
+            *values(ValueError, "power", -0.1),
+            *values(ValueError, "weights", ones(4)),
+            *values(TypeError, "weights", ones((4, 3), int)),
+            (ValueError, r"basis\.vectors", {"basis": BASIS._replace(vectors=ones(4))}),
+        ],
+    ),
+    (jaxloss.spectral_basis, {"weights": WEIGHTS}, values(TypeError, "weights", ones((4, 3), int))),
+    (
+        jaxloss.discriminability,
+        {"features": FEATURES, "labels": LABELS},
+        [
+            *values(ValueError, "features", zeros(3)),
+            *values(TypeError, "features", zeros((5, 4), int)),
+            *values(ValueError, "labels", zeros(2, int)),
+            *values(TypeError, "labels", zeros(5)),
+            *values(ValueError, "where", ones(2, bool)),
+            *values(TypeError, "where", ones(5)),
+        ],
+    ),
+    (
+        partial(jaxloss.sigmoid_loss, zeros((5, 4))),
+        {"labels": zeros((5, 4), int)},
+        values(ValueError, "labels", *(zeros(s, int) for s in [(5, 3), (4, 4), (5, 1)])),
+    ),
+    (
+        jaxloss.margin_softmax_loss,
+        {"logits": zeros((3, 2)), "labels": zeros(3, int), "margin": 0.1, "scale": 2.0},
+        [(TypeError, "", {"margin": ...}), (TypeError, "", {"scale": ...})],
+    ),
+    (
+        jaxloss.two_way_loss,
+        {"logits": zeros((5, 4)), "targets": zeros((5, 4), int)},
+        values(
+            ValueError, "reduction", "none", match=r"reduction.*class_wise_loss.*sample_wise_loss"
+        ),
+    ),
+    *(
+        (loss, OF_PROTOTYPES, WRONG_PROTOTYPES)
+        for loss in (jaxloss.prototype_loss, jaxloss.dot_regression_loss)
+    ),
+    (
+        jaxloss.dot_regression_loss,
+        OF_PROTOTYPES | {"lengths": ones(4)},
+        [
+            (ValueError, r"`lengths`.*C = 4.*\(3,\)", {"lengths": ones(3)}),
+            (ValueError, r"`lengths`.*C = 2.*\(4,\)", {"assignment": jnp.array([1, 0])}),
+            (ValueError, "`lengths`", {"lengths": ones((4, 1))}),
+            (TypeError, "`lengths`", {"lengths": ones(4, int)}),
+        ],
+    ),
+    (
+        jaxloss.update_class_means,
+        {"class_means": MEANS, "features": ones((5, 3)), "labels": LABELS},
+        [
+            (ValueError, r"class_means.*d = 3.*\(4, 3\)", {"class_means": MEANS.T}),
+            *values(ValueError, "class_means", MEANS[0], MEANS[:, :0]),
+            *values(TypeError, "class_means", ones((3, 4), int)),
+            *values(TypeError, "features", ones((5, 3), int)),
+            *values(ValueError, "labels", LABELS[:4]),
+            *values(ValueError, "where", ones(4, bool)),
+            *values(ValueError, "decay", -0.1, 1.0, NAN),
+        ],
+    ),
+    (
+        jaxloss.class_balanced_lengths,
+        {"labels": LABELS, "num_classes": 3},
+        [
+            *values(TypeError, "labels", zeros(5)),
+            *values(ValueError, "labels", zeros((5, 1), int)),
+            *values(ValueError, "num_classes", 0),
+            *values(ValueError, "where", ones(4, bool)),
+        ],
+    ),
+    (
+        jaxloss.simplex_prototypes,
+        {"num_prototypes": 5, "dim": 4},
+        [
+            (ValueError, r"num_prototypes.*5.*7.*uniform_prototypes", {"num_prototypes": 7}),
+            *values(ValueError, "num_prototypes", 0, -1),
+            *((ValueError, "dim", {"num_prototypes": 1, "dim": dim}) for dim in (0, -1)),
+            *values(TypeError, "num_prototypes", 2.0),
+            *values(TypeError, "dim", True),
+        ],
+    ),
+    (
+        partial(jaxloss.uniform_prototypes, jax.random.key(0)),
+        {"num_prototypes": 3, "dim": 3, "num_steps": 2},
+        [
+            *values(ValueError, "num_prototypes", 0),
+            *values(ValueError, "dim", 0),
+            *values(ValueError, "num_steps", 0),
+            *values(TypeError, "num_prototypes", 3.0),
+            *values(ValueError, "temperature", 0.0, -1.0, NAN, match="`temperature`"),
+            *values(ValueError, "final_temperature", 0.0, -1.0, NAN),
+        ],
+    ),
+    (
+        jaxloss.prototype_separation,
+        {"prototypes": MEANS},
+        [
+            (ValueError, r"prototypes.*two.*\(4, 1\)", {"prototypes": ones((4, 1))}),
+            (ValueError, r"prototypes.*\(4,\)", {"prototypes": ones(4)}),
+            *values(TypeError, "prototypes", ones((4, 2), int)),
+        ],
+    ),
+    (
+        jaxloss.assign_prototypes,
+        {"class_means": ones((4, 2)), "prototypes": WEIGHTS},
+        [
+            (ValueError, r"class_means.*3.*\(4, 3\).*\(4, 5\)", {"class_means": ones((4, 5))}),
+            *values(ValueError, "class_means", ones((4, 0)), ones(4)),
+            (ValueError, r"prototypes.*d = 5.*\(4, 3\)", {"class_means": ones((5, 3))}),
+            *values(TypeError, "class_means", ones((4, 2), int)),
+            *values(TypeError, "prototypes", ones((4, 3), int)),
+        ],
+    ),
+    (
+        jaxloss.group_softmax_loss,
+        OF_SAMPLES | {"num_groups": 4, "groups": zeros((5, 4), int)},
+        [
+            *WRONG_GROUPS,
+            *(
+                (ValueError, r"`groups`.*\(5, 4\).*broadcast_to", {"groups": zeros(shape, int)})
+                for shape in [(), (4,), (1, 4), (4, 5), (5, 3)]
+            ),
+            *values(
+                TypeError,
+                "groups",
+                zeros((5, 4), np.float32),
+                zeros((5, 4), bool),
+                match="`groups` must have an integer dtype",
+            ),
+            (ValueError, "`bound` must be one of tight, loose, got 'II'", {"bound": "II"}),
+        ],
+    ),
+    (
+        jaxloss.discriminative_groups,
+        OF_SAMPLES | {"num_groups": 4},
+        [
+            *WRONG_GROUPS,
+            (ValueError, r"`weights` must have shape \[d, C\] with d = 4", {"weights": MEANS}),
+        ],
+    ),
+    *(
+        (
+            make,
+            {"num_samples": 5, "dim": 4, "num_groups": 4},
+            [
+                *WRONG_GROUPS,
+                *values(ValueError, "num_samples", 0),
+                (ValueError, "`dim`", {"dim": 0, "num_groups": 1}),
+            ],
+        )
+        for make in (
+            jaxloss.contiguous_groups,
+            partial(jaxloss.random_groups, jax.random.key(0)),
+        )
+    ),
+    (
+        partial(jaxloss.classifier_loss, class_axis_name="classes"),
+        OF_SAMPLES,
+        [
+            (ValueError, "class_axis_name", {"axis_name": axis_name})
+            for axis_name in ("classes", ("batch", "classes"))
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "right", "wrong"),
+    CASES,
+    ids=lambda x: getattr(getattr(x, "func", x), "__name__", "") if callable(x) else "",
+)
+def test_wrong_arguments_are_named(function, right, wrong):
+    if "class_axis_name" not in getattr(function, "keywords", {}):  # It needs devices.
+        jax.eval_shape(lambda: function(**right))
+    for error, match, changes in wrong:
+        arguments = {name: value for name, value in (right | changes).items() if value is not ...}
+        with raises(error, match=match):
+            function(**arguments)
