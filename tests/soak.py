@@ -116,7 +116,7 @@ def main() -> int:
     os.environ.update(server.environment)
     server.create_bucket("bucket")
     bucket = storage_path("gs://bucket")
-    done, failures = collections.Counter(), []
+    done, failures, number = collections.Counter(), [], 0
     with small_disk(folder / "disk") as disk:
         whole, started = folder / "whole", time.monotonic()
         with start([[*command, str(whole)]] * 2, folder / "xla") as processes:

@@ -133,7 +133,7 @@ def test_a_preset_on_photographs_starts(name, config_of, monkeypatch):
     classes = num_classes(plan)
     if name not in REPRESENTATIVES:
         monkeypatch.setattr(
-            runs,
+            assembly,
             "build_backbone",
             lambda config, *, image_shape, axis_name, rngs: Pooled(
                 plan.num_features, image_shape[-1], rngs
