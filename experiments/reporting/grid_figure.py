@@ -206,7 +206,7 @@ def _draw_series(panel: Axes, mark: Mark, found: Frame, unit: str, *, along: boo
     bars = {"yerr" if along else "xerr": scaled(found["bar"].to_numpy(), unit)}
     edge = {"markeredgecolor": INK, "markeredgewidth": 0.4}
     panel.errorbar(*xy(found), **bars, **mark.style(line=along), **edge, elinewidth=1.6, zorder=3)
-    hollow = {"markerfacecolor": "white", "markeredgecolor": mark.color}
+    hollow: Any = {"markerfacecolor": "white", "markeredgecolor": mark.color}
     rows = found[~found["filled"].astype(bool)]
     panel.plot(*xy(rows), **mark.style(line=False), **hollow, zorder=5)
     tick = {"color": INK, "markersize": 4 if along else 6, "markeredgewidth": 0.8}

@@ -207,7 +207,7 @@ def _long(
         place, run = tuple(label if key == name else row[key] for key in keys), row["run"]
         row["paired"] = row.get(name, label) != label and place in at
         row["diverged"] = run and "diverged" in run.report
-        other = at[place] if row["paired"] else None
+        other: Any = at[place] if row["paired"] else None
         ours, theirs = _measured(run), _measured(other)
         if pair_metrics and ours and theirs:
             of_pair = pair_metrics.measure(run.report, other.report)
