@@ -29,7 +29,7 @@ MEMORY = {
 """GiB of memory of a device, by the kind that JAX calls it. A chip of v2 to v4 has two devices."""
 
 _IMAGES_PER_CLASS, _EPOCHS = 500, 50
-"""Of a run whose data set need not be at hand. The compiled step does not depend on them."""
+"""The compiled step does not depend on them."""
 
 
 class CompiledStep(NamedTuple):
@@ -188,20 +188,14 @@ def compilation_lines(step: CompiledStep) -> list[str]:
         *((name, _megabytes(size)) for name, size in step.memory.items()),
         ("floating-point operations", f"{step.flops / 1e9:,.1f} GFLOP"),
     ]
-    verdict = {
-        True: "The step fits.",
-        False: "The step does not fit.",
-        None: f"How much memory a {step.kind} has is not known here.",
-    }[step.fits]
+    verdict = f"How much memory a {step.kind} has is not known here."
+    if step.fits is not None:
+        verdict = "The step fits." if step.fits else "The step does not fit."
     setting = f"{step.kind}, batch {step.batch_size:,}, {step.num_classes:,} classes."
     moved = [(kind, len(each), _megabytes(sum(each))) for kind, each in step.transfers.items()]
     lines = [setting, verdict, "", *table(["one chip, one step", ""], rows), ""]
-    return [
-        *lines,
-        *table(["transfers between chips", "number", "size"], moved),
-        "",
-        "Transfers in loops are counted once.",
-    ]
+    lines += table(["transfers between chips, in loops counted once", "number", "size"], moved)
+    return lines
 
 
 def _megabytes(size: float) -> str:

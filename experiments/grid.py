@@ -51,13 +51,19 @@ def parse_over(text: str, config: TrainConfig) -> list[Settings]:
       ConfigError: An option is unknown, or a value is of another type or repeated.
     """
     names, _, values = text.partition("=")
-    options = names.replace("-", "_").split("/")
-    if not values or not all(options):
+    options, types = names.replace("-", "_").split("/"), option_types(config)
+    if not values:
         raise ConfigError(
             f"--over {text!r} must be OPTION=VALUE,VALUE,..., such as loss.name=softmax,loose"
         )
     if "seed" in options:
         raise ConfigError("--over seed=...: use --seeds")
+    for option in options:
+        if option not in types:
+            near = [other for other in types if other.startswith(f"{option}.")]
+            near = ", ".join(near or difflib.get_close_matches(option, types))
+            hint = f"did you mean {near}?" if near else "train PRESET --help lists them"
+            raise ConfigError(f"--over {option}: unknown option; {hint}")
     positions: list[Settings] = []
     for position in values.split(","):
         parts = position.split("/") if len(options) > 1 else [position]
@@ -65,35 +71,26 @@ def parse_over(text: str, config: TrainConfig) -> list[Settings]:
             raise ConfigError(
                 f"--over {text!r}: {position!r} has {len(parts)} values for {len(options)} options"
             )
-        parsed = {o: _parse(config, o, part) for o, part in zip(options, parts, strict=True)}
+        parsed = {o: _parse(types[o], o, part) for o, part in zip(options, parts, strict=True)}
         if parsed in positions:
             raise ConfigError(f"--over {text!r}: a value of {'/'.join(options)} is repeated")
         positions.append(parsed)
     return positions
 
 
-def _parse(config: TrainConfig, option: str, text: str) -> Any:
-    types = option_types(config)
-    if option not in types:
-        close = [other for other in types if other.startswith(f"{option}.")]
-        close = close or difflib.get_close_matches(option, types)
-        hint = f"did you mean {', '.join(close)}?" if close else "train PRESET --help lists them"
-        raise ConfigError(f"--over {option}: unknown option; {hint}")
-    expected: Any = types[option]
-    several = typing.get_origin(expected) is tuple
-    element = typing.get_args(expected)[0] if several else expected
-    read, kind = element, f"of type {getattr(element, '__name__', element)}"
-    if element is bool:
-        read, kind = {"true": True, "false": False}.__getitem__, "True or False"
-        text = text.lower()
-    elif choices := typing.get_args(element):
-        read, kind = {name: name for name in choices}.__getitem__, f"one of {', '.join(choices)}"
+def _parse(expected: Any, option: str, text: str) -> Any:
+    """A value of a type, which may be a tuple of any length."""
+    if typing.get_origin(expected) is tuple:
+        (element, *_) = typing.get_args(expected)
+        return tuple(_parse(element, option, part) for part in text.split("+"))
+    choices = {str(choice): choice for choice in typing.get_args(expected)}
+    if expected is bool:
+        text, choices = text.capitalize(), {"True": True, "False": False}
     try:
-        values = tuple(map(read, text.split("+") if several else [text]))
+        return choices[text] if choices else expected(text)
     except (KeyError, ValueError):
-        joined = ", or several joined by +" if several else ""
-        raise ConfigError(f"--over {option}: {text!r} must be {kind}{joined}") from None
-    return values if several else values[0]
+        kind = f"one of {', '.join(choices)}" if choices else f"of type {expected.__name__}"
+        raise ConfigError(f"--over {option}: {text!r} must be {kind}") from None
 
 
 def _text(value: Any) -> str:
@@ -143,7 +140,7 @@ def parse_comparison(
         left.
     """
 
-    def axis_of(name: str, argument: str) -> Axis:
+    def axis_of(argument: str, name: str) -> Axis:
         name = name.replace("-", "_")
         for axis in axes:
             if name in (axis.name, "/".join(axis.options)):
@@ -151,35 +148,28 @@ def parse_comparison(
         names = ", ".join(axis.name for axis in axes)
         raise ConfigError(f"{argument} {name}: no axis has this name; the axes are {names}")
 
-    repeated = axis_of(pairs_over, "--pairs-over").name if pairs_over else ""
-    chosen = tuple(axis_of(option, "--choose").name for option in choose)
+    repeated = axis_of("--pairs-over", pairs_over).name if pairs_over else ""
+    chosen = tuple(axis_of("--choose", option).name for option in choose)
     used = [*filter(None, [repeated]), *chosen]
-    if len(set(used)) < len(used):
-        raise ConfigError(f"--pairs-over and --choose have an option twice: {', '.join(used)}")
-    if len(used) == len(axes):
+    if len(set(used)) < len(used) or len(used) == len(axes):
         raise ConfigError(
-            "--pairs-over and --choose leave no axis for the table; add one to --over"
+            f"--pairs-over and --choose must be different axes, and leave one for the table; got "
+            f"{', '.join(used)}"
         )
     if not baseline:
         return Comparison(None, repeated, chosen)
     option, _, value = baseline.partition("=")
-    axis, refused = axis_of(option, "--baseline"), f"--baseline {baseline}"
-    if not value:
-        raise ConfigError(f"{refused} must be OPTION=VALUE, such as {axis.name}={axis.labels[0]}")
-    if axis.name in used:
-        raise ConfigError(
-            f"{refused}: {axis.name} is in --pairs-over or --choose; name another axis"
-        )
+    axis = axis_of("--baseline", option)
     found = [
         label
         for label, values in zip(axis.labels, axis.values, strict=True)
         if _parts(value) in (_parts(label), _parts("/".join(map(_text, values))))
     ]
-    if not found:
-        known = ", ".join(axis.labels)
-        raise ConfigError(f"{refused}: {axis.name} has no value {value}; it has {known}")
-    if len(axis.labels) < 2:
-        raise ConfigError(f"{refused}: {axis.name} has no other value to compare")
+    if not found or axis.name in used or len(axis.labels) < 2:
+        raise ConfigError(
+            f"--baseline {baseline} must be OPTION=VALUE of an axis of several values that is not "
+            f"in --pairs-over or --choose; {axis.name} has {', '.join(axis.labels)}"
+        )
     return Comparison((axis.name, found[0]), repeated, chosen)
 
 
@@ -211,7 +201,7 @@ class Cell(NamedTuple):
 
 
 def make_cells(
-    config: TrainConfig, over: Sequence[Sequence[Settings]], seeds: Sequence[int], root: Path
+    config: TrainConfig, over: Sequence[Sequence[Settings]], seeds: Iterable[int], root: Path
 ) -> list[Cell]:
     """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
 
@@ -256,14 +246,12 @@ def run_grid(
     folders: Folders,
     complete: Callable[[Plan, Path], dict[str, Any]],
     *,
-    title: str,
-    command: str,
     axes: Sequence[Axis] = (),
-    metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
     baseline: str = "",
     pairs_over: str = "",
     choose: Sequence[str] = (),
+    **report: Any,
 ) -> Outcome:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
@@ -275,9 +263,9 @@ def run_grid(
       complete: Trains and evaluates a run in its directory unless it is finished; returns its
         report.
       axes: Those of the table, by default as `make_axes` makes them.
-      title, command, metrics, notes: As in `experiments.reporting.grid.write_grid`.
       baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an `--over` with
         others has an axis of its own.
+      notes, report: As in `experiments.reporting.grid.write_grid`: title, command, metrics.
 
     Raises:
       ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
@@ -293,14 +281,13 @@ def run_grid(
     pair_metrics = plans[0].protocol.pair_metrics if baseline else None
     available = [metric for plan in plans for metric in plan.protocol.metrics]
     available += pair_metrics.metrics if pair_metrics else ()
-    _check_metrics(metrics, [*(metric.name for metric in available), VALIDATION])
+    _check_metrics(report.get("metrics", ()), [*(metric.name for metric in available), VALIDATION])
     agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
     for cell in cells:
         check_run_directory(cell.directory, config_to_dict(cell.config))
     for plan in plans:
-        class_counts = check_data(plan, folders)
         held_out = plan.protocol.splits[1]
-        if choose and held_out not in class_counts:
+        if held_out not in check_data(plan, folders) and choose:
             raise ConfigError(
                 f"--choose needs the split {held_out}, which {config.data.name} lacks with these "
                 "options; hold images out, for example with --data.holdout 0.2"
@@ -309,23 +296,21 @@ def run_grid(
     for number, (cell, plan) in enumerate(zip(cells, plans, strict=True), start=1):
         run = f"{cell.describe(axes)}, seed {cell.config.seed}"
         print(f"[{number}/{len(cells)}] {run}", flush=True)
-        report = complete(plan, cell.directory)
-        if "diverged" in report:
-            diverged.append(f"{cell.directory}: {report['diverged']}")
-            print(report["diverged"], flush=True)
+        found = complete(plan, cell.directory)
+        if "diverged" in found:
+            diverged.append(f"{cell.directory}: {found['diverged']}")
+            print(found["diverged"], flush=True)
 
     def write() -> list[Path]:
         return write_grid(
             root,
             axes,
             finished_runs(config, over, axes, root),
-            title=title,
-            command=command,
-            metrics=metrics,
             notes=[*filter(None, [_PAIRS_NOTES.get(comparison.pairs_over)]), *notes],
             comparison=comparison,
             pair_metrics=pair_metrics,
             planned=list(dict.fromkeys(cell.place(axes) for cell in cells)),
+            **report,
         )
 
     return Outcome(on_first(write) or [], len(cells), diverged)
@@ -429,15 +414,9 @@ def evaluate_over(
 
 
 def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str, str]) -> None:
-    """Checks that the options of the axes keep the preset's value in what all runs share.
+    """Raises a `ConfigError` if an option that the grid sets does not have the preset's value.
 
-    Args:
-      config: What all runs have in common.
-      preset: The preset.
-      options: For every option that the grid sets, how to set it there.
-
-    Raises:
-      ConfigError: An option has another value.
+    `options` holds, for each of these options, how to set it instead.
     """
     for option, instead in options.items():
         if get_option(config, option) != get_option(preset, option):
@@ -446,7 +425,6 @@ def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str
 
 
 def _check_metrics(names: Sequence[str], available: Iterable[str]) -> None:
-    available = dict.fromkeys(available)
-    for name in names:
-        if name not in available:
-            raise ConfigError(f"--metrics: no metric {name!r}; available: {', '.join(available)}")
+    if unknown := set(names) - {*available}:
+        known = ", ".join(dict.fromkeys(available))
+        raise ConfigError(f"--metrics: no metric {', '.join(unknown)!r}; available: {known}")

@@ -60,21 +60,15 @@ def evaluate_run_linear(
       holdout: Fraction of each class's training images on which the penalty is chosen.
 
     Returns:
-      A report as JSON types: that of `describe_run` under `run`, and `data`, `step`,
-      `num_features`, `image_size`, `stored_size` (of photographs stored whole, the shorter side),
-      `split`, `classes`, `holdout`, `seen_in_training` (a phrase, empty unless the backbone was
-      trained on images that may be tested), `notes`, the fields of a `LinearResult` under `result`,
-      and `metrics`.
+      A report as JSON types; `stored_size` has the shorter side of photographs stored whole, and
+      `result` the fields of a `LinearResult`.
 
     Raises:
       ConfigError: The data set cannot be split so, or its images do not fit the model.
       DivergedError: The features are not finite.
     """
     if not 0 < holdout < 1:
-        raise ConfigError(
-            f"holdout must be above 0 and below 1, got {holdout}: the penalty is chosen on "
-            "held-out images"
-        )
+        raise ConfigError(f"holdout must be above 0 and below 1, got {holdout}")
     config, shape = run.plan.config, run.plan.image_shape
     preparation = _preparation(config.data, data, shape)
     check_config(preparation, "data.")
@@ -124,14 +118,10 @@ def evaluate_runs_linear(
     Args:
       paths, which: The runs and their checkpoints, as in `restore_run`.
       folders, data, split, holdout: As in `evaluate_run_linear`.
-      directory: Where table and figures are written.
-      baseline: Label of the runs that the others are compared with, pair by pair of the same seed;
-        empty: none.
+      directory: Where table and figures are written; their paths are returned.
+      baseline: Label of the runs that the others are compared with, by seed; empty: none.
       name_of: From the step of a checkpoint, the name of its report.
       command: What was typed.
-
-    Returns:
-      The paths of the table, its JSON and the figures.
 
     Raises:
       CheckpointError, ConfigError, DivergedError: As `restore_run` and `evaluate_run_linear`; or
@@ -154,11 +144,8 @@ def evaluate_runs_linear(
         run, folder = restore_run(path, which), run_directory(path)
         file = folder / f"{name_of(run.step)}.json"
         report = read_report(file) if file.exists() else None
-        if (
-            report is None
-            or report["step"] != run.step
-            or not code_version().items() <= report["run"].items()
-        ):
+        stored = report["run"] | {"step": report["step"]} if report else {}
+        if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
             report = evaluate_run_linear(run, folders, data=data, split=split, holdout=holdout)
             write_linear_report(folder, report, file.stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}
@@ -202,17 +189,11 @@ def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") 
 
 
 def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:
-    """How images of a data set are brought to the size and normalisation of training.
-
-    Raises:
-      ConfigError: They have other channels, or another size and the model was not trained on
-        square images.
-    """
+    """How images of a data set are brought to the size and normalisation of training."""
     height, width, channels = image_shape(data)
     if channels != seen[2]:
         raise ConfigError(
-            f"images of {data} have {channels} channels, and the run was trained on {seen[2]}; "
-            "choose a data set with as many channels"
+            f"images of {data} have {channels} channels, and the run was trained on {seen[2]}"
         )
     if (height, width) == seen[:2] or trained_with.image_size:
         return trained_with

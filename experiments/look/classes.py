@@ -60,22 +60,12 @@ def neighbours(view: View) -> Picture | None:
     found = nearest_neighbours(features, queries, NEIGHBOURS).indices
     shared = np.asarray((membership[queries, None] & membership[found]).any(2))
     precision = neighbour_precision(features, membership, NEIGHBOURS)
-    reading = "a frame: another class than that of the query, named below"
-    share = "have its class"
-    if side.is_multi_label:
-        reading = (
-            "a frame: no label in common with the query; below each, the labels in common, of all "
-            "labels of the two images"
-        )
-        share = "share a label with it"
+    below = "labels in common, of all of both" if side.is_multi_label else "a wrong class"
     title = f"Nearest neighbours of some {side.split} images"
-    those = f"all {side.split} images"
-    if len(chosen) < len(side.images.labels):
-        those = f"{len(chosen):,} random {side.split} images"
     caption = (
-        f"The first image of a row is a query, the others have the largest cosine to it among "
-        f"{those} ({reading}). Over all of these images as queries, {100 * precision:.1f} % of "
-        f"the {found.shape[1]} nearest neighbours {share}."
+        f"A query, then the images of the largest cosine to it, of {len(chosen):,} {side.split} "
+        f"images. A frame: no label in common; below: {below}. Of the {found.shape[1]} nearest "
+        f"neighbours of all images, {100 * precision:.1f} % share a label."
     )
 
     def text(labels: np.ndarray) -> str:
@@ -139,9 +129,8 @@ def similarity(view: View) -> Picture | None:
     side, noun = view.shown, view.shown.noun
     title = f"Similarity of the {noun}"
     caption = (
-        f"Cosine between the mean features of two {noun}, with similar {noun} side by side; the "
-        f"diagonal is 1. Bright blocks are {noun} that the features hardly tell apart. Below: the "
-        f"most similar pairs of {side.split} {noun}, each with a typical image and the cosine."
+        f"Cosine between the mean features of two {noun}. Bright blocks: {noun} that the features "
+        f"hardly tell apart. Below: the most similar pairs of {side.split} {noun}."
     )
     inches = 5.4 if len(sides) > 1 else 7.4
     size = (inches * len(sides) + 0.9, inches + STRIP + 0.2)
@@ -198,37 +187,21 @@ def by_class(view: View) -> Picture:
         values = [(precisions, float(np.nanmean(precisions)))]
         name, measure = "precision", "average precision (%)"
         title = "Average precision by label"
-        caption = (
-            f"A bar is the average precision of the ranking of all {side.split} images by the "
-            "logit of one label; the dashed line is their mean, mAP@class. Labels are sorted from "
-            "the best one."
-        )
     elif view.holds_classes_out:
         sides, values = view.sides, [_nearest_mean_accuracies(of) for of in view.sides]
+        # The mean leaves out the image itself.
         measure = "nearest to the mean of their class (%)"
         title = "Accuracy by class, by the nearest class mean"
-        caption = (
-            "A bar is the share of the images of one class whose features are nearest (cosine) "
-            "to the mean of that class, among all classes of the split; the mean leaves out the "
-            "image itself. A dashed line is the share of all images."
-        )
     else:
         predictions = predict_classes(side.outputs.logits())
         accuracies = class_accuracies(predictions, side.outputs.labels, len(counts)).accuracies
         values = [(accuracies, float((predictions == side.outputs.labels).mean()))]
         long_tailed = counts.max() >= _LONG_TAIL * counts.min()
-        caption = (
-            f"A bar is the accuracy on the {side.split} images of one class; the dashed line is "
-            "the accuracy on all images. Classes are sorted "
-        )
-        caption += (
-            "by their training images, which the green line shows on the right axis (logarithmic): "
-            "the tail is at the right."
-            if long_tailed
-            else "from the best one."
-        )
     noun, class_names = side.noun, side.images.class_names
-    caption += f" Below: the {side.split} {noun} with the lowest values, each by a typical image."
+    caption = (
+        f"A bar for each of the {noun}; the dashed line is the mean (of accuracies, over all "
+        f"images). Below: the {side.split} {noun} with the lowest values, each by a typical image."
+    )
     legend = [
         Line2D([], [], color=INK, linewidth=2, label=f"mean of {_WINDOW} {noun} side by side"),
         Line2D([], [], color=GREEN, linewidth=2, label="training images (right axis)"),

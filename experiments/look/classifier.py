@@ -61,16 +61,9 @@ def spectrum(view: View) -> Picture | None:
     dim, rank = len(kernel), len(values)
     title = "The classifier's subspace"
     caption = (
-        "Left: the singular values of the classifier W; few large ones mean that the logits use "
-        "few directions. Right: how much of the variance of the features these directions hold, "
-        "from the largest singular value on; what is missing to 100 % at the end of a curve is "
-        "outside of the span of W, where the classifier does not see it."
+        "Left: the singular values of the classifier W. Right: the variance of the features in "
+        "their directions; what a curve lacks to 100 % is outside of the span of W."
     )
-    if rank == dim:
-        caption += (
-            f" W spans all {dim} dimensions (there are {kernel.shape[1]} classes), so nothing is "
-            "outside."
-        )
     legend = []
     for side, width in zip(view.sides, _WIDTHS[-len(sides) :], strict=True):
         inside = 100 * sides[side.split].cumulative[-1]
@@ -116,10 +109,9 @@ def overlap(view: View) -> Picture | None:
     }
     title = "Overlap of a spectral sum"
     caption = (
-        "Left: a spectral sum gives the metric loss the weight 1 − λ̃ᵖ along a direction that the "
-        "classifier uses with λ̃; the product is the overlap (Kobayashi, BMVC 2024, Fig. A), with "
-        "a mark for each singular value of W. Right: its maximum over the singular values. A small "
-        "p separates the two losses, but leaves the metric loss less room."
+        "Left: the overlap λ̃(1 − λ̃ᵖ) of the classifier and the metric loss along a direction "
+        "(Kobayashi, BMVC 2024, Fig. A), with a mark for each singular value of W. Right: its "
+        "maximum over the singular values."
     )
     figure = new_figure(9.6, 4.0, title=title, caption=caption)
     left, right = figure.subplots(1, 2)
@@ -167,8 +159,7 @@ def reliability(view: View) -> Picture | None:
     title = "Reliability diagram"
     caption = (
         f"Accuracy on the {side.split} images against their confidence, in {_BINS} bins of equal "
-        "width. Bars below the dashed line: the model is too confident; above it: not confident "
-        "enough. Bins with few images, as the lower panel shows, are noisy."
+        "width. Bars below the dashed line: the model is too confident."
     )
     figure = new_figure(5.6, 5.6, title=title, caption=caption)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])

@@ -41,12 +41,10 @@ def hard_episodes(view: View) -> Picture | None:
     hardest = hardest_episodes(accuracies, episodes, predict, count=_EPISODES)
     title = f"The hardest {classifier.shots}-shot episodes"
     caption = (
-        f"The {len(hardest)} of {len(accuracies):,} episodes of {side.split} classes with the "
-        f"lowest accuracy, classified by {classifier.name}; the mean accuracy is "
-        f"{100 * accuracies.mean():.1f} %. A row is a class: its name, the support images in the "
-        "colour of the class, then up to ten queries, the wrong ones first. The frame and the "
-        "number of a wrong query are those of the class that it was taken for; +3 stands for three "
-        "more wrong ones."
+        f"The hardest of {len(accuracies):,} episodes of {side.split} classes by "
+        f"{classifier.name}; mean accuracy {100 * accuracies.mean():.1f} %. A row is a class: "
+        "support images, then queries, the wrong ones first, with frame and number of the class "
+        "that they were taken for; +3: three more wrong ones."
     )
     columns = min(2, len(hardest))
     lines = -(-len(hardest) // columns)

@@ -50,9 +50,8 @@ def overview(view: View) -> Picture:
         legend.append(legend_handle(f"{side.split} images", Mark(color, "s"), line=False))
     title = "Map of the features"
     caption = (
-        "Features of length one on their two principal axes; a dot is an image, and some have "
-        "their image drawn in place. Read it by regions: images that look or mean alike should be "
-        "near each other, and a split that fills its own region has other features."
+        "Features of length one on their two principal axes; a dot is an image, and some images "
+        "are drawn in place."
     )
     size = 8.6
     figure = new_figure(size + 0.5, size + 0.4, title=title, caption=caption, legend=legend)
@@ -73,12 +72,9 @@ def class_map(view: View) -> Picture | None:
     noun, panels = view.shown.noun, len(view.sides)
     title = f"Map of a few {noun}"
     caption = (
-        f"Images of a few {noun}, spread over the order of the similarity matrix, on the two axes "
-        "along which the means of these differ most. Compact groups of one colour that do not mix "
-        "are easy to classify."
+        f"Images with one of a few {noun}, on the two axes along which the means of these differ "
+        "most."
     )
-    if view.shown.is_multi_label:
-        caption += f" Only images with exactly one of these {noun} are drawn."
     size, numbers = 6.4 if panels == 1 else 5.6, {}
     figure = new_figure(size * panels + 0.5, size + 1.0, title=title, caption=caption)
     for number, (side, classes, own) in enumerate(zip(view.sides, chosen, members, strict=True)):

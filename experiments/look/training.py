@@ -46,9 +46,8 @@ def assignment(view: View) -> Picture | None:
     classes, epochs = len(view.run.class_counts), np.arange(1, len(reassigned) + 1)
     title = "Movement of the assignment"
     caption = (
-        "Bars: how many classes received another prototype after an epoch (the dotted line is all "
-        "of them). Line: the cosine between class means and their prototypes, averaged over the "
-        "classes. The assignment has settled where bars vanish while the line still rises."
+        "Bars: classes that received another prototype after an epoch (dotted: all classes). Line: "
+        "the mean cosine between class means and their prototypes."
     )
     figure = new_figure(7.2, 3.6, title=title, caption=caption)
     axes = figure.add_subplot()
@@ -88,9 +87,8 @@ def curves(view: View) -> Picture | None:
         return None
     title = "Training"
     caption = (
-        "The numbers of the metrics log against the training step; those of training are of single "
-        f"batches, with augmentation. The dotted line is the checkpoint shown here, step "
-        f"{view.run.step}."
+        "The metrics log; losses are of single batches, with augmentation. Dotted: the checkpoint "
+        f"of step {view.run.step}."
     )
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows, numbers, metric = -(-len(panels) // columns), {}, view.protocol.validation

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.contracts import Metric
 from experiments.reporting.grid_figure import difference_figure, mean_figure
 from experiments.reporting.markdown import (
@@ -26,6 +28,7 @@ from experiments.reporting.results import (
     Run,
     make_grid,
     places,
+    seed_text,
     without,
 )
 from experiments.reporting.run import code_version
@@ -62,8 +65,7 @@ def write_grid(
     grid = make_grid(axes, runs, metrics, **arrangement)
     text = grid_table(grid, runs, title=title, notes=notes)
     differences = []
-    places_of: Any = grid.differences.index if grid.has_differences else ()
-    for (name, *place), row in zip(places_of, _records(grid.differences), strict=True):
+    for (name, *place), row in zip(grid.differences.index, _records(grid.differences), strict=True):
         _, unit, higher_is_better = grid.metrics[name]
         meaning = {"metric": name, "unit": unit, "higher_is_better": higher_is_better}
         differences.append({**meaning, "place": place, **row})
@@ -79,8 +81,7 @@ def write_grid(
     for name, draw in (("figure", mean_figure), ("differences", difference_figure)):
         if (figure := draw(grid, title=title, command=command)) is not None:
             paths.append(write_picture(directory / f"{name}.png", figure))
-            described = title if name == "figure" else f"{title}: {name}"
-            text += f"\n![{described}]({name}.png)\n"
+            text += f"\n![{title}: {name}]({name}.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
 
 
@@ -90,7 +91,7 @@ def _records(frame: Frame) -> list[Any]:
 
 
 def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[str] = ()) -> str:
-    """The tables of a grid in Markdown, with a caption that explains every symbol.
+    """The tables of a grid in Markdown, with a caption.
 
     With one axis, the metrics are the columns. With more, there is a table for each metric, and the
     combinations of the other axes are the columns. Axes of a single label are in the caption. With
@@ -102,56 +103,74 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
       title: The heading.
       notes: Sentences for the caption.
     """
-    caption = [*_mean_lines(grid, runs), *_choice_lines(grid), *notes, *_run_lines(runs)]
-    lines = _tables(grid, grid.means, grid.axes, _mean_texts, metric_heading)
-    if grid.has_differences and (baseline := grid.comparison.baseline):
+    lines = _tables(grid, grid.axes, grid.means, _mean_texts(grid), metric_heading)
+    caption = [
+        f"a ± b: mean and standard deviation over {grid.repeated}; of a single run, its value and "
+        "95 % interval over episodes. (k of n): only k of n runs have a value. Bold: the best of a "
+        "column, among entries of all runs. ↓: lower is better."
+    ]
+    if (baseline := grid.comparison.baseline) and not grid.differences.empty:
         axes, above = without(grid.axes, baseline), "Difference from {} = {}".format(*baseline)
-        texts, heading = _difference_texts, difference_heading
-        lines += _tables(grid, grid.differences, axes, texts, heading, above)
-        caption = [*_difference_lines(grid, *baseline), *caption]
-    return "\n".join([f"### {title}", "", *lines, *bullets(caption), ""])
+        texts, frame = _difference_texts(grid), grid.differences
+        lines += _tables(grid, axes, frame, texts, difference_heading, f"{bold(above)}: ")
+        caption += [
+            f"{above}, of runs of the same seed and other settings, in percentage points for %: "
+            f"mean ± 95 % interval (Student's t) over {grid.repeated}; bold: it excludes 0, not "
+            "corrected for the number of comparisons. episodes ±: mean 95 % interval over the "
+            "episodes of a pair, which does not describe other training runs."
+        ]
+    if VALIDATION in grid.metrics:
+        caption += [f"{VALIDATION}: on the validation split, by which checkpoints were chosen."]
+    caption += [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
+    if chosen := grid.choices.to_dict("records"):
+        at_places = "; ".join(map(_choice_text, chosen))
+        chosen_axes = ", ".join(grid.comparison.choose)
+        caption += [f"{chosen_axes}: the best mean validation. {at_places}."]
+    return "\n".join(
+        [f"### {title}", "", *lines, *bullets([*caption, *notes, *_run_lines(runs)]), ""]
+    )
 
 
 def _tables(
     grid: Grid,
-    frame: Frame,
     axes: Sequence[Axis],
-    texts: Callable[[Frame, Metric], list[str]],
+    frame: Frame,
+    texts: Sequence[str],
     heading: Callable[[Metric], str],
     title: str = "",
 ) -> list[str]:
-    """The first axis gives the rows; `texts` are the cells of a column."""
+    """The first axis gives the rows; `texts` are the cells of the rows of `frame`."""
     rows, *others = axes
-    tables: dict[str, dict[str, list[str]]] = {}
-    for name in frame.index.unique("metric"):
-        metric = grid.metrics[name]
-        against = f"{bold(heading(metric))} against {', '.join(axis.name for axis in others)}"
-        above = ": ".join([*([bold(title)] if title else []), *([against] if others else [])])
-        for rest in places(others):
-            column = frame.loc[[(name, label, *rest) for label in rows.labels]]
-            columns = tables.setdefault(above, {})
-            columns[", ".join(rest) or heading(metric)] = texts(column, metric)
+    metrics = [heading(grid.metrics[name]) for name in frame.index.unique("metric")]
+    cells = np.array(texts, object).reshape(len(metrics), len(rows.labels), -1)
+    tables = [(title.removesuffix(": "), metrics, cells[..., 0].T)]
+    if others:
+        against, columns = ", ".join(axis.name for axis in others), map(", ".join, places(others))
+        headings = [*columns]
+        above = [f"{title}{bold(metric)} against {against}" for metric in metrics]
+        tables = [(text, headings, own) for text, own in zip(above, cells, strict=True)]
     lines = []
-    for above, columns in tables.items():
-        cells = zip(rows.labels, *columns.values(), strict=True)
-        lines += [*([above, ""] if above else []), *table([rows.name, *columns], cells), ""]
+    for above, headings, body in tables:
+        named = ([label, *row] for label, row in zip(rows.labels, body, strict=True))
+        lines += [*([above, ""] if above else []), *table([rows.name, *headings], named), ""]
     return lines
 
 
-def _complete(means: Frame) -> Any:
-    """Where every run has a value."""
-    return (means["found"] > 0) & (means["found"] == means["expected"])
-
-
-def _mean_texts(column: Frame, metric: Metric) -> list[str]:
+def _mean_texts(grid: Grid) -> list[str]:
     """Means ± deviations. The best values as printed are bold, if all runs have them."""
-    complete = _complete(column)
-    printed = column["mean"].map(lambda mean: float(format_value(mean, metric.unit)))
-    best = printed[complete].agg("max" if metric.higher_is_better else "min")
-    is_bold = complete & (printed == best) & (complete.sum() > 1)
-    is_bold &= metric.higher_is_better is not None
+    means, metrics = (
+        grid.means,
+        [grid.metrics[name] for name in grid.means.index.get_level_values(0)],
+    )
+    signs = [{True: 1, False: -1, None: np.nan}[metric.higher_is_better] for metric in metrics]
+    complete = (means["found"] > 0) & (means["found"] == means["expected"])
+    pairs = zip(_records(means), metrics, strict=True)
+    printed = [float(format_value(row["mean"] or 0, metric.unit)) for row, metric in pairs]
+    score = (complete.where(complete) * printed * signs).astype(float)
+    of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
+    is_bold = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
     texts = []
-    for row, whole, in_bold in zip(_records(column), complete, is_bold, strict=True):
+    for row, metric, in_bold in zip(_records(means), metrics, is_bold, strict=True):
         if row["mean"] is None:
             texts.append("diverged" if row["diverged"] else MISSING)
             continue
@@ -159,142 +178,37 @@ def _mean_texts(column: Frame, metric: Metric) -> list[str]:
         half_width = row["own"] if row["found"] == 1 else row["deviation"]
         if half_width is not None:
             text += f" ± {format_value(half_width, metric.unit)}"
-        text += "" if whole else f" ({row['found']} of {row['expected']})"
+        if row["found"] < row["expected"]:
+            text += f" ({row['found']} of {row['expected']})"
         texts.append(bold(text) if in_bold else text)
     return texts
 
 
-def _difference_texts(column: Frame, metric: Metric) -> list[str]:
+def _difference_texts(grid: Grid) -> list[str]:
     """Mean differences ± intervals; bold where the interval over the repetitions excludes 0."""
     texts = []
-    for row in _records(column):
-        lacking = row["expected"] - row["found"]
-        missing = [f"{lacking} missing"] if lacking else []
-        text, details = MISSING, missing
+    for name, row in zip(grid.differences.index, _records(grid.differences), strict=True):
+        unit, lacking = grid.metrics[name[0]].unit, row["expected"] - row["found"]
+        text, details = MISSING, [f"{lacking} missing"] if lacking else []
         if row["mean"] is not None:
-            text = format_difference(row["mean"], metric.unit)
-            details = [f"n = {row['n']}", *missing]
+            text = format_difference(row["mean"], unit)
+            details = [f"n = {row['n']}", *details]
         if row["interval"] is not None:
-            text += f" ± {format_difference(row['interval'], metric.unit, signed=False)}"
+            text += f" ± {format_difference(row['interval'], unit, signed=False)}"
             text = bold(text) if abs(row["mean"]) > row["interval"] else text
         if row["own"] is not None:
-            half_width = format_difference(row["own"], metric.unit, signed=False)
-            details.append(f"episodes ± {half_width}")
+            details.append(f"episodes ± {format_difference(row['own'], unit, signed=False)}")
         texts.append(f"{text} ({', '.join(details)})" if details else text)
     return texts
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds)) or 'none'}"
-
-
-def _difference_lines(grid: Grid, name: str, label: str) -> Iterator[str]:
-    """What the tables of differences mean."""
-    found = grid.differences
-    has_interval, has_own = found["interval"].notna(), found["own"].notna()
-    over = _seeds(grid.seeds)
-    if grid.pooled:
-        over = grid.repetitions
-        if len(grid.seeds) > 1:
-            over += ", over the seeds of each of which the differences are averaged first"
-    yield (
-        f"Difference from {name} = {label}: the result minus that of the run with {label} that has "
-        "the same seed and the same values on the other axes. For % in percentage points."
-    )
-    if has_interval.any():
-        yield (
-            "a ± b (n = k): mean of k differences and half the width of its 95 % confidence "
-            f"interval (Student's t) over the {over}."
-        )
-    if has_own.any():
-        yield (
-            "episodes ± c: half the width of the 95 % confidence interval over the episodes of a "
-            "pair; of several pairs, the mean."
-        )
-    if (found["found"] < found["expected"]).any():
-        yield "m missing: pairs of which a run diverged, is not finished or lacks the metric."
-    if has_interval.any():
-        yield (
-            f"Bold difference: the interval over the {grid.repetitions} excludes 0. Intervals are "
-            "not corrected for the number of comparisons."
-        )
-    if (has_own & ~has_interval).any():
-        yield (
-            "A single pair is never bold: an interval over its episodes does not describe other "
-            "training runs."
-        )
-
-
-def _mean_lines(grid: Grid, runs: Sequence[Run]) -> Iterator[str]:
-    """What the entries and the headings of the tables of means are."""
-    means, several, seeds = grid.means, len(grid.seeds) > 1, _seeds(grid.seeds)
-    complete, known = _complete(means), means["n"] > 0
-    averaged, single, repeated, over = (means["n"] > 1).any(), "seed", several, f"the {seeds}"
-    if grid.pooled:
-        single, repeated = "run", several or len(grid.pooled.labels) > 1
-        over = f"{grid.pooled.name} {', '.join(grid.pooled.labels)}"
-        over += f"; each is the mean of the {seeds}" if several else f", trained with {seeds}"
-    if averaged:
-        yield f"a ± b: mean and standard deviation over {over}."
-    if means.loc[means["found"] == 1, "own"].notna().any():
-        yield (
-            f"a ± b{f' of a single {single}' if averaged else ''}: the value and half the width of "
-            "its 95 % confidence interval over evaluation episodes."
-        )
-    if not averaged and not grid.pooled:
-        yield f"Trained with {seeds}."
-    if counts := sorted(set(means["expected"][known & ~complete])):
-        yield (
-            f"(k of {' or '.join(map(str, counts))}): results of k {single}s; the others diverged, "
-            "are not finished or have no such value."
-        )
-    column = [name for name in means.index.names if name != grid.axes[0].name]
-    if complete.groupby(column).sum().max() > 1:
-        yield f"Bold: the best of a column{f' among entries of all {single}s' * repeated}."
-    if any(metric.higher_is_better is False for metric in grid.metrics.values()):
-        yield "↓: lower is better."
-    if (~known & ~means["diverged"]).any():
-        yield f"{MISSING}: no result."
-    validations = [run.report["validation"]["name"] for run in runs if run.report["validation"]]
-    if validations and VALIDATION in grid.metrics:
-        yield (
-            f"{VALIDATION}: {' or '.join(dict.fromkeys(validations))} on the validation split, by "
-            "which the checkpoint was chosen."
-        )
-    for name, label in grid.constant.items():
-        yield f"{name}: {label} in all runs."
-
-
-def _choice_lines(grid: Grid) -> Iterator[str]:
-    """What validation chose."""
-    choices = grid.choices.to_dict("records")
-    if not choices:
-        return
-
-    def each(text: Callable[[dict[str, Any]], Any]) -> str:
-        return "; ".join(f"{', '.join(row['place'])}: {text(row)}" for row in choices)
-
-    def chosen(row: dict[str, Any]) -> str:
-        if not row["compared"]:
-            return "none, because no repetition is finished for all values"
-        if not row["found"]:
-            return "none, because no run has a validation"
-        diverged = row["compared"] - row["found"]
-        lost = f" ({diverged} of its runs diverged)" if diverged else ""
-        return ", ".join(row["label"]) + lost
-
-    seeds, tried = ({row[key] for row in choices} for key in ("seeds", "candidates"))
-    (common,) = seeds if len(seeds) == 1 else [()]
-    yield (
-        f"{', '.join(grid.comparison.choose)}: the best of "
-        f"{'a number of' if len(tried) > 1 else choices[0]['candidates']} values by the mean "
-        "validation over the repetitions that all of them have"
-        f"{f' ({_seeds(common)})' if common else ''}: {each(chosen)}."
-    )
-    if len(seeds) > 1:
-        yield f"Repetitions compared: {each(lambda row: _seeds(row['seeds']))}."
-    if len(tried) > 1:
-        yield f"Values tried: {each(lambda row: row['candidates'])}."
+def _choice_text(row: dict[str, Any]) -> str:
+    """What validation chose at a place, and from what."""
+    label = ", ".join(row["label"]) if row["found"] else "none"
+    lost = row["compared"] - row["found"]
+    diverged = f", {lost} diverged" if lost else ""
+    over = f"{row['candidates']} values, {seed_text(row['seeds'])}{diverged}"
+    return f"{', '.join(row['place'])}: {label} (of {over})"
 
 
 def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -305,16 +219,12 @@ def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
 
     reports = [run.report for run in runs]
     if diverged := [run for run in runs if "diverged" in run.report]:
-        reason = "the loss, its gradient or the features are not finite"
-        yield f"Diverged ({reason}): {names(diverged)}."
+        yield f"Diverged: {names(diverged)}."
     for note in dict.fromkeys(note for report in reports for note in report.get("notes", ())):
         noted = [run for run in runs if note in run.report.get("notes", ())]
         yield f"{'All' if 1 < len(noted) == len(runs) else names(noted)}: {note}"
-    # Reports of training alone have a time.
-    seconds = [report["seconds"] for report in reports if "seconds" in report]
-    minutes = sum(seconds) / 60
-    kind = "evaluation" if runs and not (seconds or diverged) else "run"
-    took = f", {minutes:.{0 if minutes >= 10 else 1}f} minutes in total" if seconds else ""
-    yield f"{len(runs)} {kind}{'s' * (len(runs) > 1)}{took}."
+    # Reports of evaluations have no time.
+    minutes = sum(report.get("seconds", 0) for report in reports) / 60
+    yield f"Runs: {len(runs)}" + (f", {minutes:.1f} minutes in total." if minutes else ".")
     yield f"Code: {'; '.join(dict.fromkeys(map(code_version, reports)))}."
     yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from experiments.reporting.style import (
 )
 
 _COLUMNS = 3
-# Inches.
+# Inches of a panel, of a character beside the rows, of a mark and between the rows.
 _PANEL_WIDTH, _CHARACTER, _MARK, _BETWEEN_ROWS = 3.3, 0.085, 0.14, 0.18
 # Between two lines at one number, and the first and the last one at most: fractions of the axis.
 _BESIDE, _BESIDE_ALL = 1 / 60, 1 / 10
@@ -41,53 +41,36 @@ def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     other axes. Else every label of the first axis is a row, in which the combinations of the other
     axes have marks of their own.
     """
-    means, over = grid.means, grid.repetitions
-    own = means["own"].where(means["found"] == 1)
-    bars = means["interval"].where(means["n"] > 2, means["deviation"]).fillna(own)
-    counts = sorted(set(means["n"]) - {0})
-    if not counts:
-        return None
-    numbers = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    drawn = {
-        f"95 % confidence interval of the mean over the {over}": counts[-1] > 2,
-        f"standard deviation over two {over}": 2 in counts,
-        "95 % confidence interval over evaluation episodes (of one run)": own.notna().any(),
-    }
-    caption = [f"Mean of {numbers} {over}." if counts[-1] > 1 else "One seed.", _bars(drawn)]
-    caption += [f"Thin ticks: single {over}."] if counts[-1] > 1 else []
-    frame = means.assign(bar=bars, filled=True)
+    means = grid.means
+    bars = means["interval"].where(means["n"] > 2, means["deviation"])
+    frame = means.assign(bar=bars.fillna(means["own"].where(means["found"] == 1)), filled=True)
+    caption = (
+        f"Means over {grid.repeated}. Bars: 95 % interval; of two, the standard deviation; of a "
+        "single run, the 95 % interval over episodes."
+    )
     return _figure(grid, frame, grid.axes, metric_heading, title, caption, command)
 
 
 def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     """Draws the differences to the baseline in the same way; None if there are none."""
-    found, over, baseline = grid.differences, grid.repetitions, grid.comparison.baseline
-    if baseline is None or not grid.has_differences or not found["n"].any():
+    found, baseline = grid.differences, grid.comparison.baseline
+    if baseline is None or found.empty:
         return None
-    text = f"{_names(grid)[baseline[0]]} = {grid.labels.get(baseline, baseline[1])}"
-    several = found["interval"].notna()
-    drawn = {
-        f"95 % confidence interval of the mean over the {over}": several.any(),
-        "95 % confidence interval over the episodes of one pair": found["own"][~several].any(),
-    }
-    filled = f"Filled: the interval over the {over} excludes 0. Thin ticks: single {over}."
-    hollow = f"Hollow: there is no interval over the {over}."
-    caption = [f"Paired differences from {text}.", _bars(drawn)]
-    caption += [filled if several.any() else hollow]
+    title += f": differences from {_names(grid)[baseline[0]]} = "
+    title += grid.labels.get(baseline, baseline[1])
     frame = found.assign(
         bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
     )
-    axes, title = without(grid.axes, baseline), f"{title}: differences from {text}"
+    caption = (
+        f"Paired differences over {grid.repeated}. Bars: 95 % interval; of a single pair, over its "
+        "episodes. Filled: the interval over several pairs excludes 0."
+    )
+    axes = without(grid.axes, baseline)
     figure = _figure(grid, frame, axes, difference_heading, title, caption, command)
-    for panel in figure.axes:
+    for panel in figure.axes if figure else ():
         line = panel.axhline if _runs_along(axes[-1]) else panel.axvline
         line(0, color=INK, linewidth=0.9, zorder=1)
     return figure
-
-
-def _bars(drawn: Mapping[str, Any]) -> str:
-    kinds = "; ".join(bar for bar, occurs in drawn.items() if occurs)
-    return f"Bars: {kinds}." if kinds else ""
 
 
 def _runs_along(axis: Axis) -> bool:
@@ -114,10 +97,10 @@ def _figure(
     axes: Sequence[Axis],
     heading: Callable[[Metric], str],
     title: str,
-    caption: Sequence[str],
+    caption: str,
     command: str,
-) -> Figure:
-    """A panel for each metric.
+) -> Figure | None:
+    """A panel for each metric that has values; None if there is none.
 
     Args:
       grid: The grid.
@@ -126,18 +109,19 @@ def _figure(
       heading: The title of a panel.
       title, caption, command: As in `new_figure`.
     """
+    metrics = frame["mean"].dropna().index.unique("metric")
+    if metrics.empty:
+        return None
     along, names = _runs_along(axes[-1]), _names(grid)
     axis, varied = (axes[-1], axes[:-1]) if along else (axes[0], axes[1:])
     # The same marks with and without a baseline.
-    shown = [other for other in grid.axes if other.name in {v.name for v in varied}]
-    every = places(shown)
+    every = places([other for other in grid.axes if other.name in {v.name for v in varied}])
     series = {place: series_mark(every.index(place)) for place in places(varied)}
     labels = [grid.labels.get((axis.name, label), label) for label in axis.labels]
     legend = []
     for place, mark in series.items() if len(every) > 1 else ():
         texts = [grid.labels.get((a.name, at), at) for a, at in zip(varied, place, strict=True)]
         legend.append(legend_handle(", ".join(texts), mark, line=along))
-    metrics = frame["mean"].dropna().index.unique("metric")
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)
     pitch = _MARK * len(series) + _BETWEEN_ROWS
@@ -146,7 +130,7 @@ def _figure(
         0.6 + beside + _PANEL_WIDTH * columns,
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
         title=title,
-        caption=" ".join(filter(None, caption)),
+        caption=f"{caption} Thin ticks: single {grid.repetitions}.",
         command=command,
         legend=legend,
         legend_title=", ".join(names[other.name] for other in varied) if legend else "",
@@ -219,27 +203,12 @@ def _draw_series(panel: Axes, mark: Mark, found: Frame, unit: str, *, along: boo
         points = [rows["at"].to_numpy(), scaled(rows[column].to_numpy(float), unit)]
         return points if along else points[::-1]
 
-    panel.errorbar(
-        *xy(found),
-        **{"yerr" if along else "xerr": scaled(found["bar"].to_numpy(), unit)},
-        **mark.style(line=along),
-        markeredgecolor=INK,
-        markeredgewidth=0.4,
-        elinewidth=1.6,
-        zorder=3,
-    )
-    panel.plot(
-        *xy(found[~found["filled"].astype(bool)]),
-        **mark.style(line=False),
-        markerfacecolor="white",
-        markeredgecolor=mark.color,
-        zorder=5,
-    )
-    panel.plot(
-        *xy(found[found["n"] > 1].explode("values"), "values"),
-        "_" if along else "|",
-        color=INK,
-        markersize=4 if along else 6,
-        markeredgewidth=0.8,
-        zorder=4,
-    )
+    bars = {"yerr" if along else "xerr": scaled(found["bar"].to_numpy(), unit)}
+    edge = {"markeredgecolor": INK, "markeredgewidth": 0.4}
+    panel.errorbar(*xy(found), **bars, **mark.style(line=along), **edge, elinewidth=1.6, zorder=3)
+    hollow: Any = {"markerfacecolor": "white", "markeredgecolor": mark.color}
+    rows = found[~found["filled"].astype(bool)]
+    panel.plot(*xy(rows), **mark.style(line=False), **hollow, zorder=5)
+    tick = {"color": INK, "markersize": 4 if along else 6, "markeredgewidth": 0.8}
+    rows = found[found["n"] > 1].explode("values")
+    panel.plot(*xy(rows, "values"), "_" if along else "|", **tick, zorder=4)

@@ -36,9 +36,8 @@ def linear_report(report: dict[str, Any]) -> str:
         "",
         *table([*columns], zip(*columns.values(), strict=True)),
         "",
-        f"In the first row, λ is the best of {len(result['penalties'])} by validation accuracy. "
-        "In the second row it is chosen on the test images, as in the paper: compare this row with "
-        "published tables only. Both classifiers are trained on training and validation images.",
+        f"λ is the best of {len(result['penalties'])}. Compare the row of λ chosen on the test "
+        "images with published tables only. Trained on training and validation images.",
     ]
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
@@ -59,10 +58,8 @@ def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
         7.2,
         4.4,
         title=f"Linear evaluation on {_data(report)} ({report['classes']} classes)",
-        caption=f"Features of {_run(report)}. Curves: classifiers trained on the "
-        f"{result['train_samples']} training images. Star: the λ of the best validation "
-        "accuracy, trained on training and validation images. Circle: the λ of the best test "
-        "accuracy, trained on the same.",
+        caption=f"Features of {_run(report)}. Curves: trained on {result['train_samples']} "
+        "images. Star and circle: trained on these and the validation images.",
         command=command,
     )
     axes = figure.add_subplot()

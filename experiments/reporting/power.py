@@ -25,12 +25,8 @@ _TEST = "two-sided paired t-test at 5 %"
 def paired_power(pairs: int, effect: float, deviation: float) -> float:
     """Probability that a two-sided paired t-test at 5 % finds a difference.
 
-    By the noncentral t distribution: n − 1 degrees of freedom, shift √n · effect/deviation.
-
-    Args:
-      pairs: Number n of pairs, at least 2.
-      effect: Mean of the differences.
-      deviation: Standard deviation of the differences, above 0.
+    By the noncentral t distribution: n − 1 degrees of freedom, shift √n · effect/deviation, for n
+    `pairs`, at least 2, whose differences have the mean `effect` and this deviation, above 0.
     """
     shift = math.sqrt(pairs) * abs(effect) / deviation
     critical = scipy.stats.t.ppf(0.975, pairs - 1)
@@ -41,14 +37,15 @@ def paired_power(pairs: int, effect: float, deviation: float) -> float:
 
 def pairs_needed(effect: float, deviation: float, power: float) -> int:
     """The smallest number of pairs, at least 2, with which `paired_power` is at least `power`."""
-
-    def found(pairs: int) -> float:
-        return paired_power(pairs, effect, deviation)
-
+    if not deviation:
+        return 2
     enough = 2
-    while found(enough) < power:
+    while paired_power(enough, effect, deviation) < power:
         enough *= 2
-    return bisect.bisect_left(range(enough), power, lo=2, key=found)
+    numbers = range(enough)
+    return bisect.bisect_left(
+        numbers, power, lo=2, key=lambda pairs: paired_power(pairs, effect, deviation)
+    )
 
 
 def smallest_effect(pairs: int, deviation: float, power: float) -> float:
@@ -63,19 +60,12 @@ def smallest_effect(pairs: int, deviation: float, power: float) -> float:
 def power_lines(deviation: float, effect: float | None, pairs: Sequence[int]) -> list[str]:
     """The number of pairs that an effect needs, and the smallest effects of some numbers of pairs.
 
-    Args:
-      deviation: Standard deviation of the differences between the runs of a pair.
-      effect: Mean of the differences, in the same unit; None: unknown.
-      pairs: Numbers of pairs.
+    `deviation` is that of the differences between the runs of a pair, `effect` their mean.
     """
     lines = []
     if effect is not None:
         needed = [f"{pairs_needed(effect, deviation, p)} for {100 * p:.0f} %" for p in POWERS]
-        lines = [
-            f"Pairs needed to find a difference of {effect:g} whose standard deviation over pairs "
-            f"is {deviation:g}, by power: {', '.join(needed)} ({_TEST}).",
-            "",
-        ]
+        lines = [f"Pairs needed by power, {_TEST}: {', '.join(needed)}.", ""]
     rows = [[n, *(f"{smallest_effect(n, deviation, p):.3g}" for p in POWERS)] for n in pairs]
     headings = [f"smallest difference at {100 * p:.0f} % power" for p in POWERS]
     return [*lines, *table(["pairs", *headings], rows)]
@@ -96,23 +86,17 @@ def grid_power_lines(directory: Path, effect: float | None) -> list[str]:
         found = json.loads(path.read_text(encoding="utf-8"))["differences"]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"{path} is not the table of a grid ({type(error).__name__}: {error}); name a folder "
-            "that sweep or compare has written"
+            f"{path} is not the table of a grid, as sweep and compare write it: {error}"
         ) from error
-    rows = []
+    rows, powers = [], POWERS if effect is not None else ()
     for difference in found:
         if (count := difference["n"]) < 2:
             continue
         metric = Metric(*(difference[key] for key in ("metric", "unit", "higher_is_better")))
         values = [scaled(value, metric.unit) for value in difference["values"]]
         mean, deviation = statistics.fmean(values), statistics.stdev(values)
-        # Runs that do not differ at all need no more than two pairs.
         smallest = f"{smallest_effect(count, deviation, POWERS[0]):.2f}" if deviation else "0"
-        needed = [
-            pairs_needed(effect, deviation, p) if deviation else 2
-            for p in POWERS
-            if effect is not None
-        ]
+        needed = [pairs_needed(effect or 0.0, deviation, p) for p in powers]
         numbers = [count, f"{mean:+.2f}", f"{deviation:.2f}", smallest, *needed]
         rows.append([", ".join(difference["place"]), difference_heading(metric), *numbers])
     if not rows:
@@ -122,9 +106,6 @@ def grid_power_lines(directory: Path, effect: float | None) -> list[str]:
         )
     headings = ["place", "difference of", "pairs", "mean", "deviation"]
     headings += [f"smallest difference at {100 * POWERS[0]:.0f} % power"]
-    headings += [f"pairs for {effect:g} at {100 * p:.0f} %" for p in POWERS if effect is not None]
-    notes = [
-        f"Power of a {_TEST}, with the standard deviation over the pairs found here.",
-        "A deviation of few pairs is uncertain: that of three can be half of the true one.",
-    ]
-    return [*table(headings, rows), *bullets(notes)]
+    headings += [f"pairs for {effect:g} at {100 * p:.0f} %" for p in powers]
+    note = f"{_TEST}; a deviation of three pairs can be half of the true one."
+    return [*table(headings, rows), *bullets([note])]

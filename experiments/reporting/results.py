@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,9 +75,8 @@ class Grid(NamedTuple):
     constant: dict[str, str]
     """The label of every other axis."""
     comparison: Comparison
-    pooled: Axis | None
-    """The axis whose labels are repetitions."""
-    seeds: list[int]
+    repeated: str
+    """What the repetitions are, with their values."""
     metrics: dict[str, Metric]
     """Those that are shown, by name."""
     means: Frame
@@ -92,12 +91,8 @@ class Grid(NamedTuple):
     @property
     def repetitions(self) -> str:
         """What the repetitions are."""
-        return f"values of {self.pooled.name}" if self.pooled else "seeds"
-
-    @property
-    def has_differences(self) -> bool:
-        """Whether there is a baseline, and another label."""
-        return not self.differences.empty
+        over = self.comparison.pairs_over
+        return f"values of {over}" if over else "seeds"
 
 
 def make_grid(
@@ -114,7 +109,8 @@ def make_grid(
     Args:
       axes: What was varied.
       runs: The finished runs.
-      metrics: Names of those to show, in this order; by default all.
+      metrics: Names of those to show, in this order; by default all, `VALIDATION` last. One that
+        no run has is shown without values.
       comparison: How runs are compared.
       pair_metrics: What every run has in common with that of the baseline, if there is one.
       planned: The places of the grid; by default all combinations of labels.
@@ -123,41 +119,32 @@ def make_grid(
       ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
     comparison = comparison or Comparison()
-    baseline, pooled = comparison.baseline, comparison.pairs_over
+    baseline, unit = comparison.baseline, comparison.pairs_over or "seed"
     finished = {(*run.place, run.report["seed"]): run for run in runs}
     seeds = sorted({run.report["seed"] for run in runs})
     keys = [(*place, seed) for place in planned or places(axes) for seed in seeds]
     table: Frame = pd.DataFrame(keys, columns=[*(axis.name for axis in axes), "seed"])
     table["run"] = pd.Series([finished.get(key) for key in keys], dtype=object)
     table, choices = _choose(table, axes, comparison)
-    if baseline and pair_metrics:
-        table = _with_pair_metrics(table, baseline, pair_metrics)
     table = table[table["seed"].isin(table.dropna(subset="run")["seed"])]
-    shown = [axis for axis in axes if axis.name not in (pooled, *comparison.choose)]
+    shown = [axis for axis in axes if axis.name not in (unit, *comparison.choose)]
     varied = [shown[0], *(axis for axis in shown[1:] if len(axis.labels) > 1)]
-    # Runs that diverged have no metrics; the table still says that they diverged.
-    found = select_metrics(table["run"].dropna(), metrics) or [Metric("Result", "")]
-    rows = [
-        row | {"metric": metric.name, "value": value.get("value"), "own": value.get("interval")}
-        for row in table.to_dict("records")
-        for metric in found
-        for value in [_measured(row["run"]).get(metric.name, {})]
-    ]
-    values: Frame = pd.DataFrame(rows).astype({"value": float, "own": float})
+    values, found = _long(table, metrics, baseline, pair_metrics)
     compared = pd.DataFrame()
-    if baseline:  # It has no pair metrics.
-        left_out = pair_metrics.metrics if pair_metrics else ()
-        others = [metric for metric in found if metric not in left_out]
-        axes_left = without(varied, baseline)
-        compared = _summary(_pairs(values, baseline), others, axes_left, pooled or "seed")
+    if baseline:
+        pairs = values[values["paired"]].drop(columns=["value", "own"])
+        pairs = pairs.rename(columns={"difference": "value", "own_difference": "own"})
+        compared = _summary(pairs, pairs["metric"].unique(), without(varied, baseline), unit)
+    repeated = seed_text(sorted(table["seed"].unique().tolist()))
+    if pooled := next((axis for axis in axes if axis.name == comparison.pairs_over), None):
+        repeated = f"{unit} {', '.join(pooled.labels)}, each a mean of {repeated}"
     return Grid(
         axes=varied,
         constant={axis.name: axis.labels[0] for axis in shown if axis not in varied},
         comparison=comparison,
-        pooled=next((axis for axis in axes if axis.name == pooled), None),
-        seeds=sorted(table["seed"].unique().tolist()),
-        metrics={metric.name: metric for metric in found},
-        means=_summary(values, found, varied, pooled or "seed"),
+        repeated=repeated,
+        metrics=found,
+        means=_summary(values, list(found), varied, unit),
         differences=compared,
         choices=choices,
         labels=_protocol_labels(table, varied),
@@ -188,24 +175,9 @@ def without(axes: Sequence[Axis], baseline: tuple[str, str]) -> list[Axis]:
     ]
 
 
-def select_metrics(runs: Iterable[Run], names: Sequence[str] = ()) -> list[Metric]:
-    """The metrics of these names, in this order; by default all, the one named `VALIDATION` last.
-
-    A name that no run has gives a metric without values: runs that diverged have no metrics.
-
-    Raises:
-      ExperimentError: Runs give a metric another unit or direction.
-    """
-    found: dict[str, Metric] = {}
-    for run in runs:
-        for name, value in _measured(run).items():
-            metric = Metric(name, value["unit"], value["higher_is_better"])
-            if (same := found.setdefault(name, metric)) != metric:
-                raise ExperimentError(
-                    f"runs do not agree on the unit or the direction of {name}: {same}, {metric}"
-                )
-    names = names or sorted(found, key=lambda name: name == VALIDATION)
-    return [found.get(name, Metric(name, "")) for name in names]
+def seed_text(seeds: Sequence[int]) -> str:
+    """Seeds in words: `seeds 0, 1`."""
+    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds)) or 'none'}"
 
 
 def _measured(run: Run | None) -> dict[str, dict[str, Any]]:
@@ -216,12 +188,75 @@ def _measured(run: Run | None) -> dict[str, dict[str, Any]]:
     return named | ({VALIDATION: run.report["validation"]} if run.report["validation"] else {})
 
 
-def _summary(values: Frame, metrics: Sequence[Metric], axes: Sequence[Axis], unit: str) -> Frame:
+def _long(
+    table: Frame,
+    names: Sequence[str],
+    baseline: tuple[str, str] | None,
+    pair_metrics: PairMetrics | None,
+) -> tuple[Frame, dict[str, Metric]]:
+    """A row for every planned run and metric, and the metrics.
+
+    Of the rows that are `paired` with the baseline's run at the same place and seed, `difference`
+    and `own_difference` are what `value` and `own`, the interval over its episodes, are of a run.
+    """
+    records, keys = table.to_dict("records"), [*table.columns.drop("run")]
+    at = {tuple(row[key] for key in keys): row["run"] for row in records}
+    name, label = baseline or ("", "")
+    pairs, found = [], {}
+    for row in records:
+        place, run = tuple(label if key == name else row[key] for key in keys), row["run"]
+        row["paired"] = row.get(name, label) != label and place in at
+        row["diverged"] = run and "diverged" in run.report
+        other: Any = at[place] if row["paired"] else None
+        ours, theirs = _measured(run), _measured(other)
+        if pair_metrics and ours and theirs:
+            of_pair = pair_metrics.measure(run.report, other.report)
+            ours |= {value["name"]: value for value in of_pair}
+        pairs.append((run, other, ours, theirs))
+        for key, value in ours.items():
+            metric = Metric(key, value["unit"], value["higher_is_better"])
+            if (known := found.setdefault(key, metric)) != metric:
+                raise ExperimentError(f"runs disagree on a unit or direction: {known}, {metric}")
+    # Runs that diverged have no metrics; the table still says that they diverged.
+    names = names or sorted(found, key=lambda key: key == VALIDATION) or ["Result"]
+    without_difference = [metric.name for metric in pair_metrics.metrics] if pair_metrics else []
+    rows = []
+    for row, (run, other, ours, theirs) in zip(records, pairs, strict=True):
+        for name in names:
+            value, of_baseline = ours.get(name, {}), theirs.get(name, {})
+            rows.append(
+                row
+                | {
+                    "metric": name,
+                    "value": value.get("value"),
+                    "own": value.get("interval"),
+                    "baseline": of_baseline.get("value"),
+                    "own_difference": _episode_interval(run, other, name),
+                    "paired": row["paired"] and name not in without_difference,
+                }
+            )
+    numbers = ("value", "own", "diverged", "baseline", "own_difference")
+    frame: Frame = pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))
+    frame["difference"] = frame["value"] - frame["baseline"]
+    return frame, {name: found.get(name, Metric(name, "")) for name in names}
+
+
+def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> float:
+    """Of the differences in single episodes; NaN unless the episodes of both are the same."""
+    if run is None or baseline is None:
+        return math.nan
+    ours, theirs = (np.asarray(r.episodes.get(metric, ()), float) for r in (run, baseline))
+    lists, others = (
+        {result.get("hash") for result in r.report.get("results", ())} for r in (run, baseline)
+    )
+    return interval(ours - theirs) if len(ours) == len(theirs) and lists == others else math.nan
+
+
+def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: str) -> Frame:
     """A row for each metric and each place on `axes`.
 
     Args:
-      values: For every metric and planned run, or pair of runs: its `value` and the half width of
-        the interval over its episodes, `own`, both NaN where there is none; and the `run`.
+      values: As `_long`.
       metrics, axes: The rows.
       unit: The column that tells repetitions apart. Runs of one repetition are averaged first.
 
@@ -231,68 +266,25 @@ def _summary(values: Frame, metrics: Sequence[Metric], axes: Sequence[Axis], uni
       a value, `found`; all, `expected`; the mean of `own`; and `diverged`: all that are finished.
     """
     keys = ["metric", *(axis.name for axis in axes)]
-    known, runs = values.dropna(subset="value"), values.groupby(keys)
     # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
-    repetitions = known.groupby([*keys, unit], sort=False)["value"].agg(statistics.fmean)
-    of_place = repetitions.groupby(keys)
-    finished = values.dropna(subset="run")
-    diverged = finished["run"].map(lambda run: "diverged" in run.report)
+    known = values.dropna(subset="value").groupby([*keys, unit], sort=False)["value"]
+    over = known.agg(statistics.fmean).groupby(keys)
+    runs = values.groupby(keys)
     columns = {
-        "values": of_place.agg(list),
-        "n": of_place.size(),
-        "mean": of_place.agg(statistics.fmean),
-        "deviation": of_place.agg(lambda of: statistics.stdev(of) if len(of) > 1 else math.nan),
-        "interval": of_place.agg(interval),
+        "values": over.agg(list),
+        "n": over.size(),
+        "mean": over.agg(statistics.fmean),
+        "deviation": over.agg(lambda of: statistics.stdev(of) if len(of) > 1 else math.nan),
+        "interval": over.agg(interval),
         "found": runs["value"].count(),
         "expected": runs.size(),
         "own": runs["own"].mean(),
-        "diverged": diverged.groupby([finished[key] for key in keys]).all(),
+        "diverged": runs["diverged"].min(),
     }
-    names = [metric.name for metric in metrics]
-    index = pd.MultiIndex.from_product([names, *(axis.labels for axis in axes)], names=keys)
+    index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)
     frame: Frame = pd.DataFrame({name: column.reindex(index) for name, column in columns.items()})
     types = {"n": int, "found": int, "expected": int, "diverged": bool}
     return frame.fillna(dict.fromkeys(types, 0)).astype(types)
-
-
-def _pairs(values: Frame, baseline: tuple[str, str]) -> Frame:
-    """Every run minus the baseline's run at the same place and seed, metric by metric."""
-    name, label = baseline
-    is_baseline = values[name] == label
-    theirs = values[is_baseline].drop(columns=[name, "own"])
-    same = [column for column in theirs if column not in ("run", "value")]
-    pairs = values[~is_baseline].merge(theirs, on=same, suffixes=("", "_baseline"))
-    columns = (pairs[column] for column in ("run", "run_baseline", "metric"))
-    own = [_episode_interval(*pair) for pair in zip(*columns, strict=True)]
-    return pairs.assign(value=pairs["value"] - pairs["value_baseline"], own=own)
-
-
-def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> float:
-    """Of the differences in single episodes; NaN unless the episodes of both are the same."""
-    if run is None or baseline is None:
-        return math.nan
-    pair = (run, baseline)
-    ours, theirs = (np.asarray(each.episodes.get(metric, ()), float) for each in pair)
-    lists, others = (
-        {result["hash"] for result in each.report.get("results", ()) if "hash" in result}
-        for each in pair
-    )
-    return interval(ours - theirs) if len(ours) == len(theirs) and lists == others else math.nan
-
-
-def _with_pair_metrics(table: Frame, baseline: tuple[str, str], pair_metrics: PairMetrics) -> Frame:
-    """The runs, with the metrics that each and the baseline's run of its place and seed give."""
-    keys = [*table.columns.drop("run")]
-    of_baseline = table[keys].assign(**{baseline[0]: baseline[1]}).merge(table, how="left")["run"]
-    added = []
-    for run, other, label in zip(table["run"], of_baseline, table[baseline[0]], strict=True):
-        reports = [each.report for each in (run, other) if isinstance(each, Run)]
-        measured = all(report["metrics"] for report in reports) and len(reports) == 2
-        if measured and label != baseline[1]:
-            metrics = [*reports[0]["metrics"], *pair_metrics.measure(*reports)]
-            run = run._replace(report=reports[0] | {"metrics": metrics})
-        added.append(run)
-    return table.assign(run=pd.Series(added, index=table.index, dtype=object))
 
 
 def _choose(table: Frame, axes: Sequence[Axis], comparison: Comparison) -> tuple[Frame, Frame]:
@@ -312,23 +304,20 @@ def _choose(table: Frame, axes: Sequence[Axis], comparison: Comparison) -> tuple
         return table, pd.DataFrame()
     repetition = [name for name in (comparison.pairs_over, "seed") if name]
     methods = [axis.name for axis in axes if axis.name not in (*tried, *repetition)]
+    validations = [_measured(run).get(VALIDATION, {}).get("value") for run in table["run"]]
+    table = table.assign(
+        label=list(table[tried].itertuples(index=False, name=None)),
+        validation=pd.Series(validations, table.index, dtype=float),
+    )
     kept, choices = [], []
     for place, runs in table.groupby(methods, sort=False):
         # Labels without a run, which only some of the places have, are no candidates.
         finished = runs.dropna(subset="run")
-        candidates = runs if finished.empty else finished
-        labels = list(dict.fromkeys(candidates[tried].itertuples(index=False, name=None)))
+        labels = (runs if finished.empty else finished)["label"].unique()
         in_all = finished.groupby(repetition)["seed"].transform("size") == len(labels)
         compared = finished[in_all]
-        validations: Any = pd.Series(
-            [_measured(run).get(VALIDATION, {}).get("value") for run in compared["run"]],
-            compared.index,
-            dtype=float,
-        )
-        found: dict[Any, Any] = {
-            label: validations[(compared[tried] == list(label)).all(axis=1)].dropna()
-            for label in labels
-        }
+        known = compared.dropna(subset="validation")
+        found = {label: known["validation"][known["label"].isin([label])] for label in labels}
         label = max(found, key=lambda label: (found[label].size, found[label].mean()))
         choices.append(
             {
@@ -341,8 +330,8 @@ def _choose(table: Frame, axes: Sequence[Axis], comparison: Comparison) -> tuple
                 "seeds": tuple(sorted(compared["seed"].unique().tolist())),
             }
         )
-        kept.append(runs[(runs[tried] == list(label)).all(axis=1)])
-    return pd.concat(kept).drop(columns=tried), pd.DataFrame(choices)
+        kept.append(runs[runs["label"].isin([label])])
+    return pd.concat(kept).drop(columns=[*tried, "label", "validation"]), pd.DataFrame(choices)
 
 
 def _protocol_labels(table: Frame, axes: Sequence[Axis]) -> dict[tuple[str, str], str]:

@@ -1,10 +1,12 @@
 """The report of one run."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from experiments.reporting.run import read_episodes, run_report, write_run_report
+from experiments.reporting.run import read_episodes, run_report, write_report
 
 REPORT = {
     "label": "SCE⊕NCA",
@@ -19,6 +21,7 @@ REPORT = {
     "commit": None,
 }
 LINES = ["5-way", "", "| shots | accuracy |"]
+PROTOCOL: Any = SimpleNamespace(report=lambda _: LINES)
 START = "SCE⊕NCA on icons, random batches, seed 3: "
 
 
@@ -56,11 +59,11 @@ def test_a_run_that_diverged_has_nothing_to_evaluate():
 
 
 def test_files_of_a_run(tmp_path):
-    paths = write_run_report(tmp_path, REPORT, LINES, "evaluation-novel")
+    paths = write_report(tmp_path, PROTOCOL, REPORT, "evaluation-novel")
     assert [path.name for path in paths] == ["evaluation-novel.md", "evaluation-novel.json"]
     assert paths[0].read_text() == run_report(REPORT, LINES) + "\n"
     assert json.loads(paths[1].read_text()) == REPORT
-    assert [p.name for p in write_run_report(tmp_path, REPORT, LINES)] == [
+    assert [p.name for p in write_report(tmp_path, PROTOCOL, REPORT)] == [
         "report.md",
         "report.json",
     ]
@@ -69,7 +72,7 @@ def test_files_of_a_run(tmp_path):
 def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
     episodes = {"base 1-shot": [0.25, 0.5, 1.0], "novel 1-shot": [0.75, 0.1, 0.0]}
     report = REPORT | {"episodes": episodes}
-    paths = write_run_report(tmp_path, report, LINES)
+    paths = write_report(tmp_path, PROTOCOL, report)
     assert [path.name for path in paths] == ["report.md", "report.json", "episodes.npz"]
     assert json.loads(paths[1].read_text()) == REPORT
     assert report["episodes"] == episodes
@@ -77,7 +80,7 @@ def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
     assert list(found) == list(episodes)
     for name, values in episodes.items():
         np.testing.assert_array_equal(found[name], np.array(values, np.float32))
-    assert write_run_report(tmp_path, report, LINES, "evaluation-novel")[2].name == (
+    assert write_report(tmp_path, PROTOCOL, report, "evaluation-novel")[2].name == (
         "evaluation-novel-episodes.npz"
     )
     paths[2].write_bytes(paths[2].read_bytes()[:100])
