@@ -8,6 +8,7 @@ The sum is the same however a leaf is spread over devices.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -180,8 +181,9 @@ class Checkpoints:
         Raises:
           CheckpointError: It failed.
         """
-        self._manager.wait_until_finished()
         saved, self._saving = self._saving, None
+        with contextlib.suppress(OSError):  # Raised or not, depending on when it happened.
+            self._manager.wait_until_finished()
         if saved is not None and not (saved.exists() and ocp.utils.is_checkpoint_finalized(saved)):
             # With several processes, because another one has ended, as a rule.
             failure = CheckpointError if jax.process_count() == 1 else RuntimeError

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from experiments import assembly
 from experiments.assembly import Plan, build_network, plan_run
 from experiments.compilation import num_classes
 from experiments.config import ModelConfig, TrainConfig

@@ -487,6 +487,5 @@ def test_uniform_prototypes_are_computed_once_for_a_seed(few_steps):
 def test_every_process_has_the_prototypes_of_the_first(few_steps, monkeypatch):
     """What another host computes may differ in the last bits."""
     of_the_first = np.full((3, 7), 0.5, np.float32)
-    monkeypatch.setattr(hyperspherical, "on_first", lambda action: of_the_first)
+    monkeypatch.setattr(hyperspherical, "from_first", lambda own: of_the_first)
     np.testing.assert_array_equal(spread_prototypes(7, 3, 0), of_the_first)
-    assert few_steps == []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import runs, transfer
+from experiments import restored, transfer
 from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import (
@@ -159,7 +159,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
     ],
 )
 def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, given, name):
-    monkeypatch.setattr(runs, "restore_run", lambda *_: SimpleNamespace(step=7))
+    monkeypatch.setattr(restored, "restore_run", lambda *_: SimpleNamespace(step=7))
     monkeypatch.setattr(transfer, "evaluate_run_linear", lambda *_, **__: {})
     monkeypatch.setattr(linear_reporting, "linear_report", lambda _: "")
     monkeypatch.setattr(linear_reporting, "linear_figure", lambda *_, **__: None)
