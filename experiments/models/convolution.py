@@ -35,7 +35,12 @@ def convolve(x: Array, kernel: Array) -> Array:
     """The convolution of x [n, h, w, c] and kernel [k, k, c, o], k odd, padded to the same size.
 
     It has no forward mode in float32.
+
+    Raises:
+      ValueError: x has another number of channels than the kernel.
     """
+    if x.shape[-1] != kernel.shape[2]:
+        raise ValueError(f"x must have {kernel.shape[2]} channels, got {x.shape[-1]}")
     if x.dtype != jnp.float32:
         return _by_xla(x, kernel)
     # Inside `shard_map`, the kernel then varies over the devices as the images do, so that JAX sums
