@@ -22,8 +22,46 @@ from experiments.data.effects import (
     random_sides,
     trivial_augment,
 )
+from experiments.errors import ConfigError
 
 jax.tree_util.register_dataclass(Photographs, ["pixels", "sizes"], [])
+
+
+def check_data_options(config: DataConfig, channels: int) -> None:
+    """Raises a `ConfigError` unless the options fit each other and the number of channels."""
+    of_colors = {"color_jitter": (1, 3), "trivial_augment": (1, 3), "lighting": (3,)}
+    for name, allowed in of_colors.items():
+        if vars(config)[name] and channels not in allowed:
+            needed = " or ".join(map(str, allowed))
+            raise ConfigError(f"data.{name} needs {needed} channels, got {channels}")
+    if config.mixed_labels == "larger" and not (config.mixup or config.cutmix):
+        raise ConfigError("data.mixed_labels = larger needs data.mixup or data.cutmix")
+    if config.resize and not config.image_size:
+        raise ConfigError(f"data.resize = {config.resize} needs data.image_size")
+    if 0 < config.resize < config.image_size:
+        raise ConfigError(
+            f"data.resize = {config.resize} must not be below data.image_size = {config.image_size}"
+        )
+    if config.crop_scale:
+        for name in ("crop_scale", "crop_ratio"):
+            numbers = vars(config)[name]
+            if len(numbers) != 2 or numbers[0] > numbers[1]:
+                raise ConfigError(
+                    f"data.{name} needs two numbers in ascending order, got {numbers}"
+                )
+        if config.crop_scale[1] > 1:
+            raise ConfigError(f"data.crop_scale must not be above 1, got {config.crop_scale}")
+        if config.pad > 0:
+            raise ConfigError(
+                f"data.crop_scale replaces data.pad, which must be 0, got {config.pad}"
+            )
+    for name in ("mean", "std"):
+        numbers = vars(config)[name]
+        if len(numbers) not in (1, channels):
+            raise ConfigError(
+                f"data.{name} needs one number, or one for each of {channels} channels; "
+                f"got {numbers}"
+            )
 
 
 def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Array:
@@ -42,23 +80,13 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
     Returns:
       float32 [n, *seen_shape(image_shape, config)], with the image shape of the data set.
     """
-    _check_images(images)
-    if keys.shape != images.shape[:1]:
-        raise ValueError(
-            f"augment needs keys of shape {images.shape[:1]}, one per image; got {keys.shape}"
-        )
 
     def one(image: Any, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
         if config.crop_scale:
-            (smallest, largest), (narrowest, widest) = config.crop_scale, config.crop_ratio
-            image = random_resized_crop(
-                image,
-                crop_key,
-                _output_size(image, config),
-                scale=(smallest, largest),
-                ratio=(narrowest, widest),
-            )
+            size: Any = _output_size(image, config)
+            ranges: Any = {"scale": config.crop_scale, "ratio": config.crop_ratio}
+            image = random_resized_crop(image, crop_key, size, **ranges)
         else:
             image = _resized(image, config)
         if config.pad > 0:
@@ -88,7 +116,6 @@ def normalize(images: Array | Photographs, config: DataConfig) -> Array:
     Arguments and result are those of `augment`. Pixels are scaled to [0, 1] and standardised with
     `config.mean` and `config.std`.
     """
-    _check_images(images)
     return _standardize(center_crops(images, config).astype(jnp.float32) / 255, config)
 
 
@@ -102,13 +129,6 @@ def seen_shape(stored: tuple[int, ...], config: DataConfig) -> tuple[int, int, i
     height, width, channels = stored
     size = config.image_size
     return (size, size, channels) if size else (height, width, channels)
-
-
-def _check_images(images: Array | Photographs) -> None:
-    if len(images.shape) != 4 or images.dtype != jnp.uint8:
-        raise ValueError(
-            f"images must be uint8 [n, h, w, c], got {images.dtype} {list(images.shape)}"
-        )
 
 
 def _output_size(image: Array | Photographs, config: DataConfig) -> tuple[int, int]:
@@ -169,12 +189,7 @@ def resize_and_center_crop(
 
     Returns:
       float32 [size, size, c], in the range of the input.
-
-    Raises:
-      ValueError: The square is larger than the resized image.
     """
-    if not 0 < size <= shorter:
-        raise ValueError(f"cannot crop {size}×{size} pixels from a shorter side of {shorter}")
     height, width = _sides(image)
 
     def crop(side: ArrayLike) -> _Crop:

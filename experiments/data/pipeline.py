@@ -15,7 +15,7 @@ import psutil
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.contracts import ImageSet, ImageTable, Photographs
+from experiments.contracts import ImageSet, Photographs
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
 from experiments.data.builders.base import ImageBuilder
@@ -70,36 +70,6 @@ class RecordImages:
             _read(self._source, rows.ravel().tolist(), images, sizes)
         images = images.reshape(*rows.shape, *self.shape[1:])
         return images if sizes is None else Photographs(images, sizes.reshape(*rows.shape, 2))
-
-
-class KeptImages:
-    """Images that are read when they are first indexed, and kept. The others take no memory."""
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, images: ImageTable):
-        self._images = images
-        self.shape = images.shape
-        self._pixels = np.empty(self.shape, self.dtype)  # The system gives memory once it is used.
-        self._sizes = np.zeros((len(images), 2), np.int32)
-        self._whole = False
-        self._kept = np.zeros(len(images), bool)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> Any:
-        rows = np.arange(len(self))[index]
-        missing = np.unique(rows[~self._kept[rows]])
-        if len(missing):
-            read = self._images[missing]
-            if isinstance(read, Photographs):
-                self._whole = True
-                self._sizes[missing], read = read.sizes, read.pixels
-            self._pixels[missing] = read
-            self._kept[missing] = True
-        pixels = self._pixels[rows]
-        return Photographs(pixels, self._sizes[rows]) if self._whole else pixels
 
 
 def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
@@ -205,15 +175,10 @@ def load_split(
     spec = builder.SPEC
     images = RecordImages(source, spec.array_shape, folder, order, whole=spec.whole)
     if memory_limit is None:
-        memory_limit = default_memory_limit()
+        memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
     return ImageSet(images, labels, class_names)
-
-
-def default_memory_limit() -> int:
-    """Bytes of pixels that a split may have in memory."""
-    return min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
 
 
 def _prepared(

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from experiments.evaluation.classification import Values, class_accuracies, finite_rows
+from experiments.evaluation.classification import Values, class_accuracies
 from jaxloss._linear import exact_product as product
 
 PENALTIES = np.logspace(-6, 5, 45)
@@ -110,13 +110,10 @@ def fit_path(
         has seen: ½ gᵀHg.
       max_iterations: Steps of a penalty.
 
-    Raises:
-      ValueError: If labels do not fit, or a feature is not finite.
-
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
-    features, labels = _prepare(data, num_classes)
+    features, labels = _typed(data)
     penalties = np.asarray(penalties, np.float32)
     order = np.argsort(-penalties, kind="stable")
     solved = _solve(
@@ -128,8 +125,7 @@ def fit_path(
 
 def path_accuracies(path: Path, data: Labelled) -> np.ndarray:
     """The accuracy of every classifier of a path on samples of the same classes: float32 [L]."""
-    predictions, labels = _predict(path, data)
-    return (predictions == labels).mean(1, dtype=np.float32)
+    return (_predict(path, data) == data.labels).mean(1, dtype=np.float32)
 
 
 def evaluate_linear(
@@ -143,8 +139,7 @@ def evaluate_linear(
 
     The penalty is chosen on the validation set, and a classifier with it is then trained on
     training and validation set together. Beside it is the best accuracy of all penalties on the
-    test set, likewise trained on both sets together, as the paper reports it. Errors are those of
-    `fit_path`.
+    test set, likewise trained on both sets together, as the paper reports it.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
@@ -158,13 +153,13 @@ def evaluate_linear(
     penalties = np.asarray(penalties, np.float64)
     best = _best_penalty(penalties, on_validation)
     at = int(np.flatnonzero(penalties == best)[0])
-    predictions, labels = _predict(whole, test)
-    per_class = class_accuracies(predictions[at], labels, num_classes)
+    predictions = _predict(whole, test)[at]
+    per_class = class_accuracies(predictions, test.labels, num_classes)
     return LinearResult(
         penalty=best,
         validation_accuracy=float(on_validation.max()),
-        accuracy=float((predictions[at] == labels).mean()),
-        class_mean_accuracy=float(np.nanmean(per_class.accuracies)),
+        accuracy=float((predictions == test.labels).mean()),
+        class_mean_accuracy=float(np.nanmean(per_class)),
         converged=bool(whole.converged[at]),
         penalties=penalties.tolist(),
         validation=on_validation.tolist(),
@@ -184,23 +179,13 @@ def _best_penalty(penalties: np.ndarray, accuracies: np.ndarray) -> float:
     return float(penalties[accuracies == accuracies.max()].max())
 
 
-def _prepare(data: Labelled, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    features = finite_rows("features", data.features).astype(np.float32)
-    labels = np.asarray(data.labels)
-    if labels.shape != features.shape[:1] or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"got {len(features)} features but {len(labels)} labels of type {labels.dtype}"
-        )
-    wrong = labels[(labels < 0) | (labels >= num_classes)]
-    if len(wrong):
-        raise ValueError(f"labels must be from 0 to {num_classes - 1}, got {wrong[0]}")
-    return features, labels.astype(np.int32)
+def _typed(data: Labelled) -> Labelled:
+    return Labelled(np.asarray(data.features, np.float32), np.asarray(data.labels, np.int32))
 
 
-def _predict(path: Path, data: Labelled) -> tuple[np.ndarray, np.ndarray]:
-    """The predictions [L, n] of every classifier, and the labels [n]."""
-    features, labels = _prepare(data, path.biases.shape[1])
-    return np.asarray(_predictions(path.kernels, path.biases, features)), labels
+def _predict(path: Path, data: Labelled) -> np.ndarray:
+    """The predictions [L, n] of every classifier."""
+    return np.asarray(_predictions(path.kernels, path.biases, _typed(data).features))
 
 
 @jax.jit

@@ -214,7 +214,7 @@ def by_class(view: View) -> Picture:
         )
     else:
         predictions = predict_classes(side.outputs.logits())
-        accuracies = class_accuracies(predictions, side.outputs.labels, len(counts)).accuracies
+        accuracies = class_accuracies(predictions, side.outputs.labels, len(counts))
         values = [(accuracies, float((predictions == side.outputs.labels).mean()))]
         long_tailed = counts.max() >= _LONG_TAIL * counts.min()
         caption = (

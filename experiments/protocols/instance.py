@@ -17,15 +17,15 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxloss
 from experiments.config import Folders, NamedLoss, Pixels, Positive, TrainConfig, to_dict
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Protocol
+from experiments.data.pipeline import load_split
 from experiments.protocols import few_shot
 from experiments.protocols.few_shot import FewShotEvaluation
-from experiments.protocols.linear_head import build_classifier_loss
+from experiments.protocols.linear_head import build_classifier_loss, init_linear_head
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def build(config: InstanceConfig) -> Protocol:
     )
 
 
-def load(name: str, folders: Folders, split: str, *, memory_limit: int | None = None) -> ImageSet:
+def load(name: str, folders: Folders, split: str) -> ImageSet:
     """The images of a split, each of the base ones with a label of its own."""
-    images = few_shot.load(name, folders, split, memory_limit=memory_limit)
+    images = load_split(name, split, **vars(folders))
     if split != "base":
         return images
     names = (images.class_names[label] for label in images.labels)
@@ -116,7 +116,6 @@ def objective(options: InstanceLoss, problem: Problem) -> Objective:
         return options.scale * jaxloss.cosine_logits(features, head["kernel"])
 
     def init_head(key: jax.Array):
-        shape = problem.num_features, len(problem.class_counts)
-        return {"kernel": jax.nn.initializers.lecun_normal()(key, shape, jnp.float32)}
+        return {"kernel": init_linear_head(problem, key)["kernel"]}
 
     return Objective(init_head, loss, logits, class_axes={"kernel": 1})

@@ -17,24 +17,13 @@ from experiments.config import NamedLoss, Positive, Weight
 from experiments.contracts import Problem
 from experiments.evaluation.subspace import span_basis
 
-Name = Literal[
-    "sce",
-    "bce",
-    "nca",
-    "proto",
-    "sce+nca",
-    "sce+proto",
-    "bce+nca",
-    "bce+proto",
-    "direct:sce+nca",
-    "direct:sce+proto",
-    "direct:bce+nca",
-    "direct:bce+proto",
-    "spectral:sce+nca",
-    "spectral:sce+proto",
-    "spectral:bce+nca",
-    "spectral:bce+proto",
+_Single = Literal["sce", "bce", "nca", "proto"]
+_Sum = Literal["sce+nca", "sce+proto", "bce+nca", "bce+proto"]
+_Direct = Literal["direct:sce+nca", "direct:sce+proto", "direct:bce+nca", "direct:bce+proto"]
+_Spectral = Literal[
+    "spectral:sce+nca", "spectral:sce+proto", "spectral:bce+nca", "spectral:bce+proto"
 ]
+Name = Literal[_Single, _Sum, _Direct, _Spectral]
 
 NAMES: tuple[str, ...] = get_args(Name)
 """Every loss in the order of the paper's tables."""
@@ -49,20 +38,17 @@ class IntegratedLoss(NamedLoss):
     """What is minimised."""
 
     name: Name = "direct:sce+nca"
-    """One loss, a sum `sce+nca`, a direct sum `direct:sce+nca` or a spectral sum
-    `spectral:sce+nca`."""
+    """One loss, a sum, a direct sum or a spectral sum."""
     metric_weight: Weight = 1.0
     """Weight of the metric loss within a sum."""
     temperature: Positive = 1.0
-    """Temperature T/d of the metric losses, which divide squared distances by T; d is the number of
-    features."""
+    """T/d of the metric losses, which divide squared distances of d features by T."""
     epsilon: Weight = 1e-4
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: Weight = 0.3
     """Exponent p of the spectral sum."""
     stop_gradient: bool = False
-    """Treat the projection of a direct or spectral sum as a constant: the metric loss then has no
-    gradient for the classifier."""
+    """The metric loss of a direct or spectral sum has no gradient for the classifier."""
 
 
 class Terms(NamedTuple):

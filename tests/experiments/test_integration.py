@@ -16,7 +16,7 @@ from experiments.config import DataConfig
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import episode_accuracies, evaluate_prototypes
+from experiments.evaluation.few_shot import evaluate_prototypes, prototype_predictions
 from experiments.evaluation.subspace import classifier_subspace, split_by_span
 from experiments.protocols import few_shot, integration
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
@@ -208,11 +208,13 @@ def test_validation_is_the_accuracy_of_1_shot_episodes():
     episodes = evaluation_episodes(
         outputs().labels, num_episodes=7, ways=3, shots=1, queries=4, seed=2
     )
-    accuracies = episode_accuracies(outputs().features, episodes, distance="cosine")
-    assert found == pytest.approx(accuracies.mean(), rel=1e-6)
-    assert found != pytest.approx(
-        np.mean(episode_accuracies(outputs().features, episodes)), rel=1e-3
+    cosine, euclidean = (
+        prototype_predictions(outputs().features, episodes, distance=distance)
+        == np.arange(3)[:, None]
+        for distance in ("cosine", "euclidean")
     )
+    assert found == pytest.approx(cosine.mean(), rel=1e-6)
+    assert found != pytest.approx(euclidean.mean(), rel=1e-3)
     assert protocol.validation == Metric("1-shot accuracy")
 
 
