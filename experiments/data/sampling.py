@@ -79,9 +79,6 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
     An epoch consists of `num_samples // batch_size` full batches of one permutation, which depends
     on the seed and the epoch. The remaining samples are skipped in that epoch.
 
-    Returns:
-      int64 [batch_size], distinct sample indices.
-
     Raises:
       ConfigError: The batch size is larger than n.
     """
@@ -98,10 +95,7 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
 def episodic_batch(
     labels: np.ndarray | ClassIndex, ways: int, shots: int, *, seed: int, step: int
 ) -> np.ndarray:
-    """Draws an N-way K-shot batch: N classes with K samples each, without replacement.
-
-    Returns:
-      int64 [ways·shots], sample indices grouped by class.
+    """Draws N classes with K samples each, without replacement, grouped by class.
 
     Raises:
       ConfigError: Fewer than N classes have K samples.
@@ -115,7 +109,7 @@ def episodic_batch(
 def draw_batch(
     index: ClassIndex | int, strategy: str, batch_size: int, *, seed: int, step: int
 ) -> np.ndarray:
-    """Draws the training batch of a step.
+    """Draws the training batch of a step: int64 [batch_size_of(strategy, batch_size)].
 
     Args:
       index: The samples of every class. The number of samples suffices for random batches.
@@ -123,9 +117,6 @@ def draw_batch(
       batch_size: Number of samples in a random batch. An `NxK` batch has N·K.
       seed: Seed of the run.
       step: Training step, counted from 0.
-
-    Returns:
-      int64 [batch_size_of(strategy, batch_size)], sample indices.
 
     Raises:
       ConfigError: The strategy does not fit the data.
@@ -175,11 +166,9 @@ def evaluation_episodes(
 
 
 def support_orders(num_samples: int, passes: int, *, seed: int, episode: int) -> np.ndarray:
-    """The order of the S support samples of an episode in every pass of fine-tuning.
+    """The order of an episode's support samples in every pass of fine-tuning.
 
-    Returns:
-      int32 [passes, num_samples], one permutation per row; `episode` is its index in the list of
-      episodes of this seed.
+    int32 [passes, num_samples]; `episode` is its number in the list of episodes of this seed.
     """
     keys = _stream(_SUPPORT, seed, episode).random_raw(passes * num_samples)
     return np.argsort(keys.reshape(passes, num_samples), axis=1, kind="stable").astype(np.int32)

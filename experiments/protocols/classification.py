@@ -80,9 +80,7 @@ def build(
     Args:
       data: Which images.
       label: Name of the loss in tables.
-      objective: What the run minimises.
-      check_options: See `Protocol.check_options`.
-      calibrated: See `Protocol.calibrated`.
+      objective, check_options, calibrated: See `Protocol`.
       extra_results: Further results, as JSON types.
       note: A sentence at the end of the report.
     """
@@ -197,11 +195,7 @@ def describe_data(data: ClassificationData) -> dict[str, Any]:
 def _select(
     data: ClassificationData, folders: Folders
 ) -> tuple[Selection, np.ndarray, np.ndarray | None]:
-    """The selected images, without reading one.
-
-    Then the labels of the stored images in the order of `load_split`, and those of the test images,
-    if there are any.
-    """
+    """The selection, and the labels that its rows index: of stored and of separate test images."""
     name, split, splits = data.name, data.class_split, split_names(data.name)
     joined, test = stored_splits(name)
     if split != "all" and (split not in splits or "novel" not in splits):
@@ -219,15 +213,6 @@ def _select(
         # The labels that the classes of a split have among those of the joined splits.
         before = sum(len(stored[part]) for part in parts[: parts.index(split)])
         among = before + np.arange(len(stored[split]))
-    chosen = select(
-        own,
-        test_labels=of_test,
-        among=among,
-        classes=data.classes,
-        samples_per_class=data.samples_per_class,
-        imbalance=data.imbalance,
-        tail_from=data.tail_from,
-        holdout=data.holdout,
-        subset_seed=data.subset_seed,
-    )
-    return chosen, own, of_test
+    names = "classes", "samples_per_class", "imbalance", "tail_from", "holdout", "subset_seed"
+    options: Any = {option: vars(data)[option] for option in names}
+    return select(own, test_labels=of_test, among=among, **options), own, of_test

@@ -240,10 +240,7 @@ def evaluate(
     found = _subspace(loss, outputs)
     results = evaluate_episodes(evaluation, outputs)
     if evaluation.span:
-        base = outputs_of("base")
-        cosine = integration.gradient_cosine(
-            loss, base.features, base.labels, base.head, batch_size
-        )
+        cosine = integration.gradient_cosine(loss, outputs_of("base"), batch_size)
         values = [*_span_values(evaluation, outputs, found), cosine]
         results["metrics"] += measured(_span_metrics(evaluation), values)
     return results | {"subspace": None if found is None else found._asdict()}

@@ -196,13 +196,10 @@ def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
     With several processes, all of them call this, and use the prototypes of the first one: those of
     two hosts may differ in the last bits.
     """
-
-    def compute() -> np.ndarray:
-        if num_prototypes <= dim + 1:
-            return np.asarray(jaxloss.simplex_prototypes(num_prototypes, dim))
-        return np.asarray(jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim))
-
-    return from_first(compute())
+    if num_prototypes <= dim + 1:
+        return from_first(np.asarray(jaxloss.simplex_prototypes(num_prototypes, dim)))
+    key = jax.random.key(seed)
+    return from_first(np.asarray(jaxloss.uniform_prototypes(key, num_prototypes, dim)))
 
 
 def reassign(objective_state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -1,7 +1,4 @@
-"""Instance discrimination: every training image is a class of its own.
-
-Its augmented views are the samples of the class. The loss is softmax cross-entropy of cosines with
-an additive margin. Few-shot episodes of the novel classes evaluate the features.
+"""Instance discrimination: every training image is a class of its own, of its augmented views.
 
 Sources: Dosovitskiy et al., Discriminative Unsupervised Feature Learning with Exemplar CNNs, 2014;
 Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, CVPR 2018; Wang
@@ -16,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
-import jax
 import numpy as np
 
 import jaxloss
@@ -25,7 +21,7 @@ from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Pr
 from experiments.data.pipeline import load_split
 from experiments.protocols import few_shot
 from experiments.protocols.few_shot import FewShotEvaluation
-from experiments.protocols.linear_head import build_classifier_loss, init_linear_head
+from experiments.protocols.linear_head import build_classifier_loss, init_kernel
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,5 @@ def objective(options: InstanceLoss, problem: Problem) -> Objective:
     def logits(features, head, objective_state):
         return options.scale * jaxloss.cosine_logits(features, head["kernel"])
 
-    def init_head(key: jax.Array):
-        return {"kernel": init_linear_head(problem, key)["kernel"]}
-
+    init_head = partial(init_kernel, problem, scale=1.0)
     return Objective(init_head, loss, logits, class_axes={"kernel": 1})

@@ -14,7 +14,7 @@ from jax import Array
 
 import jaxloss
 from experiments.config import NamedLoss, Positive, Weight
-from experiments.contracts import Problem
+from experiments.contracts import Outputs, Problem
 from experiments.evaluation.subspace import span_basis
 
 _Single = Literal["sce", "bce", "nca", "proto"]
@@ -136,25 +136,15 @@ def _parts(
     return _CLASSIFICATION.get(classification or ""), metric_losses.get(metric or "")
 
 
-def gradient_cosine(
-    options: IntegratedLoss, features: np.ndarray, labels: np.ndarray, head: Any, batch_size: int
-) -> float | None:
+def gradient_cosine(options: IntegratedLoss, outputs: Outputs, batch_size: int) -> float | None:
     """The cosine between the gradients of the two losses inside the span of the classifier.
 
-    The gradients are those of all features of a batch, which both losses get as they are, as in a
-    plain sum. Below 0, the losses pull features of the span in opposite directions.
-
-    Args:
-      options: Which losses.
-      features: Of training images, [n, d].
-      labels: Their labels [n].
-      head: The linear classifier.
-      batch_size: Rows of a batch; the mean is over batches in a fixed random order.
-
-    Returns:
-      None for a single loss, and for gradients of zero.
+    The gradients are those of the features of training images in a batch, which both losses get as
+    they are; the mean is over batches in a fixed random order. Below 0, the losses pull features of
+    the span in opposite directions. None for a single loss, and for gradients of zero.
     """
-    kernel, bias = (jnp.asarray(head[name]) for name in ("kernel", "bias"))
+    features, labels = outputs[:2]
+    kernel, bias = (jnp.asarray(outputs.head[name]) for name in ("kernel", "bias"))
     classification, metric = _parts(options, features.shape[1], kernel.shape[1])
     if classification is None or metric is None:
         return None

@@ -46,13 +46,12 @@ METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
 
 class _Method(NamedTuple):
+    """A loss of logits and targets [n, C], and the options that it takes, with their symbols."""
+
     label: str
     loss: Callable[..., Array]
-    """Of logits and targets, both [n, C]."""
     options: Mapping[str, str] = {}
-    """The options of the configuration that the loss takes, with their symbols in the paper."""
     compares_samples: bool = False
-    """Whether the loss compares the samples of a batch with each other."""
 
 
 _SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
@@ -270,20 +269,13 @@ def build_loss(options: MultiLabelLoss, problem: Problem) -> Callable[[Array, Ar
 
 
 def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
-    """A linear classifier with one of the losses; it ranks by its logits.
-
-    Its bias is the prior of a single class, which suits images that have few labels. The author's
-    starts as PyTorch's linear layers do, uniform in ±1/√d.
-    """
+    """A linear classifier with one of the losses; it ranks by its logits."""
     init_head, loss_of = partial(init_linear_head, problem), build_loss(options, problem)
     return objective_of_logits(init_head, head_logits, loss_of, accuracy=False)
 
 
 def validate(outputs: Outputs) -> float:
-    """The mean of mAP@class and mAP@sample.
-
-    Tables report both of one checkpoint, and each half of the two-way loss favours one of them.
-    """
+    """The mean of mAP@class and mAP@sample: each half of the two-way loss favours one of them."""
     result = evaluate_scores(outputs.logits(), outputs.labels)
     return (result.map_class + result.map_sample) / 2
 

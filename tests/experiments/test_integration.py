@@ -303,9 +303,7 @@ def test_the_span_of_the_classifier_is_measured_on_request():
     subspace = classifier_subspace(features, outputs().labels, kernel)
     assert measured["variance inside the span"] == subspace.variance_share
     assert measured["effective rank of the classifier"] == subspace.effective_rank
-    expected = integration.gradient_cosine(
-        CONFIG.loss, training.features, training.labels, head, 40
-    )
+    expected = integration.gradient_cosine(CONFIG.loss, training, 40)
     assert measured["cosine of the gradients inside the span"] == expected
     single = few_shot.build(
         dataclasses.replace(CONFIG, evaluation=evaluation, loss=IntegratedLoss("nca"))
@@ -320,9 +318,10 @@ def test_the_cosine_of_the_gradients_is_that_of_finite_differences():
         "kernel": rng.normal(size=(DIM, CLASSES)).astype(np.float32),
         "bias": rng.normal(size=CLASSES).astype(np.float32),
     }
-    found = integration.gradient_cosine(
-        IntegratedLoss("direct:sce+nca", **OPTIONS), features.astype(np.float32), labels, head, 6
-    )
+    counts = np.ones(CLASSES, int)
+    of_training = Outputs(features.astype(np.float32), labels, lambda: features, counts, head=head)
+    options = IntegratedLoss("direct:sce+nca", **OPTIONS)
+    found = integration.gradient_cosine(options, of_training, 6)
 
     def slope(loss):
         gradient = np.zeros_like(features)
@@ -343,4 +342,4 @@ def test_the_cosine_of_the_gradients_is_that_of_finite_differences():
     expected = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
     assert abs(expected) > 0.05
     assert found == pytest.approx(expected, abs=1e-3)
-    assert integration.gradient_cosine(IntegratedLoss("sce"), features, labels, head, 6) is None
+    assert integration.gradient_cosine(IntegratedLoss("sce"), of_training, 6) is None
