@@ -113,9 +113,8 @@ class Problem(NamedTuple):
     axis_name: str | None = None
     """The mapped axis over which the batch is spread, or None."""
     mesh: Mesh | None = None
-    """The devices of a sharded jit, with the axes `BATCH_AXIS` and `CLASS_AXIS`, or None. Features
-    are spread over both axes; the classes of the head over the second, filled up with zeros to a
-    number that it divides."""
+    """The devices of a sharded jit. Features are spread over both axes, `BATCH_AXIS` and
+    `CLASS_AXIS`; the classes of the head, filled up with zeros, over the second."""
     num_epochs: int = 0
     """Epochs that end within the run."""
     seed: int = 0
@@ -211,17 +210,14 @@ class Protocol(NamedTuple):
     metrics: Sequence[Metric]
     """The metrics of the evaluation split, in the order of the tables."""
     evaluate: Callable[[str, Callable[[str], Outputs]], dict[str, Any]]
-    """The results on a split, from a function that computes the outputs of any split; as JSON
-    types. `metrics` is a list of `Metric.measured`. `episodes`, where there are any, has the values
-    of a metric in every episode, by its name; they are stored beside the report."""
+    """The results on a split, from the outputs of any split, as JSON types: `metrics`, a list of
+    `Metric.measured`, and `episodes`, if any: the values of metrics in every episode, by name."""
     description: dict[str, Any]
     """What a report states of a run beside its results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]
-    """The results as lines of Markdown, from the report's JSON: first what was evaluated, in a
-    phrase."""
+    """The results as lines of Markdown: first what was evaluated, in a phrase."""
     check_options: Callable[[int], None] = lambda num_features: None
-    """Raises a `ConfigError` where options do not fit each other or the number of features.
-    Runs before any data is prepared."""
+    """Raises a `ConfigError` where options do not fit each other or the number of features."""
     diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     calibrated: Callable[[Outputs], np.ndarray] | None = None

@@ -15,16 +15,15 @@ _HEAD, _HEAD_AND_MEDIUM = 36, 71
 
 
 class Calibration(NamedTuple):
-    """How far confidence is from accuracy, and the bins of the reliability diagram."""
+    """The expected calibration error, and the bins of the reliability diagram, all [B].
+
+    Confidences and accuracies are means in a bin, NaN in an empty one.
+    """
 
     error: float
-    """Expected calibration error, in [0, 1]."""
     counts: np.ndarray
-    """int64 [B], the samples of each bin."""
     confidences: np.ndarray
-    """float64 [B], the mean confidence in each bin; NaN in an empty one."""
     accuracies: np.ndarray
-    """float64 [B], the accuracy in each bin; NaN in an empty one."""
 
 
 class ClassificationResult(NamedTuple):

@@ -47,18 +47,15 @@ Distance = Literal["euclidean", "cosine"]
 
 
 class EpisodeResult(NamedTuple):
-    """The accuracy over one list of episodes."""
+    """The accuracy over one list of episodes, and its interval, as in `mean_and_interval`."""
 
     ways: int
     shots: int
     queries: int
     episodes: int
     classifier: str
-    """How queries are classified."""
     accuracy: float
-    """Mean over the episodes of the fraction of queries classified correctly."""
     interval: float
-    """See `mean_and_interval`."""
     hash: str
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
 

@@ -34,18 +34,17 @@ class Labelled(NamedTuple):
 
 
 class Path(NamedTuple):
-    """The classifiers of L penalties, in the order of the penalties."""
+    """The classifiers of L penalties, in their order: kernels [L, d, C] and biases [L, C].
+
+    The objectives [L] are mean cross-entropy + λ/(2n) ‖W‖²; those that met the tolerance are
+    `converged`.
+    """
 
     kernels: np.ndarray
-    """float32 [L, d, C]."""
     biases: np.ndarray
-    """float32 [L, C]."""
     objectives: np.ndarray
-    """float32 [L], what was minimised: mean cross-entropy + λ/(2n) ‖W‖²."""
     iterations: np.ndarray
-    """int32 [L], steps of L-BFGS."""
     converged: np.ndarray
-    """bool [L], whether the objective met the tolerance."""
 
 
 class LinearResult(NamedTuple):
@@ -69,8 +68,7 @@ class LinearResult(NamedTuple):
     test_of_all: list[float]
     """The same, trained on training and validation set."""
     best_test_accuracy: float
-    """The largest of `test_of_all`, as the paper reports it. Its penalty is chosen on the test set,
-    so that it is not to be compared with `accuracy`."""
+    """The largest of `test_of_all`, as the paper reports it: chosen on the test set."""
     best_test_penalty: float
     """The penalty of this accuracy, of equally good ones the largest."""
     unconverged: int
@@ -97,9 +95,8 @@ def fit_path(
     `LogisticRegression`, and λ/n the weight beside a mean cross-entropy. Penalties are solved one
     after the other from the largest to the smallest, each from the solution before it.
 
-    The features are centred, scaled by one number and turned onto their principal axes, and each
-    axis is stretched by an estimate of its curvature: the optimum stays what it is, and L-BFGS
-    finds it in a fraction of the steps.
+    The features are centred, scaled by one number and turned onto their principal axes, each of
+    which is stretched by an estimate of its curvature, so that L-BFGS takes fewer steps.
 
     Args:
       data: The training set.
@@ -138,8 +135,7 @@ def evaluate_linear(
     """Transfer to a data set: the accuracy of a linear classifier on frozen features.
 
     The penalty is chosen on the validation set, and a classifier with it is then trained on
-    training and validation set together. Beside it is the best accuracy of all penalties on the
-    test set, likewise trained on both sets together, as the paper reports it.
+    training and validation set together.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.

@@ -52,10 +52,9 @@ def test_a_batch_can_be_changed_without_changing_the_next_draw():
     np.testing.assert_array_equal(random_batch(10, 10, seed=0, step=0), kept)
 
 
-@pytest.mark.parametrize("size", [0, 24, -1])
-def test_a_batch_larger_than_the_data_is_refused(size):
-    with pytest.raises(ValueError, match=r"sampling.batch_size = -?\d+ must be in 1 … 23"):
-        random_batch(23, size, seed=0, step=0)
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match=r"sampling.batch_size = 24 must be in 1 … 23"):
+        random_batch(23, 24, seed=0, step=0)
 
 
 @pytest.mark.parametrize("step", range(20))
