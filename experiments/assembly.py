@@ -5,7 +5,6 @@ Every part is built from its own section, and the configuration goes no further.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -15,19 +14,12 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from experiments.config import (
-    Folders,
-    ParallelMode,
-    TrainConfig,
-    batch_size_of,
-    check_config,
-    check_data_options,
-)
+from experiments.config import Folders, ParallelMode, TrainConfig, check_config
 from experiments.contracts import ImageSet, Objective, Problem, Protocol
-from experiments.data.augment import seen_shape
+from experiments.data.augment import check_data_options, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
-from experiments.data.pipeline import KeptImages, RecordImages, batches, default_memory_limit
-from experiments.data.sampling import draw_batch, index_classes
+from experiments.data.pipeline import RecordImages, batches
+from experiments.data.sampling import batch_size_of, draw_batch, index_classes
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
 from experiments.protocols import build_protocol
@@ -51,54 +43,48 @@ class Plan(NamedTuple):
     num_features: int
 
 
-def plan_run(config: TrainConfig, *, num_devices: int | None = None) -> Plan:
-    """Plans a run whose options fit each other and the devices; touches no data.
+def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool = True) -> Plan:
+    """Plans a run; touches no data.
 
     Args:
       config: The options.
       num_devices: Of the machines that will train it. None: those of all processes.
+      check: Whether the options must fit each other and the devices. A checkpoint's need not.
 
     Raises:
       ConfigError: A value is out of bounds, or does not fit the others or the devices.
     """
-    check_config(config)
     sampling, model = config.sampling, config.model
-    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
-    check_data_options(config.data, image_shape(config.data.name)[-1])
-    parallel.check_batch_size(batch_size, num_devices or jax.device_count())
-    learning_rate(config.optimizer, config.steps)
-    if model.weights and not storage_path(model.weights, "model.weights").exists():
-        raise ConfigError(
-            f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
-            "directory"
-        )
-    if model.weights and (model.dim or model.projection != "linear-norm"):
-        raise ConfigError(
-            f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
-            f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
-            "model.projection = linear-norm"
-        )
-    plan = draft_plan(config)
-    plan.protocol.check_options(plan.num_features)
-    return plan
-
-
-def draft_plan(config: TrainConfig) -> Plan:
-    """Plans a run without checking its options, as a checkpoint holds it."""
-    seen = seen_shape(image_shape(config.data.name), config.data)
-    num_features = nnx.eval_shape(
-        lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
-    ).num_features
-    return Plan(config, _protocol(config), seen, num_features)
-
-
-def _protocol(config: TrainConfig) -> Protocol:
-    """The protocol of a run, with the metrics of its last checkpoint where they are reported."""
+    if check:
+        check_config(config)
+        learning_rate(config.optimizer, config.steps)
+        batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+        parallel.check_batch_size(batch_size, num_devices or jax.device_count())
+        if model.weights and not storage_path(model.weights, "model.weights").exists():
+            raise ConfigError(
+                f"model.weights = {model.weights} does not exist; set a file *.safetensors or a "
+                "run directory"
+            )
+        if model.weights and (model.dim or model.projection != "linear-norm"):
+            raise ConfigError(
+                f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
+                f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
+                "model.projection = linear-norm"
+            )
+    stored = image_shape(config.data.name)
+    if check:
+        check_data_options(config.data, stored[-1])
+    seen = seen_shape(stored, config.data)
     protocol = build_protocol(config)
-    if not config.report_last:
-        return protocol
-    last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
-    return protocol._replace(metrics=[*protocol.metrics, *last])
+    if config.report_last:
+        last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
+        protocol = protocol._replace(metrics=[*protocol.metrics, *last])
+    num_features = nnx.eval_shape(
+        lambda: build_backbone(model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
+    ).num_features
+    if check:
+        protocol.check_options(num_features)
+    return Plan(config, protocol, seen, num_features)
 
 
 def of_last(name: str) -> str:
@@ -214,7 +200,6 @@ def assemble(
       ConfigError: The configuration does not fit the data or the mode.
     """
     config, protocol = plan.config, plan.protocol
-    protocol.check_mode(mode)
     mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
     class_counts = check_data(plan, folders)
     images = protocol.load(folders, protocol.splits[0])
@@ -261,23 +246,13 @@ def _batches(
     return lambda first: batches(read, first, config.steps, ahead=ahead)
 
 
-def load_for_evaluation(protocol: Protocol, folders: Folders, split: str) -> ImageSet:
-    """The images of a split. Each of several processes reads its share of them only."""
-    if jax.process_count() == 1:
-        return protocol.load(folders, split)
-    images = protocol.load(folders, split, memory_limit=0)
-    if np.prod(images.images.shape) // jax.process_count() > default_memory_limit():
-        return images
-    return dataclasses.replace(images, images=KeptImages(images.images))
-
-
 def _validation(
     plan: Plan, folders: Folders, network: Network, class_counts: Mapping[str, np.ndarray]
 ) -> Callable[[TrainState], Validation] | None:
     trained_on, held_out, _ = plan.protocol.splits
     if held_out not in class_counts:
         return None
-    images = load_for_evaluation(plan.protocol, folders, held_out)
+    images = plan.protocol.load(folders, held_out)
     outputs = build_outputs(
         network.graphdef, network.objective, plan.config.data, class_counts[trained_on]
     )

@@ -14,9 +14,10 @@ import numpy as np
 from jax.experimental import topologies
 
 from experiments.assembly import Plan, build_network, plan_run
-from experiments.config import ParallelMode, TrainConfig, batch_size_of
+from experiments.config import ParallelMode, TrainConfig
 from experiments.contracts import Photographs
 from experiments.data.builders import builder_class, is_multi_label
+from experiments.data.sampling import batch_size_of
 from experiments.errors import ConfigError
 from experiments.reporting.markdown import table
 from experiments.training import parallel
@@ -96,7 +97,6 @@ def compile_step(
       DoesNotFitError: The compiler found too little memory.
     """
     plan = plan_run(config, num_devices=len(devices))
-    plan.protocol.check_mode(mode)
     axis_name = parallel.axis_name(mode)
     mesh = parallel.device_mesh(mode, mesh_shape, devices)
     if not classes and plan.protocol.classes_are_images:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import operator
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,16 +45,13 @@ class DataConfig:
     color_jitter: Weight = 0.0
     """Strength of random brightness, contrast and saturation (colour images)."""
     image_size: Pixels = 0
-    """Side of the square images that the model receives; 0: the stored size, of photographs the
-    largest shorter side."""
+    """Side of the square images that the model receives; 0: as stored (photographs: the height)."""
     resize: Pixels = 0
-    """Shorter side of an image before --data.image-size pixels are cropped from its centre, in
-    evaluation and where there is no random resized crop; 0: --data.image-size."""
+    """Shorter side before the crop at the centre in evaluation; 0: --data.image-size."""
     resize_to_square: bool = False
-    """Resize both sides to --data.resize pixels there, whatever the aspect ratio."""
+    """Resize both sides to --data.resize pixels, whatever the aspect ratio."""
     crop_scale: tuple[Positive, ...] = ()
-    """Smallest and largest fraction of the area of the stored image in a random resized crop, such
-    as 0.08 1; empty: pad and crop."""
+    """Range of the share of the area in a random resized crop, as 0.08 1; empty: pad and crop."""
     crop_ratio: tuple[Positive, ...] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of a random resized crop."""
     lighting: Weight = 0.0
@@ -63,8 +59,7 @@ class DataConfig:
     mixup: Weight = 0.0
     """β of mixup, which draws its weights from Beta(β, β); 0: no mixup."""
     cutmix: Weight = 0.0
-    """β of CutMix, whose box has an area from Beta(β, β); 0: no CutMix. With mixup, each batch has
-    one of the two at random."""
+    """β of CutMix; 0: no CutMix. With mixup, each batch has one of the two at random."""
     mixed_labels: Literal["both", "larger"] = "both"
     """Labels of mixup and CutMix in the loss: both with their shares, or the larger share's."""
     trivial_augment: bool = False
@@ -90,43 +85,34 @@ class ModelConfig:
     backbone: Literal["conv4", "resnet12", "resnet18", "resnet50", "resnet32", "wrn28", "swin"] = (
         "conv4"
     )
-    """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28, swin the Swin
-    Transformer."""
+    """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28."""
     widths: tuple[Count, ...] = (64, 64, 64, 64)
-    """Channels of the four blocks (conv4, resnet12) or stages (resnet18, resnet50, swin), or of
-    the three stages (resnet32, wrn28)."""
+    """Channels of the four blocks or stages, or of the three of resnet32 and wrn28."""
     pooling: Literal["flatten", "mean"] = "flatten"
     """Flatten the last feature map, or average it over positions."""
     drop_block: Share = 0.0
-    """Probability that DropBlock removes a unit after a block of the last two stages (resnet12,
-    resnet18)."""
+    """Share of units that DropBlock removes in the last two stages (resnet12, resnet18)."""
     drop_block_size: Count = 5
     """Side of the squares that DropBlock removes."""
     drop_block_steps: Steps = 0
-    """Training steps in which the probability of DropBlock rises linearly from 0 to its value;
-    0: it is constant."""
+    """Training steps in which this share rises linearly from 0; 0: it is constant."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the backbone; parameters and losses stay float32."""
     blocks: tuple[Count, ...] = ()
     """Residual blocks of every stage, unavailable for conv4 and resnet12; empty: as published."""
     stem: Literal["imagenet", "small"] = "imagenet"
-    """First layers of resnet18 and resnet50: a 7×7 convolution with stride 2 and max-pooling, or
-    for small images one 3×3 convolution with stride 1."""
+    """First layers of resnet18 and resnet50: 7×7 with stride 2 and pooling, or 3×3 (small)."""
     dropout: Share = 0.0
-    """Probability that dropout removes a unit: between two convolutions (wrn28), or after a block
-    of the first two stages (resnet12, resnet18)."""
+    """Dropout inside the blocks of wrn28, or in the first two stages of resnet12, resnet18."""
     stochastic_depth: Share = 0.0
-    """Probability that stochastic depth leaves out a branch of the last block, rising from 0 in
-    the first (swin)."""
+    """Probability that a branch of the last block is left out, from 0 in the first (swin)."""
     dim: Pixels = 0
     """Outputs of an extra linear layer; 0: no such layer."""
     projection: Literal["linear-norm", "linear", "norm"] = "linear-norm"
-    """What follows the backbone. Without --model.dim, nothing (the default linear-norm), or batch
-    normalisation alone (norm). With it, a linear layer and batch normalisation (linear-norm), or a
-    linear layer with a bias (linear)."""
+    """What follows the backbone. Without --model.dim: nothing (linear-norm), or batch normalisation
+    (norm). With it: a linear layer and batch normalisation, or a linear layer with a bias."""
     shortcut: Literal["pad", "conv3x3"] = "pad"
-    """Shortcuts of resnet32 that change the shape: subsampling with zero channels, or 3×3
-    convolutions with batch normalisation."""
+    """Shortcuts of resnet32 that change the shape: zero channels, or 3×3 convolutions."""
     weights: str = ""
     """Initial weights of the backbone: a file *.safetensors, or a run directory; empty: random."""
 
@@ -202,8 +188,7 @@ class Folders:
     """Where data is stored."""
 
     data_dir: Path | None = None
-    """Folder of prepared data sets, or gs://BUCKET/PATH (TFDS; by default
-    ~/tensorflow_datasets)."""
+    """Folder of prepared data sets, or gs://BUCKET/PATH; by default ~/tensorflow_datasets."""
     manual_dir: Path | None = None
     """Folder of the archives that you downloaded (by default DATA_DIR/downloads/manual)."""
 
@@ -220,15 +205,11 @@ _BOUNDS = {
 
 
 def check_config(config: Any, section: str = "") -> None:
-    """Checks every number against the bounds in its field's type.
-
-    Args:
-      config: A dataclass of numbers, tuples of numbers and further sections.
-      section: Prefix of its field names in messages, such as `evaluation.`.
+    """Checks every number of a configuration against the bounds in its field's type.
 
     Raises:
-      ConfigError: A number is out of bounds or not finite, or a tuple is empty. The message
-        names the option and its value.
+      ConfigError: A number is out of bounds or not finite, or a tuple is empty. The message names
+        the option, after the prefix `section`, and its value.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for option in dataclasses.fields(config):
@@ -253,43 +234,6 @@ def check_config(config: Any, section: str = "") -> None:
                 raise ConfigError(f"{name} must be {allowed if finite else 'finite'}, got {number}")
 
 
-def check_data_options(config: DataConfig, channels: int) -> None:
-    """Raises a `ConfigError` unless the options fit each other and the number of channels."""
-    of_colors = {"color_jitter": (1, 3), "trivial_augment": (1, 3), "lighting": (3,)}
-    for name, allowed in of_colors.items():
-        if vars(config)[name] and channels not in allowed:
-            needed = " or ".join(map(str, allowed))
-            raise ConfigError(f"data.{name} needs {needed} channels, got {channels}")
-    if config.mixed_labels == "larger" and not (config.mixup or config.cutmix):
-        raise ConfigError("data.mixed_labels = larger needs data.mixup or data.cutmix")
-    if config.resize and not config.image_size:
-        raise ConfigError(f"data.resize = {config.resize} needs data.image_size")
-    if 0 < config.resize < config.image_size:
-        raise ConfigError(
-            f"data.resize = {config.resize} must not be below data.image_size = {config.image_size}"
-        )
-    if config.crop_scale:
-        for name in ("crop_scale", "crop_ratio"):
-            numbers = vars(config)[name]
-            if len(numbers) != 2 or numbers[0] > numbers[1]:
-                raise ConfigError(
-                    f"data.{name} needs two numbers in ascending order, got {numbers}"
-                )
-        if config.crop_scale[1] > 1:
-            raise ConfigError(f"data.crop_scale must not be above 1, got {config.crop_scale}")
-        if config.pad > 0:
-            raise ConfigError(
-                f"data.crop_scale replaces data.pad, which must be 0, got {config.pad}"
-            )
-    for name in ("mean", "std"):
-        numbers = vars(config)[name]
-        if len(numbers) not in (1, channels):
-            raise ConfigError(
-                f"data.{name} needs one number, or one for each of {channels} channels; "
-                f"got {numbers}"
-            )
-
-
 def check_mixing(config: DataConfig, loss: str, *, compares_samples: bool) -> None:
     """Raises a `ConfigError` where images are mixed for a loss that compares samples."""
     for name in ("mixup", "cutmix"):
@@ -298,35 +242,6 @@ def check_mixing(config: DataConfig, loss: str, *, compares_samples: bool) -> No
                 f"data.{name} = {vars(config)[name]} needs a loss of single samples, and {loss} "
                 f"compares samples with each other; set data.{name} = 0"
             )
-
-
-def parse_strategy(strategy: str) -> tuple[int, int] | None:
-    """The classes N and images per class K of a sampling strategy `NxK`; None for `random`.
-
-    Raises:
-      ConfigError: The string is neither.
-    """
-    if strategy == "random":
-        return None
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", strategy)
-    if match is None:
-        raise ConfigError(
-            f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
-            f"for example `32x4`; got {strategy!r}"
-        )
-    return int(match[1]), int(match[2])
-
-
-def describe_strategy(strategy: str) -> str:
-    """A sampling strategy in words, such as `32-way 4-shot`."""
-    parsed = parse_strategy(strategy)
-    return "random" if parsed is None else f"{parsed[0]}-way {parsed[1]}-shot"
-
-
-def batch_size_of(strategy: str, batch_size: int) -> int:
-    """The number of samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
-    ways_shots = parse_strategy(strategy)
-    return batch_size if ways_shots is None else math.prod(ways_shots)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

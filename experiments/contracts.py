@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -10,13 +10,11 @@ from typing import Protocol as Interface
 
 import numpy as np
 
-from experiments.config import Folders, ParallelMode
+from experiments.config import Folders
 
 if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
     from jax import Array
     from jax.sharding import Mesh
-
-    from experiments.data.sampling import Episodes
 
 BATCH_AXIS = "batch"
 """Name of the devices' axis that the batch is spread over."""
@@ -30,11 +28,6 @@ class ImageTable(Interface):
     @property
     def shape(self) -> tuple[int, ...]:
         """(n, height, width, channels) of an array, or of the `pixels` of `Photographs`."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype:
-        """uint8."""
         ...
 
     def __len__(self) -> int: ...
@@ -88,11 +81,6 @@ class ImageSet:
     """The name of every label."""
 
 
-LoadImages = Callable[..., ImageSet]
-"""Of folders and a split, its images: in memory if their pixels have at most `memory_limit` bytes
-(None: a default)."""
-
-
 class Metric(NamedTuple):
     """What a number means, declared where the number is computed."""
 
@@ -110,6 +98,11 @@ class Metric(NamedTuple):
         return self._asdict() | {"value": value, "interval": interval}
 
 
+def measured(metrics: Sequence[Metric], values: Iterable[float | None]) -> list[dict[str, Any]]:
+    """The metrics with their values, as reports store them."""
+    return [metric.measured(value) for metric, value in zip(metrics, values, strict=True)]
+
+
 class Problem(NamedTuple):
     """What an objective is built for."""
 
@@ -120,9 +113,8 @@ class Problem(NamedTuple):
     axis_name: str | None = None
     """The mapped axis over which the batch is spread, or None."""
     mesh: Mesh | None = None
-    """The devices of a sharded jit, with the axes `BATCH_AXIS` and `CLASS_AXIS`, or None. Features
-    are spread over both axes; the classes of the head over the second, filled up with zeros to a
-    number that it divides."""
+    """The devices of a sharded jit. Features are spread over both axes, `BATCH_AXIS` and
+    `CLASS_AXIS`; the classes of the head, filled up with zeros, over the second."""
     num_epochs: int = 0
     """Epochs that end within the run."""
     seed: int = 0
@@ -184,13 +176,9 @@ class EpisodeClassifier(NamedTuple):
     """Support images per class."""
     metric: str
     """The metric of the evaluation split that is the mean over these episodes."""
-    episodes: Callable[[np.ndarray], Episodes]
-    """Of labels [n]; raises a `ConfigError` where they give no such episodes."""
-    accuracies: Callable[[np.ndarray, Episodes], np.ndarray]
-    """Of features [n, d] and episodes: float32 [E], in [0, 1]."""
-    predictions: Callable[[np.ndarray, Episodes, int], np.ndarray]
-    """Of features, episodes and the number of one: int64 [N, Q], the class from 0 to N−1 that each
-    query is assigned to."""
+    predict: Callable[..., np.ndarray]
+    """Of features [n, d], `Episodes`, and the numbers of some of them (by default all): int32
+    [E, N, Q], the class from 0 to N−1 that each query is assigned to."""
 
 
 class PairMetrics(NamedTuple):
@@ -206,7 +194,7 @@ class Protocol(NamedTuple):
 
     splits: tuple[str, str, str]
     """The splits for training, validation and evaluation."""
-    load: LoadImages
+    load: Callable[[Folders, str], ImageSet]
     """The images of one of the splits."""
     class_counts: Callable[[Folders], Mapping[str, np.ndarray]]
     """For every available split, the number of images of every class; reads no image."""
@@ -222,17 +210,14 @@ class Protocol(NamedTuple):
     metrics: Sequence[Metric]
     """The metrics of the evaluation split, in the order of the tables."""
     evaluate: Callable[[str, Callable[[str], Outputs]], dict[str, Any]]
-    """The results on a split, from a function that computes the outputs of any split; as JSON
-    types. `metrics` is a list of `Metric.measured`. `episodes`, where there are any, has the values
-    of a metric in every episode, by its name; they are stored beside the report."""
+    """The results on a split, from the outputs of any split, as JSON types: `metrics`, a list of
+    `Metric.measured`, and `episodes`, if any: the values of metrics in every episode, by name."""
     description: dict[str, Any]
     """What a report states of a run beside its results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]
-    """The results as lines of Markdown, from the report's JSON: first what was evaluated, in a
-    phrase."""
+    """The results as lines of Markdown: first what was evaluated, in a phrase."""
     check_options: Callable[[int], None] = lambda num_features: None
-    """Raises a `ConfigError` where options do not fit each other or the number of features.
-    Runs before any data is prepared."""
+    """Raises a `ConfigError` where options do not fit each other or the number of features."""
     diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     calibrated: Callable[[Outputs], np.ndarray] | None = None
@@ -241,7 +226,5 @@ class Protocol(NamedTuple):
     """The one with the fewest shots, where the evaluation has episodes."""
     pair_metrics: PairMetrics | None = None
     """In a grid with a baseline, a run has these metrics, too."""
-    check_mode: Callable[[ParallelMode], None] = lambda mode: None
-    """Raises a `ConfigError` where the loss cannot be computed by this form of data parallelism."""
     classes_are_images: bool = False
     """Whether every training image is a class, so that the data alone has their number."""

@@ -13,8 +13,7 @@ from experiments.assembly import (
     Network,
     Plan,
     build_network,
-    draft_plan,
-    load_for_evaluation,
+    plan_run,
 )
 from experiments.config import (
     Folders,
@@ -73,7 +72,7 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
 
         def read(step: int) -> RestoredRun:
             meta = checkpoints.meta(step)
-            plan = draft_plan(config_from_dict(meta["config"]))
+            plan = plan_run(config_from_dict(meta["config"]), check=False)
             class_counts = np.array(meta["class_counts"], np.int64)
             network = build_network(plan, class_counts, meta["steps_per_epoch"], abstract=True)
             state = checkpoints.restore(network.state, step).state
@@ -149,7 +148,7 @@ def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
 
     @cache
     def outputs(split: str) -> Outputs:
-        return outputs_of(run.state, load_for_evaluation(run.plan.protocol, folders, split))
+        return outputs_of(run.state, run.plan.protocol.load(folders, split))
 
     def evaluate(
         split: str | None, overrides: Mapping[str, Any]

@@ -56,7 +56,7 @@ class Compare:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the comparison, prints its table."""
-        from experiments.config import describe_strategy
+        from experiments.data.sampling import describe_strategy
         from experiments.errors import ConfigError
         from experiments.grid import check_not_set
         from experiments.reporting.results import Axis

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders, TrainConfig, batch_size_of, get_option, option_types
+from experiments.config import Folders, TrainConfig, get_option, option_types
+from experiments.data.sampling import batch_size_of
 from experiments.presets import PRESETS
 
 _IN_STEPS = (

@@ -175,11 +175,7 @@ def load_pickle(path: Path) -> Any:
     """Reads a pickle that contains only arrays, numbers, strings and containers.
 
     Pickles of Python 2 and of all versions of NumPy are supported. Strings of Python 2 become `str`
-    with one character per byte (latin-1).
-
-    Raises:
-      UnsafeArchiveError: The pickle requests anything else. The message names it.
-      DamagedArchiveError: The file is truncated or not a pickle.
+    with one character per byte (latin-1). An `UnsafeArchiveError` names anything else.
     """
     with open(path, "rb") as file:
         return _unpickle(file, str(path))
@@ -189,10 +185,6 @@ def load_torch_list(path: Path) -> list:
     """Reads a list of numbers or strings written by `torch.save`, without PyTorch.
 
     The file is in the zip format of PyTorch 1.6 or in the older format.
-
-    Raises:
-      UnsafeArchiveError: The file contains more than plain values.
-      DamagedArchiveError: The file is truncated, or does not contain a list.
     """
     value = None
     if zipfile.is_zipfile(path):

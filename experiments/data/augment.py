@@ -22,8 +22,46 @@ from experiments.data.effects import (
     random_sides,
     trivial_augment,
 )
+from experiments.errors import ConfigError
 
 jax.tree_util.register_dataclass(Photographs, ["pixels", "sizes"], [])
+
+
+def check_data_options(config: DataConfig, channels: int) -> None:
+    """Raises a `ConfigError` unless the options fit each other and the number of channels."""
+    of_colors = {"color_jitter": (1, 3), "trivial_augment": (1, 3), "lighting": (3,)}
+    for name, allowed in of_colors.items():
+        if vars(config)[name] and channels not in allowed:
+            needed = " or ".join(map(str, allowed))
+            raise ConfigError(f"data.{name} needs {needed} channels, got {channels}")
+    if config.mixed_labels == "larger" and not (config.mixup or config.cutmix):
+        raise ConfigError("data.mixed_labels = larger needs data.mixup or data.cutmix")
+    if config.resize and not config.image_size:
+        raise ConfigError(f"data.resize = {config.resize} needs data.image_size")
+    if 0 < config.resize < config.image_size:
+        raise ConfigError(
+            f"data.resize = {config.resize} must not be below data.image_size = {config.image_size}"
+        )
+    if config.crop_scale:
+        for name in ("crop_scale", "crop_ratio"):
+            numbers = vars(config)[name]
+            if len(numbers) != 2 or numbers[0] > numbers[1]:
+                raise ConfigError(
+                    f"data.{name} needs two numbers in ascending order, got {numbers}"
+                )
+        if config.crop_scale[1] > 1:
+            raise ConfigError(f"data.crop_scale must not be above 1, got {config.crop_scale}")
+        if config.pad > 0:
+            raise ConfigError(
+                f"data.crop_scale replaces data.pad, which must be 0, got {config.pad}"
+            )
+    for name in ("mean", "std"):
+        numbers = vars(config)[name]
+        if len(numbers) not in (1, channels):
+            raise ConfigError(
+                f"data.{name} needs one number, or one for each of {channels} channels; "
+                f"got {numbers}"
+            )
 
 
 def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Array:
@@ -31,8 +69,7 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
 
     With `config.crop_scale`, a random crop is resized to the input size of the model. Otherwise the
     image is resized as for evaluation, padded, and cropped back at a random position. The padding
-    is zero, not a reflection: zero is the background of characters and icons, where a reflection
-    would add strokes, and it is also common for photographs.
+    is zero: a reflection would add strokes to characters and icons.
 
     Args:
       images: uint8 [n, h, w, c], or `Photographs`.
@@ -42,23 +79,13 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
     Returns:
       float32 [n, *seen_shape(image_shape, config)], with the image shape of the data set.
     """
-    _check_images(images)
-    if keys.shape != images.shape[:1]:
-        raise ValueError(
-            f"augment needs keys of shape {images.shape[:1]}, one per image; got {keys.shape}"
-        )
 
     def one(image: Any, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
         if config.crop_scale:
-            (smallest, largest), (narrowest, widest) = config.crop_scale, config.crop_ratio
-            image = random_resized_crop(
-                image,
-                crop_key,
-                _output_size(image, config),
-                scale=(smallest, largest),
-                ratio=(narrowest, widest),
-            )
+            size: Any = _output_size(image, config)
+            ranges: Any = {"scale": config.crop_scale, "ratio": config.crop_ratio}
+            image = random_resized_crop(image, crop_key, size, **ranges)
         else:
             image = _resized(image, config)
         if config.pad > 0:
@@ -88,7 +115,6 @@ def normalize(images: Array | Photographs, config: DataConfig) -> Array:
     Arguments and result are those of `augment`. Pixels are scaled to [0, 1] and standardised with
     `config.mean` and `config.std`.
     """
-    _check_images(images)
     return _standardize(center_crops(images, config).astype(jnp.float32) / 255, config)
 
 
@@ -102,13 +128,6 @@ def seen_shape(stored: tuple[int, ...], config: DataConfig) -> tuple[int, int, i
     height, width, channels = stored
     size = config.image_size
     return (size, size, channels) if size else (height, width, channels)
-
-
-def _check_images(images: Array | Photographs) -> None:
-    if len(images.shape) != 4 or images.dtype != jnp.uint8:
-        raise ValueError(
-            f"images must be uint8 [n, h, w, c], got {images.dtype} {list(images.shape)}"
-        )
 
 
 def _output_size(image: Array | Photographs, config: DataConfig) -> tuple[int, int]:
@@ -147,10 +166,9 @@ def _crop(image: Array, key: Array, pad: int) -> Array:
 # triangle that spans two pixels of the coarser grid. Pillow rounds uint8 images after each axis, so
 # that its pixels differ by up to 1 of 255.
 #
-# `jax.image.scale_and_translate` with `antialias=True` gives the same result for whole images, at
-# the same speed. It does not fit random crops: near the border of a crop it also averages pixels
-# outside the crop. Compared with Pillow on random crops of 256×256 noise, its pixels differ by up
-# to 95 of 255, ours by less than 0.01.
+# `jax.image.scale_and_translate` does not fit random crops: near their border it also averages
+# pixels outside. Compared with Pillow on random crops of 256×256 noise, its pixels differ by up to
+# 95 of 255, ours by less than 0.01.
 
 
 def resize_and_center_crop(
@@ -169,12 +187,7 @@ def resize_and_center_crop(
 
     Returns:
       float32 [size, size, c], in the range of the input.
-
-    Raises:
-      ValueError: The square is larger than the resized image.
     """
-    if not 0 < size <= shorter:
-        raise ValueError(f"cannot crop {size}×{size} pixels from a shorter side of {shorter}")
     height, width = _sides(image)
 
     def crop(side: ArrayLike) -> _Crop:
@@ -192,16 +205,10 @@ def random_resized_crop(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Array:
-    """Crops a random box, and resizes it. Pixels outside the box have no influence.
+    """Crops a random box, and resizes it to float32 [*size, c], in the range of the input.
 
-    Args:
-      image: [h, w, c], integers or floats, or one of `Photographs`, of a square `size`.
-      key: Typed PRNG key.
-      size: Output height and width.
-      scale, ratio: As in `random_box`.
-
-    Returns:
-      float32 [*size, c], in the range of the input.
+    Pixels outside the box have no influence. The size of `Photographs` is square; `scale` and
+    `ratio` are as in `random_box`.
     """
     height, width = _sides(image)
     top, left, box_height, box_width = random_box(key, height, width, scale=scale, ratio=ratio)
@@ -224,8 +231,7 @@ def random_box(
 
     Args:
       key: Typed PRNG key.
-      height: Height of the image.
-      width: Width of the image.
+      height, width: Sides of the image.
       scale: Range of the area of the box, relative to the image.
       ratio: Range of the aspect ratio (width / height) of the box.
 
@@ -247,13 +253,9 @@ def random_box(
     # At least one pixel: the aspect ratio may be impossible.
     fallback_width = jnp.clip(jnp.round(height * ratio[1]).astype(jnp.int32), 1, width)
     fallback_height = jnp.clip(jnp.round(width / ratio[0]).astype(jnp.int32), 1, height)
-    fallback = [
-        (height - fallback_height) // 2,
-        (width - fallback_width) // 2,
-        fallback_height,
-        fallback_width,
-    ]
-    return jnp.where(found, jnp.concatenate([top_left, sides]), jnp.array(fallback, jnp.int32))
+    place = [(height - fallback_height) // 2, (width - fallback_width) // 2]
+    fallback = jnp.array([*place, fallback_height, fallback_width], jnp.int32)
+    return jnp.where(found, jnp.concatenate([top_left, sides]), fallback)
 
 
 class _Crop(NamedTuple):

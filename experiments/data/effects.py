@@ -28,17 +28,9 @@ _DIRECTIONS = (
 
 
 def jitter(pixels: Array, key: Array, strength: float) -> Array:
-    """Changes brightness, contrast and, for colour images, saturation.
+    """Changes brightness, contrast and, for colour images, saturation of [h, w, c] in [0, 1].
 
     Each factor is uniform in [max(0, 1 − s), 1 + s] with s = `strength`.
-
-    Args:
-      pixels: float32 [h, w, c] in [0, 1].
-      key: Typed PRNG key.
-      strength: Strength s of the changes.
-
-    Returns:
-      float32 [h, w, c] in [0, 1].
     """
     low, high = max(0.0, 1 - strength), 1 + strength
     brightness, contrast, saturation = jax.random.uniform(key, (3,), minval=low, maxval=high)
@@ -161,12 +153,7 @@ _SHEAR, _SHIFT, _ANGLE, _FACTOR, _BITS = 0.99, 32, 135, 0.99, 6
 def trivial_augment(image: Array, key: Array) -> Array:
     """Applies one operation at random (Müller and Hutter, ICCV 2021, "wide").
 
-    Args:
-      image: Whole numbers from 0 to 255, float32 [h, w, c], with 1 or 3 channels.
-      key: Typed PRNG key.
-
-    Returns:
-      The same type and shape.
+    The image has whole numbers from 0 to 255, float32 [h, w, c], and 1 or 3 channels.
     """
     operation_key, level_key, sign_key = jax.random.split(key, 3)
     return apply_operation(

@@ -15,7 +15,7 @@ import psutil
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.contracts import ImageSet, ImageTable, Photographs
+from experiments.contracts import ImageSet, Photographs
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
 from experiments.data.builders.base import ImageBuilder
@@ -36,70 +36,26 @@ class RecordImages:
 
     Args:
       source: A TFDS data source with encoded images.
-      array_shape: Height, width and channels of the array of an image.
-      whole: Whether the images have different sizes: they are read as `Photographs`.
+      spec: The data set, for the shape of an image; those of different sizes are `Photographs`.
       folder: The folder of the record files, for messages.
       rows: Integers [n], the selected records in order.
     """
 
-    dtype = np.dtype(np.uint8)
-
-    def __init__(
-        self,
-        source: Any,
-        array_shape: tuple[int, int, int],
-        folder: Path,
-        rows: np.ndarray,
-        *,
-        whole: bool,
-    ):
-        self._source = source
-        self._folder = folder
-        self._rows = rows
-        self._whole = whole
-        self.shape = (len(self._rows), *array_shape)
+    def __init__(self, source: Any, spec: Any, folder: Path, rows: np.ndarray):
+        self._source, self._folder, self._rows, self._whole = source, folder, rows, spec.whole
+        self.shape = (len(self._rows), *spec.array_shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         rows = self._rows[index]
-        images = np.zeros((rows.size, *self.shape[1:]), self.dtype)
+        images = np.zeros((rows.size, *self.shape[1:]), np.uint8)
         sizes = np.zeros((rows.size, 2), np.int32) if self._whole else None
         with _naming_damage(self._folder):
             _read(self._source, rows.ravel().tolist(), images, sizes)
         images = images.reshape(*rows.shape, *self.shape[1:])
         return images if sizes is None else Photographs(images, sizes.reshape(*rows.shape, 2))
-
-
-class KeptImages:
-    """Images that are read when they are first indexed, and kept. The others take no memory."""
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, images: ImageTable):
-        self._images = images
-        self.shape = images.shape
-        self._pixels = np.empty(self.shape, self.dtype)  # The system gives memory once it is used.
-        self._sizes = np.zeros((len(images), 2), np.int32)
-        self._whole = False
-        self._kept = np.zeros(len(images), bool)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> Any:
-        rows = np.arange(len(self))[index]
-        missing = np.unique(rows[~self._kept[rows]])
-        if len(missing):
-            read = self._images[missing]
-            if isinstance(read, Photographs):
-                self._whole = True
-                self._sizes[missing], read = read.sizes, read.pixels
-            self._pixels[missing] = read
-            self._kept[missing] = True
-        pixels = self._pixels[rows]
-        return Photographs(pixels, self._sizes[rows]) if self._whole else pixels
 
 
 def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
@@ -172,21 +128,15 @@ def load_split(
         `test` of any other; or several splits, as in `train+validation`. The classes of several
         few-shot splits are concatenated.
       rows: Integers [k], the images to load, in order. Default: all images.
-      data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
-      manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
+      data_dir, manual_dir: See `Folders`.
       memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
         splits are read when they are indexed. Default: a quarter of the available memory, and
         at most 8 GiB.
 
-    Returns:
-      Images, labels and class names.
-
     Raises:
       ConfigError: The data set or split does not exist.
-      MissingArchiveError: The data set is not prepared, and its archives do not exist. The
-        message lists the files and folders.
-      DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
-        file.
+      MissingArchiveError: The data set is not prepared, and its archives do not exist.
+      DamagedArchiveError: An archive or the prepared data set is damaged.
     """
     builder = _prepared(name, split, data_dir, manual_dir)
     folder = storage_path(builder.data_dir)
@@ -199,21 +149,14 @@ def load_split(
     order = np.arange(len(labels))
     if "+" in split and labels.ndim == 1:
         order = np.argsort(labels, kind="stable")
-    if rows is not None:
-        order = order[rows]
+    order = order if rows is None else order[rows]
     labels = labels[order]
-    spec = builder.SPEC
-    images = RecordImages(source, spec.array_shape, folder, order, whole=spec.whole)
+    images: Any = RecordImages(source, builder.SPEC, folder, order)
     if memory_limit is None:
-        memory_limit = default_memory_limit()
+        memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
     return ImageSet(images, labels, class_names)
-
-
-def default_memory_limit() -> int:
-    """Bytes of pixels that a split may have in memory."""
-    return min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
 
 
 def _prepared(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
+import re
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.config import parse_strategy
 from experiments.errors import ConfigError
 
 # Tags of random streams: one seed gives independent numbers for every tag.
@@ -39,21 +40,37 @@ class Episodes(NamedTuple):
 
 
 def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
-    """Sorts the samples of labels [n] by class, once for all draws; an index stays as it is.
-
-    Raises:
-      ValueError: The labels are empty, not one-dimensional, or not integers.
-    """
+    """Sorts the samples of integer labels [n] by class; an index stays as it is."""
     if isinstance(labels, ClassIndex):
         return labels
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"labels must be integers [n] with n > 0, got {labels.dtype} {list(labels.shape)}"
+    order = np.argsort(labels, kind="stable")
+    offsets = np.cumsum([0, *np.unique(labels, return_counts=True)[1]])
+    return ClassIndex(order, offsets)
+
+
+def parse_strategy(strategy: str) -> tuple[int, int] | None:
+    """The N and K of a sampling strategy `NxK`, None for `random`; or raises a `ConfigError`."""
+    if strategy == "random":
+        return None
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", strategy)
+    if match is None:
+        raise ConfigError(
+            f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
+            f"for example `32x4`; got {strategy!r}"
         )
-    order = np.argsort(labels, kind="stable").astype(np.int64)
-    starts = np.flatnonzero(np.diff(labels[order])) + 1
-    return ClassIndex(order, np.concatenate([[0], starts, [labels.size]]).astype(np.int64))
+    return int(match[1]), int(match[2])
+
+
+def describe_strategy(strategy: str) -> str:
+    """A sampling strategy in words, such as `32-way 4-shot`."""
+    parsed = parse_strategy(strategy)
+    return "random" if parsed is None else f"{parsed[0]}-way {parsed[1]}-shot"
+
+
+def batch_size_of(strategy: str, batch_size: int) -> int:
+    """The number of samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
+    ways_shots = parse_strategy(strategy)
+    return batch_size if ways_shots is None else math.prod(ways_shots)
 
 
 def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> np.ndarray:
@@ -62,18 +79,14 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
     An epoch consists of `num_samples // batch_size` full batches of one permutation, which depends
     on the seed and the epoch. The remaining samples are skipped in that epoch.
 
-    Returns:
-      int64 [batch_size], distinct sample indices.
-
     Raises:
-      ConfigError: The batch size is not in 1 … n.
+      ConfigError: The batch size is larger than n.
     """
-    if not 1 <= batch_size <= num_samples:
+    if batch_size > num_samples:
         raise ConfigError(
             f"sampling.batch_size = {batch_size} must be in 1 … {num_samples}, the number of "
             "training samples"
         )
-    _check_stream(seed, step)
     epoch, position = divmod(step, num_samples // batch_size)
     permutation = _epoch_permutation(num_samples, seed, epoch)
     return permutation[position * batch_size : (position + 1) * batch_size].copy()
@@ -82,25 +95,21 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
 def episodic_batch(
     labels: np.ndarray | ClassIndex, ways: int, shots: int, *, seed: int, step: int
 ) -> np.ndarray:
-    """Draws an N-way K-shot batch: N classes with K samples each, without replacement.
-
-    Classes with fewer than K samples are never drawn.
-
-    Returns:
-      int64 [ways·shots], sample indices grouped by class.
+    """Draws N classes with K samples each, without replacement, grouped by class.
 
     Raises:
       ConfigError: Fewer than N classes have K samples.
     """
     index = index_classes(labels)
-    eligible = _classes_with(index, ways, shots, f"sampling.strategy {ways}x{shots}")
+    purpose = f"sampling.strategy {ways}x{shots}"
+    eligible = _classes_with(np.diff(index.offsets), ways, shots, purpose)
     return _draw_classes(index, eligible, ways, shots, _stream(_EPISODIC, seed, step)).ravel()
 
 
 def draw_batch(
     index: ClassIndex | int, strategy: str, batch_size: int, *, seed: int, step: int
 ) -> np.ndarray:
-    """Draws the training batch of a step.
+    """Draws the training batch of a step: int64 [batch_size_of(strategy, batch_size)].
 
     Args:
       index: The samples of every class. The number of samples suffices for random batches.
@@ -108,9 +117,6 @@ def draw_batch(
       batch_size: Number of samples in a random batch. An `NxK` batch has N·K.
       seed: Seed of the run.
       step: Training step, counted from 0.
-
-    Returns:
-      int64 [batch_size_of(strategy, batch_size)], sample indices.
 
     Raises:
       ConfigError: The strategy does not fit the data.
@@ -126,9 +132,14 @@ def draw_batch(
     return episodic_batch(index, *ways_shots, seed=seed, step=step)
 
 
-def check_episodes(labels: np.ndarray | ClassIndex, *, ways: int, shots: int, queries: int) -> None:
-    """Raises a `ConfigError` where `evaluation_episodes` cannot draw such episodes."""
-    _episode_classes(index_classes(labels), ways, shots, queries)
+def episode_classes(counts: np.ndarray, ways: int, shots: int, queries: int) -> np.ndarray:
+    """The classes that episodes are drawn from: those with at least K + Q of the samples [C].
+
+    Raises:
+      ConfigError: There are fewer than N.
+    """
+    purpose = f"an episode of {ways} ways, {shots} shots and {queries} queries"
+    return _classes_with(counts, ways, shots + queries, purpose)
 
 
 def evaluation_episodes(
@@ -140,38 +151,24 @@ def evaluation_episodes(
     queries: int,
     seed: int,
 ) -> Episodes:
-    """Draws a fixed list of few-shot episodes.
+    """Draws a fixed list of few-shot episodes of N classes with K support and Q query samples.
 
     Episode e depends only on the seed and on e: a longer list starts with the shorter one. Classes
-    are in random order, support and query samples are disjoint, and classes with fewer than K + Q
-    samples are never drawn.
-
-    Args:
-      labels: Integers [n], or their ClassIndex.
-      num_episodes: Number E of episodes.
-      ways: Number N of classes in an episode.
-      shots: Number K of support samples per class.
-      queries: Number Q of query samples per class.
-      seed: Seed of the list.
-
-    Raises:
-      ConfigError: Fewer than N classes have K + Q samples.
+    are in random order, and support and query samples are disjoint. The classes, and errors, are
+    those of `episode_classes`.
     """
-    index = index_classes(labels)
-    eligible = _episode_classes(index, ways, shots, queries)
-    samples = np.empty((num_episodes, ways, shots + queries), np.int32)
-    for e in range(num_episodes):
-        stream = _stream(_EVALUATION, seed, e)
-        samples[e] = _draw_classes(index, eligible, ways, shots + queries, stream)
-    return Episodes(samples[:, :, :shots].copy(), samples[:, :, shots:].copy())
+    index, count = index_classes(labels), shots + queries
+    eligible = episode_classes(np.diff(index.offsets), ways, shots, queries)
+    streams = (_stream(_EVALUATION, seed, e) for e in range(num_episodes))
+    drawn = [_draw_classes(index, eligible, ways, count, stream) for stream in streams]
+    support, query = np.split(np.array(drawn, np.int32), [shots], axis=2)
+    return Episodes(support.copy(), query.copy())
 
 
 def support_orders(num_samples: int, passes: int, *, seed: int, episode: int) -> np.ndarray:
-    """The order of the S support samples of an episode in every pass of fine-tuning.
+    """The order of an episode's support samples in every pass of fine-tuning.
 
-    Returns:
-      int32 [passes, num_samples], one permutation per row; `episode` is its index in the list of
-      episodes of this seed.
+    int32 [passes, num_samples]; `episode` is its number in the list of episodes of this seed.
     """
     keys = _stream(_SUPPORT, seed, episode).random_raw(passes * num_samples)
     return np.argsort(keys.reshape(passes, num_samples), axis=1, kind="stable").astype(np.int32)
@@ -186,14 +183,8 @@ def episodes_hash(episodes: Episodes) -> str:
     return digest.hexdigest()[:16]
 
 
-def _check_stream(seed: int, step: int) -> None:
-    if seed < 0 or step < 0:
-        raise ValueError(f"seed and step must not be negative, got {seed} and {step}")
-
-
 def _stream(tag: int, seed: int, step: int) -> np.random.Philox:
     """The generator for a tag, seed and step. The streams of two tags are 2¹⁹² blocks apart."""
-    _check_stream(seed, step)
     key = np.array([seed, step], np.uint64)
     return np.random.Philox(key=key, counter=np.array([0, 0, 0, tag], np.uint64))
 
@@ -207,11 +198,8 @@ def _choose(stream: np.random.Philox, size: int, count: int) -> np.ndarray:
     return np.argsort(keys, kind="stable")[:count]
 
 
-def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np.ndarray:
+def _classes_with(counts: np.ndarray, ways: int, needed: int, purpose: str) -> np.ndarray:
     """The classes with at least `needed` samples. Raises if there are fewer than `ways`."""
-    if ways < 1 or needed < 1:
-        raise ValueError(f"ways and shots must be positive, got {ways} and {needed}")
-    counts = np.diff(index.offsets)
     eligible = np.flatnonzero(counts >= needed)
     if len(eligible) < ways:
         raise ConfigError(
@@ -222,20 +210,14 @@ def _classes_with(index: ClassIndex, ways: int, needed: int, purpose: str) -> np
     return eligible
 
 
-def _episode_classes(index: ClassIndex, ways: int, shots: int, queries: int) -> np.ndarray:
-    purpose = f"an episode of {ways} ways, {shots} shots and {queries} queries"
-    return _classes_with(index, ways, shots + queries, purpose)
-
-
 def _draw_classes(
     index: ClassIndex, eligible: np.ndarray, ways: int, count: int, stream: np.random.Philox
 ) -> np.ndarray:
     """Draws `count` samples of each of `ways` eligible classes, int64 [ways, count]."""
-    drawn = np.empty((ways, count), np.int64)
-    for row, c in enumerate(eligible[_choose(stream, len(eligible), ways)]):
-        start, stop = index.offsets[c], index.offsets[c + 1]
-        drawn[row] = index.order[start + _choose(stream, int(stop - start), count)]
-    return drawn
+    starts, sizes = index.offsets[:-1], np.diff(index.offsets)
+    chosen = eligible[_choose(stream, len(eligible), ways)]
+    rows = [starts[c] + _choose(stream, int(sizes[c]), count) for c in chosen]
+    return index.order[np.array(rows)]
 
 
 @functools.lru_cache(maxsize=4)

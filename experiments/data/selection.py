@@ -67,15 +67,9 @@ def select(
         fraction `TEST_SHARE` of every class becomes the test split.
       test_labels: Integers [m], the labels of the test images.
       among: Ascending labels to choose from. Default: all. The images of a class that are for
-        training, validation and test do not depend on it.
-      classes: Number of classes to choose; 0 for all.
-      samples_per_class: Largest number of training images per class; 0 for all.
-      imbalance: Training images of the rarest class divided by those of the most frequent one.
-      tail_from: With imbalance, the training images of the most frequent class: all of the largest
-        class, or no more than a class has in the mean.
-      holdout: Fraction of each class's training images for validation.
-      subset_seed: Seed that chooses the classes, and the training images of every class. Test and
-        validation images of a class are the same for all seeds.
+        training, validation and test depend neither on it nor on `subset_seed`.
+      classes, samples_per_class, imbalance, tail_from, holdout, subset_seed: See
+        `experiments.protocols.classification.ClassificationData`.
       option: Name of the option that sets `classes`, for messages.
 
     Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,33 +14,22 @@ _HEAD, _HEAD_AND_MEDIUM = 36, 71
 """Per cent of the classes that the head takes, and the head with the medium classes."""
 
 
-class ClassAccuracies(NamedTuple):
-    """The accuracy of every class."""
-
-    accuracies: np.ndarray
-    """float64 [C], in [0, 1]; NaN for a class without a sample."""
-    counts: np.ndarray
-    """int64 [C], the samples of each class."""
-
-
 class Calibration(NamedTuple):
-    """How far confidence is from accuracy, and the bins of the reliability diagram."""
+    """The expected calibration error, and the bins of the reliability diagram, all [B].
+
+    Confidences and accuracies are means in a bin, NaN in an empty one.
+    """
 
     error: float
-    """Expected calibration error, in [0, 1]."""
     counts: np.ndarray
-    """int64 [B], the samples of each bin."""
     confidences: np.ndarray
-    """float64 [B], the mean confidence in each bin; NaN in an empty one."""
     accuracies: np.ndarray
-    """float64 [B], the accuracy in each bin; NaN in an empty one."""
 
 
 class ClassificationResult(NamedTuple):
     """The outcome of a classification, as JSON types; all but the counts in [0, 1]."""
 
     samples: int
-    """Samples that have a label."""
     accuracy: float
     error: float
     """1 − accuracy."""
@@ -56,31 +45,19 @@ class ClassificationResult(NamedTuple):
 
 def predict_classes(logits: Values) -> np.ndarray:
     """The class of the largest logit in every row of [n, C], the first of equal ones: int64 [n]."""
-    return finite_rows("logits", logits).argmax(1)
+    return np.asarray(logits).argmax(1)
 
 
 def accuracy(predictions: Values, labels: Values) -> float:
-    """The fraction of the samples whose class is predicted.
-
-    Args:
-      predictions: Integers [n].
-      labels: Integers [n]; samples with a negative label do not count.
-
-    Raises:
-      ValueError: Shapes do not fit, or no sample counts.
-    """
-    predictions, labels = _counting(predictions, labels)
-    return float((predictions == labels).mean())
+    """The fraction of the samples [n] whose class is predicted."""
+    return float((np.asarray(predictions) == np.asarray(labels)).mean())
 
 
-def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> ClassAccuracies:
-    """The accuracy of every class; arguments and errors are those of `accuracy`."""
-    predictions, labels = _counting(predictions, labels)
-    if labels.max() >= num_classes:
-        raise ValueError(f"got label {labels.max()}, but there are {num_classes} classes")
-    counts = np.bincount(labels, minlength=num_classes)
+def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> np.ndarray:
+    """The accuracy of every class: float64 [C], in [0, 1]; NaN for a class without a sample."""
+    predictions, labels = np.asarray(predictions), np.asarray(labels)
     right = np.bincount(labels[predictions == labels], minlength=num_classes)
-    return ClassAccuracies(_ratio(right, counts), counts)
+    return _ratio(right, np.bincount(labels, minlength=num_classes))
 
 
 def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarray]:
@@ -91,33 +68,22 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
     sorted by size. Of classes of one size the first count as larger.
 
     Args:
-      train_counts: Integers [C], the training samples of each class.
+      train_counts: Integers [C], the training samples of each class; C ≥ 3.
 
     Returns:
       The classes of `head`, `medium` and `tail`, each int64 and rising.
-
-    Raises:
-      ValueError: There are fewer than three classes.
     """
     counts = np.asarray(train_counts)
-    if len(counts) < 3:
-        raise ValueError(f"head, medium and tail need at least 3 classes, got {len(counts)}")
     order = np.argsort(-counts, kind="stable")
     cuts = [share * len(counts) // 100 for share in (_HEAD, _HEAD_AND_MEDIUM)]
     parts = np.split(order, cuts)
     return {name: np.sort(p) for name, p in zip(("head", "medium", "tail"), parts, strict=True)}
 
 
-def group_accuracies(
-    accuracies: ClassAccuracies, groups: Mapping[str, Values | Sequence[int]]
-) -> dict[str, float]:
-    """The mean accuracy of the classes of each group that have a sample; NaN if none has."""
-    means = {}
-    for name, members in groups.items():
-        of_group = accuracies.accuracies[np.asarray(members)]
-        present = of_group[~np.isnan(of_group)]
-        means[name] = float(present.mean()) if len(present) else np.nan
-    return means
+def mean_accuracy(accuracies: np.ndarray) -> float | None:
+    """The mean of the accuracies of the classes that have a sample; None if none has."""
+    present = accuracies[~np.isnan(accuracies)]
+    return float(present.mean()) if len(present) else None
 
 
 def softmax_confidences(logits: Values) -> np.ndarray:
@@ -125,7 +91,7 @@ def softmax_confidences(logits: Values) -> np.ndarray:
 
     Multiply cosines by the scale that the model was trained with.
     """
-    logits = finite_rows("logits", logits).astype(np.float64)
+    logits = np.asarray(logits, np.float64)
     return 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
 
 
@@ -167,46 +133,30 @@ def evaluate_logits(
 
     Args:
       logits: Floats [n, C], finite; of a cosine classifier, times its scale.
-      labels: Integers [n] below C; samples with a negative label do not count.
+      labels: Integers [n] below C.
       train_counts: As in `frequency_groups`, for the accuracy on head, medium and tail.
       calibrated: Floats [n, C], finite: the logits whose softmax is the confidence. Default:
         `logits`.
       bins: Bins of the expected calibration error.
-
-    Raises:
-      ValueError: Shapes or a label do not fit, a logit is not finite, or no sample counts.
     """
-    predictions = predict_classes(logits)
+    predictions, labels = predict_classes(logits), np.asarray(labels)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)
     per_class = class_accuracies(predictions, labels, logits.shape[1])
     groups = None
     if train_counts is not None:
-        means = group_accuracies(per_class, frequency_groups(train_counts))
-        groups = {name: as_json_number(mean) for name, mean in means.items()}
-    counting = np.asarray(labels) >= 0
-    correct = (predictions == np.asarray(labels))[counting]
+        members = frequency_groups(train_counts)
+        groups = {name: mean_accuracy(per_class[own]) for name, own in members.items()}
     right = accuracy(predictions, labels)
     return ClassificationResult(
-        samples=len(correct),
+        samples=len(labels),
         accuracy=right,
         error=1 - right,
-        class_mean_accuracy=float(np.nanmean(per_class.accuracies)),
-        class_accuracies=[as_json_number(value) for value in per_class.accuracies],
+        class_mean_accuracy=float(np.nanmean(per_class)),
+        class_accuracies=[as_json_number(value) for value in per_class],
         groups=groups,
-        calibration_error=calibration(confidences[counting], correct, bins=bins).error,
+        calibration_error=calibration(confidences, predictions == labels, bins=bins).error,
         bins=bins,
     )
-
-
-def finite_rows(name: str, rows: Values) -> np.ndarray:
-    """`rows` [n, C] as a NumPy array; raises a ValueError if a shape or a number is wrong."""
-    array = np.asarray(rows)
-    if array.ndim != 2 or not array.shape[1]:
-        raise ValueError(f"{name} must have shape [n, C], got {list(array.shape)}")
-    wrong = int((~np.isfinite(array)).any(1).sum())
-    if wrong:
-        raise ValueError(f"{wrong} of {len(array)} rows of {name} are not finite")
-    return array
 
 
 def as_json_number(value: float) -> float | None:
@@ -217,14 +167,3 @@ def as_json_number(value: float) -> float | None:
 def _ratio(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """`totals / counts` in float64, NaN where the count is 0."""
     return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
-
-
-def _counting(predictions: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions and labels of the samples that have a label."""
-    predictions, labels = np.asarray(predictions), np.asarray(labels)
-    if len(predictions) != len(labels):
-        raise ValueError(f"got {len(predictions)} predictions but {len(labels)} labels")
-    counting = labels >= 0
-    if not counting.any():
-        raise ValueError("no sample has a label")
-    return predictions[counting], labels[counting]

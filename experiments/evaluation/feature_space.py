@@ -19,12 +19,10 @@ _MOST_ORDERED = 400
 
 
 class Projection(NamedTuple):
-    """A linear projection to two dimensions."""
+    """A linear projection to two dimensions: the mean [d] and orthonormal axes [d, 2], float64."""
 
     mean: np.ndarray
-    """float64 [d]."""
     axes: np.ndarray
-    """float64 [d, 2], orthonormal."""
 
     def points(self, features: np.ndarray) -> np.ndarray:
         """The positions [n, 2] of features [n, d]."""
@@ -36,12 +34,10 @@ class Projection(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The nearest features of some queries."""
+    """The nearest features of some queries, from the nearest: int64 and float64 [q, k]."""
 
     indices: np.ndarray
-    """int64 [q, k], from the nearest."""
     cosines: np.ndarray
-    """float64 [q, k]."""
 
 
 def unit_features(features: np.ndarray) -> np.ndarray:
@@ -70,12 +66,7 @@ def class_membership(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def class_means(features: np.ndarray, membership: np.ndarray) -> np.ndarray:
-    """The mean unit feature of every class, divided by its length: [C, d]; zero without an image.
-
-    Args:
-      features: Floats [n, d].
-      membership: Bools [n, C].
-    """
+    """The mean unit feature of every class, normalised: [C, d]; zero without an image."""
     return unit_features(membership.T.astype(np.float64) @ unit_features(features))
 
 

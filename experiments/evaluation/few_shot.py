@@ -47,18 +47,15 @@ Distance = Literal["euclidean", "cosine"]
 
 
 class EpisodeResult(NamedTuple):
-    """The accuracy over one list of episodes."""
+    """The accuracy over one list of episodes, and its interval, as in `mean_and_interval`."""
 
     ways: int
     shots: int
     queries: int
     episodes: int
     classifier: str
-    """How queries are classified."""
     accuracy: float
-    """Mean over the episodes of the fraction of queries classified correctly."""
     interval: float
-    """See `mean_and_interval`."""
     hash: str
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
 
@@ -66,11 +63,11 @@ class EpisodeResult(NamedTuple):
 def prototype_predictions(
     features: np.ndarray | Array,
     episodes: Episodes,
-    number: int | None = None,
+    numbers: np.ndarray | None = None,
     *,
     distance: Distance = "euclidean",
 ) -> np.ndarray:
-    """The class of the nearest prototype: int32 [E, N, Q], or [N, Q] of the episode `number` alone.
+    """The class of the nearest prototype for every query: int32 [E, N, Q].
 
     A prototype is the mean of a class's support features; of equally near ones the first is taken.
     With the cosine distance, features are divided by their length before the mean is taken.
@@ -78,23 +75,14 @@ def prototype_predictions(
     Args:
       features: Float [n, d], finite.
       episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
-      number: Of an episode.
+      numbers: Integers, the episodes to predict; by default all.
       distance: Of a query from a prototype.
-
-    Raises:
-      ValueError: An index is out of range, or a feature is not finite.
     """
-    features, (support, query) = prepare_episodes(features, episodes)
-    rows = slice(None) if number is None else [number]
-    found = np.asarray(_nearest(features, support[rows], query[rows], distance=distance))
-    return found if number is None else found[0]
-
-
-def episode_accuracies(
-    features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
-) -> np.ndarray:
-    """The accuracy of `prototype_predictions` in every episode: float32 [E], in [0, 1]."""
-    return accuracies_of(prototype_predictions(features, episodes, distance=distance))
+    rows = slice(None) if numbers is None else numbers
+    support, query = episodes.support[rows], episodes.query[rows]
+    return np.asarray(
+        _nearest(jnp.asarray(features, jnp.float32), support, query, distance=distance)
+    )
 
 
 def accuracies_of(predictions: np.ndarray) -> np.ndarray:
@@ -106,27 +94,6 @@ def accuracies_of(predictions: np.ndarray) -> np.ndarray:
 def _accuracies(predictions: Array) -> Array:
     right = predictions == jnp.arange(predictions.shape[1])[:, None]
     return right.mean((1, 2), dtype=jnp.float32)
-
-
-def prepare_episodes(
-    features: np.ndarray | Array, episodes: Episodes
-) -> tuple[np.ndarray, Episodes]:
-    """The features as float32 and the episodes as int32.
-
-    Raises:
-      ValueError: An index is out of range, or a feature is not finite.
-    """
-    features = np.asarray(features, np.float32)
-    support, query = (np.asarray(part, np.int32) for part in episodes)
-    low, high = min(support.min(), query.min()), max(support.max(), query.max())
-    if low < 0 or high >= len(features):
-        raise ValueError(
-            f"episodes hold indices from {low} to {high}, but there are {len(features)} features"
-        )
-    if not np.isfinite(features).all():
-        rows = int((~np.isfinite(features)).any(1).sum())
-        raise ValueError(f"{rows} of {len(features)} features are not finite")
-    return features, Episodes(support, query)
 
 
 def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, float]:
@@ -160,14 +127,14 @@ def evaluate_prototypes(
     features: np.ndarray, labels: np.ndarray, *, config: EpisodeConfig, distance: Distance
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Classifies by the nearest prototype; the rest is as in `evaluate_episodes`."""
-    classify = partial(episode_accuracies, features, distance=distance)
+    predict = partial(prototype_predictions, distance=distance)
     return evaluate_episodes(
-        classify, features, labels, config=config, classifier=f"{distance} prototypes"
+        predict, features, labels, config=config, classifier=f"{distance} prototypes"
     )
 
 
 def evaluate_episodes(
-    classify: Callable[[Episodes], np.ndarray],
+    predict: Callable[[np.ndarray, Episodes], np.ndarray],
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -177,7 +144,7 @@ def evaluate_episodes(
     """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
     Args:
-      classify: Maps episodes to the accuracy in each.
+      predict: Maps features and episodes to predicted classes, int32 [E, N, Q].
       features: Float [n, d].
       labels: Integers [n].
       config: The episodes.
@@ -187,16 +154,13 @@ def evaluate_episodes(
       For every number of shots the result, and the accuracy in every episode, float32 [E].
 
     Raises:
-      ValueError: The labels do not fit the features.
       ConfigError: The labels do not give such episodes.
     """
-    if len(features) != len(labels):
-        raise ValueError(f"got {len(features)} features but {len(labels)} labels")
     index = index_classes(labels)
     results = []
     for shots in config.shots:
         episodes = configured_episodes(config, index, shots=shots)
-        accuracies = classify(episodes)
+        accuracies = accuracies_of(predict(features, episodes))
         result = EpisodeResult(
             config.ways,
             shots,

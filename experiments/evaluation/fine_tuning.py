@@ -12,15 +12,13 @@ import numpy as np
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import Count, Positive, Share, Weight, check_config
+from experiments.config import Count, Positive, Share, Weight
 from experiments.data.sampling import Episodes, support_orders
 from experiments.evaluation.few_shot import (
     EPISODES_AT_ONCE,
     EpisodeConfig,
     EpisodeResult,
-    accuracies_of,
     evaluate_episodes,
-    prepare_episodes,
 )
 from jaxloss._linear import exact_product as product
 
@@ -81,8 +79,7 @@ def fine_tune(
     """
     features, weights = jnp.asarray(features, jnp.float32), jnp.asarray(weights, jnp.float32)
     labels, orders = jnp.asarray(labels), jnp.asarray(orders)
-    steps = -(-orders.shape[1] // settings.batch_size)
-    filled = ((0, 0), (0, steps * settings.batch_size - orders.shape[1]))
+    filled = ((0, 0), (0, -orders.shape[1] % settings.batch_size))
     batches = jnp.pad(orders, filled, constant_values=-1).reshape(-1, settings.batch_size)
     basis = jnp.linalg.qr(jnp.concatenate([features.T, weights], axis=1))[0]
     features, weights = product(features, basis), product(basis.T, weights)
@@ -119,55 +116,34 @@ def first_weights(key: Array, dim: int, ways: int) -> Array:
 def fine_tuned_predictions(
     features: np.ndarray | Array,
     episodes: Episodes,
-    number: int | None = None,
+    numbers: np.ndarray | None = None,
     *,
     classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
     seed: int = 0,
 ) -> np.ndarray:
-    """What fine-tuned classifiers predict: int32 [E, N, Q], or [N, Q] of episode `number` alone.
+    """The classes that fine-tuned classifiers predict: int32 [E, N, Q].
 
     Of equal logits the first class is taken. First weights and orders depend on the seed and on the
     number of the episode.
 
     Args:
-      features: Float [n, d], finite.
-      episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
-      number: Of an episode.
+      features, episodes, numbers: As in `prototype_predictions`.
       classifier: Form of the logits.
       settings: The optimiser.
       seed: Seed of first weights and orders.
 
-    Raises:
-      ConfigError: A setting is out of bounds.
-      ValueError: Shapes do not fit, an index is out of range, or a feature is not finite.
-
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, supplement B, and the authors' published code.
     """
-    check_config(settings)
-    features, (support, query) = prepare_episodes(features, episodes)
-    numbers = np.arange(len(support)) if number is None else np.array([number])
+    support, query = episodes
+    if numbers is None:
+        numbers = np.arange(len(support))
     samples = support.shape[1] * support.shape[2]
     orders = [support_orders(samples, settings.passes, seed=seed, episode=int(e)) for e in numbers]
     each = (numbers, support[numbers], query[numbers], np.stack(orders))
-    found = np.asarray(_tuned(features, each, seed, classifier=classifier, settings=settings))
-    return found if number is None else found[0]
-
-
-def fine_tuned_accuracies(
-    features: np.ndarray | Array,
-    episodes: Episodes,
-    *,
-    classifier: Classifier = "cosine",
-    settings: FineTuning = FineTuning(),
-    seed: int = 0,
-) -> np.ndarray:
-    """The accuracy of `fine_tuned_predictions` in every episode: float32 [E], in [0, 1]."""
-    predictions = fine_tuned_predictions(
-        features, episodes, classifier=classifier, settings=settings, seed=seed
-    )
-    return accuracies_of(predictions)
+    features = np.asarray(features, np.float32)
+    return np.asarray(_tuned(features, each, seed, classifier=classifier, settings=settings))
 
 
 def evaluate_fine_tuning(
@@ -179,10 +155,10 @@ def evaluate_fine_tuning(
     settings: FineTuning = FineTuning(),
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`."""
-    classify = partial(
-        fine_tuned_accuracies, features, classifier=classifier, settings=settings, seed=config.seed
+    predict = partial(
+        fine_tuned_predictions, classifier=classifier, settings=settings, seed=config.seed
     )
-    return evaluate_episodes(classify, features, labels, config=config, classifier=classifier)
+    return evaluate_episodes(predict, features, labels, config=config, classifier=classifier)
 
 
 @partial(jax.jit, static_argnames=("classifier", "settings"))

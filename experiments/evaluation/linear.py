@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from experiments.evaluation.classification import Values, class_accuracies, finite_rows
+from experiments.evaluation.classification import Values, class_accuracies
 from jaxloss._linear import exact_product as product
 
 PENALTIES = np.logspace(-6, 5, 45)
@@ -34,18 +34,17 @@ class Labelled(NamedTuple):
 
 
 class Path(NamedTuple):
-    """The classifiers of L penalties, in the order of the penalties."""
+    """The classifiers of L penalties, in their order: kernels [L, d, C] and biases [L, C].
+
+    The objectives [L] are mean cross-entropy + λ/(2n) ‖W‖²; those that met the tolerance are
+    `converged`.
+    """
 
     kernels: np.ndarray
-    """float32 [L, d, C]."""
     biases: np.ndarray
-    """float32 [L, C]."""
     objectives: np.ndarray
-    """float32 [L], what was minimised: mean cross-entropy + λ/(2n) ‖W‖²."""
     iterations: np.ndarray
-    """int32 [L], steps of L-BFGS."""
     converged: np.ndarray
-    """bool [L], whether the objective met the tolerance."""
 
 
 class LinearResult(NamedTuple):
@@ -69,8 +68,7 @@ class LinearResult(NamedTuple):
     test_of_all: list[float]
     """The same, trained on training and validation set."""
     best_test_accuracy: float
-    """The largest of `test_of_all`, as the paper reports it. Its penalty is chosen on the test set,
-    so that it is not to be compared with `accuracy`."""
+    """The largest of `test_of_all`, as the paper reports it: chosen on the test set."""
     best_test_penalty: float
     """The penalty of this accuracy, of equally good ones the largest."""
     unconverged: int
@@ -97,9 +95,8 @@ def fit_path(
     `LogisticRegression`, and λ/n the weight beside a mean cross-entropy. Penalties are solved one
     after the other from the largest to the smallest, each from the solution before it.
 
-    The features are centred, scaled by one number and turned onto their principal axes, and each
-    axis is stretched by an estimate of its curvature: the optimum stays what it is, and L-BFGS
-    finds it in a fraction of the steps.
+    The features are centred, scaled by one number and turned onto their principal axes, each of
+    which is stretched by an estimate of its curvature, so that L-BFGS takes fewer steps.
 
     Args:
       data: The training set.
@@ -110,13 +107,10 @@ def fit_path(
         has seen: ½ gᵀHg.
       max_iterations: Steps of a penalty.
 
-    Raises:
-      ValueError: If labels do not fit, or a feature is not finite.
-
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
-    features, labels = _prepare(data, num_classes)
+    features, labels = _typed(data)
     penalties = np.asarray(penalties, np.float32)
     order = np.argsort(-penalties, kind="stable")
     solved = _solve(
@@ -128,8 +122,7 @@ def fit_path(
 
 def path_accuracies(path: Path, data: Labelled) -> np.ndarray:
     """The accuracy of every classifier of a path on samples of the same classes: float32 [L]."""
-    predictions, labels = _predict(path, data)
-    return (predictions == labels).mean(1, dtype=np.float32)
+    return (_predict(path, data) == data.labels).mean(1, dtype=np.float32)
 
 
 def evaluate_linear(
@@ -142,9 +135,7 @@ def evaluate_linear(
     """Transfer to a data set: the accuracy of a linear classifier on frozen features.
 
     The penalty is chosen on the validation set, and a classifier with it is then trained on
-    training and validation set together. Beside it is the best accuracy of all penalties on the
-    test set, likewise trained on both sets together, as the paper reports it. Errors are those of
-    `fit_path`.
+    training and validation set together.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
@@ -158,13 +149,13 @@ def evaluate_linear(
     penalties = np.asarray(penalties, np.float64)
     best = _best_penalty(penalties, on_validation)
     at = int(np.flatnonzero(penalties == best)[0])
-    predictions, labels = _predict(whole, test)
-    per_class = class_accuracies(predictions[at], labels, num_classes)
+    predictions = _predict(whole, test)[at]
+    per_class = class_accuracies(predictions, test.labels, num_classes)
     return LinearResult(
         penalty=best,
         validation_accuracy=float(on_validation.max()),
-        accuracy=float((predictions[at] == labels).mean()),
-        class_mean_accuracy=float(np.nanmean(per_class.accuracies)),
+        accuracy=float((predictions == test.labels).mean()),
+        class_mean_accuracy=float(np.nanmean(per_class)),
         converged=bool(whole.converged[at]),
         penalties=penalties.tolist(),
         validation=on_validation.tolist(),
@@ -184,23 +175,13 @@ def _best_penalty(penalties: np.ndarray, accuracies: np.ndarray) -> float:
     return float(penalties[accuracies == accuracies.max()].max())
 
 
-def _prepare(data: Labelled, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    features = finite_rows("features", data.features).astype(np.float32)
-    labels = np.asarray(data.labels)
-    if labels.shape != features.shape[:1] or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"got {len(features)} features but {len(labels)} labels of type {labels.dtype}"
-        )
-    wrong = labels[(labels < 0) | (labels >= num_classes)]
-    if len(wrong):
-        raise ValueError(f"labels must be from 0 to {num_classes - 1}, got {wrong[0]}")
-    return features, labels.astype(np.int32)
+def _typed(data: Labelled) -> Labelled:
+    return Labelled(np.asarray(data.features, np.float32), np.asarray(data.labels, np.int32))
 
 
-def _predict(path: Path, data: Labelled) -> tuple[np.ndarray, np.ndarray]:
-    """The predictions [L, n] of every classifier, and the labels [n]."""
-    features, labels = _prepare(data, path.biases.shape[1])
-    return np.asarray(_predictions(path.kernels, path.biases, features)), labels
+def _predict(path: Path, data: Labelled) -> np.ndarray:
+    """The predictions [L, n] of every classifier."""
+    return np.asarray(_predictions(path.kernels, path.biases, _typed(data).features))
 
 
 @jax.jit

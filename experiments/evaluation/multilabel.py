@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.evaluation.classification import Values, as_json_number, finite_rows
+from experiments.evaluation.classification import Values, as_json_number
 
 # Scores ranked at once: bounds the work space to about 100 MB.
 _ELEMENTS_AT_ONCE = 2**21
@@ -47,11 +47,8 @@ def average_precisions(
 
     Returns:
       float64 [rows]; NaN for a row without a positive.
-
-    Raises:
-      ValueError: A score is not finite.
     """
-    scores, targets = finite_rows("scores", scores), np.asarray(targets)
+    scores, targets = np.asarray(scores), np.asarray(targets)
     rows, items = scores.shape
     step = max(1, elements_at_once // max(items, 1))
     parts = [slice(start, start + step) for start in range(0, rows, step)]
@@ -66,7 +63,7 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
       targets: Bools or numbers [n, C]: above 0 positive, 0 negative, below 0 unknown.
 
     Raises:
-      ValueError: A score is not finite, or no target is positive.
+      ValueError: No target is positive.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Tables B and C.

@@ -194,7 +194,7 @@ def by_class(view: View) -> Picture:
         title = "Accuracy by class, by the nearest class mean"
     else:
         predictions = predict_classes(side.outputs.logits())
-        accuracies = class_accuracies(predictions, side.outputs.labels, len(counts)).accuracies
+        accuracies = class_accuracies(predictions, side.outputs.labels, len(counts))
         values = [(accuracies, float((predictions == side.outputs.labels).mean()))]
         long_tailed = counts.max() >= _LONG_TAIL * counts.min()
     noun, class_names = side.noun, side.images.class_names

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from experiments.contracts import EpisodeClassifier
-from experiments.evaluation.hard_episodes import HardEpisode, hardest_episodes
+from experiments.evaluation.few_shot import accuracies_of, configured_episodes
 from experiments.look.page import Picture
 from experiments.look.tiles import CLASS_COLORS, draw_tile, short, tile_axes
 from experiments.look.view import Side, View
@@ -32,13 +31,14 @@ def hard_episodes(view: View) -> Picture | None:
     side, classifier = view.shown, view.protocol.episode_classifier
     if classifier is None:
         return None
-    features, names = side.outputs.features, side.images.class_names
-    episodes = classifier.episodes(side.outputs.labels)
+    features, labels, names = *side.outputs[:2], side.images.class_names
+    config: Any = vars(view.config)["evaluation"]
+    episodes = configured_episodes(config, labels, shots=classifier.shots)
     accuracies = _stored_accuracies(view, classifier)
     if accuracies is None:
-        accuracies = classifier.accuracies(features, episodes)
-    predict = partial(classifier.predictions, features, episodes)
-    hardest = hardest_episodes(accuracies, episodes, predict, count=_EPISODES)
+        accuracies = accuracies_of(classifier.predict(features, episodes))
+    hardest = np.argsort(accuracies, kind="stable")[:_EPISODES]
+    predictions = classifier.predict(features, episodes, hardest)
     title = f"The hardest {classifier.shots}-shot episodes"
     caption = (
         f"The hardest of {len(accuracies):,} episodes of {side.split} classes by "
@@ -48,26 +48,25 @@ def hard_episodes(view: View) -> Picture | None:
     )
     columns = min(2, len(hardest))
     lines = -(-len(hardest) // columns)
-    ways, queries = hardest[0].query.shape
+    _, ways, queries = episodes.query.shape
     width = _NAME + classifier.shots + _GAP + min(_QUERIES, queries) + _MORE
     size = (_INCH * width * columns + 0.3, (_INCH * ways + 0.35) * lines + 0.2)
     figure, listed = new_figure(*size, title=title, caption=caption), []
-    for number, episode in enumerate(hardest):
-        classes = [names[side.outputs.labels[row]] for row in episode.support[:, 0]]
-        axes, right = figure.add_subplot(lines, columns, number + 1), 100 * episode.accuracy
-        tile_axes(
-            axes, width, ways, f"Episode {episode.number}: {right:.0f} % of the queries right"
-        )
+    for place, (number, predicted) in enumerate(zip(hardest.tolist(), predictions, strict=True)):
+        support, query = episodes.support[number], episodes.query[number]
+        classes = [names[labels[row]] for row in support[:, 0]]
+        axes, right = figure.add_subplot(lines, columns, place + 1), 100 * accuracies[number]
+        tile_axes(axes, width, ways, f"Episode {number}: {right:.0f} % of the queries right")
         for way, name in enumerate(classes):
-            _draw_class(axes, side, episode, way, name)
+            _draw_class(axes, side, (support[way], query[way], predicted[way]), way, name)
         listed.append(
             {
-                "number": episode.number,
-                "accuracy": episode.accuracy,
+                "number": number,
+                "accuracy": float(accuracies[number]),
                 "classes": classes,
-                "support": episode.support.tolist(),
-                "query": episode.query.tolist(),
-                "predictions": episode.predictions.tolist(),
+                "support": support.tolist(),
+                "query": query.tolist(),
+                "predictions": predicted.tolist(),
             }
         )
     numbers = {"mean_accuracy": float(accuracies.mean()), "episodes": listed}
@@ -90,22 +89,24 @@ def _stored_accuracies(view: View, classifier: EpisodeClassifier) -> np.ndarray 
     return read_episodes(view.folder).get(classifier.metric)
 
 
-def _draw_class(axes: Axes, side: Side, episode: HardEpisode, way: int, name: str) -> None:
-    y, colors = way + 0.5, [CLASS_COLORS[w % len(CLASS_COLORS)] for w in range(len(episode.query))]
+def _draw_class(axes: Axes, side: Side, drawn: tuple[np.ndarray, ...], way: int, name: str) -> None:
+    """Draws a class: its support [K], its queries [Q], and their predictions [Q]."""
+    support, query_rows, predictions = drawn
+    y, colors = way + 0.5, CLASS_COLORS * (1 + max(way, predictions.max()) // len(CLASS_COLORS))
     bold: Any = {"weight": "bold", "va": "center"}
     middle: Any = {"va": "center", "c": INK}
     axes.text(0.4, y, f"{way + 1}", size=SMALL, ha="right", c=colors[way], **bold)
     axes.text(_NAME - 0.1, y, short(name, 14), size=7, ha="right", **middle)
-    for place, image in enumerate(side.read(episode.support[way])):
+    for place, image in enumerate(side.read(support)):
         draw_tile(axes, image, _NAME + place + 0.5, y, frame=colors[way])
-    start = _NAME + episode.support.shape[1] + _GAP
-    wrong = episode.predictions[way] != way
+    start = _NAME + len(support) + _GAP
+    wrong = predictions != way
     order = np.argsort(~wrong, kind="stable")[:_QUERIES]
     if hidden := int(wrong.sum() - wrong[order].sum()):
         axes.text(start + len(order) + 0.1, y, f"+{hidden}", size=SMALL, ha="left", **middle)
-    images = side.read(episode.query[way][order])
+    images = side.read(query_rows[order])
     for place, (query, image) in enumerate(zip(order, images, strict=True)):
-        predicted, x = int(episode.predictions[way, query]), start + place + 0.5
+        predicted, x = int(predictions[query]), start + place + 0.5
         frame = colors[predicted] if wrong[query] else None
         draw_tile(axes, image, x, y, frame=frame)
         if frame:

@@ -13,23 +13,11 @@ from flax import nnx
 from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models.conv4 import Conv4
-from experiments.models.layers import Backbone, LayerOptions, Shape
-from experiments.models.projected import Projected
+from experiments.models.layers import Backbone, LayerOptions, Projected, Shape
 from experiments.models.resnet import ResNet, basic, bottleneck
 from experiments.models.resnet12 import ResNet12
 from experiments.models.swin import HEAD_WIDTH, Swin
 from experiments.models.wide_resnet import WideResNet
-
-__all__ = [
-    "Backbone",
-    "Conv4",
-    "Projected",
-    "ResNet",
-    "ResNet12",
-    "Swin",
-    "WideResNet",
-    "build_backbone",
-]
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -61,9 +49,7 @@ _ARCHITECTURES = {
     "swin": _Architecture(Swin, 4, (2, 2, 6, 2), ("stochastic_depth",)),
 }
 _OPTIONAL = {
-    "drop_block": "DropBlock",
-    "drop_block_size": "DropBlock",
-    "drop_block_steps": "DropBlock",
+    **dict.fromkeys(("drop_block", "drop_block_size", "drop_block_steps"), "DropBlock"),
     "dropout": "dropout",
     "shortcut": "choice of shortcuts",
     "stem": "choice of stems",
@@ -106,7 +92,7 @@ def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape)
             f"{config.backbone} does not support model.blocks, got {config.blocks}; leave it empty"
         )
     for name, number in (("widths", architecture.num_widths), ("blocks", len(architecture.blocks))):
-        given = getattr(config, name)
+        given = vars(config)[name]
         if len(given) != number and (given or name == "widths"):
             raise ConfigError(
                 f"model.{name} of {config.backbone} needs {number} numbers, got {given}"

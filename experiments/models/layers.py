@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +46,6 @@ class Backbone(nnx.Module):
 
         Returns:
           float32 [n, d].
-
-        Raises:
-          ValueError: Dropout or DropBlock is active, and `keys` does not have one key per image,
-            or `step` is needed and missing.
         """
         raise NotImplementedError
 
@@ -86,8 +83,7 @@ def conv(
     """A square convolution without bias, from n to ⌈n / stride⌉ pixels.
 
     The initial kernel is normal with variance 2 / fan-out. Padding is half the (odd) kernel size on
-    both sides. `SAME` would pad one pixel less at the left and top where a stride of 2 meets an
-    even size, which shifts the images relative to weights that were trained elsewhere.
+    both sides; `SAME` would shift the images relative to weights that were trained elsewhere.
     """
     kind = Conv if stride == 1 else nnx.Conv
     return kind(
@@ -170,9 +166,9 @@ def overlapping_max_pool(x: Array) -> Array:
 def larger(a: Array, b: Array) -> Array:
     """The maximum of two arrays of one shape; two equal values each receive half the gradient.
 
-    The gradient of `jnp.maximum` goes to the value that equals the maximum. The compiler may
-    compute that value a second time with another rounding, and then neither receives it. Here the
-    two values are compared with each other.
+    The compiler may compute a value a second time with another rounding, and then neither of two
+    values equals their maximum. Here the two are compared with each other, so that one gets the
+    gradient, which is not certain with `jnp.maximum`.
     """
     return jnp.maximum(a, b)
 
@@ -185,40 +181,16 @@ def _larger_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
     return larger(a, b), share * of_a + (1 - share) * of_b
 
 
-def require_keys(keys: Array | None, images: Array, layer: str) -> Array:
-    """Returns `keys`, or raises a `ValueError` unless there is one per image."""
-    if keys is None or keys.shape != images.shape[:1]:
-        given = "None" if keys is None else f"keys of shape {keys.shape}"
-        raise ValueError(
-            f"{layer} needs keys of shape {images.shape[:1]}, one per image; got {given}"
-        )
-    return keys
-
-
-def fold_in(keys: Array, number: int) -> Array:
-    """Derives the keys [n] of one layer from those of the network."""
+def fold_in(keys: Array | None, number: int) -> Array:
+    """Derives the keys [n] of one layer from those of the network; raises if there are none."""
+    if keys is None:
+        raise ValueError("dropout needs keys, one per image; got None")
     return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
-
-
-def drop_keys(
-    config: ModelConfig, keys: Array | None, step: Array | None, images: Array, *, train: bool
-) -> Array | None:
-    """The keys for `drop_after_block`; None where nothing is dropped.
-
-    Raises:
-      ValueError: There is not one key per image, or the rate of DropBlock rises and there is no
-        `step`.
-    """
-    if not train or not (config.dropout or config.drop_block):
-        return None
-    if config.drop_block and config.drop_block_steps and step is None:
-        raise ValueError("DropBlock with a rising rate needs the number of the step; got None")
-    return require_keys(keys, images, "DropBlock" if config.drop_block else "dropout")
 
 
 def drop_after_block(
     x: Array,
-    keys: Array,
+    keys: Array | None,
     step: Array | None,
     config: ModelConfig,
     *,
@@ -229,7 +201,7 @@ def drop_after_block(
 
     Args:
       x: Float [n, h, w, c].
-      keys: Typed PRNG keys [n] of the network, from `drop_keys`.
+      keys: Typed PRNG keys [n] of the network, needed where something is dropped.
       step: As in `Backbone.__call__`.
       config: The rates.
       number: Of the block in the network; each block draws its own numbers.
@@ -238,19 +210,19 @@ def drop_after_block(
     References:
       Lee et al., Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
     """
-    if stages_after < _STAGES_WITH_DROP_BLOCK:
-        if not config.drop_block:
-            return x
-        rate = rising_rate(config.drop_block, step, config.drop_block_steps)
-        return drop_block(x, fold_in(keys, number), rate=rate, block_size=config.drop_block_size)
-    return dropout(x, fold_in(keys, number), rate=config.dropout) if config.dropout else x
+    with_blocks = stages_after < _STAGES_WITH_DROP_BLOCK
+    if not (config.drop_block if with_blocks else config.dropout):
+        return x
+    keys = fold_in(keys, number)
+    if not with_blocks:
+        return dropout(x, keys, rate=config.dropout)
+    rate = rising_rate(config.drop_block, step, config.drop_block_steps)
+    return drop_block(x, keys, rate=rate, block_size=config.drop_block_size)
 
 
 def rising_rate(rate: float, step: Array | None, steps: int) -> float | Array:
     """`rate`·min(step / steps, 1); the constant `rate` if `steps` is 0."""
-    if not steps or step is None:
-        return rate
-    return rate * jnp.minimum(step / steps, 1.0)
+    return rate * jnp.minimum(jnp.asarray(step) / steps, 1.0) if steps else rate
 
 
 def dropout(x: Array, keys: Array, *, rate: float) -> Array:
@@ -268,12 +240,10 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
     At every position where a block fits, it is dropped with probability
     γ = rate / b² · h·w / ((h − b + 1)(w − b + 1)), so that about `rate` of the units are dropped
     (Ghiasi et al., 2018, eq. 1). The remaining units of a sample are scaled by units / units kept.
-    Blocks and scale depend only on the key of the sample, so values do not change if the batch is
-    sharded over devices.
 
     Args:
       x: Float [n, h, w, c].
-      keys: Typed PRNG keys [n], one per sample.
+      keys: Typed PRNG keys [n], one per sample, on which alone its blocks and scale depend.
       rate: A number or float []. Expected fraction of dropped units, ignoring overlaps of blocks.
       block_size: Side b of a block, at most the size of the feature map.
     """
@@ -296,3 +266,47 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
         return mask * (mask.size / jnp.maximum(mask.sum(), 1.0))
 
     return x * jax.vmap(kept)(keys).astype(x.dtype)
+
+
+class Projected(Backbone):
+    """Features with another dimension, normalised over the batch, or both.
+
+    Args:
+      backbone: The backbone.
+      dim: Features d of a linear layer, or 0 for none. The layer has a bias, and starts as
+        `torch.nn.Linear` does, unless normalisation, which has a bias, comes after it.
+      options: Options of the layers.
+      normalize: End with batch normalisation.
+    """
+
+    def __init__(self, backbone: Backbone, dim: int, options: LayerOptions, *, normalize: bool):
+        self.backbone = backbone
+        self.num_features = dim or backbone.num_features
+        self.linear = None
+        if dim:
+            start = {} if normalize else _as_pytorch(backbone.num_features)
+            self.linear = nnx.Linear(
+                backbone.num_features, dim, use_bias=not normalize, rngs=options.rngs, **start
+            )
+        self.norm = batch_norm(self.num_features, options) if normalize else None
+
+    def __call__(
+        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
+    ) -> Array:
+        """As `Backbone.__call__`."""
+        features = self.backbone(images, train=train, keys=keys, step=step).astype(jnp.float32)
+        if self.linear is not None:
+            features = self.linear(features)
+        if self.norm is not None:
+            features = self.norm(features, use_running_average=not train)
+        return features
+
+
+def _as_pytorch(inputs: int) -> dict[str, Any]:
+    """The first kernel and bias of `torch.nn.Linear`, uniform in ±1/√(inputs)."""
+
+    def bias_init(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
+
+    kernel_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+    return {"kernel_init": kernel_init, "bias_init": bias_init}

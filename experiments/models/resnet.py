@@ -17,7 +17,6 @@ from experiments.models.layers import (
     LayerOptions,
     Shape,
     drop_after_block,
-    drop_keys,
     halved,
     overlapping_max_pool,
 )
@@ -75,7 +74,6 @@ class ResNet(Backbone):
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
     ) -> Array:
         """As `Backbone.__call__`."""
-        keys = drop_keys(self.config, keys, step, images, train=train)
         x = self.stem(images, train=train)
         # Pooling before ReLU gives the same values, because ReLU is monotonic.
         x = jax.nn.relu(x if self.small_stem else overlapping_max_pool(x))
@@ -83,7 +81,7 @@ class ResNet(Backbone):
         for stages_after, stage in zip(range(len(self.stages))[::-1], self.stages, strict=True):
             for block in stage:
                 x = block(x, train=train)
-                if keys is not None:
+                if train:
                     x = drop_after_block(
                         x, keys, step, self.config, number=number, stages_after=stages_after
                     )

@@ -13,7 +13,6 @@ from experiments.models.layers import (
     LayerOptions,
     Shape,
     drop_after_block,
-    drop_keys,
     max_pool,
 )
 
@@ -55,11 +54,10 @@ class ResNet12(Backbone):
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
     ) -> Array:
         """As `Backbone.__call__`."""
-        keys = drop_keys(self.config, keys, step, images, train=train)
         x = images
         for i, block in enumerate(self.blocks):
             x = block(x, train=train)
-            if keys is not None:
+            if train:
                 after = len(self.blocks) - 1 - i
                 x = drop_after_block(x, keys, step, self.config, number=i, stages_after=after)
         return self.pooled(x)

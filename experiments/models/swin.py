@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,7 @@ from flax import nnx
 from jax import Array
 
 from experiments.config import ModelConfig
-from experiments.models.layers import (
-    Backbone,
-    LayerOptions,
-    Shape,
-    fold_in,
-    halved,
-    require_keys,
-)
+from experiments.models.layers import Backbone, LayerOptions, Shape, fold_in, halved
 
 WINDOW = 7
 """Side of a window, in patches."""
@@ -42,14 +36,9 @@ class Swin(Backbone):
     def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
         height, width, channels = image_shape
         widths = config.widths
+        patches: Any = {"kernel_size": (_PATCH, _PATCH), "strides": _PATCH, "padding": "VALID"}
         self.patch = nnx.Conv(
-            channels,
-            widths[0],
-            (_PATCH, _PATCH),
-            strides=_PATCH,
-            padding="VALID",
-            dtype=options.dtype,
-            rngs=options.rngs,
+            channels, widths[0], dtype=options.dtype, rngs=options.rngs, **patches
         )
         self.patch_norm = _layer_norm(widths[0], options)
         rates = iter(np.linspace(0, config.stochastic_depth, sum(config.blocks)).tolist())
@@ -106,8 +95,7 @@ class Block(nnx.Module):
         def added(branch: Array, place: int) -> Array:
             branch = branch.astype(jnp.float32)
             if train and self.rate > 0:
-                checked = require_keys(keys, x, "stochastic depth")
-                branch = drop_branch(branch, fold_in(checked, place), rate=self.rate)
+                branch = drop_branch(branch, fold_in(keys, place), rate=self.rate)
             return x + branch
 
         x = added(self.attention(self.attention_norm(x)), 2 * number)
@@ -146,12 +134,8 @@ class WindowAttention(nnx.Module):
         x = x.reshape(n, rows, WINDOW, columns, WINDOW, channels).transpose(0, 1, 3, 2, 4, 5)
         x = self.inputs(x.reshape(n, rows * columns, WINDOW**2, channels))
         query, key, value = jnp.moveaxis(x.reshape(*x.shape[:3], 3, self.heads, HEAD_WIDTH), 3, 0)
-        logits = jnp.einsum(
-            "nwqhd,nwkhd->nwhqk",
-            query * HEAD_WIDTH**-0.5,
-            key,
-            preferred_element_type=jnp.float32,
-        )
+        query *= HEAD_WIDTH**-0.5
+        logits = jnp.einsum("nwqhd,nwkhd->nwhqk", query, key, preferred_element_type=jnp.float32)
         logits += jnp.moveaxis(self.position_bias[...][_RELATIVE_PLACES], -1, 0)
         same = same_region(padded, shifts)[:, None]
         weights = jax.nn.softmax(jnp.where(same, logits, -jnp.inf), axis=-1)
@@ -202,14 +186,9 @@ def same_region(padded: tuple[int, ...], shifts: tuple[int, ...]) -> np.ndarray:
     return region[:, :, None] == region[:, None, :]
 
 
-def _relative_places() -> np.ndarray:
-    """The row of the table of biases for each pair of patches in a window: int [49, 49]."""
-    places = np.stack(np.divmod(np.arange(WINDOW**2), WINDOW), -1)
-    difference = places[:, None] - places + WINDOW - 1
-    return difference @ [2 * WINDOW - 1, 1]
-
-
-_RELATIVE_PLACES = _relative_places()
+_PLACES = np.stack(np.divmod(np.arange(WINDOW**2), WINDOW), -1)
+_RELATIVE_PLACES = (_PLACES[:, None] - _PLACES + WINDOW - 1) @ [2 * WINDOW - 1, 1]
+"""The row of the table of biases for each pair of patches in a window: int [49, 49]."""
 
 
 def _linear(

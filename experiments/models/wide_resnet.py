@@ -16,7 +16,6 @@ from experiments.models.layers import (
     dropout,
     fold_in,
     halved,
-    require_keys,
 )
 
 _STEM_WIDTH = 16
@@ -105,9 +104,8 @@ class WideResNet(Backbone):
     ) -> Array:
         """As `Backbone.__call__`."""
         dropping = train and self.dropout_rate > 0
-        keys = require_keys(keys, images, "dropout") if dropping else None
         x = self.stem(images)
         for i, block in enumerate(self.blocks):
-            x = block(x, train=train, keys=None if keys is None else fold_in(keys, i))
+            x = block(x, train=train, keys=fold_in(keys, i) if dropping else None)
         x = jax.nn.relu(self.norm(x, use_running_average=not train))
         return self.pooled(x)

@@ -1,4 +1,8 @@
-"""The papers' experiments as configurations, one file a protocol."""
+"""The papers' experiments as configurations, one file a protocol.
+
+Results on the icons and kanji are in experiments/RESULTS.md. The photographs do not ship with the
+project and have not been run here.
+"""
 
 from __future__ import annotations
 

@@ -3,12 +3,8 @@
     python -m experiments compare PRESET --sampling random 64x8 32x16 16x32 8x64 4x128
 
 Source: Kobayashi, BMVC 2024, and its supplement: data, batch size and samplings from Table A (and
-Da), results in Tables B to D. The supplement names no backbone, no number of features, ways or
-queries; ResNet-12 with d = 640 and 5-way episodes with 15 queries are from the paper's main text,
-which is not at hand. It names no optimiser and no number of epochs either, and the author has
-published no code: SGD with momentum, a cosine schedule and the epochs are our choice.
-Results on the icons: experiments/RESULTS.md. The photographs do not ship with the project and have
-not been run here.
+Da), results in Tables B to D. Backbone, ways and queries are from the paper's main text, which is
+not at hand. There is no published code, and optimiser and epochs are our choice.
 
 Eq. (i) divides squared distances by no temperature: T = 1. The option is in units of d, so this is
 `--loss.temperature 0.0015625` (1/640) for a ResNet-12, and 1/256 for the icons. The default is 1/8,
@@ -22,31 +18,25 @@ from dataclasses import replace
 
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import JITTERED, RESNET12
-from experiments.presets.preset import DIFFERS, MAIN_TEXT, OURS, Preset, by_option, of
+from experiments.presets.preset import DIFFERS, MAIN_TEXT, OURS, Preset, by_option
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
 
-# T = 1 (1/256 of d) saturates the exponentials of the metric losses: on the icons, 250 steps of a
-# Conv4 have a validation 1-shot accuracy of 64 % with SCE+NCA, and of 79 % at 1/8.
+# On the icons, 250 steps of a Conv4 with SCE+NCA have a validation 1-shot accuracy of 64 % with
+# T = 1, and of 79 % at 1/8.
 _LOSS = IntegratedLoss(temperature=1 / 8)
 
 _SOURCES = by_option(
     {
-        "Table A": ["sampling.batch_size"],
-        "Tables B to D": ["evaluation.shots"],
-        MAIN_TEXT: [*of("model", "backbone widths"), *of("evaluation", "ways queries")],
-        DIFFERS: ["loss.temperature"],
-        "the formulas have none": ["loss.stop_gradient"],
-        OURS: [
-            *of("data", "mean std pad flip color_jitter"),
-            *of("model", "pooling drop_block"),
-            *of("loss", "metric_weight epsilon"),
-            *of("optimizer", "kind learning_rate momentum nesterov weight_decay decay_all"),
-            *of("optimizer", "schedule"),
-            *of("evaluation", "distances episodes validation_distance validation_episodes"),
-            "steps",
-            "validate_every",
-        ],
+        "Table A": "sampling: batch_size",
+        "Tables B to D": "evaluation: shots",
+        MAIN_TEXT: "model: backbone widths; evaluation: ways queries",
+        DIFFERS: "loss: temperature",
+        "the formulas have none": "loss: stop_gradient",
+        OURS: "data: mean std pad flip color_jitter; model: pooling drop_block;"
+        "loss: metric_weight epsilon; steps validate_every;"
+        "optimizer: kind learning_rate momentum nesterov weight_decay decay_all schedule;"
+        "evaluation: distances episodes validation_distance validation_episodes",
     }
 )
 
@@ -131,7 +121,6 @@ PRESETS = {
         epochs=100,
         validate_every=800,
         loss=replace(_LOSS, name="spectral:sce+nca", power=0.5),
-        sources=_SOURCES
-        | by_option({"Table D": ("sampling.batch_size", "loss.name", "loss.power")}),
+        sources=_SOURCES | by_option({"Table D": "sampling: batch_size; loss: name power"}),
     ),
 }

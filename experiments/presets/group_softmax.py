@@ -3,14 +3,11 @@
     python -m experiments train PRESET --loss.name softmax
     python -m experiments sweep PRESET --over loss.name=softmax,tight,loose --seeds 0 1 2
 
-Source: Kobayashi, WACV 2021, supplement: B.1 (SGD, batches of 256, learning rate 0.1 divided by ten
-at three epochs, ImageNet's augmentation), epochs in Table B.1, results in Table B.2. B.1 trains
-with PyTorch, whose SGD has no Nesterov momentum unless it is requested and decays all parameters.
-It takes "the standard" augmentation of ImageNet and cites He et al., CVPR 2016, who also vary
-scale and colours; here it is that of PyTorch's example. The supplement does not name the network:
-ResNet-50 is from the main text, which is not at hand. An epoch is the number of full batches. The
-number of groups is our choice, as the author has published no code. Results on the icons:
-experiments/RESULTS.md. The photographs do not ship with the project and have not been run here.
+Source: Kobayashi, WACV 2021, supplement: training in B.1, epochs in Table B.1, results in Table
+B.2. B.1 trains with PyTorch and takes "the standard" augmentation of ImageNet, citing He et al.,
+CVPR 2016, who also vary scale and colours; here it is that of PyTorch's example. ResNet-50 is from
+the main text, which is not at hand. There is no published code; the number of groups is our choice.
+An epoch is the number of full batches.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from experiments.presets.photographs import (
     RUNNING_VARIANCES,
     SMALLER_FILES,
 )
-from experiments.presets.preset import MAIN_TEXT, OURS, Preset, by_option, of
+from experiments.presets.preset import MAIN_TEXT, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 
@@ -31,15 +28,13 @@ _BATCH_SIZE = 256
 
 _SOURCES = by_option(
     {
-        "section B.1": [
-            "sampling.batch_size",
-            *of("optimizer", "kind learning_rate momentum weight_decay schedule warmup_steps"),
-        ],
+        "section B.1": "sampling: batch_size;"
+        "optimizer: kind learning_rate momentum weight_decay schedule warmup_steps",
         "section B.1, as PyTorch's example": IMAGENET_CROP_NAMES,
-        "section B.1, PyTorch's default": of("optimizer", "nesterov decay_all"),
-        "Table B.1": ["optimizer.decay_steps", "steps"],
-        MAIN_TEXT: of("model", "backbone widths pooling"),
-        OURS: [*of("loss", "num_groups grouping"), "validate_every"],
+        "section B.1, PyTorch's default": "optimizer: nesterov decay_all",
+        "Table B.1": "optimizer: decay_steps; steps",
+        MAIN_TEXT: "model: backbone widths pooling",
+        OURS: "loss: num_groups grouping; validate_every",
     }
 )
 
@@ -61,11 +56,7 @@ def _photographs(
     drops: tuple[int, ...],
     validate: int = 5,
 ) -> Preset:
-    """ResNet-50 with a row of Table B.1.
-
-    There are so many training images and epochs; the rate is divided by ten at the epochs `drops`,
-    and `validate` epochs are between two checkpoints.
-    """
+    """ResNet-50 with a row of Table B.1: the rate is divided by ten at the epochs `drops`."""
     epoch = images // _BATCH_SIZE
     config = GroupSoftmaxConfig(
         data=ClassificationData(name=name, **IMAGENET_CROPS),
@@ -131,9 +122,8 @@ PRESETS = {
         epochs=120,
         drops=(30, 60, 90),
     ),
-    # 180 epochs from scratch. Fine-tuning takes 120 epochs of 295 steps with drops at 30, 60, 90:
-    # --model.weights WEIGHTS --optimizer.learning-rate 0.0045 --steps 35400
-    # --optimizer.decay-steps 8850 17700 26550
+    # Fine-tuning takes 120 epochs of 295 steps with drops at 30, 60, 90: --model.weights WEIGHTS
+    # --optimizer.learning-rate 0.0045 --steps 35400 --optimizer.decay-steps 8850 17700 26550
     "food101-groups": _photographs(
         "Group softmax on Food-101 (101 classes, ResNet-50, 180 epochs).",
         "food101",

@@ -3,18 +3,14 @@
     python -m experiments train PRESET --loss.name static
 
 Sources: Saadabadi et al., CVPR 2024, supplement, sections 7.1 (balanced) and 7.2 (long tails), with
-results in Table 9; what the supplement leaves open is taken from the authors' published code
+results in Table 9; what it leaves open is taken from the authors' published code
 (msed-Ebrahimi/DL2PA_CVPR24). Where the two differ, the preset follows the paper, and its comment
-states the difference. What differs from the code and has no option is listed by
-`python -m experiments settings PRESET`. Results on the icons: experiments/RESULTS.md. The
-photographs do not ship with the project and have not been run here.
+states the difference. `settings PRESET` lists what differs from the code and has no option.
 
 The code sums the distances of the balanced setting over the batch: with plain SGD, the mean takes
-128 times the learning rate and 1/128 of the weight decay for the same steps. Cross-entropy
-(`fixed-ce`, `softmax`, `cosine-softmax`) is the mean of the supplement's eq. (10), whatever the
-reduction. The authors' baseline is `--loss.name cosine-softmax`, a trained classifier on cosines
-without a scale, with which the published code does not run; `softmax` is the linear classifier that
-people use.
+128 times the learning rate and 1/128 of the weight decay for the same steps. The authors' baseline
+is `--loss.name cosine-softmax`, with which the published code does not run; `softmax` is the linear
+classifier that people use.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from experiments.presets.photographs import (
     SMALLER_FILES,
     SWIN_T,
 )
-from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option, of
+from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.hyperspherical import (
     HypersphericalConfig,
@@ -74,81 +70,63 @@ _IMAGENET_DIFFERENCES = (
     FLOAT16,
 )
 
-_RECIPE = [
-    *of("optimizer", "kind learning_rate momentum weight_decay schedule decay_steps"),
-    "data.flip",
-    "sampling.batch_size",
-    "steps",
-]
-_BALANCED = by_option(
+_COMMON = by_option(
+    {
+        AUTHORS: "data: mean std pad; model: widths pooling; loss: criterion;"
+        "optimizer: decay_all; evaluation: calibration",
+        DIFFERS: "loss: decay",
+        OURS: "validate_every",
+    }
+)
+_RECIPE = (
+    "optimizer: kind learning_rate momentum weight_decay schedule decay_steps;"
+    "sampling: batch_size; steps; data: flip"
+)
+_BALANCED = _COMMON | by_option(
     {
         "section 7.1": _RECIPE,
-        "Table 9": ["model.backbone"],
-        AUTHORS: [
-            *of("data", "mean std pad"),
-            *of("model", "widths pooling shortcut projection"),
-            *of("loss", "criterion reduction"),
-            *of("optimizer", "nesterov decay_all"),
-            "evaluation.calibration",
-        ],
-        DIFFERS: ["loss.decay"],
-        OURS: ["validate_every"],
+        "Table 9": "model: backbone",
+        AUTHORS: "model: shortcut projection; loss: reduction; optimizer: nesterov",
     }
 )
-_LONG_TAILED = by_option(
+_LONG_TAILED = _COMMON | by_option(
     {
-        "section 7.2": [*_RECIPE, "data.mixup"],
-        AUTHORS: [
-            *of("data", "mean std imbalance tail_from pad"),
-            *of("model", "backbone widths pooling shortcut dim projection"),
-            *of("loss", "criterion lengths reduction"),
-            *of("optimizer", "nesterov warmup_steps warmup_from decay_all"),
-            "evaluation.calibration",
-        ],
-        DIFFERS: ["loss.decay"],
-        OURS: ["validate_every"],
+        "section 7.2": f"{_RECIPE} mixup",
+        AUTHORS: "data: imbalance tail_from; model: backbone shortcut dim projection;"
+        "loss: lengths reduction; optimizer: nesterov warmup_steps warmup_from",
     }
 )
-_IMAGENET_SHARED = {
-    "section 7.1": [
-        "sampling.batch_size",
-        "model.backbone",
-        *of("optimizer", "kind learning_rate weight_decay"),
-    ],
-    AUTHORS: [
-        *of("data", "mean std pad resize crop_scale flip mixed_labels"),
-        *of("model", "widths pooling dim"),
-        "loss.criterion",
-        *of("optimizer", "warmup_from decay_all"),
-        "evaluation.calibration",
-    ],
-    DIFFERS: ["data.image_size", *of("loss", "reduction decay")],
-    OURS: ["model.projection", "validate_every"],
-}
-_IMAGENET = by_option(_IMAGENET_SHARED) | by_option(
+_IMAGENET_SHARED = _COMMON | by_option(
     {
-        "section 7.1": ["data.mixup", *of("optimizer", "schedule warmup_steps"), "steps"],
-        AUTHORS: of("optimizer", "momentum nesterov"),
+        "section 7.1": "sampling: batch_size; model: backbone;"
+        "optimizer: kind learning_rate weight_decay",
+        AUTHORS: "data: resize crop_scale flip mixed_labels; model: dim; optimizer: warmup_from",
+        DIFFERS: "data: image_size; loss: reduction",
+        OURS: "model: projection",
     }
 )
-_IMAGENET_SWIN = by_option(_IMAGENET_SHARED) | by_option(
+_IMAGENET = _IMAGENET_SHARED | by_option(
     {
-        AUTHORS: of("optimizer", "schedule warmup_steps"),
-        DIFFERS: ["data.mixup", "steps"],
-        OURS: ["model.stochastic_depth"],
+        "section 7.1": "data: mixup; optimizer: schedule warmup_steps; steps",
+        AUTHORS: "optimizer: momentum nesterov",
     }
 )
-
+_IMAGENET_SWIN = _IMAGENET_SHARED | by_option(
+    {
+        AUTHORS: "optimizer: schedule warmup_steps",
+        DIFFERS: "data: mixup; steps",
+        OURS: "model: stochastic_depth",
+    }
+)
 
 _SGD = OptimizerConfig(nesterov=False, decay_all=True, schedule="step")
 
 
 def _balanced(data: ClassificationData, *, dim: int, epoch: int):
-    """ResNet-32 for 250 epochs, whose steps are `epoch`.
+    """ResNet-32 with a linear layer for 250 epochs, whose steps are `epoch`.
 
-    The features are those of a linear layer with a bias, without normalisation. The moving class
-    means decay by 0.9, the number in the code; the code adds to them in place, so that the number
-    amounts to 0.95.
+    The moving class means decay by 0.9, the number in the code; the code adds to them in place, so
+    that the number amounts to 0.95.
     """
     return HypersphericalConfig(
         data=data,
@@ -180,9 +158,7 @@ def _long_tail(
 ) -> Preset:
     """ResNet-32 for 200 epochs, 5 of them warm-up, with mixup and dot regression.
 
-    The features are those of the backbone, after batch normalisation. Shortcuts pad with zeros, as
-    the authors' do here. Class means decay as in `_balanced`. `epoch` has the steps of an epoch at
-    imbalance 0.01.
+    `epoch` has the steps of an epoch at imbalance 0.01. Class means decay as in `_balanced`.
     """
     config = HypersphericalConfig(
         data=ClassificationData(
@@ -214,12 +190,10 @@ def _long_tail(
     )
 
 
-# The supplement's SGD and weight decay 1e-4, for all methods. The authors' loss is summed over the
-# batch, and their rate falls twice in 250 epochs. Here the loss is the mean, and a cosine schedule
-# lets --steps be any number (3200 are 82 epochs). Prototypes take longer to learn than a
-# classifier. Of rates from 0.03 to 3, dynamic and static have their best validation accuracy near
-# 1; fixed-ce takes --optimizer.learning-rate 0.3 (d = 25, seed 0, 300 steps). After 3200 steps at
-# these rates, dynamic has 76.4 %, static 72.6 and fixed-ce 70.2.
+# The supplement's SGD and weight decay 1e-4, for all methods, with the mean of the loss and a
+# cosine schedule (3200 steps are 82 epochs). Of rates from 0.03 to 3, dynamic and static have their
+# best validation accuracy near 1; fixed-ce takes --optimizer.learning-rate 0.3 (d = 25, seed 0, 300
+# steps). After 3200 steps at these rates, dynamic has 76.4 %, static 72.6 and fixed-ce 70.2.
 _ICONS = HypersphericalConfig(
     data=ClassificationData(holdout=0.15),
     model=ModelConfig(widths=(16, 32, 64, 64), dim=50),
@@ -289,10 +263,9 @@ PRESETS = {
     #     --steps 131355 --data.mixup 0.2 --data.cutmix 1 --data.trivial-augment --data.erasing 0.1
     #
     # and it crops 244 pixels in training and sees 256 in evaluation. The file of its network is
-    # missing; the linear layer is that of the balanced setting. Class means decay as in
-    # `_balanced`. The code sums the loss over the batch, and over the wrong axis. Here it is the
-    # mean: a rate of 0.5 for the sum over 1024 images would be one of 512 for the mean, with which
-    # Conv4 does not learn the icons (1 % after 200 steps, 21 % with a rate of 1).
+    # missing; the linear layer is that of the balanced setting. The code sums the loss over the
+    # batch, and over the wrong axis. Here it is the mean: with a rate of 512, as the sum of 1024
+    # images has at 0.5, Conv4 does not learn the icons (1 % after 200 steps, 21 % at rate 1).
     "imagenet-sphere": Preset(
         "Hyperspherical classification on ImageNet-1K (ResNet-50, mixup, 100 epochs).",
         replace(
@@ -303,9 +276,8 @@ PRESETS = {
         _IMAGENET,
         _IMAGENET_DIFFERENCES,
     ),
-    # Section 7.1 has a learning rate of 0.001, the code 0.5, the rate of ResNet-50. It names no
-    # epochs and no mixup for Swin-T. Here both are those of ResNet-50: 100 epochs and β = 1, for
-    # 105 and 0.2 in the code. Stochastic depth is that of the authors of Swin-T.
+    # Section 7.1 has a learning rate of 0.001, the code 0.5. Epochs and mixup, which it does not
+    # name, are those of ResNet-50; stochastic depth is that of the authors of Swin-T.
     "imagenet-sphere-swin": Preset(
         "Hyperspherical classification on ImageNet-1K (Swin-T, AdamW, mixup, 100 epochs).",
         replace(
@@ -316,12 +288,10 @@ PRESETS = {
         _IMAGENET_SWIN,
         _IMAGENET_DIFFERENCES,
     ),
-    # Section 7.2: SGD, weight decay 2e-4, mixup with β = 1. The largest class has 56 training
-    # images; a factor of 0.04 or more leaves every class at least 2. Here 0.05, with 3,090 images;
-    # the authors' 0.01 and 0.02 leave classes with one image or none. At the rate 1 and 3200 steps
-    # (133 epochs), validation accuracy is 69.0 % for dynamic, 67.6 for static and 70.1 for
-    # fixed-ce; softmax has 75.1 at its rate, --optimizer.learning-rate 0.3 (seed 0,
-    # --loss.lengths training-set).
+    # Section 7.2. Of the largest class's 56 training images, the authors' factors 0.01 and 0.02
+    # leave the rarest class one or none, 0.05 leaves 2. At the rate 1 and 3200 steps (133 epochs),
+    # validation accuracy is 69.0 % for dynamic, 67.6 for static and 70.1 for fixed-ce; softmax has
+    # 75.1 at its rate, --optimizer.learning-rate 0.3 (seed 0, --loss.lengths training-set).
     "icons-longtail": Preset(
         "Hyperspherical classification on a long tail of the icons (56 to 2 images per class).",
         replace(

@@ -4,15 +4,11 @@
     python -m experiments train kanji --loss.name two-way
 
 Source: Kobayashi, CVPR 2023, supplement, Tables B and C, and the authors' published configuration
-for MS-COCO: a pretrained ResNet-50, SGD at 224 pixels, 40 epochs; the backbone learns at a tenth of
-the classifier's rate. VOC 2007 and NUS-WIDE have the settings of MS-COCO here. On several devices,
-the authors' code computes the class-wise half over each device's share of the batch:
-`--loss.class-wise-over device`; here it is computed over the whole batch. What differs and has no
-option is listed by `python -m experiments settings PRESET`. `--model.weights` takes torchvision's
+for MS-COCO, which VOC 2007 and NUS-WIDE take here, too. On several devices, the authors' code
+computes the class-wise half over each device's share of the batch: `--loss.class-wise-over device`.
+`settings PRESET` lists what differs and has no option. `--model.weights` takes torchvision's
 ResNet-50 as a file *.safetensors, or a run directory; the author's weights are IMAGENET1K_V1.
-Training from scratch needs `--optimizer.backbone-rate 1` and a learning rate of its own. Results on
-kanji: experiments/RESULTS.md. The photographs do not ship with the project and have not been run
-here.
+Training from scratch needs `--optimizer.backbone-rate 1` and a learning rate of its own.
 """
 
 from __future__ import annotations
@@ -31,26 +27,19 @@ from experiments.presets.photographs import (
     RUNNING_VARIANCES,
     SMALLER_FILES,
 )
-from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option, of
+from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 
 _BATCH_SIZE = 512
 _EPOCHS = 40
 
-_NETWORK = of("model", "backbone widths pooling")
-_SHARED = {
-    DIFFERS: ["loss.class_wise_over"],
-    OURS: ["data.train_on", "validate_every"],
-}
-_AUTHORS = [
-    *IMAGENET_CROP_NAMES,
-    *of("data", "crop_ratio color_jitter lighting"),
-    "sampling.batch_size",
-    *of("loss", "name positive_temperature negative_temperature"),
-    *of("optimizer", "kind learning_rate momentum nesterov weight_decay decay_all schedule"),
-    "optimizer.backbone_rate",
-    "steps",
-]
+_NETWORK = "model: backbone widths pooling"
+_SHARED = {DIFFERS: "loss: class_wise_over", OURS: "data: train_on; validate_every"}
+_AUTHORS = (
+    f"{IMAGENET_CROP_NAMES} crop_ratio color_jitter lighting; sampling: batch_size; steps;"
+    "loss: name positive_temperature negative_temperature; optimizer: backbone_rate"
+    " kind learning_rate momentum nesterov weight_decay decay_all schedule"
+)
 _START = (
     "The classifier starts with deviation 1 / √d and the prior of a class as its bias; the "
     "authors', PyTorch's linear layer, starts uniform in ±1 / √d, with deviation 1 / √(3d). A "
@@ -71,7 +60,7 @@ _DIFFERENCES = (
 
 _OF_COCO = f"{AUTHORS} for MS-COCO"
 _COCO = by_option(_SHARED | {"Table B": _NETWORK, AUTHORS: _AUTHORS})
-_VOC2007 = by_option(_SHARED | {_OF_COCO: [*_NETWORK, *_AUTHORS]})
+_VOC2007 = by_option(_SHARED | {_OF_COCO: f"{_NETWORK};{_AUTHORS}"})
 _NUS_WIDE = by_option(_SHARED | {"Table C": _NETWORK, _OF_COCO: _AUTHORS})
 
 
@@ -89,11 +78,7 @@ def _photographs(
     epoch = images // _BATCH_SIZE
     config = MultiLabelConfig(
         data=MultiLabelData(
-            name=name,
-            **IMAGENET_CROPS,
-            color_jitter=0.4,
-            lighting=0.1,
-            train_on=train_on,
+            name=name, **IMAGENET_CROPS, color_jitter=0.4, lighting=0.1, train_on=train_on
         ),
         sampling=SamplingConfig(batch_size=_BATCH_SIZE),
         model=RESNET50,
@@ -108,10 +93,9 @@ def _photographs(
 
 PRESETS = {
     # Characters of KanjiVG, labelled with their components and split by character; needs the extra
-    # `kanji`. A mirrored character has other components, hence no flips. The backbone starts from
-    # scratch and learns as fast as the classifier. The losses differ in size, so that each needs a
-    # learning rate of its own, here the best of 0.003 to 0.3 after 250 steps: for the two-way loss
-    # 64 % (mean of mAP@class and mAP@sample), with 51 and 43 at the rates beside it.
+    # `kanji`. A mirrored character has other components, hence no flips. Each loss needs a learning
+    # rate of its own, here the best of 0.003 to 0.3 after 250 steps: for the two-way loss 64 %
+    # (mean of mAP@class and mAP@sample), with 51 and 43 at the rates beside it.
     #     python -m experiments sweep kanji --seeds 0 1 2 --over
     #         loss.name/optimizer.learning_rate=two-way/0.03,sample-wise/0.03,class-wise/0.3,
     #         bce/0.01,softmax/0.03,asl/0.01,warp/0.01     (on one line)

@@ -3,9 +3,8 @@ r"""Protocol E: few-shot transfer with a negative margin.
     python -m experiments train PRESET
 
 Source: Liu et al., ECCV 2020, and the configuration that its authors published; weight decay and
-margin are the pairs that they chose for 1-shot and for 5-shot episodes. The presets of ResNet-18
-are for images of 224 pixels, those of ResNet-12 for 84. Epochs include those of the warm-up. What
-differs and has no option is listed by `python -m experiments settings PRESET`.
+margin are the pairs that they chose for 1-shot and for 5-shot episodes. Epochs include those of the
+warm-up. `settings PRESET` lists what differs and has no option.
 
 The authors' other backbones, at 84 and 80 pixels, with `--loss.name cosine` for cosines:
 
@@ -20,9 +19,8 @@ Images are stored whole, their shorter side at the one to which evaluation resiz
 
 By default, the base classes are evaluated on training images. For the base columns of Table 6, the
 authors take images of ILSVRC 2012 that are not in mini-ImageNet: `--data.base-test imagenet@257`
-(`imagenet@96` for ResNet-12) takes the validation images of 2012, 50 of each class, for cosines and
-inner products alike. It does not change the training. Without the archives of ImageNet, and for
-CUB, `--data.holdout 0.05` holds out 30 images of each class.
+(`imagenet@96` for ResNet-12) takes its validation images, 50 of each class. Without the archives of
+ImageNet, and for CUB, `--data.holdout 0.05` holds out 30 images of each class.
 
 Further experiments of the paper:
 
@@ -35,9 +33,6 @@ Further experiments of the paper:
         --over fine_tuning.margin=-0.5,-0.3,-0.1,0,0.1,0.3,0.5
 
 These are the sweep of margins, Table 6 (label smoothing), and Fig. 9 with the run of margin -0.3.
-
-Results on the icons: experiments/RESULTS.md. The photographs do not ship with the project and have
-not been run here.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ from experiments.presets.photographs import (
     RUNNING_VARIANCES,
     SMALLER_FILES,
 )
-from experiments.presets.preset import AUTHORS, OURS, Preset, by_option, of
+from experiments.presets.preset import AUTHORS, OURS, Preset, by_option
 from experiments.protocols.negative_margin import (
     MarginData,
     MarginEvaluation,
@@ -65,27 +60,23 @@ _ADAM = OptimizerConfig(kind="adam", learning_rate=3e-3, warmup_from=1 / 16)
 
 
 class _Dataset(NamedTuple):
-    """Where the classes are from, and the schedule there."""
+    """Sets of base and novel classes, images of the base ones, epochs, and those of warm-up."""
 
     title: str
     base: str
     novel: str
-    """Empty: the novel classes are those of `base`."""
     images: int
-    """Of the base classes, all of which are for training."""
     epochs: int
-    """All, those of the warm-up among them."""
     warmup: int
 
 
 class _Backbone(NamedTuple):
-    """A backbone, and the sides of its images."""
+    """A backbone, the side of its images, and that before the crop: ⌊1.15 · side⌋."""
 
     title: str
     model: ModelConfig
     side: int
     resized: int
-    """For evaluation, before the crop: ⌊1.15 · side⌋."""
 
 
 class _Row(NamedTuple):
@@ -140,24 +131,15 @@ where there are settings for both."""
 _DROPS = "dropout drop_block drop_block_size drop_block_steps"
 _SOURCES = by_option(
     {
-        AUTHORS: [
-            *of("data", "novel holdout mean std pad flip color_jitter lighting mixup image_size"),
-            *of("data", "resize resize_to_square crop_scale crop_ratio"),
-            *of("sampling", "batch_size strategy"),
-            *of("model", "backbone widths pooling"),
-            *of("model", _DROPS),
-            *of("loss", "name margin scale label_smoothing"),
-            *of("optimizer", "kind learning_rate weight_decay decay_all schedule decay_steps"),
-            *of("optimizer", "backbone_rate warmup_steps warmup_from"),
-            "steps",
-            "validate_every",
-            "report_last",
-            *of("evaluation", "ways shots queries episodes classifier selection"),
-            *of("evaluation", "validation_shots validation_episodes"),
-            *of("fine_tuning", "scale margin passes batch_size learning_rate momentum dampening"),
-            "fine_tuning.weight_decay",
-        ],
-        OURS: ["evaluation.validation_distance"],
+        AUTHORS: "data: novel holdout mean std pad flip color_jitter lighting mixup image_size"
+        " resize resize_to_square crop_scale crop_ratio; sampling: batch_size strategy;"
+        f"model: backbone widths pooling {_DROPS}; loss: name margin scale label_smoothing;"
+        "optimizer: kind learning_rate weight_decay decay_all schedule decay_steps backbone_rate"
+        " warmup_steps warmup_from; steps validate_every report_last;"
+        "evaluation: ways shots queries episodes classifier selection validation_shots"
+        " validation_episodes; fine_tuning: scale margin passes batch_size learning_rate momentum"
+        " dampening weight_decay",
+        OURS: "evaluation: validation_distance",
     }
 )
 
@@ -207,10 +189,7 @@ def _photographs(row: _Row, weight_decay: float, margin: float) -> NegativeMargi
         model=dataclasses.replace(backbone.model, **drops),
         loss=MarginLoss(name=row.loss, margin=margin),
         optimizer=dataclasses.replace(
-            _ADAM,
-            weight_decay=weight_decay,
-            decay_all=True,
-            warmup_steps=dataset.warmup * epoch,
+            _ADAM, weight_decay=weight_decay, decay_all=True, warmup_steps=dataset.warmup * epoch
         ),
         evaluation=MarginEvaluation(
             selection="fine-tuned", validation_shots=5, validation_episodes=100
@@ -223,12 +202,11 @@ def _photographs(row: _Row, weight_decay: float, margin: float) -> NegativeMargi
 
 def _presets(name: str, row: _Row) -> dict[str, Preset]:
     """The presets of a row of the table."""
-    presets = {}
-    unused = () if row.drop_block else ("model.drop_block_size", "model.drop_block_steps")
-    sources = {option: _SOURCES[option] for option in _SOURCES if option not in unused}
-    differences: list[str] = [*_DIFFERENCES]
+    presets, sources, differences = {}, dict(_SOURCES), [*_DIFFERENCES]
     if row.drop_block:
         differences.append(_OF_DROP_BLOCK)
+    else:
+        del sources["model.drop_block_size"], sources["model.drop_block_steps"]
     if row.dataset in _OF_DATASET:
         differences.append(_OF_DATASET[row.dataset])
     for shots, (weight_decay, margin) in row.pairs.items():
@@ -244,10 +222,8 @@ def _presets(name: str, row: _Row) -> dict[str, Preset]:
 
 
 PRESETS = {
-    # 35 % of every base class are held out for the episodes of base classes; the paper also takes
-    # other images for them. The learning rate is the authors'; weight decay and steps are our
-    # choice. Fine-tuned accuracy on validation classes, 1-shot / 5-shot, seed 0: 75.7 / 91.0 %, and
-    # 75.9 / 91.3 with margin 0. To repeat it:
+    # 35 % of every base class are held out for the episodes of base classes. Fine-tuned accuracy on
+    # validation classes, 1-shot / 5-shot, seed 0: 75.7 / 91.0 %, and 75.9 / 91.3 with margin 0:
     #     python -m experiments evaluate RUN --split validation
     "icons-margin": Preset(
         "Negative margin on the shipped icons (100 / 29 / 50 classes, 32×32 grey, Conv4).",
@@ -261,8 +237,7 @@ PRESETS = {
         ),
     ),
     # Novel classes whose images fall apart, as the paper assumes: P^s of eq. (10) is about 0.5, on
-    # the icons about 1. Needs the extra `kanji`. Random crops, schedule, width and weight decay are
-    # those of the icons in experiments/RESULTS.md. A mirrored character is another one, hence no
+    # the icons about 1. Needs the extra `kanji`. A mirrored character is another one, hence no
     # flips. Novel 1-shot / 5-shot 62.8 / 84.2 % and P^s 0.56 (experiments/RESULTS.md has more):
     #     python -m experiments train kanji-margin --loss.margin 0 --seed 1
     "kanji-margin": Preset(

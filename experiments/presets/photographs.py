@@ -16,7 +16,7 @@ IMAGENET_CROPS: dict[str, Any] = {
     "crop_scale": (0.08, 1.0),
 }
 """Data options of ImageNet training: random resized crops of 224 pixels (protocols B, C and D)."""
-IMAGENET_CROP_NAMES = (*(f"data.{option}" for option in IMAGENET_CROPS), "data.flip")
+IMAGENET_CROP_NAMES = "data: mean std pad image_size resize crop_scale flip"
 """Their names and that of the flips that go with them, for the sources of a preset."""
 JITTERED: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "color_jitter": 0.4}
 """Data options of few-shot training (protocol A)."""

@@ -32,21 +32,21 @@ class Preset(NamedTuple):
     """Sentences on what differs from the published training and has no option."""
 
 
-def of(section: str, options: str) -> list[str]:
-    """The names of options of one section, from a text such as `kind momentum`."""
-    return [f"{section}.{option}" for option in options.split()]
-
-
-def by_option(options: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def by_option(options: Mapping[str, str]) -> dict[str, str]:
     """The source of every option, from the options of every source.
+
+    They are written section by section, such as `model: widths pooling; steps validate_every`.
 
     Raises:
       ValueError: An option has two sources.
     """
     sources: dict[str, str] = {}
-    for source, names in options.items():
-        for name in names:
-            if name in sources:
-                raise ValueError(f"{name} has two sources: {sources[name]} and {source}")
-            sources[name] = source
+    for source, text in options.items():
+        for part in text.split(";"):
+            section, _, names = part.rpartition(":")
+            for name in names.split():
+                option = f"{section.strip()}.{name}" if section else name
+                if option in sources:
+                    raise ValueError(f"{option} has two sources: {sources[option]} and {source}")
+                sources[option] = source
     return sources

@@ -5,16 +5,15 @@
     python -m experiments linear RUN RUN ... --data DATA --baseline Two-way
 
 Source: Kobayashi, CVPR 2023, supplement B: a ResNet-50 trained on ImageNet with each of the losses,
-then linear classifiers on nine data sets. The figures are in Table 8 of the main text, which is not
-at hand. The supplement does not state the training on ImageNet; its settings are our choice.
-ImageNet does not ship with the project and has not been run here.
+then linear classifiers on nine data sets (Table 8 of the main text, which is not at hand). The
+supplement does not state the training on ImageNet; its settings are our choice.
 """
 
 from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import IMAGENET_CROP_NAMES, IMAGENET_CROPS, RESNET50
-from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option, of
+from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.two_way import TwoWayConfig
 
@@ -61,17 +60,11 @@ PRESETS = {
         ),
         by_option(
             {
-                "section B": ["loss.name", *of("model", "backbone widths pooling")],
-                AUTHORS: of("loss", "positive_temperature negative_temperature"),
-                DIFFERS: ["loss.class_wise_over"],
-                OURS: [
-                    *IMAGENET_CROP_NAMES,
-                    "sampling.batch_size",
-                    *of("optimizer", "kind learning_rate momentum nesterov weight_decay"),
-                    *of("optimizer", "decay_all schedule"),
-                    "steps",
-                    "validate_every",
-                ],
+                "section B": "loss: name; model: backbone widths pooling",
+                AUTHORS: "loss: positive_temperature negative_temperature",
+                DIFFERS: "loss: class_wise_over",
+                OURS: f"{IMAGENET_CROP_NAMES}; sampling: batch_size; steps validate_every;"
+                "optimizer: kind learning_rate momentum nesterov weight_decay decay_all schedule",
             }
         ),
     ),

@@ -29,16 +29,13 @@ class Registered(NamedTuple):
 
 
 PROTOCOLS = {
-    protocol.config.protocol: protocol
-    for protocol in (
-        Registered(few_shot.FewShotConfig, few_shot.build),
-        Registered(group_softmax.GroupSoftmaxConfig, group_softmax.build),
-        Registered(hyperspherical.HypersphericalConfig, hyperspherical.build),
-        Registered(multi_label.MultiLabelConfig, multi_label.build),
-        Registered(two_way.TwoWayConfig, two_way.build),
-        Registered(negative_margin.NegativeMarginConfig, negative_margin.build),
-        Registered(instance.InstanceConfig, instance.build),
-    )
+    "few-shot": Registered(few_shot.FewShotConfig, few_shot.build),
+    "group-softmax": Registered(group_softmax.GroupSoftmaxConfig, group_softmax.build),
+    "hyperspherical": Registered(hyperspherical.HypersphericalConfig, hyperspherical.build),
+    "multi-label": Registered(multi_label.MultiLabelConfig, multi_label.build),
+    "two-way": Registered(two_way.TwoWayConfig, two_way.build),
+    "negative-margin": Registered(negative_margin.NegativeMarginConfig, negative_margin.build),
+    "instance": Registered(instance.InstanceConfig, instance.build),
 }
 """Every protocol by its name."""
 

@@ -13,7 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
-from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol
+from experiments.contracts import (
+    ImageSet,
+    Metric,
+    Objective,
+    Outputs,
+    Problem,
+    Protocol,
+    measured,
+)
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
@@ -29,13 +37,9 @@ _METRICS = (
     Metric("accuracy"),
     Metric("calibration error", higher_is_better=False),
 )
-_LONG_TAIL_METRICS = (
-    Metric("class mean accuracy"),
-    Metric("head accuracy"),
-    Metric("medium accuracy"),
-    Metric("tail accuracy"),
+_LONG_TAIL_METRICS = tuple(
+    Metric(f"{classes} accuracy") for classes in ("class mean", "head", "medium", "tail")
 )
-
 
 ClassSplit = Literal["all", "base", "validation", "novel"]
 """Classes of a data set that holds classes out."""
@@ -46,21 +50,17 @@ class ClassificationData(DataConfig):
     """Which images of a data set with one class per image, and how they are augmented."""
 
     class_split: ClassSplit = "all"
-    """Classes to choose from. Of a data set that holds classes out: all, or those of one split; of
-    any other: all."""
+    """Classes to choose from: all, or those of one split of a data set that holds classes out."""
     classes: Pixels = 0
-    """Number of classes, a subset that does not depend on the seed of the run; 0: all."""
+    """Number of classes, the same in every run; 0: all."""
     samples_per_class: Pixels = 0
     """Largest number of training images per class; 0: all."""
     subset_seed: Seed = 0
-    """Seed that chooses these classes and training images; 0 if all are used. Test and validation
-    images of a class do not depend on it."""
+    """Seed that chooses these classes and training images; 0 if all are used."""
     imbalance: Ratio = 1.0
-    """Long tail: training images of the rarest class divided by those of the most frequent one,
-    with exponential decay between them; 1: as stored."""
+    """Long tail: training images of the rarest class over those of the largest; 1: as stored."""
     tail_from: Literal["largest", "mean"] = "largest"
-    """Training images of a long tail's most frequent class: those of the largest class, or the
-    mean over the classes."""
+    """Size of a long tail's largest class: that of the largest stored one, or the mean size."""
     holdout: Share = 0.0
     """Fraction of each class's training images that is held out for validation."""
 
@@ -71,26 +71,21 @@ def build(
     label: str,
     objective: Callable[[Problem], Objective],
     check_options: Callable[[int], None] = lambda num_features: None,
-    calibrated: Callable[[Outputs], np.ndarray | None] = lambda outputs: None,
+    calibrated: Callable[[Outputs], np.ndarray] = lambda outputs: outputs.logits(),
     extra_results: Callable[[Outputs], dict[str, Any]] = lambda outputs: {},
-    extra_report: Callable[[dict[str, Any]], list[str]] = lambda report: [],
+    note: str = "",
 ) -> Protocol:
     """A protocol of classification.
 
     Args:
       data: Which images.
       label: Name of the loss in tables.
-      objective: What the run minimises.
-      check_options: See `Protocol.check_options`.
-      calibrated: Logits [n, C] whose softmax is the confidence, in place of those that predict.
+      objective, check_options, calibrated: See `Protocol`.
       extra_results: Further results, as JSON types.
-      extra_report: Lines on them.
+      note: A sentence at the end of the report.
     """
-    metrics = _METRICS + (_LONG_TAIL_METRICS if data.imbalance != 1 else ())
-
-    def confidence_logits(outputs: Outputs) -> np.ndarray:
-        found = calibrated(outputs)
-        return outputs.logits() if found is None else found
+    is_long_tail = data.imbalance != 1
+    metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
 
     def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
         """Error rate, calibration, and the accuracies of head, medium and tail classes."""
@@ -98,7 +93,7 @@ def build(
         result = evaluate_logits(
             outputs.logits(),
             outputs.labels,
-            train_counts=outputs.class_counts if data.imbalance != 1 else None,
+            train_counts=outputs.class_counts if is_long_tail else None,
             calibrated=calibrated(outputs),
         )
         values = [result.error, result.accuracy, result.calibration_error]
@@ -106,11 +101,21 @@ def build(
             values += [result.class_mean_accuracy, *result.groups.values()]
         return {
             "result": result._asdict(),
-            "metrics": [metric.measured(v) for metric, v in zip(metrics, values, strict=True)],
+            "metrics": measured(metrics, values),
             "train_samples": int(outputs.class_counts.sum()),
             "classes": len(outputs.class_counts),
             **extra_results(outputs),
         }
+
+    def report(results: dict[str, Any]) -> list[str]:
+        """A phrase on the data, and a table of the metrics."""
+        return [
+            f"{results['classes']} classes, {results['train_samples']} training images, "
+            f"{results['result']['samples']} {results['split']} images",
+            "",
+            *metrics_table(results["metrics"]),
+            *(["", note] if note else []),
+        ]
 
     return Protocol(
         splits=SPLITS,
@@ -124,8 +129,8 @@ def build(
         metrics=metrics,
         evaluate=evaluate,
         description={"label": label} | describe_data(data),
-        report=lambda results: report(results) + extra_report(results),
-        calibrated=confidence_logits,
+        report=report,
+        calibrated=calibrated,
     )
 
 
@@ -147,19 +152,14 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     return "train", "validation"
 
 
-def load(
-    data: ClassificationData, folders: Folders, split: str, *, memory_limit: int | None = None
-) -> ImageSet:
+def load(data: ClassificationData, folders: Folders, split: str) -> ImageSet:
     """The selected images for training, validation or test."""
     own, test = stored_splits(data.name)
     chosen = _select(data, folders)[0]
     if split not in chosen.rows:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
     stored = test if test and split == "test" else own
-    rows = chosen.rows[split]
-    return chosen.renumber(
-        load_split(data.name, stored, rows=rows, memory_limit=memory_limit, **vars(folders))
-    )
+    return chosen.renumber(load_split(data.name, stored, rows=chosen.rows[split], **vars(folders)))
 
 
 def class_counts(data: ClassificationData, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -183,34 +183,19 @@ def check_data(
 
 def describe_data(data: ClassificationData) -> dict[str, Any]:
     """The options that differ from all images of all classes."""
-    default = ClassificationData()
-    options = ("class_split", "classes", "samples_per_class", "subset_seed", "imbalance")
-    options += ("tail_from", "holdout", "mixup", "cutmix")
+    own = ClassificationData.__annotations__.keys()
+    default, chosen = vars(ClassificationData()), vars(data)
     return {
-        option: vars(data)[option]
-        for option in options
-        if vars(data)[option] != vars(default)[option]
+        option: chosen[option]
+        for option in (*own, "mixup", "cutmix")
+        if chosen[option] != default[option]
     }
-
-
-def report(results: dict[str, Any]) -> list[str]:
-    """A phrase on the data, and a table of the metrics."""
-    return [
-        f"{results['classes']} classes, {results['train_samples']} training images, "
-        f"{results['result']['samples']} {results['split']} images",
-        "",
-        *metrics_table(results["metrics"]),
-    ]
 
 
 def _select(
     data: ClassificationData, folders: Folders
 ) -> tuple[Selection, np.ndarray, np.ndarray | None]:
-    """The selected images, without reading one.
-
-    Then the labels of the stored images in the order of `load_split`, and those of the test images,
-    if there are any.
-    """
+    """The selection, and the labels that its rows index: of stored and of separate test images."""
     name, split, splits = data.name, data.class_split, split_names(data.name)
     joined, test = stored_splits(name)
     if split != "all" and (split not in splits or "novel" not in splits):
@@ -228,15 +213,6 @@ def _select(
         # The labels that the classes of a split have among those of the joined splits.
         before = sum(len(stored[part]) for part in parts[: parts.index(split)])
         among = before + np.arange(len(stored[split]))
-    chosen = select(
-        own,
-        test_labels=of_test,
-        among=among,
-        classes=data.classes,
-        samples_per_class=data.samples_per_class,
-        imbalance=data.imbalance,
-        tail_from=data.tail_from,
-        holdout=data.holdout,
-        subset_seed=data.subset_seed,
-    )
-    return chosen, own, of_test
+    names = "classes", "samples_per_class", "imbalance", "tail_from", "holdout", "subset_seed"
+    options: Any = {option: vars(data)[option] for option in names}
+    return select(own, test_labels=of_test, among=among, **options), own, of_test

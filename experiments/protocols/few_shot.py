@@ -12,41 +12,30 @@ import numpy as np
 from experiments.config import Count, Folders, TrainConfig, check_mixing, to_dict
 from experiments.contracts import (
     EpisodeClassifier,
-    ImageSet,
     Loss,
     Metric,
     Objective,
     Outputs,
     Problem,
     Protocol,
+    measured,
 )
 from experiments.data.builders import split_names
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
-from experiments.data.sampling import Episodes, check_episodes, index_classes
-from experiments.data.selection import labels_of
+from experiments.data.sampling import Episodes, episode_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
+    accuracies_of,
     configured_episodes,
-    episode_accuracies,
     evaluate_prototypes,
     prototype_predictions,
 )
-from experiments.evaluation.hard_episodes import episode_classifier
-from experiments.evaluation.subspace import (
-    ClassifierSubspace,
-    classifier_subspace,
-    split_by_span,
-)
-from experiments.protocols.integration import (
-    IntegratedLoss,
-    build_loss,
-    gradient_cosine,
-    label,
-    terms,
-)
+from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace, split_by_span
+from experiments.protocols import integration
+from experiments.protocols.integration import IntegratedLoss, terms
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
 from experiments.reporting.markdown import format_value
 from experiments.reporting.run import episodes_table
@@ -71,8 +60,7 @@ class IntegrationEvaluation(FewShotEvaluation):
     """The same, beside the subspace of the classifier."""
 
     span: bool = False
-    """Also measure the span of the classifier: its rank, the variance and the accuracy of the
-    features inside and outside of it, and for two losses the cosine between their gradients."""
+    """Also measure rank, variance, accuracies and gradients inside the classifier's span."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +76,12 @@ class FewShotConfig(TrainConfig):
 def build(config: FewShotConfig) -> Protocol:
     """The protocol of a run."""
     loss, evaluation, name = config.loss, config.evaluation, config.data.name
-    parts = terms(loss.name)
     return Protocol(
         splits=SPLITS,
-        load=partial(load, name),
+        load=lambda folders, split: load_split(name, split, **vars(folders)),
         class_counts=partial(held_out_class_counts, name),
         check_options=lambda num_features: check_mixing(
-            config.data, loss.name, compares_samples=parts.metric is not None
+            config.data, loss.name, compares_samples=terms(loss.name).metric is not None
         ),
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
@@ -103,7 +90,7 @@ def build(config: FewShotConfig) -> Protocol:
         metrics=metrics(evaluation) + (_span_metrics(evaluation) if evaluation.span else []),
         evaluate=partial(evaluate, loss, evaluation, config.sampling.batch_size),
         description={
-            "label": label(loss.name),
+            "label": integration.label(loss.name),
             "power": loss.power,
             "stop_gradient": loss.stop_gradient,
             "evaluation": to_dict(evaluation),
@@ -112,11 +99,6 @@ def build(config: FewShotConfig) -> Protocol:
         diagnose=partial(diagnose, loss),
         episode_classifier=nearest_prototype(evaluation),
     )
-
-
-def load(name: str, folders: Folders, split: str, *, memory_limit: int | None = None) -> ImageSet:
-    """The images of the base, validation or novel classes."""
-    return load_split(name, split, memory_limit=memory_limit, **vars(folders))
 
 
 def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -140,8 +122,7 @@ def check_held_out(
     """Checks that the validation and novel classes give the episodes."""
     for split, shots in (("validation", (1,)), ("novel", evaluation.shots)):
         if split in class_counts:
-            classes = f"{split} classes of {name}"
-            check_class_counts(class_counts[split], classes, evaluation, shots)
+            check_class_counts(class_counts[split], f"{split} classes of {name}", evaluation, shots)
 
 
 def check_data(
@@ -165,34 +146,26 @@ def check_data(
 def check_class_counts(
     counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
 ) -> None:
-    """Checks that classes of these sizes give the episodes, with each number of shots.
-
-    Args:
-      counts: Integers [C], images of every class.
-      classes: What the classes are, for messages.
-      evaluation: Ways and queries of an episode.
-      shots: Its shots, each of these numbers in turn.
+    """Checks that classes of these sizes [C] give the episodes, with each number of shots.
 
     Raises:
-      ConfigError: Fewer than N classes have K + Q images.
+      ConfigError: Fewer than N classes have K + Q images; `classes` names the classes.
     """
-    index = index_classes(labels_of(counts))
     for number in shots:
         try:
-            check_episodes(index, ways=evaluation.ways, shots=number, queries=evaluation.queries)
+            episode_classes(counts, evaluation.ways, number, evaluation.queries)
         except ConfigError as error:
             raise ConfigError(f"the {classes} do not give the evaluation: {error}") from error
 
 
 def objective(options: IntegratedLoss, problem: Problem) -> Objective:
     """A linear classifier, and the loss that the options name."""
-    loss_of = build_loss(options, problem)
-    has_classifier = terms(options.name).classification is not None
+    loss_of = integration.build_loss(options, problem)
 
     def loss(features, labels, head, objective_state):
         value = loss_of(features, labels, head["kernel"], head["bias"])
         means = {}
-        if has_classifier:
+        if terms(options.name).classification is not None:
             means = train_accuracy(head_logits(features, head, objective_state), labels)
         return Loss(value, objective_state, means)
 
@@ -203,31 +176,30 @@ def validate(
     evaluation: EpisodeConfig,
     num_episodes: int,
     shots: int,
-    accuracies_of: Callable[[np.ndarray, Episodes], np.ndarray],
+    predict: Callable[[np.ndarray, Episodes], np.ndarray],
     outputs: Outputs,
 ) -> float:
     """Mean of the accuracies in episodes of the validation classes."""
     episodes = configured_episodes(
         evaluation, outputs.labels, shots=shots, num_episodes=num_episodes
     )
-    return float(np.mean(accuracies_of(outputs.features, episodes)))
+    return float(np.mean(accuracies_of(predict(outputs.features, episodes))))
 
 
 def validate_prototypes(evaluation: FewShotEvaluation, outputs: Outputs) -> float:
     """1-shot accuracy by the nearest prototype in episodes of the validation classes."""
-    accuracies = partial(episode_accuracies, distance=evaluation.validation_distance)
-    return validate(evaluation, evaluation.validation_episodes, 1, accuracies, outputs)
+    predict = partial(prototype_predictions, distance=evaluation.validation_distance)
+    return validate(evaluation, evaluation.validation_episodes, 1, predict, outputs)
 
 
 def nearest_prototype(evaluation: FewShotEvaluation) -> EpisodeClassifier:
     """How the evaluation classifies, by the first of its distances."""
-    distance = evaluation.distances[0]
-    return episode_classifier(
-        evaluation,
-        name=f"the nearest prototype ({distance})",
-        metric=lambda shots: metric(shots, distance),
-        accuracies=partial(episode_accuracies, distance=distance),
-        predictions=partial(prototype_predictions, distance=distance),
+    distance, shots = evaluation.distances[0], min(evaluation.shots)
+    return EpisodeClassifier(
+        f"the nearest prototype ({distance})",
+        shots,
+        metric(shots, distance).name,
+        partial(prototype_predictions, distance=distance),
     )
 
 
@@ -238,12 +210,13 @@ def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
 
 
 def _span_metrics(evaluation: FewShotEvaluation) -> list[Metric]:
+    accuracies = [
+        Metric(f"{shots}-shot accuracy {part} the span")
+        for part in ("inside", "outside")
+        for shots in evaluation.shots
+    ]
     return [
-        *(
-            Metric(f"{shots}-shot accuracy {part} the span")
-            for part in ("inside", "outside")
-            for shots in evaluation.shots
-        ),
+        *accuracies,
         Metric("variance inside the span", higher_is_better=None),
         Metric("effective rank of the classifier", "", higher_is_better=None),
         Metric("cosine of the gradients inside the span", "", higher_is_better=None),
@@ -262,21 +235,14 @@ def evaluate(
     split: str,
     outputs_of: Callable[[str], Outputs],
 ) -> dict[str, Any]:
-    """The results of `evaluate_episodes`, and `subspace`, where the loss trains a classifier.
-
-    With `evaluation.span`, also the accuracies and the gradients inside its span.
-    """
+    """The results of `evaluate_episodes`, and of the subspace of the classifier if there is one."""
     outputs = outputs_of(split)
     found = _subspace(loss, outputs)
     results = evaluate_episodes(evaluation, outputs)
     if evaluation.span:
-        base = outputs_of("base")
-        cosine = gradient_cosine(loss, base.features, base.labels, base.head, batch_size)
+        cosine = integration.gradient_cosine(loss, outputs_of("base"), batch_size)
         values = [*_span_values(evaluation, outputs, found), cosine]
-        results["metrics"] += [
-            own.measured(value)
-            for own, value in zip(_span_metrics(evaluation), values, strict=True)
-        ]
+        results["metrics"] += measured(_span_metrics(evaluation), values)
     return results | {"subspace": None if found is None else found._asdict()}
 
 
@@ -287,50 +253,40 @@ def _span_values(
     if found is None:
         return [None] * (2 * len(evaluation.shots) + 2)
     parts = split_by_span(outputs.features, np.asarray(outputs.head["kernel"]))
-    by_prototypes = partial(evaluate_prototypes, config=evaluation, distance="euclidean")
     accuracies = [
-        result.accuracy for part in parts for result, _ in by_prototypes(part, outputs.labels)
+        result.accuracy
+        for part in parts
+        for result, _ in evaluate_prototypes(
+            part, outputs.labels, config=evaluation, distance="euclidean"
+        )
     ]
     return [*accuracies, found.variance_share, found.effective_rank]
 
 
 def evaluate_episodes(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:
-    """Few-shot accuracy for each distance and number of shots.
-
-    Returns:
-      `results`: an entry for each of them; `metrics`; `episodes`: the accuracy in every episode by
-      the name of the metric; `evaluation`: the options.
-
-    Raises:
-      ConfigError: The split cannot give such episodes.
-    """
-    results, measured, episodes = [], [], {}
+    """Few-shot accuracy for each distance and number of shots, in the mean and in every episode."""
+    results, metrics, episodes = [], [], {}
     for distance in dict.fromkeys(evaluation.distances):
         for result, accuracies in evaluate_prototypes(
             outputs.features, outputs.labels, config=evaluation, distance=distance
         ):
             own = metric(result.shots, distance)
             results.append(result._asdict())
-            measured.append(own.measured(result.accuracy, result.interval))
+            metrics.append(own.measured(result.accuracy, result.interval))
             episodes[own.name] = accuracies.tolist()
     return {
         "evaluation": to_dict(evaluation),
         "results": results,
-        "metrics": measured,
+        "metrics": metrics,
         "episodes": episodes,
     }
 
 
 def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
     """The rank of the classifier, and the shares of the features' variance in its span."""
+    names = "classifier_rank", "variance_in_span", "class_variance_in_span"
     found = _subspace(loss, outputs)
-    if found is None:
-        return {}
-    return {
-        "classifier_rank": found.effective_rank,
-        "variance_in_span": found.variance_share,
-        "class_variance_in_span": found.class_variance_share,
-    }
+    return {} if found is None else dict(zip(names, found[1:], strict=True))
 
 
 def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | None:
@@ -349,9 +305,8 @@ def report(results: dict[str, Any]) -> list[str]:
         *episodes_table(results["results"]),
     ]
     if subspace := results.get("subspace"):
-        inside, classes = (
-            format_value(subspace[name], "%") for name in ("variance_share", "class_variance_share")
-        )
+        shares = subspace["variance_share"], subspace["class_variance_share"]
+        inside, classes = (format_value(share, "%") for share in shares)
         lines += [
             "",
             f"Span of the classifier ({len(subspace['singular_values'])} singular values, "

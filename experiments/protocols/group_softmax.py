@@ -35,11 +35,9 @@ class GroupLoss(NamedLoss):
     num_groups: Count = 4
     """Groups G of features; ignored by softmax, unless --loss.log-bounds is set."""
     grouping: Literal["discriminative", "contiguous", "random"] = "discriminative"
-    """Groups of features by how much they favour the sample's class, by index, or drawn at random
-    for every sample and step."""
+    """Features grouped by how much they favour the class, by index, or at random in every step."""
     log_bounds: bool = False
-    """Log softmax, type I and type II of every batch (Proposition 1): softmax_loss, tight_loss and
-    loose_loss, of the same features, classifier and groups, whichever of them is minimised."""
+    """Log softmax_loss, tight_loss and loose_loss of every batch (Proposition 1)."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +62,18 @@ def build(config: GroupSoftmaxConfig) -> Protocol:
 
 def check_options(options: GroupLoss, num_features: int) -> None:
     """Checks that there are features for every group."""
-    if _has_groups(options) and options.num_groups > num_features:
+    has_groups = options.name != "softmax" or options.log_bounds
+    if has_groups and options.num_groups > num_features:
         raise ConfigError(
             f"loss.num_groups = {options.num_groups} must be at most {num_features}, the number "
             "of features of the backbone"
         )
 
 
-def _has_groups(options: GroupLoss) -> bool:
-    return options.name != "softmax" or options.log_bounds
-
-
 def objective(options: GroupLoss, problem: Problem) -> Objective:
     """A linear classifier with softmax or group softmax; it predicts the largest logit."""
-    is_random = _has_groups(options) and options.grouping == "random"
+    has_groups = options.name != "softmax" or options.log_bounds
+    is_random = has_groups and options.grouping == "random"
     key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)
 
     def groups_of(features: Array, step: Any) -> Array | None:
@@ -85,19 +81,15 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
         num_samples, dim = features.shape
         if is_random:
             keys = sample_keys(key, step, num_samples, problem.axis_name)
-            return jax.vmap(lambda own: jaxloss.random_groups(own, 1, dim, options.num_groups)[0])(
-                keys
+            draw = partial(
+                jaxloss.random_groups, num_samples=1, dim=dim, num_groups=options.num_groups
             )
-        if _has_groups(options) and options.grouping == "contiguous":
+            return jax.vmap(draw)(keys)[:, 0]
+        if has_groups and options.grouping == "contiguous":
             return jaxloss.contiguous_groups(num_samples, dim, options.num_groups)
         return None
 
-    def loss_of(
-        name: _Name,
-        batch: tuple[Array, Array, Array, Array],
-        groups: Array | None,
-        axis_name: str | None,
-    ) -> Array:
+    def loss_of(name: _Name, batch: tuple[Any, ...], groups: Any, axis_name: str | None) -> Array:
         features, labels, kernel, bias = batch
         if name == "softmax":
             logits = jaxloss.linear_logits(features, kernel, bias)

@@ -1,7 +1,4 @@
-"""Instance discrimination: every training image is a class of its own.
-
-Its augmented views are the samples of the class. The loss is softmax cross-entropy of cosines with
-an additive margin. Few-shot episodes of the novel classes evaluate the features.
+"""Instance discrimination: every training image is a class of its own, of its augmented views.
 
 Sources: Dosovitskiy et al., Discriminative Unsupervised Feature Learning with Exemplar CNNs, 2014;
 Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, CVPR 2018; Wang
@@ -16,16 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxloss
 from experiments.config import Folders, NamedLoss, Pixels, Positive, TrainConfig, to_dict
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Protocol
+from experiments.data.pipeline import load_split
 from experiments.protocols import few_shot
 from experiments.protocols.few_shot import FewShotEvaluation
-from experiments.protocols.linear_head import build_classifier_loss
+from experiments.protocols.linear_head import build_classifier_loss, init_kernel
 
 
 @dataclass(frozen=True)
@@ -79,9 +75,9 @@ def build(config: InstanceConfig) -> Protocol:
     )
 
 
-def load(name: str, folders: Folders, split: str, *, memory_limit: int | None = None) -> ImageSet:
+def load(name: str, folders: Folders, split: str) -> ImageSet:
     """The images of a split, each of the base ones with a label of its own."""
-    images = few_shot.load(name, folders, split, memory_limit=memory_limit)
+    images = load_split(name, split, **vars(folders))
     if split != "base":
         return images
     names = (images.class_names[label] for label in images.labels)
@@ -115,8 +111,5 @@ def objective(options: InstanceLoss, problem: Problem) -> Objective:
     def logits(features, head, objective_state):
         return options.scale * jaxloss.cosine_logits(features, head["kernel"])
 
-    def init_head(key: jax.Array):
-        shape = problem.num_features, len(problem.class_counts)
-        return {"kernel": jax.nn.initializers.lecun_normal()(key, shape, jnp.float32)}
-
+    init_head = partial(init_kernel, problem, scale=1.0)
     return Objective(init_head, loss, logits, class_axes={"kernel": 1})

@@ -14,27 +14,16 @@ from jax import Array
 
 import jaxloss
 from experiments.config import NamedLoss, Positive, Weight
-from experiments.contracts import Problem
+from experiments.contracts import Outputs, Problem
 from experiments.evaluation.subspace import span_basis
 
-Name = Literal[
-    "sce",
-    "bce",
-    "nca",
-    "proto",
-    "sce+nca",
-    "sce+proto",
-    "bce+nca",
-    "bce+proto",
-    "direct:sce+nca",
-    "direct:sce+proto",
-    "direct:bce+nca",
-    "direct:bce+proto",
-    "spectral:sce+nca",
-    "spectral:sce+proto",
-    "spectral:bce+nca",
-    "spectral:bce+proto",
+_Single = Literal["sce", "bce", "nca", "proto"]
+_Sum = Literal["sce+nca", "sce+proto", "bce+nca", "bce+proto"]
+_Direct = Literal["direct:sce+nca", "direct:sce+proto", "direct:bce+nca", "direct:bce+proto"]
+_Spectral = Literal[
+    "spectral:sce+nca", "spectral:sce+proto", "spectral:bce+nca", "spectral:bce+proto"
 ]
+Name = Literal[_Single, _Sum, _Direct, _Spectral]
 
 NAMES: tuple[str, ...] = get_args(Name)
 """Every loss in the order of the paper's tables."""
@@ -49,20 +38,17 @@ class IntegratedLoss(NamedLoss):
     """What is minimised."""
 
     name: Name = "direct:sce+nca"
-    """One loss, a sum `sce+nca`, a direct sum `direct:sce+nca` or a spectral sum
-    `spectral:sce+nca`."""
+    """One loss, a sum, a direct sum or a spectral sum."""
     metric_weight: Weight = 1.0
     """Weight of the metric loss within a sum."""
     temperature: Positive = 1.0
-    """Temperature T/d of the metric losses, which divide squared distances by T; d is the number of
-    features."""
+    """T/d of the metric losses, which divide squared distances of d features by T."""
     epsilon: Weight = 1e-4
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: Weight = 0.3
     """Exponent p of the spectral sum."""
     stop_gradient: bool = False
-    """Treat the projection of a direct or spectral sum as a constant: the metric loss then has no
-    gradient for the classifier."""
+    """The metric loss of a direct or spectral sum has no gradient for the classifier."""
 
 
 class Terms(NamedTuple):
@@ -150,25 +136,15 @@ def _parts(
     return _CLASSIFICATION.get(classification or ""), metric_losses.get(metric or "")
 
 
-def gradient_cosine(
-    options: IntegratedLoss, features: np.ndarray, labels: np.ndarray, head: Any, batch_size: int
-) -> float | None:
+def gradient_cosine(options: IntegratedLoss, outputs: Outputs, batch_size: int) -> float | None:
     """The cosine between the gradients of the two losses inside the span of the classifier.
 
-    The gradients are those of all features of a batch, which both losses get as they are, as in a
-    plain sum. Below 0, the losses pull features of the span in opposite directions.
-
-    Args:
-      options: Which losses.
-      features: Of training images, [n, d].
-      labels: Their labels [n].
-      head: The linear classifier.
-      batch_size: Rows of a batch; the mean is over batches in a fixed random order.
-
-    Returns:
-      None for a single loss, and for gradients of zero.
+    The gradients are those of the features of training images in a batch, which both losses get as
+    they are; the mean is over batches in a fixed random order. Below 0, the losses pull features of
+    the span in opposite directions. None for a single loss, and for gradients of zero.
     """
-    kernel, bias = (jnp.asarray(head[name]) for name in ("kernel", "bias"))
+    features, labels = outputs[:2]
+    kernel, bias = (jnp.asarray(outputs.head[name]) for name in ("kernel", "bias"))
     classification, metric = _parts(options, features.shape[1], kernel.shape[1])
     if classification is None or metric is None:
         return None

@@ -27,13 +27,13 @@ def init_linear_head(problem: Problem, key: Array, *, scale: float = 1.0) -> dic
     }
 
 
-def init_kernel(problem: Problem, key: Array) -> dict[str, Array]:
+def init_kernel(problem: Problem, key: Array, *, scale: float = 3**-0.5) -> dict[str, Array]:
     """The first `kernel` [d, C] of a classifier without a bias, float32.
 
-    Its columns have lengths near 1/√3, as PyTorch's linear layers begin: with cosines, gradients
-    shrink with the length.
+    Its columns have lengths near `scale`, which is that of PyTorch's linear layers: with cosines,
+    gradients shrink with the length.
     """
-    return {"kernel": init_linear_head(problem, key, scale=3**-0.5)["kernel"]}
+    return {"kernel": init_linear_head(problem, key, scale=scale)["kernel"]}
 
 
 def head_logits(features: Array, head: dict[str, Array], objective_state: Any) -> Array:
@@ -54,13 +54,9 @@ def objective_of_logits(
     *,
     accuracy: bool = True,
 ) -> Objective:
-    """What minimises a loss of logits and labels, and keeps no objective state.
+    """What minimises a loss of logits [n, C] and labels, and keeps no objective state.
 
-    Args:
-      init_head: As in `Objective`.
-      logits_of: As `Objective.logits`.
-      loss_of: The loss of logits [n, C] and labels.
-      accuracy: Whether labels are [n], so that the metrics log has the accuracy.
+    With `accuracy`, labels are [n], and the metrics log has the accuracy.
     """
 
     def loss(features: Array, labels: Array, head: Any, objective_state: Any) -> Loss:
@@ -76,13 +72,8 @@ def build_classifier_loss(
 ) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
     """Softmax cross-entropy that never holds all logits, also where a mesh spreads the classes.
 
-    Args:
-      problem: What the loss is for.
-      options: Of `jaxloss.classifier_loss`.
-
-    Returns:
-      A function of features [n, d], labels [n] and kernel [d, C]: the mean over all devices, and
-      the mean probability of the target over the rows of this device.
+    With options of `jaxloss.classifier_loss`, a function of features [n, d], labels [n] and kernel
+    [d, C]: the mean over all devices, and the mean probability of the target over this device.
     """
     losses = partial(jaxloss.classifier_loss, reduction="none", **options)
 

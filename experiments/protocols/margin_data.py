@@ -32,23 +32,19 @@ class MarginData(DataConfig):
     holdout: Share = 0.0
     """Fraction of each base class's images that is held out for the episodes of base classes."""
     base_test: str = ""
-    """Data set whose test images the episodes of base classes take, such as imagenet for
-    mini_imagenet: other images of the same classes, by their names. Empty: held-out images, or
-    those of training if none are held out."""
+    """Data set with test images of the base classes for their episodes, such as imagenet for
+    mini_imagenet; empty: held-out images, or those of training if none are held out."""
     novel: str = ""
-    """Few-shot data set of the validation and novel classes; the base classes are then all classes
-    of NAME. Empty: all three are those of NAME."""
+    """Few-shot data set of the validation and novel classes, with all classes of NAME as base."""
     base_classes: Pixels = 0
-    """Number of base classes, a subset that does not depend on the seed of the run; 0: all."""
+    """Number of base classes, the same in every run; 0: all."""
     subset_seed: Seed = 0
     """Seed that chooses these classes; 0 if all are used."""
 
 
-def load(
-    data: MarginData, folders: Folders, split: str, *, memory_limit: int | None = None
-) -> ImageSet:
+def load(data: MarginData, folders: Folders, split: str) -> ImageSet:
     """The images of the base, validation or novel classes, or the untrained images of base ones."""
-    read = partial(load_split, memory_limit=memory_limit, **vars(folders))
+    read = partial(load_split, **vars(folders))
     if split not in SELECTION:
         return read(novel_name(data), split)
     if split == "held-out" and data.base_test:
@@ -152,27 +148,23 @@ def check_options(data: MarginData) -> None:
 
 def check_shapes(data: MarginData) -> None:
     """Checks that the images of all sets have one shape."""
-    base_shape = seen_shape(image_shape(data.name), data)
-    for option, name in {
-        "novel": novel_name(data),
-        "base_test": data.base_test or data.name,
-    }.items():
-        shape = seen_shape(image_shape(name), data)
-        if base_shape != shape:
+    base, *others = (
+        seen_shape(image_shape(name or data.name), data)
+        for name in (data.name, data.novel, data.base_test)
+    )
+    for option, shape in zip(("novel", "base_test"), others, strict=True):
+        if base != shape:
+            base_sides, sides = ("×".join(map(str, own)) for own in (base, shape))
             raise ConfigError(
-                f"images of {data.name} are {_sizes(base_shape)}, those of data.{option} = {name} "
-                f"are {_sizes(shape)}; set data.image_size to resize both, and choose sets with "
-                "the same channels"
+                f"images of {data.name} are {base_sides}, those of data.{option} = "
+                f"{vars(data)[option]} are {sides}; set data.image_size to resize both, and choose "
+                "sets with the same channels"
             )
 
 
 def has_held_out(data: MarginData) -> bool:
     """Whether there are images of base classes that are not for training."""
     return bool(data.holdout or data.base_test)
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))
 
 
 def parts_of(data: MarginData, split: str) -> list[str]:

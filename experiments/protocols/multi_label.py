@@ -16,19 +16,25 @@ from experiments.config import (
     DataConfig,
     Folders,
     NamedLoss,
-    ParallelMode,
     Positive,
     Share,
     TrainConfig,
     Weight,
     check_mixing,
-    parse_strategy,
 )
-from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol
+from experiments.contracts import (
+    ImageSet,
+    Metric,
+    Objective,
+    Outputs,
+    Problem,
+    Protocol,
+    measured,
+)
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import load_split, load_targets
 from experiments.errors import ConfigError
-from experiments.evaluation.multilabel import MultilabelResult, evaluate_scores
+from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols.classification import SPLITS
 from experiments.protocols.linear_head import head_logits, init_linear_head, objective_of_logits
 from experiments.reporting.run import metrics_table
@@ -40,13 +46,12 @@ METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
 
 class _Method(NamedTuple):
+    """A loss of logits and targets [n, C], and the options that it takes, with their symbols."""
+
     label: str
     loss: Callable[..., Array]
-    """Of logits and targets, both [n, C]."""
     options: Mapping[str, str] = {}
-    """The options of the configuration that the loss takes, with their symbols in the paper."""
     compares_samples: bool = False
-    """Whether the loss compares the samples of a batch with each other."""
 
 
 _SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
@@ -71,18 +76,15 @@ class MultiLabelLoss(NamedLoss):
     name: Literal[
         "two-way", "sample-wise", "class-wise", "bce", "softmax", "asl", "warp", "rml"
     ] = "two-way"
-    """Two-way loss or one of its halves, binary or softmax cross-entropy, asymmetric loss, WARP,
-    robust multi-label loss."""
+    """Two-way loss or a half of it, or another loss; asl: asymmetric, rml: robust multi-label."""
     positive_temperature: Positive = 4.0
     """T_P of the two-way loss and its halves."""
     negative_temperature: Positive = 1.0
     """T_N of the two-way loss and its halves."""
     margin: float = 0.0
-    """Margin ε of the two-way loss and its halves, added to the gap between negative and positive
-    logits."""
+    """Margin ε between negative and positive logits, of the two-way loss and its halves."""
     class_wise_over: Literal["batch", "device"] = "batch"
-    """Images that the class-wise half compares: those of the whole batch, or those of a device's
-    share, as in training without communication; device needs --parallel pmap."""
+    """Images that the class-wise half compares; device: a device's share, with --parallel pmap."""
     positive_focus: Weight = 0.0
     """γ₊ of the asymmetric loss."""
     negative_focus: Weight = 4.0
@@ -102,8 +104,7 @@ class MultiLabelData(DataConfig):
     """Which images of a multi-label data set, and how they are augmented."""
 
     train_on: Literal["train", "train+validation"] = "train"
-    """Stored splits to train on. Without validation images the latest checkpoint is the best;
-    --data.holdout sets some aside."""
+    """Stored splits to train on; without images for validation, the last checkpoint is the best."""
     holdout: Share = 0.0
     """Fraction of the training images that is held out for validation."""
 
@@ -121,8 +122,8 @@ class MultiLabelConfig(TrainConfig):
 def build(config: MultiLabelConfig) -> Protocol:
     """The protocol of a run."""
     data, loss = config.data, config.loss
-    # The loss with those of its options that differ from the paper's, and the training images.
     description = {"label": label(loss), "train_on": data.train_on}
+    held_out = {"holdout": data.holdout} if data.holdout else {}
     return Protocol(
         splits=SPLITS,
         load=partial(load, data),
@@ -134,21 +135,18 @@ def build(config: MultiLabelConfig) -> Protocol:
         validate=validate,
         metrics=METRICS,
         evaluate=evaluate,
-        description=description | ({"holdout": data.holdout} if data.holdout else {}),
+        description=description | held_out,
         report=report,
-        check_mode=partial(check_mode, loss),
     )
 
 
 class _Part(NamedTuple):
-    """The images of a split."""
+    """The images of a split: stored splits that contain them, their rows there (None: all), and
+    their targets, int8 [n, C]."""
 
     stored: str
-    """Stored splits that contain them."""
     rows: np.ndarray | None
-    """int64, ascending, their rows in these splits; None for all."""
     targets: np.ndarray
-    """int8 [n, C]."""
 
 
 def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
@@ -177,30 +175,26 @@ def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
         for split, whole in stored.items()
     }
     if data.holdout:
-        parts["validation"], parts["train"] = _hold_out(parts["train"], data)
+        # A random fraction of the images, the same in every run.
+        whole, _, targets = parts["train"]
+        size, held_out = len(targets), int(np.floor(data.holdout * len(targets) + 0.5))
+        if not held_out:
+            raise ConfigError(
+                f"data.holdout = {data.holdout} of {size} images of {data.name} is none"
+            )
+        order = np.random.Generator(np.random.Philox(key=[_HOLDOUT_STREAM, 0])).permutation(size)
+        for split, own in (("validation", order[:held_out]), ("train", order[held_out:])):
+            parts[split] = _Part(whole, np.sort(own), targets[np.sort(own)])
     return parts
 
 
-def _hold_out(part: _Part, data: MultiLabelData) -> list[_Part]:
-    """A random fraction of the images, the same in every run, and the others."""
-    size = len(part.targets)
-    held_out = int(np.floor(data.holdout * size + 0.5))
-    if not held_out:
-        raise ConfigError(f"data.holdout = {data.holdout} of {size} images of {data.name} is none")
-    order = np.random.Generator(np.random.Philox(key=[_HOLDOUT_STREAM, 0])).permutation(size)
-    rows = np.sort(order[:held_out]), np.sort(order[held_out:])
-    return [_Part(part.stored, chosen, part.targets[chosen]) for chosen in rows]
-
-
-def load(
-    data: MultiLabelData, folders: Folders, split: str, *, memory_limit: int | None = None
-) -> ImageSet:
+def load(data: MultiLabelData, folders: Folders, split: str) -> ImageSet:
     """The images for training, validation or test."""
     parts = _parts(data, folders)
     if split not in parts:
         raise ConfigError(f"no images are held out for {split}; set data.holdout")
     stored, rows, _ = parts[split]
-    return load_split(data.name, stored, rows=rows, memory_limit=memory_limit, **vars(folders))
+    return load_split(data.name, stored, rows=rows, **vars(folders))
 
 
 def class_counts(
@@ -223,21 +217,12 @@ def class_counts(
 
 def check_options(config: MultiLabelConfig) -> None:
     """Checks that sampling, mixing and optimiser fit multi-label data, loss and weights."""
-    if parse_strategy(config.sampling.strategy) is not None:
+    if config.sampling.strategy != "random":
         raise ConfigError(
             f"sampling.strategy = {config.sampling.strategy} needs one class per image; choose "
             "`random`"
         )
     check_loss_options(config)
-
-
-def check_mode(loss: MultiLabelLoss, mode: ParallelMode) -> None:
-    """Checks that a step sees the devices one by one where the loss needs them."""
-    if mode == "jit" and loss.class_wise_over == "device":
-        raise ConfigError(
-            "loss.class_wise_over = device needs --parallel pmap: with jit, a step sees the whole "
-            "batch at once; choose pmap, or set loss.class_wise_over = batch"
-        )
 
 
 def check_loss_options(config: TrainConfig) -> None:
@@ -258,9 +243,18 @@ def check_data(name: str, num_features: int, class_counts: Mapping[str, np.ndarr
             raise ConfigError(f"no {split} image of {name} has a label")
 
 
-def build_loss(options: MultiLabelLoss, axis_name: str | None) -> Callable[[Array, Array], Array]:
-    """The loss of a batch: `(logits, targets) -> scalar`, both `[n, C]`."""
-    method = _METHODS[options.name]
+def build_loss(options: MultiLabelLoss, problem: Problem) -> Callable[[Array, Array], Array]:
+    """The loss of a batch: `(logits, targets) -> scalar`, both `[n, C]`.
+
+    Raises:
+      ConfigError: The loss needs the devices one by one, and a step sees the whole batch at once.
+    """
+    method, axis_name = _METHODS[options.name], problem.axis_name
+    if problem.mesh is not None and options.class_wise_over == "device":
+        raise ConfigError(
+            "loss.class_wise_over = device needs --parallel pmap: with jit, a step sees the whole "
+            "batch at once; choose pmap, or set loss.class_wise_over = batch"
+        )
     values = {option: vars(options)[option] for option in method.options}
     if axis_name is None or options.class_wise_over == "batch" or not method.compares_samples:
         return partial(method.loss, **values, axis_name=axis_name)
@@ -275,21 +269,13 @@ def build_loss(options: MultiLabelLoss, axis_name: str | None) -> Callable[[Arra
 
 
 def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
-    """A linear classifier with one of the losses; it ranks by its logits.
-
-    Its bias is the prior of a single class, which suits images that have few labels. The author's
-    starts as PyTorch's linear layers do, uniform in ±1/√d.
-    """
-    loss_of = build_loss(options, problem.axis_name)
-    init_head = partial(init_linear_head, problem)
+    """A linear classifier with one of the losses; it ranks by its logits."""
+    init_head, loss_of = partial(init_linear_head, problem), build_loss(options, problem)
     return objective_of_logits(init_head, head_logits, loss_of, accuracy=False)
 
 
 def validate(outputs: Outputs) -> float:
-    """The mean of mAP@class and mAP@sample.
-
-    Tables report both of one checkpoint, and each half of the two-way loss favours one of them.
-    """
+    """The mean of mAP@class and mAP@sample: each half of the two-way loss favours one of them."""
     result = evaluate_scores(outputs.logits(), outputs.labels)
     return (result.map_class + result.map_sample) / 2
 
@@ -298,13 +284,8 @@ def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]
     """mAP@class and mAP@sample, and the average precision of every class."""
     outputs = outputs_of(split)
     result = evaluate_scores(outputs.logits(), outputs.labels)
-    return {"result": result._asdict(), "metrics": measured(result)}
-
-
-def measured(result: MultilabelResult) -> list[dict[str, Any]]:
-    """The values of `METRICS`."""
-    values = (result.map_class, result.map_sample)
-    return [metric.measured(value) for metric, value in zip(METRICS, values, strict=True)]
+    values = result.map_class, result.map_sample
+    return {"result": result._asdict(), "metrics": measured(METRICS, values)}
 
 
 def label(options: MultiLabelLoss) -> str:

@@ -12,15 +12,9 @@ import numpy as np
 from annotated_types import Ge
 
 import jaxloss
-from experiments.config import (
-    Count,
-    NamedLoss,
-    Share,
-    TrainConfig,
-    Weight,
-    to_dict,
-)
+from experiments.config import Count, NamedLoss, Share, TrainConfig, Weight, to_dict
 from experiments.contracts import (
+    EpisodeClassifier,
     Metric,
     Objective,
     Outputs,
@@ -30,15 +24,13 @@ from experiments.contracts import (
 )
 from experiments.errors import ConfigError
 from experiments.evaluation.feature_space import unit_features
-from experiments.evaluation.few_shot import Distance, EpisodeConfig, episode_accuracies
+from experiments.evaluation.few_shot import Distance, EpisodeConfig, prototype_predictions
 from experiments.evaluation.fine_tuning import (
     Classifier,
     FineTuning,
     evaluate_fine_tuning,
-    fine_tuned_accuracies,
     fine_tuned_predictions,
 )
-from experiments.evaluation.hard_episodes import episode_classifier
 from experiments.protocols import few_shot, margin_data
 from experiments.protocols.linear_head import init_kernel, objective_of_logits
 from experiments.protocols.margin_data import (
@@ -63,11 +55,9 @@ class MarginLoss(NamedLoss):
     name: Literal["cosine", "softmax"] = "cosine"
     """Softmax cross-entropy of cosines, or of inner products without a bias."""
     margin: float = -0.02
-    """Margin m that is subtracted from the target's logit before scaling; a negative margin makes
-    the task easier."""
+    """Margin m, subtracted from the target's logit before scaling."""
     scale: Weight = 0.0
-    """Factor β of the logits; 0: the authors', which is 30 for cosines, 10 for inner products of
-    a ResNet-12, and 5 for other inner products."""
+    """Factor β of the logits; 0: 30 for cosines, 10 for inner products of a ResNet-12, else 5."""
     label_smoothing: Share = 0.0
     """Fraction ε of the target that is spread over all classes; needs margin 0."""
 
@@ -83,8 +73,7 @@ class MarginEvaluation(EpisodeConfig):
     classifier: Literal["same", "cosine", "linear"] = "same"
     """Logits are cosines, or inner products without a bias; same: as in training."""
     selection: Literal["nearest", "fine-tuned"] = "nearest"
-    """Validations, which choose the best checkpoint, classify by the nearest prototype, or by a
-    fine-tuned classifier as the evaluation does."""
+    """Validations classify by the nearest prototype, or fine-tune as the evaluation does."""
     validation_shots: Count = 1
     """Support images per class in a validation."""
     validation_episodes: Count = 500
@@ -110,16 +99,17 @@ def build(config: NegativeMarginConfig) -> Protocol:
     data, evaluation = config.data, config.evaluation
     parts = parts_of(data, "novel")
     scale = _scale(config.loss, config.model.backbone)
-    classifier = _classifier(config.loss, evaluation)
-    tuned: Any = {
-        "classifier": classifier,
-        "settings": config.fine_tuning,
-        "seed": evaluation.seed,
-    }
-    validation_accuracies = {
-        "nearest": partial(episode_accuracies, distance=evaluation.validation_distance),
-        "fine-tuned": partial(fine_tuned_accuracies, **tuned),
-    }
+    classifier = evaluation.classifier
+    if classifier == "same":
+        classifier = "cosine" if config.loss.name == "cosine" else "linear"
+    fine_tuned = partial(
+        fine_tuned_predictions,
+        classifier=classifier,
+        settings=config.fine_tuning,
+        seed=evaluation.seed,
+    )
+    nearest = partial(prototype_predictions, distance=evaluation.validation_distance)
+    fewest = min(evaluation.shots)
     return Protocol(
         splits=few_shot.SPLITS,
         load=partial(margin_data.load, data),
@@ -133,7 +123,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             evaluation,
             evaluation.validation_episodes,
             evaluation.validation_shots,
-            validation_accuracies[evaluation.selection],
+            {"nearest": nearest, "fine-tuned": fine_tuned}[evaluation.selection],
         ),
         metrics=metrics(parts, evaluation, classifier),
         evaluate=partial(evaluate, data, evaluation, classifier, config.fine_tuning),
@@ -153,12 +143,11 @@ def build(config: NegativeMarginConfig) -> Protocol:
         pair_metrics=PairMetrics(
             [_share_bound(part) for part in parts if part != "base"], measure_bounds
         ),
-        episode_classifier=episode_classifier(
-            evaluation,
-            name=f"a fine-tuned {classifier} classifier",
-            metric=partial(_accuracy, "novel"),
-            accuracies=partial(fine_tuned_accuracies, **tuned),
-            predictions=partial(fine_tuned_predictions, **tuned),
+        episode_classifier=EpisodeClassifier(
+            f"a fine-tuned {classifier} classifier",
+            fewest,
+            _accuracy("novel", fewest).name,
+            fine_tuned,
         ),
     )
 
@@ -181,15 +170,14 @@ def check_data(
 ) -> None:
     """Checks that the classes give the episodes, and all images have one shape."""
     novel = novel_name(data)
-    # Validations during training have shots of their own.
-    shots: dict[str, tuple[int, ...]] = {
-        "validation": (evaluation.validation_shots, *evaluation.shots)
-    }
-    if has_held_out(data):
-        shots["base"] = ()
     for split, counts in class_counts.items():
+        shots = evaluation.shots
+        if split == "validation":  # Validations during training have shots of their own.
+            shots = (evaluation.validation_shots, *shots)
+        if split == "base" and has_held_out(data):
+            continue
         classes = f"{split} classes of {data.name if split in SELECTION else novel}"
-        few_shot.check_class_counts(counts, classes, evaluation, shots.get(split, evaluation.shots))
+        few_shot.check_class_counts(counts, classes, evaluation, shots)
     check_shapes(data)
 
 
@@ -197,22 +185,19 @@ def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
     """A classifier of cosines or inner products, and softmax cross-entropy with a margin.
 
     The authors shift the inner products of every sample so that the least of them is 0. The shift
-    is not computed here: the margin is subtracted from one of the shifted logits, so that all
-    logits of a sample have the same constant added, which cancels in the softmax. Neither the loss
-    nor its gradient depends on it.
+    is not computed here: it is the same for all logits of a sample, and cancels in the softmax.
     """
     logits_of = _LOGITS[options.name]
 
+    axis_name, smoothing = problem.axis_name, options.label_smoothing
+
     def loss_of(logits, labels):
-        if options.label_smoothing:
+        if smoothing:
             return jaxloss.softmax_loss(
-                scale * logits,
-                labels,
-                label_smoothing=options.label_smoothing,
-                axis_name=problem.axis_name,
+                scale * logits, labels, label_smoothing=smoothing, axis_name=axis_name
             )
         return jaxloss.margin_softmax_loss(
-            logits, labels, margin=options.margin, scale=scale, axis_name=problem.axis_name
+            logits, labels, margin=options.margin, scale=scale, axis_name=axis_name
         )
 
     def logits(features, head, objective_state):
@@ -226,17 +211,8 @@ def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
 
 
 def _scale(options: MarginLoss, backbone: str) -> float:
-    if options.scale:
-        return options.scale
-    if options.name == "cosine":
-        return 30.0
-    return 10.0 if backbone == "resnet12" else 5.0
-
-
-def _classifier(options: MarginLoss, evaluation: MarginEvaluation) -> Classifier:
-    if evaluation.classifier != "same":
-        return evaluation.classifier
-    return "cosine" if options.name == "cosine" else "linear"
+    authors = 30.0 if options.name == "cosine" else 10.0 if backbone == "resnet12" else 5.0
+    return options.scale or authors
 
 
 def evaluate(
@@ -250,18 +226,8 @@ def evaluate(
     """Accuracy of classifiers fine-tuned in episodes, and discriminability of the features.
 
     The split `novel` stands for all classes: novel, validation and base. The images of the base
-    classes are the held-out ones (`data.holdout`) or those of `data.base_test` if there are any,
-    else the training images. Where logits are inner products, a classifier is fine-tuned on
-    normalised features, too.
-
-    Returns:
-      `results`: an entry for each split, form of the features and number of shots;
-      `discriminability`: `intra`, `inter` and `ratio` of all features of each split;
-      `same_class_share`: what `same_class_shares` returns; `metrics`; `episodes`: for each accuracy
-      among them, its value in every episode.
-
-    Raises:
-      ConfigError: A split cannot give such episodes.
+    classes are those that are not for training, if there are any. Where logits are inner products,
+    a classifier is fine-tuned on normalised features, too.
     """
     results, discriminability, episodes = [], {}, {}
     values: dict[str, tuple[float | None, ...]] = {}
@@ -288,15 +254,13 @@ def evaluate(
             values[f"{part} {title}"] = (discriminability[part][column],)
     shares = same_class_shares(discriminability)
     values |= {f"{part} P^s": (share,) for part, share in shares.items()}
+    named = {metric.name: metric for metric in metrics(parts, evaluation, classifier)}
     return {
         "evaluation": to_dict(evaluation) | {"classifier": classifier},
         "results": results,
         "discriminability": discriminability,
         "same_class_share": shares,
-        "metrics": [
-            metric.measured(*values[metric.name])
-            for metric in metrics(parts, evaluation, classifier)
-        ],
+        "metrics": [metric.measured(*values[name]) for name, metric in named.items()],
         "episodes": episodes,
     }
 
@@ -327,14 +291,10 @@ def same_class_shares(scatters: _Scatters) -> dict[str, float | None]:
 
     .. math:: P^s = \frac{D_{inter}(base) - D_{intra}(split)}{D_{inter}(base) - D_{intra}(base)}
 
-    The paper assumes that this share of the pairs of a class are as close as pairs of a base class,
-    and the others as far apart as two base classes. It is above 1 where the classes are more
-    compact than base classes, and None where base classes are not apart. If no images of the base
-    classes are held out, those of training take their place; they are closer together, so that P^s
-    is lower. Without `base` there is none.
-
-    References:
-      Liu et al., Negative Margin Matters, ECCV 2020, eq. (10).
+    The paper (Liu et al., ECCV 2020) assumes that this share of the pairs of a class are as close
+    as pairs of a base class, and the others as far apart as two base classes. It is above 1 where
+    the classes are more compact than base classes, lower where the images of base classes are those
+    of training, and None where base classes are not apart. Without `base` there is none.
     """
     if "base" not in scatters:
         return {}
@@ -356,12 +316,8 @@ def share_bounds(scatters: _Scatters, baseline: _Scatters) -> dict[str, float | 
 
     With a P^s below it, and the same for both margins, eq. (11) gives the split a higher
     discriminability with margin 1 (`scatters`) than with margin 2 (`baseline`), in the paper the
-    larger one. None where base classes are not apart with one of the margins, or where the
-    denominator is not positive: then eq. (12) sets no upper bound. Small differences decide it, so
-    that it varies much more between runs than P^s.
-
-    References:
-      Liu et al., Negative Margin Matters, ECCV 2020, eq. (12).
+    larger one (Liu et al., ECCV 2020). None where base classes are not apart with one of the
+    margins, or where the denominator is not positive: then eq. (12) sets no upper bound.
     """
     if "base" not in scatters:
         return {}
@@ -388,20 +344,15 @@ def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dic
 
 def metrics(parts: list[str], evaluation: MarginEvaluation, classifier: Classifier) -> list[Metric]:
     """Accuracy for each split and number of shots; discriminability, its parts, and P^s."""
-    return [
-        *(
-            _accuracy(part, shots, form)
-            for part in parts
-            for form in _forms(classifier)
-            for shots in evaluation.shots
-        ),
-        *(
-            Metric(f"{part} {title}", "", higher_is_better)
-            for title, higher_is_better in _SCATTER.values()
-            for part in parts
-        ),
-        *(Metric(f"{part} P^s", "") for part in parts if part != "base" and "base" in parts),
+    forms = _forms(classifier)
+    accuracies = [_accuracy(p, k, form) for p in parts for form in forms for k in evaluation.shots]
+    scatters = [
+        Metric(f"{part} {title}", "", higher_is_better)
+        for title, higher_is_better in _SCATTER.values()
+        for part in parts
     ]
+    others = [part for part in parts if part != "base"] if "base" in parts else []
+    return [*accuracies, *scatters, *(Metric(f"{part} P^s", "") for part in others)]
 
 
 def _accuracy(part: str, shots: int, form: str = "") -> Metric:
@@ -424,24 +375,22 @@ def report(results: dict[str, Any]) -> list[str]:
     base = "held out from training" if results["holdout"] else "training images"
     if results["base_test"]:
         base = f"test images of {results['base_test']}"
-    shares = results["same_class_share"]
-    number = f"{results['base_classes']} " if results["base_classes"] else ""
+    shares, number = results["same_class_share"], results["base_classes"] or ""
+    rows = [
+        [split, *(f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio"))]
+        + ["–" if shares.get(split) is None else f"{shares[split]:.3f}"] * bool(shares)
+        for split, scatter in results["discriminability"].items()
+    ]
+    columns = ["classes", "D_intra", "D_inter", "D_inter / D_intra", *["P^s"] * bool(shares)]
     lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, {tuning['passes']} "
         f"passes of fine-tuning a {evaluation['classifier']} classifier",
         "",
         *episodes_table(results["results"]),
         "",
-        *table(
-            ["classes", "D_intra", "D_inter", "D_inter / D_intra", *["P^s"] * bool(shares)],
-            [
-                [split, *(f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio"))]
-                + ["–" if shares.get(split) is None else f"{shares[split]:.3f}"] * bool(shares)
-                for split, scatter in results["discriminability"].items()
-            ],
-        ),
+        *table(columns, rows),
         "",
-        f"Images of the {number}base classes ({results['data']}): {base}.",
+        f"Images of the {number}{' ' if number else ''}base classes ({results['data']}): {base}.",
     ]
     if results["novel_data"] != results["data"]:
         lines.append(f"Validation and novel classes: those of {results['novel_data']}.")

@@ -13,7 +13,6 @@ import numpy as np
 
 from experiments.config import TrainConfig
 from experiments.contracts import Objective, Outputs, Problem, Protocol
-from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols import classification, multi_label
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.linear_head import head_logits, init_linear_head, objective_of_logits
@@ -44,13 +43,12 @@ def build(config: TwoWayConfig) -> Protocol:
         outputs = outputs_of(split)
         results = protocol.evaluate(split, lambda split: outputs)
         targets = outputs.labels[:, None] == np.arange(len(outputs.class_counts))
-        found = multi_label.measured(evaluate_scores(outputs.logits(), targets))
-        return results | {"metrics": [*results["metrics"], *found]}
+        found = multi_label.evaluate(split, lambda split: outputs._replace(labels=targets))
+        return results | {"metrics": [*results["metrics"], *found["metrics"]]}
 
     return protocol._replace(
         metrics=[*protocol.metrics, *multi_label.METRICS],
         evaluate=evaluate,
-        check_mode=partial(multi_label.check_mode, config.loss),
     )
 
 
@@ -59,7 +57,7 @@ def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
 
     Softmax is then softmax cross-entropy.
     """
-    loss_of = multi_label.build_loss(options, problem.axis_name)
+    loss_of = multi_label.build_loss(options, problem)
     num_classes = len(problem.class_counts)
     return objective_of_logits(
         partial(init_linear_head, problem),

@@ -10,9 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.config import DataConfig, check_config, check_data_options
+from experiments.config import DataConfig, check_config
 from experiments.data import augment as module
-from experiments.data.augment import random_resized_crop, resize_and_center_crop, seen_shape
+from experiments.data.augment import (
+    check_data_options,
+    random_resized_crop,
+    resize_and_center_crop,
+    seen_shape,
+)
 from experiments.data.effects import erased_box
 from experiments.errors import ConfigError
 
@@ -277,12 +282,3 @@ def test_wrong_settings_name_the_problem(channels, changes, message):
 def test_the_types_of_the_options_state_their_bounds(changes, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_config(replace(PLAIN, **changes), "data.")
-
-
-def test_wrong_arrays_name_the_problem():
-    with pytest.raises(ValueError, match=r"uint8 \[n, h, w, c\], got float32"):
-        normalize(jnp.zeros((2, 4, 4, 1)), PLAIN)
-    with pytest.raises(ValueError, match=r"uint8 \[n, h, w, c\], got uint8 \[4, 4, 1\]"):
-        augment(images_of(1, (4, 4, 1))[0], keys_of(4), PLAIN)
-    with pytest.raises(ValueError, match=r"keys of shape \(2,\)"):
-        augment(images_of(2), keys_of(3), PLAIN)

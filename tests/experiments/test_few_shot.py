@@ -10,9 +10,10 @@ from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     EpisodeConfig,
     EpisodeResult,
-    episode_accuracies,
+    accuracies_of,
     evaluate_prototypes,
     mean_and_interval,
+    prototype_predictions,
 )
 
 LABELS = np.arange(300) * 7 % 12
@@ -29,6 +30,10 @@ def episodes_of(num=70, ways=5, shots=3, queries=4, seed=0):
     return evaluation_episodes(
         LABELS, num_episodes=num, ways=ways, shots=shots, queries=queries, seed=seed
     )
+
+
+def episode_accuracies(*arguments, **options):
+    return accuracies_of(prototype_predictions(*arguments, **options))
 
 
 def accuracies_by_loops(features, episodes, distance):
@@ -124,17 +129,15 @@ def test_results_follow_the_configuration(distance):
     assert results[1].accuracy > results[0].accuracy
 
 
-def test_wrong_arguments_name_the_problem():
-    features, episodes = features_of(), episodes_of(3)
-    with pytest.raises(ValueError, match="but there are 100 features"):
-        episode_accuracies(features[:100], episodes)
-    with pytest.raises(ValueError, match="indices from -1"):
-        episode_accuracies(features, Episodes(episodes.support * 0 - 1, episodes.query))
-    features[[3, 5], 0] = np.nan, np.inf
-    with pytest.raises(ValueError, match="2 of 300 features are not finite"):
-        episode_accuracies(features, episodes)
-    with pytest.raises(ValueError, match="300 features but 299 labels"):
-        evaluate_prototypes(features, LABELS[:-1], config=EpisodeConfig(), distance="cosine")
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_single_episodes_are_predicted_as_all_are(distance):
+    features, episodes, numbers = features_of(), episodes_of(), np.array([7, 0, 3])
+    whole = prototype_predictions(features, episodes, distance=distance)
+    some = prototype_predictions(features, episodes, numbers, distance=distance)
+    np.testing.assert_array_equal(some, whole[numbers])
+
+
+def test_too_many_ways_are_refused():
     with pytest.raises(ConfigError, match="needs 13 classes"):
         evaluate_prototypes(
             features_of(), LABELS, config=EpisodeConfig(ways=13), distance="euclidean"

@@ -13,13 +13,12 @@ from experiments.data.sampling import (
     evaluation_episodes,
     support_orders,
 )
-from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import EpisodeConfig, mean_and_interval
+from experiments.evaluation.few_shot import EpisodeConfig, accuracies_of, mean_and_interval
 from experiments.evaluation.fine_tuning import (
     FineTuning,
     evaluate_fine_tuning,
     fine_tune,
-    fine_tuned_accuracies,
+    fine_tuned_predictions,
     first_weights,
 )
 
@@ -40,6 +39,10 @@ def episodes_of(num=3, ways=5, shots=5, queries=6, seed=0):
     return evaluation_episodes(
         LABELS, num_episodes=num, ways=ways, shots=shots, queries=queries, seed=seed
     )
+
+
+def fine_tuned_accuracies(*arguments, **options):
+    return accuracies_of(fine_tuned_predictions(*arguments, **options))
 
 
 def start_of(d, ways, samples, passes, seed=0):
@@ -203,6 +206,10 @@ def test_results_follow_the_configuration():
     assert results[1][0].accuracy > results[0][0].accuracy
 
 
-def test_settings_out_of_bounds_are_refused():
-    with pytest.raises(ConfigError, match=r"momentum must be at least 0 and below 1, got 1\.5"):
-        fine_tuned_accuracies(features_of(), episodes_of(2), settings=FineTuning(momentum=1.5))
+@pytest.mark.parametrize("classifier", ["cosine", "linear"])
+def test_single_episodes_are_predicted_as_all_are(classifier):
+    features, episodes, numbers = features_of(), episodes_of(9), np.array([5, 0])
+    options = {"classifier": classifier, "settings": SHORT, "seed": 3}
+    whole = fine_tuned_predictions(features, episodes, **options)
+    some = fine_tuned_predictions(features, episodes, numbers, **options)
+    np.testing.assert_array_equal(some, whole[numbers])

@@ -17,7 +17,7 @@ from experiments.cli.main import main
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.errors import ConfigError
 from experiments.grid import finished_runs, make_axes, make_cells, parse_comparison, parse_over
-from experiments.protocols import few_shot
+from experiments.protocols import few_shot, integration
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from tests.experiments.tiny_runs import TINY_OPTIONS, config_of, metrics
@@ -346,7 +346,7 @@ def grid(tmp_path_factory, folders) -> Grid:
     directory = tmp_path_factory.mktemp("grid")
     command = ["compare", "icons", *TINY_OPTIONS, "--directory", str(directory)]
     command += ["--data-dir", str(folders.data_dir)]
-    real = few_shot.build_loss
+    real = integration.build_loss
 
     def failing(options, problem):
         loss = real(options, problem)
@@ -354,7 +354,7 @@ def grid(tmp_path_factory, folders) -> Grid:
 
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-        patch.setattr(few_shot, "build_loss", failing)
+        patch.setattr(integration, "build_loss", failing)
         status = main([*command, "--losses", "nca", "sce", "--sampling", "random", "8x2"])
     return Grid(directory, command, status, output.getvalue())
 

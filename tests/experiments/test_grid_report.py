@@ -180,7 +180,7 @@ def test_a_single_seed_shows_the_interval_of_its_metric():
     text = text_of([METHODS], [measured(0.5, 0.0123)])
     assert "| loose | 50.0 ± 1.2 |" in text
     (panel,) = figure_of([METHODS], [measured(0.5, 0.0123)]).axes
-    (segments,) = panel.containers[0].lines[2]
+    (segments,) = panel.containers[0].lines[2]  # pyright: ignore[reportAttributeAccessIssue]
     assert np.ptp(segments.get_segments()[0], axis=0).max() == pytest.approx(2.46)
 
     # Of several seeds, the standard deviation tells more.

@@ -31,7 +31,6 @@ from experiments.protocols.hyperspherical import (
     HypersphericalLoss,
     spread_prototypes,
 )
-from experiments.reporting.run import report_lines, run_report
 from experiments.restored import evaluate_run
 from experiments.runs import train_run
 from experiments.training import parallel
@@ -351,16 +350,11 @@ def test_a_resumed_run_remembers_all_of_it(whole, tmp_path, folders, killed_afte
 def test_the_report_states_how_the_assignment_changed(whole, folders):
     logged = [row for row in metrics(whole) if "reassigned" in row]
     assert [row["step"] for row in logged] == [5, 10]
-    protocol, report = evaluate_run(whole, folders, which="latest")
+    _, report = evaluate_run(whole, folders, which="latest")
     assert report["assignment"]["reassigned"] == [row["reassigned"] for row in logged]
     np.testing.assert_allclose(
         report["assignment"]["alignment"], [row["alignment"] for row in logged], rtol=1e-6
     )
-    first, second = report["assignment"]["reassigned"]
-    text = run_report(report, report_lines(protocol, report))
-    assert cells(text, "epochs") == ["1", "2"]
-    assert cells(text, "reassigned") == [f"{first:.1f}", f"{second:.1f}"]
-    assert cells(text, "cosine") == [f"{row['alignment']:.3f}" for row in logged]
 
 
 def test_the_report_of_a_long_tail_has_head_medium_and_tail(whole):
@@ -406,18 +400,6 @@ def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
         assert error == pytest.approx(wanted, rel=1e-5)
         says_so = calibration == "cosines" and name != "softmax"
         assert ("cosines without a scale" in text) == says_so
-
-
-def test_a_long_history_has_columns_that_grow():
-    report = {"assignment": {"reassigned": list(range(25)), "alignment": [0.5] * 25}}
-    text = "\n".join(hyperspherical.report_assignment(report))
-    columns = ["1", "2", "3", "4", "5–6", "7–9", "10–13", "14–18", "19–25"]
-    assert cells(text, "epochs") == columns
-    means = ["0.0", "1.0", "2.0", "3.0", "4.5", "7.0", "10.5", "15.0", "21.0"]
-    assert cells(text, "reassigned") == means
-    assert cells(text, "cosine") == ["0.500"] * 9
-    none = hyperspherical.report_assignment({"assignment": {"reassigned": [], "alignment": []}})
-    assert none[-1].startswith("No epoch has ended")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import jaxloss
 from experiments.cli.main import main
 from experiments.contracts import Problem
 from experiments.data.pipeline import class_counts as stored_counts
-from experiments.protocols import few_shot, instance
+from experiments.data.pipeline import load_split
+from experiments.protocols import instance
 from experiments.protocols.instance import InstanceConfig, InstanceLoss
 from tests.experiments.tiny_runs import TINY_OPTIONS
 
@@ -20,7 +21,7 @@ from tests.experiments.tiny_runs import TINY_OPTIONS
 def test_every_base_image_is_a_class_and_the_others_keep_theirs(folders):
     protocol = instance.build(InstanceConfig())
     base, novel = (protocol.load(folders, split) for split in ("base", "novel"))
-    stored = few_shot.load("icons", folders, "base")
+    stored = load_split("icons", "base", **vars(folders))
     np.testing.assert_array_equal(base.images, stored.images)
     np.testing.assert_array_equal(base.labels, np.arange(4650))
     assert base.labels.dtype == np.int32

@@ -16,7 +16,7 @@ from experiments.config import DataConfig
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import episode_accuracies, evaluate_prototypes
+from experiments.evaluation.few_shot import evaluate_prototypes, prototype_predictions
 from experiments.evaluation.subspace import classifier_subspace, split_by_span
 from experiments.protocols import few_shot, integration
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
@@ -208,11 +208,13 @@ def test_validation_is_the_accuracy_of_1_shot_episodes():
     episodes = evaluation_episodes(
         outputs().labels, num_episodes=7, ways=3, shots=1, queries=4, seed=2
     )
-    accuracies = episode_accuracies(outputs().features, episodes, distance="cosine")
-    assert found == pytest.approx(accuracies.mean(), rel=1e-6)
-    assert found != pytest.approx(
-        np.mean(episode_accuracies(outputs().features, episodes)), rel=1e-3
+    cosine, euclidean = (
+        prototype_predictions(outputs().features, episodes, distance=distance)
+        == np.arange(3)[:, None]
+        for distance in ("cosine", "euclidean")
     )
+    assert found == pytest.approx(cosine.mean(), rel=1e-6)
+    assert found != pytest.approx(euclidean.mean(), rel=1e-3)
     assert protocol.validation == Metric("1-shot accuracy")
 
 
@@ -301,9 +303,7 @@ def test_the_span_of_the_classifier_is_measured_on_request():
     subspace = classifier_subspace(features, outputs().labels, kernel)
     assert measured["variance inside the span"] == subspace.variance_share
     assert measured["effective rank of the classifier"] == subspace.effective_rank
-    expected = integration.gradient_cosine(
-        CONFIG.loss, training.features, training.labels, head, 40
-    )
+    expected = integration.gradient_cosine(CONFIG.loss, training, 40)
     assert measured["cosine of the gradients inside the span"] == expected
     single = few_shot.build(
         dataclasses.replace(CONFIG, evaluation=evaluation, loss=IntegratedLoss("nca"))
@@ -318,9 +318,10 @@ def test_the_cosine_of_the_gradients_is_that_of_finite_differences():
         "kernel": rng.normal(size=(DIM, CLASSES)).astype(np.float32),
         "bias": rng.normal(size=CLASSES).astype(np.float32),
     }
-    found = integration.gradient_cosine(
-        IntegratedLoss("direct:sce+nca", **OPTIONS), features.astype(np.float32), labels, head, 6
-    )
+    counts = np.ones(CLASSES, int)
+    of_training = Outputs(features.astype(np.float32), labels, lambda: features, counts, head=head)
+    options = IntegratedLoss("direct:sce+nca", **OPTIONS)
+    found = integration.gradient_cosine(options, of_training, 6)
 
     def slope(loss):
         gradient = np.zeros_like(features)
@@ -341,4 +342,4 @@ def test_the_cosine_of_the_gradients_is_that_of_finite_differences():
     expected = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
     assert abs(expected) > 0.05
     assert found == pytest.approx(expected, abs=1e-3)
-    assert integration.gradient_cosine(IntegratedLoss("sce"), features, labels, head, 6) is None
+    assert integration.gradient_cosine(IntegratedLoss("sce"), of_training, 6) is None

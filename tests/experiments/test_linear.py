@@ -178,17 +178,3 @@ def test_the_penalty_is_chosen_on_validation_and_refitted_on_both():
     assert (result.converged, result.unconverged) == (True, 0)
     assert (result.train_samples, result.validation_samples, result.test_samples) == (150, 70, 400)
     assert json.loads(json.dumps(result._asdict(), allow_nan=False)) == result._asdict()
-
-
-def test_wrong_arguments_name_the_problem():
-    data = sample()
-    features, labels = data
-    with pytest.raises(ValueError, match="150 features but 149 labels"):
-        fit_path(Labelled(features, labels[:-1]), CLASSES)
-    with pytest.raises(ValueError, match="from 0 to 2, got 3"):
-        fit_path(data, 3)
-    with pytest.raises(ValueError, match="from 0 to 3, got -1"):
-        fit_path(Labelled(features, np.where(np.arange(150) == 3, -1, labels)), CLASSES)
-    wrong = np.where(np.arange(150)[:, None] == 3, np.nan, features)
-    with pytest.raises(ValueError, match="1 of 150 rows of features"):
-        fit_path(Labelled(wrong, labels), CLASSES)

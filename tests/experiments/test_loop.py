@@ -17,10 +17,9 @@ import pytest
 from experiments.assembly import plan_run
 from experiments.config import Folders, SamplingConfig, TrainConfig
 from experiments.data import pipeline
-from experiments.data.pipeline import RecordImages
+from experiments.data.pipeline import RecordImages, load_split
 from experiments.errors import ConfigError
 from experiments.processes import Interrupted
-from experiments.protocols import few_shot
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.runs import train_run
 from experiments.training import loop
@@ -88,7 +87,7 @@ def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(tmp_p
 def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, monkeypatch):
     train(TINY, tmp_path / "memory", folders)
     monkeypatch.setattr(pipeline, "_MEMORY_LIMIT", 0)
-    assert isinstance(few_shot.load("icons", folders, "base").images, RecordImages)
+    assert isinstance(load_split("icons", "base", **vars(folders)).images, RecordImages)
     train(TINY, tmp_path / "records", folders)
     chex.assert_trees_all_equal(final_state(tmp_path / "records"), final_state(tmp_path / "memory"))
 

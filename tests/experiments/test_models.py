@@ -310,9 +310,8 @@ def test_drop_block_follows_the_key_of_the_sample():
     chex.assert_trees_all_equal(
         apply(model, images, keys, train=False), apply(model, images, train=False)
     )
-    for wrong in (None, keys[:5]):
-        with pytest.raises(ValueError, match=r"DropBlock needs keys of shape \(6,\)"):
-            model(images, train=True, keys=wrong)
+    with pytest.raises(ValueError, match="needs keys, one per image"):
+        model(images, train=True)
 
 
 def test_the_rate_of_drop_block_rises_linearly():
@@ -364,8 +363,6 @@ def test_a_rising_rate_needs_the_step_and_starts_at_nothing(backbone):
     full = features(replace(config, drop_block_size=3), step)
     chex.assert_trees_all_close(features(rising, jnp.array(10)), full, rtol=1e-5)
     assert bool((full != plain).any())
-    with pytest.raises(ValueError, match="needs the number of the step"):
-        features(rising, None)
 
 
 @pytest.mark.parametrize("backbone", ["conv4", "resnet12"])

@@ -119,7 +119,8 @@ def test_the_class_wise_half_compares_the_batch_or_a_devices_share(name, over):
     rng = np.random.default_rng(2)
     logits = rng.normal(size=(4, 5, 3)).astype(np.float32)
     targets = rng.integers(0, 2, (4, 5, 3)).astype(np.int8)
-    loss = multi_label.build_loss(MultiLabelLoss(name=name, class_wise_over=over), "devices")
+    problem = Problem(3, np.ones(3, int), "devices")
+    loss = multi_label.build_loss(MultiLabelLoss(name=name, class_wise_over=over), problem)
     value_and_gradient = jax.value_and_grad(lambda scale, x, t: loss(scale * x, t))
     found, gradient = jax.pmap(value_and_gradient, "devices", in_axes=(None, 0, 0))(
         1.0, logits, targets

@@ -116,8 +116,6 @@ def test_extreme_scores_are_ordered_without_a_warning():
 
 def test_wrong_arguments_name_the_problem():
     scores, targets = sample()
-    with pytest.raises(ValueError, match="1 of 60 rows of scores"):
-        evaluate_scores(np.where(np.arange(60)[:, None] == 3, np.inf, scores), targets)
     with pytest.raises(ValueError, match="no target is positive"):
         evaluate_scores(scores, np.minimum(targets, 0))
     with pytest.raises(ValueError, match="no target is positive"):

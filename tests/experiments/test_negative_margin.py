@@ -342,9 +342,10 @@ def test_validations_take_the_nearest_prototype_by_their_own_distance(monkeypatc
     calls = []
     monkeypatch.setattr(
         negative_margin,
-        "episode_accuracies",
+        "prototype_predictions",
         lambda x, e, *, distance: (
-            calls.append((len(e.support), e.support.shape[2], distance)) or [0.5]
+            calls.append((len(e.support), e.support.shape[2], distance))
+            or np.zeros((1, 2, 1), np.int32)
         ),
     )
     nearest = MarginEvaluation(ways=3, queries=4)

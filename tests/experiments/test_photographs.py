@@ -17,7 +17,7 @@ from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError
 from experiments.data.augment import random_box, random_resized_crop, resize_and_center_crop
 from experiments.data.builders.images import SourceImage, encode
-from experiments.data.pipeline import KeptImages, RecordImages, load_split
+from experiments.data.pipeline import RecordImages, load_split
 from experiments.presets import PRESETS
 from tests.experiments import fake_image_sets
 from tests.experiments.fake_archives import decode, whole_images
@@ -118,7 +118,7 @@ def test_without_an_image_size_the_centre_square_is_seen(prepared):
 
 
 def test_photographs_are_stored_whole(prepared):
-    """And read alike from memory, from records, and once they are kept."""
+    """And read alike from memory and from records."""
     stored = load_split("food101@32", "test", **prepared)
     images = stored.images[:]
     whole = whole_images(images)
@@ -130,13 +130,11 @@ def test_photographs_are_stored_whole(prepared):
         small = Image.fromarray(marked(*SIZES[name], border)).resize(image.shape[1::-1], 2)
         assert np.abs(image.astype(int) - np.asarray(small)).mean() < 3
     beyond = load_split("food101@32", "test", memory_limit=0, **prepared).images
-    kept = KeptImages(beyond)
     for index in (np.array([5, 0, 5]), np.array([[1, 2], [3, 11]]), slice(None, None, 3), 7):
-        for table in (beyond, kept, kept):
-            found = table[index]
-            np.testing.assert_array_equal(found.pixels, images.pixels[index])
-            np.testing.assert_array_equal(found.sizes, images.sizes[index])
-            assert (found.pixels.dtype, found.sizes.dtype) == (np.uint8, np.int32)
+        found = beyond[index]
+        np.testing.assert_array_equal(found.pixels, images.pixels[index])
+        np.testing.assert_array_equal(found.sizes, images.sizes[index])
+        assert (found.pixels.dtype, found.sizes.dtype) == (np.uint8, np.int32)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.data import builders, pipeline
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.pipeline import KeptImages, RecordImages, batches, load_split
+from experiments.data.pipeline import RecordImages, batches, load_split
 from tests.experiments import fake_archives
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,6 @@ def test_a_split_beyond_the_limit_is_read_when_asked(cifar, index):
     assert isinstance(inside.images, np.ndarray)
     assert isinstance(beyond.images, RecordImages)
     assert beyond.images.shape == inside.images.shape
-    assert beyond.images.dtype == np.uint8
     assert len(beyond.images) == 5
     np.testing.assert_array_equal(beyond.labels, inside.labels)
     assert beyond.images[index].dtype == np.uint8
@@ -202,25 +201,3 @@ def test_batches_are_read_ahead_and_tell_of_damage_in_their_turn():
     assert next(found) == 4
     with pytest.raises(DamagedArchiveError, match="step 5"):
         next(found)
-
-
-def test_kept_images_are_read_once():
-    images = np.random.default_rng(0).integers(0, 256, (7, 2, 3, 1)).astype(np.uint8)
-    requested = []
-
-    class Table:
-        shape, dtype = images.shape, images.dtype
-
-        def __len__(self):
-            return len(images)
-
-        def __getitem__(self, index):
-            requested.extend(index.tolist())
-            return images[index]
-
-    kept = KeptImages(Table())
-    for index in ([5, 1, 5], [1, 2], [2, 5]):
-        np.testing.assert_array_equal(kept[np.array(index)], images[index])
-    assert sorted(requested) == [1, 2, 5]
-    np.testing.assert_array_equal(kept[:], images)
-    assert sorted(requested) == list(range(7))

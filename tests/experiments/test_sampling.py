@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from experiments.config import batch_size_of, parse_strategy
 from experiments.data.sampling import (
     Episodes,
+    batch_size_of,
     draw_batch,
     episodes_hash,
     episodic_batch,
     evaluation_episodes,
     index_classes,
+    parse_strategy,
     random_batch,
     support_orders,
 )
@@ -28,14 +29,6 @@ def test_class_index_holds_every_sample_of_every_class():
     ):
         assert set(index.order[start:stop]) == set(np.flatnonzero(label == LABELS))
     assert index_classes(index) is index
-
-
-@pytest.mark.parametrize(
-    "labels", [np.zeros(0, int), np.zeros((2, 2), int), np.zeros(3, np.float32)]
-)
-def test_labels_that_are_no_labels_are_refused(labels):
-    with pytest.raises(ValueError, match="labels must be integers"):
-        index_classes(labels)
 
 
 def test_random_batches_cover_an_epoch_without_repetition():
@@ -59,18 +52,9 @@ def test_a_batch_can_be_changed_without_changing_the_next_draw():
     np.testing.assert_array_equal(random_batch(10, 10, seed=0, step=0), kept)
 
 
-@pytest.mark.parametrize("size", [0, 24, -1])
-def test_a_batch_larger_than_the_data_is_refused(size):
-    with pytest.raises(ValueError, match=r"sampling.batch_size = -?\d+ must be in 1 … 23"):
-        random_batch(23, size, seed=0, step=0)
-
-
-@pytest.mark.parametrize(("seed", "step"), [(-1, 0), (0, -1)])
-def test_negative_seeds_and_steps_are_refused(seed, step):
-    with pytest.raises(ValueError, match="must not be negative"):
-        random_batch(23, 5, seed=seed, step=step)
-    with pytest.raises(ValueError, match="must not be negative"):
-        episodic_batch(LABELS, 2, 2, seed=seed, step=step)
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match=r"sampling.batch_size = 24 must be in 1 … 23"):
+        random_batch(23, 24, seed=0, step=0)
 
 
 @pytest.mark.parametrize("step", range(20))
@@ -107,8 +91,6 @@ def test_too_few_classes_name_the_counts():
         episodic_batch(LABELS, 4, 4, seed=0, step=0)
     with pytest.raises(ValueError, match="largest: 12, smallest: 1"):
         episodic_batch(LABELS, 1, 13, seed=0, step=0)
-    with pytest.raises(ValueError, match="must be positive"):
-        episodic_batch(LABELS, 0, 2, seed=0, step=0)
 
 
 def test_strategies():
@@ -187,8 +169,6 @@ def test_support_orders_are_permutations_that_seed_and_episode_name():
         [0, 3, 4, 1, 2, 5],
         [2, 1, 3, 0, 4, 5],
     ]
-    with pytest.raises(ValueError, match="must not be negative"):
-        support_orders(9, 5, seed=0, episode=-1)
 
 
 def test_episode_hash_names_contents_and_shape():
@@ -218,5 +198,3 @@ def test_impossible_episodes_name_the_problem():
         episodes_of(3, ways=11)
     with pytest.raises(ValueError, match="at least 101 samples"):
         episodes_of(3, queries=99)
-    with pytest.raises(ValueError, match="must be positive"):
-        episodes_of(3, ways=0)
