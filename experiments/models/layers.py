@@ -282,12 +282,11 @@ class Projected(Backbone):
     def __init__(self, backbone: Backbone, dim: int, options: LayerOptions, *, normalize: bool):
         self.backbone = backbone
         self.num_features = dim or backbone.num_features
-        self.linear = None
+        inputs, linear = backbone.num_features, None
         if dim:
-            start = {} if normalize else _as_pytorch(backbone.num_features)
-            self.linear = nnx.Linear(
-                backbone.num_features, dim, use_bias=not normalize, rngs=options.rngs, **start
-            )
+            start = {} if normalize else _as_pytorch(inputs)
+            linear = nnx.Linear(inputs, dim, use_bias=not normalize, rngs=options.rngs, **start)
+        self.linear = linear
         self.norm = batch_norm(self.num_features, options) if normalize else None
 
     def __call__(
