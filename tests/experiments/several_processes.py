@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,6 @@ def start(
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(len(commands)),
     }
-    cpus = sorted(os.sched_getaffinity(0))
-
-    def on_a_cpu_of_its_own(rank: int) -> None:
-        """Otherwise, threads that wait for another process take the CPU from those that compute."""
-        os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A job in the background: inherited.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     processes = [
@@ -56,7 +48,6 @@ def start(
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=partial(on_a_cpu_of_its_own, rank),
         )
         for rank, command in enumerate(commands)
     ]
