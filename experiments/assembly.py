@@ -54,37 +54,40 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
     Raises:
       ConfigError: A value is out of bounds, or does not fit the others or the devices.
     """
-    sampling, model = config.sampling, config.model
     if check:
-        check_config(config)
-        learning_rate(config.optimizer, config.steps)
-        batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
-        parallel.check_batch_size(batch_size, num_devices or jax.device_count())
-        if model.weights and not storage_path(model.weights, "model.weights").exists():
-            raise ConfigError(
-                f"model.weights = {model.weights} does not exist; set a file *.safetensors or a "
-                "run directory"
-            )
-        if model.weights and (model.dim or model.projection != "linear-norm"):
-            raise ConfigError(
-                f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
-                f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
-                "model.projection = linear-norm"
-            )
-    stored = image_shape(config.data.name)
-    if check:
-        check_data_options(config.data, stored[-1])
-    seen = seen_shape(stored, config.data)
+        _check_options(config, num_devices)
+    seen = seen_shape(image_shape(config.data.name), config.data)
     protocol = build_protocol(config)
     if config.report_last:
         last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
         protocol = protocol._replace(metrics=[*protocol.metrics, *last])
     num_features = nnx.eval_shape(
-        lambda: build_backbone(model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
+        lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
     ).num_features
     if check:
         protocol.check_options(num_features)
     return Plan(config, protocol, seen, num_features)
+
+
+def _check_options(config: TrainConfig, num_devices: int | None) -> None:
+    """Checks what needs neither a protocol nor a network. Arguments as in `plan_run`."""
+    check_config(config)
+    learning_rate(config.optimizer, config.steps)
+    sampling, model = config.sampling, config.model
+    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    parallel.check_batch_size(batch_size, num_devices or jax.device_count())
+    if model.weights and not storage_path(model.weights, "model.weights").exists():
+        raise ConfigError(
+            f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
+            "directory"
+        )
+    if model.weights and (model.dim or model.projection != "linear-norm"):
+        raise ConfigError(
+            f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
+            f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
+            "model.projection = linear-norm"
+        )
+    check_data_options(config.data, image_shape(config.data.name)[-1])
 
 
 def of_last(name: str) -> str:

@@ -9,12 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.assembly import (
-    Network,
-    Plan,
-    build_network,
-    plan_run,
-)
+from experiments.assembly import Network, Plan, build_network, plan_run
 from experiments.config import (
     Folders,
     TrainConfig,
@@ -26,11 +21,7 @@ from experiments.config import (
 from experiments.contracts import Outputs, Protocol
 from experiments.errors import ConfigError
 from experiments.protocols import build_protocol, config_from_dict
-from experiments.training.checkpoints import (
-    CHECKPOINTS_FOLDER,
-    Checkpoints,
-    checkpoints_folder,
-)
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, checkpoints_folder
 from experiments.training.outputs import build_outputs
 from experiments.training.state import TrainState
 from experiments.version import code_version

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import filelock
-from etils import epath
-
 from experiments.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +49,7 @@ def storage_path(text: str, argument: str = "") -> Path:
     try:
         import fsspec.config
         import gcsfs  # noqa: F401
+        from etils import epath
     except ImportError as error:
         raise ConfigError(
             f'{name} needs the extra gcs ({error}): pip install -e ".[gcs]"'
@@ -131,6 +129,8 @@ def exclusive(path: Path, *, wait: bool) -> Iterator[None]:
     if is_remote(path):
         yield
         return
+    import filelock  # Here, as most commands take no lock.
+
     try:
         with filelock.FileLock(path, timeout=-1 if wait else 0):
             yield

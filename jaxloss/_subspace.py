@@ -303,9 +303,7 @@ def project_spectral_complement(
         return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
     basis = spectral_basis(weights) if basis is None else basis
     vectors, values = _checked_basis(basis, weights)
-    return features - _through(
-        features, vectors * _spectral_weights(values, power)[None, :], vectors
-    )
+    return features - _weighted_projection(features, vectors, _spectral_weights(values, power))
 
 
 def spectral_overlap(
@@ -384,6 +382,15 @@ def _spectral_weights(values: Float[Array, " r"], power: Number) -> Float[Array,
     return jnp.where(null, 0, (jnp.where(null, largest, values) / largest) ** power)
 
 
+def _weighted_projection(
+    features: Float[Array, "n d"],
+    vectors: Float[Array, "d r"],
+    spectral_weights: Float[Array, " r"],
+) -> Float[Array, "n d"]:
+    """Returns `X U diag(w) Uᵀ`."""
+    return _through(features, vectors * spectral_weights[None, :], vectors)
+
+
 def _through(
     features: Float[Array, "n d"], left: Float[Array, "d r"], right: Float[Array, "d r"]
 ) -> Float[Array, "n d"]:
@@ -403,7 +410,7 @@ def _spectral_part(
 ) -> Float[Array, "n d"]:
     """Returns `x U diag(λ̃^p) Uᵀ`, the part that the spectral complement removes."""
     (vectors, values), _ = _decompose(weights)
-    return _through(features, vectors * _spectral_weights(values, power)[None, :], vectors)
+    return _weighted_projection(features, vectors, _spectral_weights(values, power))
 
 
 @_spectral_part.defjvp
@@ -450,8 +457,7 @@ def _spectral_part_jvp(
         d_vectors += outside * to_null[None, :]
         d_part += _through(features, vectors * to_null[None, :], outside)
     d_part += _through(features, d_vectors, vectors)
-    part = _through(features, vectors * spectral_weights[None, :], vectors)
-    return part, d_part
+    return _weighted_projection(features, vectors, spectral_weights), d_part
 
 
 def _divided_differences(
