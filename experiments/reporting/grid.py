@@ -106,8 +106,8 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
     lines = _tables(grid, grid.axes, grid.means, _mean_texts(grid), metric_heading)
     caption = [
         f"a ± b: mean and standard deviation over {grid.repeated}; of a single run, its value and "
-        "95 % interval over episodes. (k of n): only k of n runs have a value. Bold: the best of a "
-        "column, among entries of all runs. ↓: lower is better."
+        "95 % interval over its episodes. (k of n): k of n runs have a value. Bold: the best of a "
+        "column, among entries whose runs all have a value. ↓: lower is better."
     ]
     if (baseline := grid.comparison.baseline) and not grid.differences.empty:
         axes, above = without(grid.axes, baseline), "Difference from {} = {}".format(*baseline)

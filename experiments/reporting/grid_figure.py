@@ -45,8 +45,8 @@ def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     bars = means["interval"].where(means["n"] > 2, means["deviation"])
     frame = means.assign(bar=bars.fillna(means["own"].where(means["found"] == 1)), filled=True)
     caption = (
-        f"Means over {grid.repeated}. Bars: 95 % interval; of two, the standard deviation; of a "
-        "single run, the 95 % interval over episodes."
+        f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard deviation; "
+        "for one run, the 95 % interval over its episodes."
     )
     return _figure(grid, frame, grid.axes, metric_heading, title, caption, command)
 
@@ -62,7 +62,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
     )
     caption = (
-        f"Paired differences over {grid.repeated}. Bars: 95 % interval; of a single pair, over its "
+        f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
         "episodes. Filled: the interval over several pairs excludes 0."
     )
     axes = without(grid.axes, baseline)
