@@ -273,8 +273,10 @@ class Checkpoints:
             except DamagedCheckpointError as error:
                 failure = error
             if not all_true(failure is None):
-                damaged.append(failure or self._damaged(step, "in another process"))
-                self._set_aside(damaged[-1])
+                if self._path(step).exists():
+                    damaged.append(failure or self._damaged(step, "in another process"))
+                    self._set_aside(damaged[-1])
+                self._manager.reload()
                 continue
             if damaged:
                 logger.warning("using step %d in place of step %d", step, damaged[0].step)
@@ -347,7 +349,6 @@ class Checkpoints:
             names = (f"damaged-{error.step}{end}" for end in _endings())
             free = (path for name in names if not (path := self._directory / name).exists())
             on_first(lambda: self._path(error.step).rename(next(free)))
-        self._manager.reload()
 
     def _empty_trash(self) -> None:
         if self._trash is not None and is_first():

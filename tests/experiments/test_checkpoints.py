@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -290,6 +291,21 @@ def test_the_newest_but_one_is_read_where_the_newest_and_the_best_are_damaged(tm
         damage(tmp_path / step / "state" / "manifest.ocdbt", "zeroed")
     with Checkpoints(tmp_path) as checkpoints:
         assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
+
+
+def test_a_checkpoint_that_another_process_removes_is_no_damage(tmp_path, caplog):
+    fill(tmp_path, {1: 0.1, 2: 0.2})
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+
+        def read(step):
+            if step == 2:
+                shutil.rmtree(tmp_path / "2")
+            return checkpoints.restore(small_state(0), step)
+
+        restored, damaged = checkpoints.read_intact(read)
+    assert restored.step == 1
+    assert damaged == []
+    assert "damaged" not in caplog.text
 
 
 @pytest.mark.parametrize("part", ["state", "header"])
