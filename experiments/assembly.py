@@ -5,7 +5,7 @@ Every part is built from its own section, and the configuration goes no further.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -15,22 +15,21 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from experiments.config import Folders, ParallelMode, TrainConfig, check_config
-from experiments.contracts import ImageSet, Objective, Problem, Protocol
+from experiments.contracts import Objective, Problem, Protocol
 from experiments.data.augment import check_data_options, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
-from experiments.data.pipeline import RecordImages, batches
+from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, index_classes
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
 from experiments.protocols import build_protocol
-from experiments.storage import storage_path
+from experiments.storage import check_local, storage_path
 from experiments.training import parallel
 from experiments.training.loop import Parts
 from experiments.training.optimizer import build_optimizer, learning_rate
 from experiments.training.outputs import build_outputs
 from experiments.training.recorder import Validation
-from experiments.training.state import TrainState, initial_state
-from experiments.training.step import Batch, build_step
+from experiments.training.step import Batch, TrainState, build_step, initial_state
 
 
 class Plan(NamedTuple):
@@ -55,9 +54,11 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
       ConfigError: A value is out of bounds, or does not fit the others or the devices.
     """
     if check:
-        _check_options(config, num_devices)
-    seen = seen_shape(image_shape(config.data.name), config.data)
+        check_config(config)
     protocol = build_protocol(config)
+    if check:
+        _check_options(config, protocol, num_devices)
+    seen = seen_shape(image_shape(config.data.name), config.data)
     if config.report_last:
         last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
         protocol = protocol._replace(metrics=[*protocol.metrics, *last])
@@ -69,25 +70,39 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
     return Plan(config, protocol, seen, num_features)
 
 
-def _check_options(config: TrainConfig, num_devices: int | None) -> None:
-    """Checks what needs neither a protocol nor a network. Arguments as in `plan_run`."""
-    check_config(config)
+def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | None) -> None:
+    """Checks what needs no network. Arguments as in `plan_run`."""
+    data, sampling, model = config.data, config.sampling, config.model
+    for name, value in {"mixup": data.mixup, "cutmix": data.cutmix}.items():
+        if value and protocol.compares_samples:
+            raise ConfigError(
+                f"data.{name} = {value} needs a loss of single samples, and {config.loss.name} "
+                f"compares samples with each other; set data.{name} = 0"
+            )
     learning_rate(config.optimizer, config.steps)
-    sampling, model = config.sampling, config.model
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     parallel.check_batch_size(batch_size, num_devices or jax.device_count())
-    if model.weights and not storage_path(model.weights, "model.weights").exists():
+    if not model.weights and config.optimizer.backbone_rate < 1:
         raise ConfigError(
-            f"model.weights = {model.weights} does not exist; set a file *.safetensors or a run "
-            "directory"
+            f"optimizer.backbone_rate = {config.optimizer.backbone_rate} is for a pretrained "
+            "backbone: set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
         )
+    if model.weights:
+        path = storage_path(model.weights, "model.weights")
+        if not path.exists():
+            raise ConfigError(
+                f"model.weights = {path} does not exist; set a file *.safetensors or a folder of "
+                "a run"
+            )
+        if path.is_file():
+            check_local(path, "model.weights, a file,")
     if model.weights and (model.dim or model.projection != "linear-norm"):
         raise ConfigError(
             f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
             f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
             "model.projection = linear-norm"
         )
-    check_data_options(config.data, image_shape(config.data.name)[-1])
+    check_data_options(data, image_shape(data.name)[-1])
 
 
 def of_last(name: str) -> str:
@@ -165,6 +180,7 @@ def build_network(
         seed=config.seed,
     )
     objective = plan.protocol.objective(problem)
+    weights = storage_path(config.model.weights) if pretrained and config.model.weights else None
     optimizer = build_optimizer(config.optimizer, config.steps)
     build = {}
     if mesh is not None and parallel.spreads_classes(mesh):
@@ -182,7 +198,7 @@ def build_network(
         objective,
         optimizer,
         seed=config.seed,
-        weights=config.model.weights if pretrained else "",
+        weights=weights,
         **build,
     )
     return Network(graphdef, objective, optimizer, state)
@@ -202,66 +218,49 @@ def assemble(
     Raises:
       ConfigError: The configuration does not fit the data or the mode.
     """
-    config, protocol = plan.config, plan.protocol
+    config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
     mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
-    class_counts = check_data(plan, folders)
-    images = protocol.load(folders, protocol.splits[0])
-    of_training = class_counts[protocol.splits[0]]
-    batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
-    steps_per_epoch = len(images.labels) // batch_size
     axis_name = parallel.axis_name(mode)
-    network = build_network(
+    class_counts = check_data(plan, folders)
+    trained_on, held_out, _ = protocol.splits
+    of_training, images = class_counts[trained_on], protocol.load(folders, trained_on)
+    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    steps_per_epoch = len(images.labels) // batch_size
+    graphdef, objective, optimizer, state = build_network(
         plan, of_training, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
     )
     step = build_step(
-        network.graphdef,
-        network.objective,
-        network.optimizer,
+        graphdef,
+        objective,
+        optimizer,
         config.data,
         key=jax.random.fold_in(jax.random.key(config.seed), 2),
         axis_name=axis_name,
     )
-    return Parts(
-        initial=network.state,
-        parallel=parallel.data_parallel(mode, step, network.state, mesh),
-        batches=_batches(images, config, batch_size),
-        images_per_step=batch_size,
-        steps_per_epoch=steps_per_epoch,
-        after_epoch=network.objective.after_epoch,
-        validate=_validation(plan, folders, network, class_counts),
-        class_counts=of_training,
-    )
-
-
-def _batches(
-    images: ImageSet, config: TrainConfig, batch_size: int
-) -> Callable[[int], Iterator[Batch]]:
-    """This process's batches from a step on: functions of seed and step alone."""
     multi_label = images.labels.ndim == 2
     index = len(images.labels) if multi_label else index_classes(images.labels)
 
     def read(step: int) -> Batch:
-        drawn = draw_batch(index, config.sampling.strategy, batch_size, seed=config.seed, step=step)
+        drawn = draw_batch(index, sampling.strategy, batch_size, seed=config.seed, step=step)
         rows = np.split(drawn, jax.process_count())[jax.process_index()]
         return Batch(images.images[rows], images.labels[rows])
 
-    ahead = isinstance(images.images, RecordImages)
-    return lambda first: batches(read, first, config.steps, ahead=ahead)
-
-
-def _validation(
-    plan: Plan, folders: Folders, network: Network, class_counts: Mapping[str, np.ndarray]
-) -> Callable[[TrainState], Validation] | None:
-    trained_on, held_out, _ = plan.protocol.splits
-    if held_out not in class_counts:
-        return None
-    images = plan.protocol.load(folders, held_out)
-    outputs = build_outputs(
-        network.graphdef, network.objective, plan.config.data, class_counts[trained_on]
-    )
+    outputs_of = build_outputs(graphdef, objective, config.data, of_training)
+    images_held_out = protocol.load(folders, held_out) if held_out in class_counts else None
 
     def validate(state: TrainState) -> Validation:
-        found = outputs(state, images)
-        return Validation(plan.protocol.validate(found), plan.protocol.diagnose(found))
+        assert images_held_out is not None
+        outputs = outputs_of(state, images_held_out)
+        return Validation(protocol.validate(outputs), protocol.diagnose(outputs))
 
-    return validate
+    return Parts(
+        initial=state,
+        parallel=parallel.data_parallel(mode, step, state, mesh),
+        read=read,
+        ahead=isinstance(images.images, RecordImages),
+        images_per_step=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        after_epoch=objective.after_epoch,
+        validate=validate if images_held_out is not None else None,
+        class_counts=of_training,
+    )

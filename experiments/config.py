@@ -234,16 +234,6 @@ def check_config(config: Any, section: str = "") -> None:
                 raise ConfigError(f"{name} must be {allowed if finite else 'finite'}, got {number}")
 
 
-def check_mixing(config: DataConfig, loss: str, *, compares_samples: bool) -> None:
-    """Raises a `ConfigError` where images are mixed for a loss that compares samples."""
-    for name in ("mixup", "cutmix"):
-        if vars(config)[name] and compares_samples:
-            raise ConfigError(
-                f"data.{name} = {vars(config)[name]} needs a loss of single samples, and {loss} "
-                f"compares samples with each other; set data.{name} = 0"
-            )
-
-
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as JSON types: dataclasses become objects, tuples lists."""
     return json.loads(json.dumps(dataclasses.asdict(config)))

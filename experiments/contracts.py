@@ -218,6 +218,8 @@ class Protocol(NamedTuple):
     """The results as lines of Markdown: first what was evaluated, in a phrase."""
     check_options: Callable[[int], None] = lambda num_features: None
     """Raises a `ConfigError` where options do not fit each other or the number of features."""
+    compares_samples: bool = False
+    """Whether the loss compares samples with each other, so that they cannot be mixed."""
     diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     calibrated: Callable[[Outputs], np.ndarray] | None = None

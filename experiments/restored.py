@@ -21,9 +21,10 @@ from experiments.config import (
 from experiments.contracts import Outputs, Protocol
 from experiments.errors import ConfigError
 from experiments.protocols import build_protocol, config_from_dict
+from experiments.reporting.run import describe_run
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, checkpoints_folder
 from experiments.training.outputs import build_outputs
-from experiments.training.state import TrainState
+from experiments.training.step import TrainState
 from experiments.version import code_version
 
 
@@ -191,18 +192,3 @@ def run_directory(path: Path) -> Path:
     """The directory of the run that a path names: the run directory, or its checkpoints folder."""
     inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
     return path.resolve().parent if inside else path
-
-
-def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
-    """What a report states of a run beside its results, as JSON types."""
-    return {
-        "protocol": config.protocol,
-        "preset": config.preset,
-        "loss": config.loss.name,
-        "sampling": config.sampling.strategy,
-        "seed": config.seed,
-        "data": config.data.name,
-        "weights": config.model.weights,
-        **code_version(),
-        **protocol.description,
-    }

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 
 from experiments.assembly import Plan, assemble, of_last
-from experiments.config import Folders, ParallelMode, TrainConfig, by_name
+from experiments.config import Folders, ParallelMode, by_name
 from experiments.errors import DivergedError
-from experiments.processes import agree, check_shared, is_first, on_first
+from experiments.processes import agree, check_shared, on_first
 from experiments.protocols import config_to_dict
-from experiments.reporting.run import read_report, write_report
-from experiments.restored import describe_run, evaluate_run, evaluation_of, restore_run
-from experiments.training.loop import Intervals, train
+from experiments.reporting.run import describe_run, read_report, write_report
+from experiments.restored import evaluate_run, evaluation_of, restore_run
+from experiments.training.loop import train
 from experiments.training.run_directory import check_run_directory, claim_run_directory
 from experiments.version import code_version
 
@@ -53,30 +53,22 @@ def train_run(
     """
     config = plan.config
     parts = assemble(plan, folders, mode=mode, mesh_shape=mesh_shape)
-    on_first(lambda: claim_run_directory(directory, config_to_dict(config)))
-    if is_first() and config.optimizer.decay_steps:
-        print(_schedule_in_epochs(config, parts.steps_per_epoch))
+    values = config_to_dict(config)
+    on_first(lambda: claim_run_directory(directory, values))
     return train(
         parts,
         directory,
-        Intervals(config.steps, config.validate_every, config.log_every),
+        steps=config.steps,
+        validate_every=config.validate_every,
+        log_every=config.log_every,
         name=config.loss.name,
         meta={
-            "config": config_to_dict(config),
+            "config": values,
             "class_counts": parts.class_counts.tolist(),
             "steps_per_epoch": parts.steps_per_epoch,
             "code": code_version(),
         },
         stuck_after=stuck_after,
-    )
-
-
-def _schedule_in_epochs(config: TrainConfig, steps_per_epoch: int) -> str:
-    """The schedule in the units of papers: steps that fit a data set do not fit a subset of it."""
-    drops = ", ".join(f"{step / steps_per_epoch:.4g}" for step in config.optimizer.decay_steps)
-    return (
-        f"An epoch is {steps_per_epoch:,} steps: the run has {config.steps / steps_per_epoch:.4g} "
-        f"epochs, and its learning rate is divided by ten after epochs {drops}."
     )
 
 
@@ -100,22 +92,26 @@ def complete_run(
       ConfigError: Another process of the run has another configuration, mode or version.
       ConfigMismatchError: The directory belongs to a run of another configuration.
     """
-    config = plan.config
-    agree("options or versions", _identity(config, mode, mesh_shape))
+    config, protocol = plan.config, plan.protocol
+    values = config_to_dict(config)
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    common = {
+        **by_name(values),
+        "parallel": mode,
+        "mesh": mesh_shape,
+        "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
+        **{f"version of {name}": metadata.version(name) for name in packages},
+        **{f"jaxloss {key}": value for key, value in code_version().items()},
+    }
+    agree("options or versions", common)
     check_shared(directory)
-    if check_run_directory(directory, config_to_dict(config)):
+    if check_run_directory(directory, values):
         path = directory / "report.json"
         if path.exists() and (report := read_report(path)) is not None:
             return report
-    protocol = plan.protocol
     try:
         seconds = train_run(
-            plan,
-            directory,
-            folders,
-            mode=mode,
-            mesh_shape=mesh_shape,
-            stuck_after=stuck_after,
+            plan, directory, folders, mode=mode, mesh_shape=mesh_shape, stuck_after=stuck_after
         )
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
@@ -134,19 +130,6 @@ def complete_run(
     # As a finished run is read: `read_episodes` has the accuracies of single episodes.
     report.pop("episodes", None)
     return report
-
-
-def _identity(config: TrainConfig, mode: ParallelMode, mesh_shape: str) -> dict[str, Any]:
-    """What the processes of a run must have in common, by name."""
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
-    return {
-        **by_name(config_to_dict(config)),
-        "parallel": mode,
-        "mesh": mesh_shape,
-        "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
-        **{f"version of {name}": metadata.version(name) for name in packages},
-        **{f"jaxloss {key}": value for key, value in code_version().items()},
-    }
 
 
 def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:

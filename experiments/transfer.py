@@ -17,11 +17,10 @@ from experiments.protocols.classification import SPLITS, ClassificationData, Cla
 from experiments.reporting.grid import write_grid
 from experiments.reporting.linear import write_linear_report
 from experiments.reporting.results import Axis, Comparison, Run
-from experiments.reporting.run import read_report
+from experiments.reporting.run import describe_run, read_report
 from experiments.restored import (
     RestoredRun,
     config_of_run,
-    describe_run,
     restore_run,
     run_directory,
 )

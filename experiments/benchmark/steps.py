@@ -21,8 +21,7 @@ from experiments.protocols.few_shot import objective
 from experiments.protocols.integration import IntegratedLoss
 from experiments.training import parallel
 from experiments.training.optimizer import build_optimizer
-from experiments.training.state import TrainState, initial_state
-from experiments.training.step import Batch, Step, build_step
+from experiments.training.step import Batch, Step, TrainState, build_step, initial_state
 
 
 class Training(NamedTuple):

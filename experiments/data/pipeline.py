@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psutil
@@ -24,7 +24,6 @@ from experiments.data.builders.tasks import FewShotBuilder
 from experiments.errors import ConfigError
 from experiments.storage import storage_path
 
-_T = TypeVar("_T")
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
 _CHUNK = 8
@@ -56,25 +55,6 @@ class RecordImages:
             _read(self._source, rows.ravel().tolist(), images, sizes)
         images = images.reshape(*rows.shape, *self.shape[1:])
         return images if sizes is None else Photographs(images, sizes.reshape(*rows.shape, 2))
-
-
-def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
-    """Iterates over the batches of the steps `first`, ..., `last - 1`.
-
-    Args:
-      read: Reads the batch of a step.
-      first: The first step.
-      last: The end of the range of steps, exclusive.
-      ahead: Read up to two batches in advance, in a Grain thread, so that steps need not wait for
-        their images. An exception of `read` is raised when its batch is requested.
-    """
-    if not ahead:
-        return map(read, range(first, last))
-    import grain  # Imports JAX, which the rest of this module does not need.
-
-    steps = grain.MapDataset.range(first, last).map(read)
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    return iter(steps.to_iter_dataset(options))
 
 
 def class_counts(

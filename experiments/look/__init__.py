@@ -14,8 +14,8 @@ from experiments.look.maps import class_map, overview
 from experiments.look.page import Picture, write_page
 from experiments.look.training import assignment, curves
 from experiments.look.view import View, some_rows, view_run
-from experiments.reporting.run import code_version
-from experiments.restored import describe_run, restore_run, run_directory
+from experiments.reporting.run import code_version, describe_run
+from experiments.restored import restore_run, run_directory
 
 
 def look_at_run(

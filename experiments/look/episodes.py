@@ -12,9 +12,8 @@ from experiments.evaluation.few_shot import accuracies_of, configured_episodes
 from experiments.look.page import Picture
 from experiments.look.tiles import CLASS_COLORS, draw_tile, short, tile_axes
 from experiments.look.view import Side, View
-from experiments.reporting.run import read_episodes, read_report
+from experiments.reporting.run import describe_run, read_episodes, read_report
 from experiments.reporting.style import INK, SMALL, new_figure
-from experiments.restored import describe_run
 
 _EPISODES = 4
 _QUERIES = 10

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from experiments.config import Count, Folders, TrainConfig, check_mixing, to_dict
+from experiments.config import Count, Folders, TrainConfig, to_dict
 from experiments.contracts import (
     EpisodeClassifier,
     Loss,
@@ -80,9 +80,6 @@ def build(config: FewShotConfig) -> Protocol:
         splits=SPLITS,
         load=lambda folders, split: load_split(name, split, **vars(folders)),
         class_counts=partial(held_out_class_counts, name),
-        check_options=lambda num_features: check_mixing(
-            config.data, loss.name, compares_samples=terms(loss.name).metric is not None
-        ),
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
@@ -96,6 +93,7 @@ def build(config: FewShotConfig) -> Protocol:
             "evaluation": to_dict(evaluation),
         },
         report=report,
+        compares_samples=terms(loss.name).metric is not None,
         diagnose=partial(diagnose, loss),
         episode_classifier=nearest_prototype(evaluation),
     )

@@ -17,10 +17,10 @@ from experiments.config import (
     Folders,
     NamedLoss,
     Positive,
+    SamplingConfig,
     Share,
     TrainConfig,
     Weight,
-    check_mixing,
 )
 from experiments.contracts import (
     ImageSet,
@@ -128,7 +128,8 @@ def build(config: MultiLabelConfig) -> Protocol:
         splits=SPLITS,
         load=partial(load, data),
         class_counts=partial(class_counts, data, config.sampling.batch_size),
-        check_options=lambda num_features: check_options(config),
+        check_options=lambda num_features: check_sampling(config.sampling),
+        compares_samples=compares_samples(loss),
         check_data=partial(check_data, data.name),
         objective=partial(objective, loss),
         validation=Metric("mean of mAP@class and mAP@sample"),
@@ -215,25 +216,17 @@ def class_counts(
     return {split: np.sum(part.targets > 0, axis=0) for split, part in parts.items()}
 
 
-def check_options(config: MultiLabelConfig) -> None:
-    """Checks that sampling, mixing and optimiser fit multi-label data, loss and weights."""
-    if config.sampling.strategy != "random":
+def check_sampling(sampling: SamplingConfig) -> None:
+    """Checks that sampling fits images with any number of labels."""
+    if sampling.strategy != "random":
         raise ConfigError(
-            f"sampling.strategy = {config.sampling.strategy} needs one class per image; choose "
-            "`random`"
+            f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
         )
-    check_loss_options(config)
 
 
-def check_loss_options(config: TrainConfig) -> None:
-    """Checks that mixed images fit the loss, and the optimiser the weights."""
-    loss, rate = config.loss.name, config.optimizer.backbone_rate
-    check_mixing(config.data, loss, compares_samples=_METHODS[loss].compares_samples)
-    if rate < 1 and not config.model.weights:
-        raise ConfigError(
-            f"optimizer.backbone_rate = {rate} is for a pretrained backbone: "
-            "set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
-        )
+def compares_samples(options: MultiLabelLoss) -> bool:
+    """Whether the loss compares samples with each other."""
+    return _METHODS[options.name].compares_samples
 
 
 def check_data(name: str, num_features: int, class_counts: Mapping[str, np.ndarray]) -> None:

@@ -35,7 +35,6 @@ def build(config: TwoWayConfig) -> Protocol:
         config.data,
         label=multi_label.label(config.loss),
         objective=partial(objective, config.loss),
-        check_options=lambda num_features: multi_label.check_loss_options(config),
     )
 
     def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
@@ -47,6 +46,7 @@ def build(config: TwoWayConfig) -> Protocol:
         return results | {"metrics": [*results["metrics"], *found["metrics"]]}
 
     return protocol._replace(
+        compares_samples=multi_label.compares_samples(config.loss),
         metrics=[*protocol.metrics, *multi_label.METRICS],
         evaluate=evaluate,
     )

@@ -12,14 +12,31 @@ from typing import Any
 
 import numpy as np
 
+from experiments import version
+from experiments.config import TrainConfig
 from experiments.contracts import Protocol
-from experiments.reporting.markdown import bullets, format_value, table, with_unit
+from experiments.reporting.markdown import format_value, table, with_unit
 from experiments.storage import write_atomically, write_json
 
 logger = logging.getLogger(__name__)
 
 EPISODES = "episodes.npz"
 """The accuracy in every episode, for each metric that is a mean over episodes: float32 [E]."""
+
+
+def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
+    """What a report states of a run beside its results, as JSON types."""
+    return {
+        "protocol": config.protocol,
+        "preset": config.preset,
+        "loss": config.loss.name,
+        "sampling": config.sampling.strategy,
+        "seed": config.seed,
+        "data": config.data.name,
+        "weights": config.model.weights,
+        **version.code_version(),
+        **protocol.description,
+    }
 
 
 def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
@@ -82,7 +99,8 @@ def origin_lines(report: dict[str, Any]) -> list[str]:
     """A list, after an empty line: what the backbone started from, notes, and the code."""
     weights = report.get("weights")
     started = [f"The backbone started from {weights}."] if weights else []
-    return ["", *bullets([*started, *report.get("notes", ()), code_version(report)])]
+    lines = [*started, *report.get("notes", ()), code_version(report)]
+    return ["", *(f"- {line}" for line in lines)]
 
 
 def metrics_table(metrics: Sequence[dict[str, Any]]) -> list[str]:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -16,8 +16,9 @@ from experiments.errors import DivergedError
 from experiments.processes import Interrupted, stop_requests, watchdog
 from experiments.training.parallel import DataParallel
 from experiments.training.recorder import Recorder, Validation
-from experiments.training.state import TrainState
-from experiments.training.step import Batch
+from experiments.training.step import Batch, TrainState
+
+T = TypeVar("T")
 
 _CHECKPOINT_STEPS = 1000
 """Largest number of steps between two checkpoints, where validations are further apart."""
@@ -33,8 +34,10 @@ class Parts(NamedTuple):
     """The state at step 0."""
     parallel: DataParallel
     """The step, spread over devices."""
-    batches: Callable[[int], Iterator[Batch]]
-    """This process's batches from a step to the end of the run."""
+    read: Callable[[int], Batch]
+    """This process's rows of the batch of a step, counted from 0."""
+    ahead: bool
+    """Whether reading takes so long that the next batches are read during a step."""
     images_per_step: int
     """Images of all processes."""
     steps_per_epoch: int
@@ -46,37 +49,13 @@ class Parts(NamedTuple):
     """int64 [C], training images of every class."""
 
 
-class Due(NamedTuple):
-    """What happens after a step."""
-
-    log: bool
-    validate: bool
-    save: bool
-
-
-class Intervals(NamedTuple):
-    """Steps of a run, and between its reports."""
-
-    steps: int
-    validate: int
-    log: int
-
-    def due(self, step: int) -> Due:
-        """What happens after a step; everything does after the last one."""
-        last = step == self.steps
-        validate = last or step % self.validate == 0
-        return Due(
-            log=last or step % self.log == 0,
-            validate=validate,
-            save=validate or step % _CHECKPOINT_STEPS == 0,
-        )
-
-
 def train(
     parts: Parts,
     directory: Path,
-    intervals: Intervals,
     *,
+    steps: int,
+    validate_every: int,
+    log_every: int,
     name: str,
     meta: Mapping[str, Any],
     stuck_after: float = 0,
@@ -88,7 +67,8 @@ def train(
     Args:
       parts: What the loop runs.
       directory: The run directory; receives metrics.jsonl, TensorBoard events and checkpoints/.
-      intervals: Steps of the run, and between its reports.
+      steps: Of the run.
+      validate_every, log_every: Steps between two validations, and between two lines of metrics.
       name, meta: See `Recorder`.
       stuck_after: Minutes without a step after which the process ends; 0: never.
 
@@ -105,7 +85,7 @@ def train(
     with (
         Recorder(
             directory,
-            steps=intervals.steps,
+            steps=steps,
             name=name,
             meta=meta,
             num_classes=len(parts.class_counts),
@@ -115,43 +95,62 @@ def train(
     ):
         state = recorder.resume(parts.initial)
         first = int(state.step)
-        if first == intervals.steps:
+        if first == steps:
             return recorder.seconds_before
         running = parallel.replicate(state)
-        speed, in_flight = _Speed(parts.images_per_step), deque()
-        for step, batch in enumerate(parts.batches(first), start=first + 1):
+        in_flight, since, counted = deque(), time.monotonic(), first
+        for step, batch in enumerate(
+            read_batches(parts.read, first, steps, ahead=parts.ahead), first + 1
+        ):
             running, metrics = parallel.step(running, parallel.split(batch))
-            speed.count_step()
             _wait_for_oldest(in_flight, metrics)
             step_done()
             if end_epoch is not None and step % parts.steps_per_epoch == 0:
                 running, numbers = end_epoch(running)
                 recorder.log(step, **numbers)
 
-            due = intervals.due(step)
+            last = step == steps
+            logs, validates = last or step % log_every == 0, last or step % validate_every == 0
             # Read once per step: a signal that arrives later is handled after the next step.
             stop_signal = stop_request()
-            saves = due.save or stop_signal is not None
-            if due.log or saves:
+            saves = validates or step % _CHECKPOINT_STEPS == 0 or stop_signal is not None
+            if logs or saves:
                 scalars = {key: float(value) for key, value in parallel.single(metrics).items()}
-                if due.log:
-                    rate = speed.images_per_second()
+                if logs:
+                    now = time.monotonic()
+                    rate = parts.images_per_step * (step - counted) / (now - since)
+                    since, counted = now, step
                     recorder.log(step, **scalars, images_per_second=rate)
                     recorder.show_progress(step, scalars["loss"], rate)
                 _check_finite(step, scalars)
             if saves:
-                validate = parts.validate if due.validate else None
+                validate = parts.validate if validates else None
                 recorder.save(step, parallel.single(running), validate)
-                speed.restart()
+                since, counted = time.monotonic(), step
             if stop_signal is not None:
                 recorder.finish()
                 raise Interrupted(
-                    f"stopped at step {step} of {intervals.steps}, which is saved in {directory}; "
+                    f"stopped at step {step} of {steps}, which is saved in {directory}; "
                     "run the same command to continue",
                     stop_signal,
                 )
         recorder.finish()
         return recorder.seconds
+
+
+def read_batches(read: Callable[[int], T], first: int, last: int, *, ahead: bool) -> Iterator[T]:
+    """Iterates over the batches of the steps `first`, ..., `last - 1`.
+
+    With `ahead`, up to two of them are read in advance, in a Grain thread; an exception of `read`
+    is raised when its batch is requested.
+    """
+    if not ahead:
+        return map(read, range(first, last))
+    import grain  # Takes a second, and images in memory do not need it.
+
+    steps = grain.MapDataset.range(first, last).map(read)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(steps.to_iter_dataset(options))
 
 
 def _end_epoch(parts: Parts) -> Callable[[Any], tuple[Any, Mapping[str, Any]]] | None:
@@ -178,22 +177,3 @@ def _check_finite(step: int, scalars: dict[str, float]) -> None:
     for name, value in sorted(scalars.items(), key=lambda item: item[0] != "loss"):
         if not math.isfinite(value):
             raise DivergedError(step, f"{name} is {value}")
-
-
-class _Speed:
-    """Images per second since the last reading or restart."""
-
-    def __init__(self, images_per_step: int):
-        self._images_per_step = images_per_step
-        self.restart()
-
-    def restart(self) -> None:
-        self._since, self._images = time.monotonic(), 0
-
-    def count_step(self) -> None:
-        self._images += self._images_per_step
-
-    def images_per_second(self) -> float:
-        rate = self._images / (time.monotonic() - self._since)
-        self.restart()
-        return rate

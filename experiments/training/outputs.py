@@ -7,16 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax import Array
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from experiments.config import DataConfig
 from experiments.contracts import ImageSet, ImageTable, Objective, Outputs
+from experiments.data.augment import normalize
 from experiments.errors import DivergedError
 from experiments.processes import gather_rows
-from experiments.training.state import TrainState
-from experiments.training.step import build_embed
+from experiments.training.step import TrainState
 
 
 def extract_features(
@@ -59,6 +60,17 @@ def extract_features(
             raise ValueError(f"embed must return [{share}, d], got {list(part.shape)}")
         parts.append(gather_rows(part)[: count - start])
     return np.concatenate(parts)
+
+
+def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Any], Array]:
+    """The features [n, d] of stored images as a compiled function of the state."""
+
+    @jax.jit
+    def embed(params, statistics, images):
+        model = nnx.merge(graphdef, params, statistics, copy=True)
+        return model(normalize(images, data), train=False)  # pyright: ignore[reportCallIssue]
+
+    return lambda state, images: embed(state.params["backbone"], state.statistics, images)
 
 
 def build_features(

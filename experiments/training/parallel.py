@@ -22,8 +22,7 @@ from experiments.config import ParallelMode
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS
 from experiments.errors import ConfigError
 from experiments.training.checkpoints import class_sharding
-from experiments.training.state import Build
-from experiments.training.step import Batch, Step
+from experiments.training.step import Batch, Build, Step
 
 
 class DataParallel(NamedTuple):

@@ -19,7 +19,7 @@ from experiments.processes import is_first
 from experiments.storage import is_remote, write_atomically
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
 from experiments.training.run_directory import exclusive_run
-from experiments.training.state import TrainState
+from experiments.training.step import TrainState
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -1,11 +1,13 @@
-"""One training step, as a pure function."""
+"""The training state, and one training step as a pure function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax import Array, lax
@@ -13,9 +15,22 @@ from jax.flatten_util import ravel_pytree
 
 from experiments.config import DataConfig
 from experiments.contracts import Objective
-from experiments.data.augment import augment, mix_batch, normalize
+from experiments.data.augment import augment, mix_batch
 from experiments.training.keys import sample_keys
-from experiments.training.state import TrainState
+from experiments.training.weights import load_weights
+
+
+class TrainState(NamedTuple):
+    """Everything that a step reads and writes."""
+
+    step: Array
+    params: dict[str, Any]
+    """`backbone` (the parameters of the Flax module) and `classifier` (the objective's head)."""
+    statistics: Any
+    """The module's state beside its parameters: running means and variances."""
+    opt_state: Any
+    objective_state: Any = ()
+    """See `Objective.init_state`."""
 
 
 class Batch(NamedTuple):
@@ -25,6 +40,50 @@ class Batch(NamedTuple):
     """uint8 [n, h, w, c], or `Photographs`."""
     labels: Any
     """Integers [n], or [n, C] for a multi-label set."""
+
+
+Build = Callable[..., TrainState]
+"""Calls a function, its first argument, with the others, and returns the state that it builds."""
+
+
+def initial_state(
+    model: nnx.Module,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    weights: Path | None = None,
+    build: Build = lambda start, *arguments: start(*arguments),
+) -> tuple[nnx.GraphDef, TrainState]:
+    """The graph of the backbone and the state at step 0.
+
+    The backbone starts from `weights`, as `load_weights` reads them; None: as built.
+
+    Args:
+      model, objective, optimizer: What is trained.
+      seed: Seed of the head.
+      weights: See above.
+      build: Calls the function that builds the head and the state, such as `jax.eval_shape`.
+
+    Raises:
+      WeightsError: The weights cannot be read, or do not fit.
+    """
+    graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
+    if weights is not None:
+        backbone, statistics = load_weights(weights, backbone, statistics)
+
+    def start(backbone: Any, statistics: Any, objective_state: Any) -> TrainState:
+        head = objective.init_head(jax.random.fold_in(jax.random.key(seed), 1))
+        params = {"backbone": backbone, "classifier": head}
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            statistics=statistics,
+            opt_state=optimizer.init(params),
+            objective_state=objective_state,
+        )
+
+    return graphdef, build(start, backbone, statistics, objective.init_state())
 
 
 _WHOLE_BATCH = 2**32 - 1
@@ -97,14 +156,3 @@ def mean_over_devices(tree: Any, axis_name: str) -> Any:
     return lax.platform_dependent(
         tree, cpu=together, default=lambda tree: lax.pmean(tree, axis_name)
     )
-
-
-def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Any], Array]:
-    """The features [n, d] of stored images as a compiled function of the state."""
-
-    @jax.jit
-    def embed(params, statistics, images):
-        model = nnx.merge(graphdef, params, statistics, copy=True)
-        return model(normalize(images, data), train=False)  # pyright: ignore[reportCallIssue]
-
-    return lambda state, images: embed(state.params["backbone"], state.statistics, images)

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import ExperimentError
-from experiments.storage import check_local
 from experiments.training.checkpoints import CheckpointError, Checkpoints, checkpoints_folder
 
 _SUFFIX = ".safetensors"
@@ -74,7 +73,6 @@ def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     """
     if path.is_dir():
         return _from_run(path, params, statistics)
-    check_local(path, "model.weights, a file,")
     if path.suffix != _SUFFIX or not path.is_file():
         raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
     return _from_file(path, params, statistics)

@@ -22,8 +22,7 @@ from experiments.data.builders import builder_class, image_shape, is_multi_label
 from experiments.models.layers import Backbone
 from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical
-from experiments.training.state import TrainState
-from experiments.training.step import Batch, build_step
+from experiments.training.step import Batch, TrainState, build_step
 
 EMBEDDED = [
     name

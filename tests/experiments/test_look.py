@@ -47,9 +47,9 @@ from experiments.protocols.hyperspherical import (
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.reporting.run import write_report
+from experiments.reporting.run import describe_run, write_report
 from experiments.reporting.style import new_figure
-from experiments.restored import describe_run, evaluate_run
+from experiments.restored import evaluate_run
 from experiments.runs import train_run
 from experiments.storage import write_atomically
 from tests.experiments import fake_image_sets

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from experiments.assembly import plan_run
 from experiments.config import Folders, SamplingConfig, TrainConfig
 from experiments.data import pipeline
+from experiments.data.archives import DamagedArchiveError
 from experiments.data.pipeline import RecordImages, load_split
 from experiments.errors import ConfigError
 from experiments.processes import Interrupted
@@ -24,6 +26,7 @@ from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.runs import train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
+from experiments.training.loop import read_batches
 from experiments.training.recorder import MetricsLog
 from tests.experiments.several_processes import QUICK_PYTHON
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
@@ -217,3 +220,28 @@ def test_a_second_process_in_a_runs_directory_is_refused(folders, tmp_path):
             train(TINY, tmp_path, folders)
         other.kill()
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_batches_come_in_the_order_of_their_steps(ahead):
+    assert list(read_batches(lambda step: step**2, 3, 40, ahead=ahead)) == [
+        n**2 for n in range(3, 40)
+    ]
+    assert list(read_batches(lambda step: step, 3, 3, ahead=ahead)) == []
+
+
+def test_batches_are_read_ahead_and_tell_of_damage_in_their_turn():
+    read = threading.Event()
+
+    def damaged_from_five(step):
+        if step == 5:
+            read.set()
+            raise DamagedArchiveError("step 5")
+        return step
+
+    found = read_batches(damaged_from_five, 3, 9, ahead=True)
+    assert next(found) == 3
+    assert read.wait(60)
+    assert next(found) == 4
+    with pytest.raises(DamagedArchiveError, match="step 5"):
+        next(found)

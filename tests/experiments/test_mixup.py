@@ -10,8 +10,7 @@ from flax import nnx
 from experiments.config import DataConfig
 from experiments.contracts import Loss, Objective
 from experiments.data.augment import cutmix, cutmix_box, mix_batch, mixup
-from experiments.training.state import TrainState
-from experiments.training.step import Batch, build_step
+from experiments.training.step import Batch, TrainState, build_step
 
 
 def batch_of(n=8):

@@ -118,11 +118,13 @@ def test_a_backbone_starts_from_a_run_in_the_bucket(trained):
         load_weights(path, target.params["backbone"], target.statistics) for path in trained
     )
     chex.assert_trees_all_equal(remote, local)
-    model = dataclasses.replace(CONFIG.model, weights=f"{trained[0]}-absent")
-    with pytest.raises(ConfigError, match=r"model\.weights = gs://bucket/trained-absent does not"):
-        plan_run(dataclasses.replace(CONFIG, model=model))
-    with pytest.raises(ConfigError, match=r"model\.weights, a file, must be a local path"):
-        load_weights(trained[0] / "report.json", {}, {})
+    for weights, message in (
+        (f"{trained[0]}-absent", r"model\.weights = gs://bucket/trained-absent does not"),
+        (f"{trained[0]}/report.json", r"model\.weights, a file, must be a local path"),
+    ):
+        model = dataclasses.replace(CONFIG.model, weights=weights)
+        with pytest.raises(ConfigError, match=message):
+            plan_run(dataclasses.replace(CONFIG, model=model))
 
 
 def test_a_run_resumes_bit_for_bit_after_sigkill(remote, folders, compilation_cache, tmp_path):

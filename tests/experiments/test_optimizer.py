@@ -13,8 +13,6 @@ import torch
 
 from experiments.config import OptimizerConfig
 from experiments.errors import ConfigError
-from experiments.presets import PRESETS
-from experiments.runs import _schedule_in_epochs
 from experiments.training.optimizer import build_optimizer, learning_rate
 
 START = {
@@ -149,13 +147,3 @@ def test_schedules(options, steps, expected):
 def test_schedules_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         learning_rate(OptimizerConfig(**options), 9)
-
-
-def test_a_schedule_is_printed_in_epochs_of_the_available_images():
-    config = PRESETS["imagenet-groups"].config
-    assert _schedule_in_epochs(config, 5004) == (
-        "An epoch is 5,004 steps: the run has 120 epochs, and its learning rate is divided by ten "
-        "after epochs 30, 60, 90."
-    )
-    # Of 100 classes alone, as many steps are not the paper's 180 epochs.
-    assert "the run has 1211 epochs" in _schedule_in_epochs(config, 496)

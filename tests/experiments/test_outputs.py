@@ -10,7 +10,7 @@ from experiments.config import DataConfig
 from experiments.contracts import ImageSet, Loss, Objective
 from experiments.errors import DivergedError
 from experiments.training.outputs import build_outputs, extract_features
-from experiments.training.state import TrainState
+from experiments.training.step import TrainState
 
 
 def test_features_are_extracted_in_batches_of_one_shape():

@@ -2,7 +2,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import pytest
 
 from experiments.data import builders, pipeline
 from experiments.data.archives import DamagedArchiveError
-from experiments.data.pipeline import RecordImages, batches, load_split
+from experiments.data.pipeline import RecordImages, load_split
 from tests.experiments import fake_archives
 
 ROOT = Path(__file__).parents[2]
@@ -178,26 +177,3 @@ def test_damaged_records_are_named(tmp_path, damage, memory_limit):
         assert load_split("cifar_fs", "base", data_dir=tmp_path, memory_limit=memory_limit).images[
             :
         ]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_batches_come_in_the_order_of_their_steps(ahead):
-    assert list(batches(lambda step: step**2, 3, 40, ahead=ahead)) == [n**2 for n in range(3, 40)]
-    assert list(batches(lambda step: step, 3, 3, ahead=ahead)) == []
-
-
-def test_batches_are_read_ahead_and_tell_of_damage_in_their_turn():
-    read = threading.Event()
-
-    def damaged_from_five(step):
-        if step == 5:
-            read.set()
-            raise DamagedArchiveError("step 5")
-        return step
-
-    found = batches(damaged_from_five, 3, 9, ahead=True)
-    assert next(found) == 3
-    assert read.wait(60)
-    assert next(found) == 4
-    with pytest.raises(DamagedArchiveError, match="step 5"):
-        next(found)

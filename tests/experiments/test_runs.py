@@ -59,7 +59,7 @@ def test_a_run_that_cannot_end_well_leaves_no_directory(tmp_path, folders, chang
     ("preset", "section", "changes", "message"),
     [
         ("coco", "", {}, "set model.weights"),
-        ("coco", "sampling", {"strategy": "4x4"}, "needs one class per image"),
+        ("kanji", "sampling", {"strategy": "4x4"}, "needs one class per image"),
         ("mini-imagenet", "data", {"mixup": 1.0}, "compares samples with each other"),
         ("caltech256-groups", "loss", {"num_groups": 4096}, "must be at most 2048"),
         ("caltech256-groups", "data", {"imbalance": 2.0}, "imbalance must be above 0 and at most"),

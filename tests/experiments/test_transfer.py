@@ -35,7 +35,7 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting import linear as linear_reporting
 from experiments.restored import restore_run
 from experiments.runs import train_run
-from experiments.training.step import build_embed
+from experiments.training.outputs import build_embed
 from experiments.transfer import evaluate_run_linear, seen_in_training
 from experiments.version import code_version
 

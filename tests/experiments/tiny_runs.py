@@ -15,7 +15,7 @@ from experiments.protocols import build_protocol, config_from_dict
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.restored import restore_run
 from experiments.training.run_directory import read_config
-from experiments.training.state import TrainState
+from experiments.training.step import TrainState
 
 TINY = FewShotConfig(
     sampling=SamplingConfig(batch_size=16),
