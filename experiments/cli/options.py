@@ -17,6 +17,9 @@ from experiments.presets import PRESETS
 from experiments.presets.preset import Preset
 from experiments.storage import storage_path
 
+if TYPE_CHECKING:
+    from experiments.reporting.results import Axis
+
 
 def preset_choice(presets: Mapping[str, Preset]) -> Any:
     """The type of a preset as a positional word, followed by overrides of its options."""
@@ -110,7 +113,7 @@ Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
 
 def run_and_print(
     config: TrainConfig,
-    over: Sequence[Sequence[dict[str, Any]]],
+    axes: Sequence[Axis],
     seeds: Sequence[int],
     directory: Path,
     execution: Execution,
@@ -122,19 +125,19 @@ def run_and_print(
 
     `command` is what was typed; `report` is what else `run_grid` takes for the report.
     """
-    from experiments.grid import run_grid
+    from experiments.grid import parse_comparison, run_grid
     from experiments.runs import complete_run
 
     typed = shlex.join(command)
     outcome = run_grid(
         config,
-        over,
+        axes,
         seeds,
         directory,
         execution.folders,
         partial(complete_run, command=typed, **execution.of_a_run()),
+        comparison=parse_comparison(axes, config, **vars(comparison)),
         command=typed,
-        **vars(comparison),
         **report,
     )
     for path in outcome.paths[:1]:

@@ -9,9 +9,9 @@ import scipy.stats
 from matplotlib.collections import LineCollection
 
 from experiments.contracts import Metric, PairMetrics
-from experiments.reporting.grid import grid_table, write_grid
+from experiments.reporting.grid import write_grid
 from experiments.reporting.grid_figure import difference_figure
-from experiments.reporting.results import Axis, Comparison, interval, make_grid, places
+from experiments.reporting.results import Axis, Comparison, interval, make_grid
 from tests.experiments.test_grid_report import (
     ACCURACY,
     ERROR,
@@ -35,14 +35,6 @@ def differences(axes, runs, comparison=None, **options):
     """The differences to softmax, by place, of runs with one metric."""
     grid = make_grid(axes, runs, comparison=comparison or Comparison(BASELINE), **options)
     return grid.differences.droplevel("metric")
-
-
-def chosen(axes, runs, pooled="", planned=None):
-    """What validation chooses from the axis G, and the sentences on it."""
-    comparison = Comparison(None, pooled, ("G",))
-    grid = make_grid(axes, runs, comparison=comparison, planned=planned)
-    text = grid_table(grid, runs, title="T")
-    return grid, [line[2:] for line in text.splitlines() if line.startswith("- ")]
 
 
 def two_methods(num_seeds, effect=-0.02, seed=0):
@@ -208,19 +200,6 @@ def test_a_cluster_that_lacks_a_run_says_so(tmp_path):
     assert stored["differences"][0]["values"][1] == pytest.approx(of_pairs[1, :2].mean())
 
 
-def test_subsets_that_a_place_does_not_have_are_not_missing():
-    axes = [METHODS, Axis("classes", ("25", "all")), Axis("subset", ("0", "1"))]
-    planned = [place for place in places(axes) if place[1:] != ("all", "1")]
-    runs = [run(place, 0, (ERROR, 0.1)) for place in planned]
-    comparison = Comparison(BASELINE, "subset")
-    grid = make_grid(axes, runs, comparison=comparison, planned=planned)
-    for frame in (grid.means, grid.differences):
-        assert frame.loc[("error", "loose"), ["found", "expected"]].to_numpy().tolist() == [
-            [2, 2],
-            [1, 1],
-        ]
-
-
 def with_episodes(place, seed, accuracies, lists=("aa",)):
     results = [{"hash": name} for name in lists]
     found = run(place, seed, (ACCURACY, float(np.mean(accuracies))), results=results)
@@ -304,90 +283,70 @@ def tuned_runs():
 def test_validation_chooses_at_every_place(tmp_path):
     comparison = Comparison(BASELINE, choose=("G",))
     text, stored = written(tmp_path, [METHODS, GROUPS], tuned_runs(), comparison=comparison)
-    softmax, loose = (f"{at} (of 3 values, seeds 0, 1)" for at in (4, 2))
-    assert f"G: the best mean validation. softmax: {softmax}; loose: {loose}." in text
+    assert "- G: the best mean validation. softmax: 4; loose: 2." in text
     assert "| softmax | 30.0 ± 0.0 | 70.5 ± 0.7 |" in text
     assert "| loose | **20.0 ± 0.0** | **80.5 ± 0.7** |" in text
     assert "| loose | **−10.00 ± 0.00** (n = 2)" in text
-    assert [(c["place"], c["label"]) for c in stored["choices"]] == [
-        (["softmax"], ["4"]),
-        (["loose"], ["2"]),
+    assert stored["choices"] == [
+        {"place": ["softmax"], "label": "4"},
+        {"place": ["loose"], "label": "2"},
     ]
     # All runs that were tried are in the file and in the count.
     assert len(stored["runs"]) == 12
     assert "- Runs: 12, " in text
 
 
+def chosen(values, axes=(METHODS, GROUPS), **options):
+    """The choice of G for softmax, whose runs have these validations by place and seed."""
+    runs = [
+        diverged(("softmax", *place), seed)
+        if value is None
+        else run(("softmax", *place), seed, (ERROR, 0.1), validation=value)
+        for (*place, seed), value in values.items()
+    ]
+    grid = make_grid(axes, runs, comparison=Comparison(None, choose=("G",), **options))
+    (choice,) = grid.choices
+    assert choice["place"] == ("softmax",)
+    return choice["label"], grid
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # More seeds are no advantage, whether one value has them or another.
+        ({("2", 0): 0.9, ("4", 0): 0.5, ("4", 1): 0.95}, "2"),
+        ({("2", 0): 0.4, ("2", 1): 0.95, ("4", 0): 0.5}, "4"),
+        # A run that diverged is none either, but it has been run.
+        ({("2", 0): 0.5, ("2", 1): 0.5, ("4", 0): 0.9, ("4", 1): None}, "2"),
+        # Where nothing can be compared, the first value is shown.
+        ({("2", 0): None, ("4", 0): None}, "2"),
+        ({("2", 0): 0.5, ("4", 1): 0.6}, "2"),
+    ],
+)
+def test_a_choice_is_fair(values, expected):
+    assert chosen(values)[0] == expected
+
+
 def test_a_choice_is_over_all_repetitions():
     axes = [METHODS, GROUPS, Axis("subset", ("0", "1"))]
-    values = {
-        ("2", "0"): 0.9,
-        ("2", "1"): 0.1,
-        ("4", "0"): 0.6,
-        ("4", "1"): 0.6,
-        ("8", "0"): 0,
-        ("8", "1"): 0,
-    }
-    runs = [
-        run((method, *place), 0, (ERROR, 0.1), validation=value)
-        for method in METHODS.labels
-        for place, value in values.items()
-    ]
-    grid, _ = chosen(axes, runs, "subset")
-    assert list(grid.choices["label"]) == [("4",), ("4",)]
+    values = {("2", "0", 0): 0.9, ("2", "1", 0): 0.1, ("4", "0", 0): 0.6, ("4", "1", 0): 0.6}
+    label, grid = chosen(values, axes, pairs_over="subset")
+    assert label == "4"
     assert [axis.name for axis in grid.axes] == ["Method"]
-    assert grid.means.loc[("error", "loose"), "found"] == 2
+    assert grid.means.loc[("error", "softmax"), "found"] == 2
 
 
-def test_a_run_that_diverged_is_no_advantage_in_a_choice():
-    runs = [run(("a", "2"), seed, (ERROR, 0.1), validation=0.5) for seed in (0, 1)]
-    runs += [run(("a", "4"), 0, (ERROR, 0.1), validation=0.9), diverged(("a", "4"), 1)]
-    axes = [Axis("Method", ("a",)), Axis("G", ("2", "4"))]
-    assert list(chosen(axes, runs)[0].choices["label"]) == [("2",)]
-    # Where none is complete, the caption says so.
-    runs[0] = diverged(("a", "2"), 0)
-    _, lines = chosen(axes, runs)
-    assert any(line.endswith(" a: 4 (of 2 values, seeds 0, 1, 1 diverged).") for line in lines)
-
-
-def test_more_seeds_are_no_advantage_in_a_choice():
-    axes = [METHODS, Axis("G", ("2", "4"))]
-    runs = [run(("softmax", "2"), seed, (ERROR, 0.1), validation=0.9) for seed in (0, 1)]
-    runs += [run(("softmax", "4"), seed, (ERROR, 0.5), validation=0.5) for seed in (0, 1, 2)]
-
-    def choice():
-        grid, _ = chosen(axes, runs, planned=places(axes)[:2])
-        (row,) = grid.choices.to_dict("records")
-        assert row["found"] <= row["compared"] == len(row["seeds"])
-        return row["label"], row["validation"], row["seeds"]
-
-    assert choice() == (("2",), 0.9, (0, 1))
-    # A value of the seed that only one of them has does not count either.
-    runs += [run(("softmax", "4"), 3, (ERROR, 0.5), validation=9.0)]
-    assert choice()[0] == ("2",)
-    # A run that diverged has been run.
-    runs += [diverged(("softmax", "2"), 2)]
-    assert choice() == (("4",), 0.5, (0, 1, 2))
-
-
-def test_an_unequal_number_of_candidates_is_stated():
-    axes = [METHODS, Axis("G", ("–", "2", "4"))]
-    planned = [("softmax", "–"), ("loose", "2"), ("loose", "4")]
-    runs = [run(place, 0, (ERROR, 0.1), validation=0.5) for place in planned]
-    grid, lines = chosen(axes, runs, planned=planned)
-    assert any("softmax: – (of 1 values, seed 0); loose: 2 (of 2 values" in at for at in lines)
-    # Labels that a place does not have are no candidates, though they are on the axis.
-    assert chosen(axes, runs)[0].choices.equals(grid.choices)
-    assert (grid.means["found"] == grid.means["expected"]).all()
-
-
-def test_where_nothing_has_a_validation_nothing_is_chosen():
-    runs = [diverged((method, "2"), 0) for method in METHODS.labels]
-    axes = [METHODS, GROUPS]
-    grid, lines = chosen(axes, runs)
-    assert any("softmax: none (of 1 values, seed 0, 1 diverged);" in line for line in lines)
-    assert grid.means["diverged"].all()
-    # Nor without a repetition in common.
-    runs = [run(("softmax", at), int(at), (ERROR, 0.1), validation=0.5) for at in "24"]
-    _, lines = chosen(axes, runs, planned=[("softmax", at) for at in "24"])
-    assert any("softmax: none (of 2 values, seeds none)" in line for line in lines)
+def test_several_options_are_chosen_together(tmp_path):
+    rates = Axis("rate", ("0.1", "0.3"))
+    runs = [
+        run(("loose", groups, rate), 0, (ERROR, value), validation=value)
+        for (groups, rate), value in {
+            ("2", "0.1"): 0.1,
+            ("2", "0.3"): 0.4,
+            ("4", "0.1"): 0.3,
+        }.items()
+    ]
+    comparison = Comparison(choose=("G", "rate"))
+    text, _ = written(tmp_path, [METHODS, GROUPS, rates], runs, comparison=comparison)
+    assert "- G, rate: the best mean validation. loose: 2, 0.3." in text
+    assert "| loose | 40.0 | 40.0 |" in text

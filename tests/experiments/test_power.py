@@ -79,7 +79,7 @@ def test_a_grid_gives_the_deviation(directory, capsys):
     # Runs that do not differ need two pairs. The two values of n have the same runs here.
     written(directory, Comparison(("n", "5")))
     text = printed(capsys, "--directory", str(directory), "--effect", "1")
-    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0 | 2 | 2 |" in text
+    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0.00 | 2 | 2 |" in text
 
 
 @pytest.mark.parametrize(
