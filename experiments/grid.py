@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import logging
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from experiments.assembly import Plan, check_data, plan_run
 from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ConfigError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
@@ -33,8 +32,6 @@ from experiments.reporting.results import (
 from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config
-
-logger = logging.getLogger(__name__)
 
 _PAIRS_NOTES = {
     "data.subset_seed": "Subsets overlap and share their test images: means and intervals over "
@@ -120,14 +117,7 @@ def parse_comparison(
     pairs_over: str = "",
     choose: Sequence[str] = (),
 ) -> Comparison:
-    """How the runs on some axes are compared.
-
-    Args:
-      axes: The axes, with their settings.
-      config: That of the runs.
-      baseline: OPTION=VALUE of one of the axes, or empty.
-      pairs_over: The option whose values are repetitions, or empty.
-      choose: The options of which validation chooses the values.
+    """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others.
 
     Raises:
       ConfigError: No axis has such an option or value, an option is named twice, or no axis is
@@ -174,12 +164,6 @@ def make_cells(
 ) -> list[Cell]:
     """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
 
-    Args:
-      config: What all runs have in common.
-      axes: For each folder of the path, the settings that differ.
-      seeds: Of the runs.
-      root: Folder of the grid.
-
     Raises:
       ConfigError: An option is on two axes.
     """
@@ -206,16 +190,6 @@ def _announced(cells: Sequence[Cell], axes: Sequence[Axis]) -> Iterator[Cell]:
         yield cell
 
 
-class Outcome(NamedTuple):
-    """A grid that has been run."""
-
-    paths: list[Path]
-    """The files of its report, the table first."""
-    runs: int
-    diverged: list[str]
-    """A line for every run that diverged."""
-
-
 def run_grid(
     config: TrainConfig,
     axes: Sequence[Axis],
@@ -228,18 +202,22 @@ def run_grid(
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
     **report: Any,
-) -> Outcome:
+) -> tuple[list[Path], list[str]]:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
     The table has the settings of the axes, at every seed that has been run.
 
     Args:
-      config, axes, seeds, root: As in `make_cells`.
+      config: What all runs have in common.
+      axes, seeds: Of the runs.
+      root: Folder of the grid.
       folders: Where data is stored.
       complete: Trains and evaluates a run in its directory unless it is finished; returns its
         report.
-      comparison: As `parse_comparison` makes it.
-      metrics, notes, report: As in `experiments.reporting.grid.write_grid`: title, command.
+      comparison, metrics, notes, report: As in `experiments.reporting.grid.write_grid`.
+
+    Returns:
+      The files of the report, the table first; and a line for every run that diverged.
 
     Raises:
       ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
@@ -282,27 +260,18 @@ def run_grid(
             **report,
         )
 
-    return Outcome(on_first(write) or [], len(cells), diverged)
+    return on_first(write) or [], diverged
 
 
 def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list[Run]:
-    """All finished runs of a grid, of any seed, that do not differ from `config` elsewhere.
-
-    Those that cannot be read are left out, with a warning.
-    """
+    """All finished runs of a grid, of any seed, that do not differ from `config` elsewhere."""
     names = {path.name for path in root.glob("*/" * len(axes) + "seed-*")}
     seeds = [int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit()]
     runs = []
     for cell in make_cells(config, axes, sorted(seeds), root):
         path = cell.directory / "report.json"
-        if not path.exists():
-            continue
-        try:
-            values = read_config(cell.directory)
-        except ExperimentError as error:
-            logger.warning("%s is left out of the table: %s", cell.directory, error)
-            continue
-        if values == config_to_dict(cell.config) and (report := read_report(path)):
+        same = path.exists() and read_config(cell.directory) == config_to_dict(cell.config)
+        if same and (report := read_report(path)):
             runs.append(Run(cell.place, report, read_episodes(cell.directory)))
     return runs
 
@@ -328,14 +297,10 @@ def evaluate_over(
       path, folders, split, which: As in `evaluate_run`.
       over: Evaluation options and their values, as `parse_axis` reads them.
       overrides: Values, by option, that all evaluations share and the run does not have.
-      metrics: Those that the table and figure show, in this order; by default all that any of the
-        evaluations has.
+      metrics: As in `write_grid`, in the order of the reports.
       baseline: As in `parse_comparison`. Evaluations with the same episodes are compared episode by
         episode.
       command: What was typed.
-
-    Returns:
-      The paths of the table, its JSON and the figures.
 
     Raises:
       CheckpointError: There is no such checkpoint, or none is intact.

@@ -129,7 +129,7 @@ def run_and_print(
     from experiments.runs import complete_run
 
     typed = shlex.join(command)
-    outcome = run_grid(
+    paths, diverged = run_grid(
         config,
         axes,
         seeds,
@@ -140,14 +140,10 @@ def run_and_print(
         command=typed,
         **report,
     )
-    for path in outcome.paths[:1]:
+    for path in paths[:1]:
         print("\n" + path.read_text(encoding="utf-8"))
-    print("wrote", ", ".join(str(path) for path in outcome.paths))
-    if outcome.diverged:
-        print(
-            f"{len(outcome.diverged)} of {outcome.runs} runs diverged (delete the folder of a run "
-            "to train it again):",
-            *outcome.diverged,
-            sep="\n  ",
-        )
-    return 3 if outcome.diverged else 0
+    print("wrote", ", ".join(str(path) for path in paths))
+    if diverged:
+        message = f"{len(diverged)} runs diverged (delete the folder of one to train it again):"
+        print(message, *diverged, sep="\n  ")
+    return 3 if diverged else 0

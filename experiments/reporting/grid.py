@@ -50,9 +50,7 @@ def write_grid(
     Args:
       directory: The folder of the grid.
       axes, runs: As in `make_grid`.
-      title: Of tables and figure.
-      command: What was typed last.
-      notes: Sentences for the caption of the tables.
+      title, command, notes: Of tables and figures: a heading, what was typed last, and sentences.
       arrangement: What else `make_grid` takes: metrics, comparison, pair_metrics.
     """
     grid = make_grid(axes, runs, **arrangement)
@@ -84,13 +82,7 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
 
     The labels of the first axis are the rows. With one axis, the metrics are the columns. With
     more, there is a table for each metric, and the combinations of the other axes are the columns.
-    With a baseline, tables of the differences to it follow.
-
-    Args:
-      grid: The grid.
-      runs: All runs that belong to it, for the caption.
-      title: The heading.
-      notes: Sentences for the caption.
+    With a baseline, tables of the differences to it follow. `runs` are all that were tried.
     """
     headings = [metric_heading(metric) for metric in grid.metrics.values()]
     lines = _tables(grid.axes, headings, _mean_texts(grid))

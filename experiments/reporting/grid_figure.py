@@ -53,7 +53,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     found, baseline = grid.differences, grid.comparison.baseline
     if baseline is None or found.empty:
         return None
-    title += f": differences from {_names(grid)[baseline[0]]} = "
+    title += f": differences from {_short(baseline[0])} = "
     title += grid.labels.get(baseline, baseline[1])
     frame = found.assign(
         bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
@@ -73,17 +73,10 @@ def _runs_along(axis: Axis) -> bool:
     return axis.numbers is not None and len(axis.labels) > 1
 
 
-def _names(grid: Grid) -> dict[str, str]:
-    """Names of axes without sections, if these are clear.
-
-    `optimizer.weight_decay` becomes `weight decay`, and `loss.name` becomes `loss`.
-    """
-
-    def words(option: str) -> str:
-        return option.removesuffix(".name").rpartition(".")[2].replace("_", " ")
-
-    names = {axis.name: "/".join(map(words, axis.name.split("/"))) for axis in grid.axes}
-    return names if len({*names.values()}) == len(names) else {name: name for name in names}
+def _short(name: str) -> str:
+    """An axis without sections: `optimizer.weight_decay` is `weight decay`, `loss.name` `loss`."""
+    options = [option.removesuffix(".name").rpartition(".")[2] for option in name.split("/")]
+    return "/".join(options).replace("_", " ")
 
 
 def _figure(
@@ -97,17 +90,12 @@ def _figure(
 ) -> Figure | None:
     """A panel for each metric that has values; None if there is none.
 
-    Args:
-      grid: The grid.
-      frame: For each metric and place on `axes`: `mean`, `bar`, single `values`, and `filled`.
-      axes: Those of the grid, perhaps without the label of a baseline.
-      heading: The title of a panel.
-      title, caption, command: As in `new_figure`.
+    `frame` has, for each metric and place on `axes`: `mean`, `bar`, single `values`, and `filled`.
     """
     metrics = frame["mean"].dropna().index.unique("metric")
     if metrics.empty:
         return None
-    along, names = _runs_along(axes[-1]), _names(grid)
+    along = _runs_along(axes[-1])
     axis, varied = (axes[-1], axes[:-1]) if along else (axes[0], axes[1:])
     # The same marks with and without a baseline.
     every = places([other for other in grid.axes if other.name in {v.name for v in varied}])
@@ -129,7 +117,7 @@ def _figure(
         caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
         command=command,
         legend=legend,
-        legend_title=", ".join(names[other.name] for other in varied) if legend else "",
+        legend_title=", ".join(_short(other.name) for other in varied) if legend else "",
     )
     # Side by side around the label.
     steps = np.arange(len(series)) - (len(series) - 1) / 2
@@ -141,9 +129,9 @@ def _figure(
         style_axes(panel, grid="both" if along else "x")
         if along:
             positions = _place_numbers(panel, np.array(axis.numbers), labels, steps)
-            panel.set_xlabel(display_text(names[axis.name]))
+            panel.set_xlabel(display_text(_short(axis.name)))
         else:
-            _place_rows(panel, labels, names[axis.name] if number % columns == 0 else "")
+            _place_rows(panel, labels, _short(axis.name) if number % columns == 0 else "")
             positions = [np.arange(len(labels)) + _MARK / pitch * step for step in steps]
         values = frame.loc[[name]].fillna({"bar": 0})
         order = np.arange(len(values))

@@ -89,7 +89,7 @@ class Grid(NamedTuple):
     differences: Frame
     """As `_summary`, of the differences to the baseline; empty if there is none."""
     choices: list[dict[str, Any]]
-    """As `_choose`."""
+    """For each `place` on the axes that are left, the chosen `label`."""
     labels: dict[tuple[str, str], str]
     """For the name of an axis and a label: the protocol's label, where it tells them apart."""
 
@@ -171,14 +171,10 @@ def places(axes: Sequence[Axis]) -> list[Place]:
 def _choose(
     axes: Sequence[Axis], runs: Sequence[Run], comparison: Comparison
 ) -> tuple[Sequence[Run], list[dict[str, Any]]]:
-    """Keeps, at every place on the other axes, the labels with the best mean validation.
+    """Keeps, at every place on the other axes, the runs of the label with the best validation.
 
-    The mean is over the repetitions that are finished with all labels, so that more seeds are no
-    advantage. Labels of which a run diverged come last.
-
-    Returns:
-      The runs that are kept, at places without the axes of the choice; and every choice: the
-      `place` and the chosen `label`.
+    Its mean is over the repetitions that are finished with all labels, so that more seeds are no
+    advantage. Labels of which a run diverged come last. Places lose the axes of the choice.
     """
     tried, names = [*comparison.choose], [axis.name for axis in axes]
     if not tried:
@@ -256,17 +252,12 @@ def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> flo
 
 
 def _summary(values: Frame, metrics: Iterable[str], axes: Sequence[Axis], unit: str) -> Frame:
-    """A row for each metric and each place on `axes`.
+    """A row for each metric and each place on `axes`, of `_values`.
 
-    Args:
-      values: As `_values`.
-      metrics, axes: The rows.
-      unit: The column that tells repetitions apart. Runs of one repetition are averaged first.
-
-    Returns:
-      Over the repetitions that have a value: their `values` and number `n`, `mean`, `deviation`
-      (n − 1) and the half width of the 95 % confidence interval, `interval`. Of runs: those with
-      a value, `found`; all, `expected`; the mean of `own`; and `diverged`: all that are finished.
+    Runs of one repetition, which the column `unit` tells apart, are averaged first. Over the
+    repetitions that have a value: their `values` and number `n`, `mean`, `deviation` (n − 1) and
+    the half width of the 95 % confidence interval, `interval`. Of runs: those with a value,
+    `found`; all, `expected`; the mean of `own`; and `diverged`: all that are finished.
     """
     keys = ["metric", *(axis.name for axis in axes)]
     index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)

@@ -19,6 +19,7 @@ from tests.experiments.test_grid_report import (
     RATIO,
     diverged,
     run,
+    runs_of,
     squeezed,
 )
 
@@ -37,18 +38,6 @@ def differences(axes, runs, comparison=None, **options):
     return grid.differences.droplevel("metric")
 
 
-def two_methods(num_seeds, effect=-0.02, seed=0):
-    """Values of two methods that share the noise of a seed."""
-    rng = np.random.default_rng(seed)
-    shared = rng.normal(0.3, 0.1, num_seeds)
-    own = rng.normal(0, 0.01, (2, num_seeds))
-    return shared + own[0], shared + own[1] + effect
-
-
-def runs_of(values, label):
-    return [run((label,), seed, (ERROR, float(value))) for seed, value in enumerate(values)]
-
-
 def measure_sum(report, baseline):
     """The sum of the first metrics of two runs."""
     first, other = (r["metrics"][0]["value"] for r in (report, baseline))
@@ -58,11 +47,7 @@ def measure_sum(report, baseline):
 def test_metrics_of_a_run_and_the_baseline_are_columns_without_differences(tmp_path):
     methods = Axis("Method", ("softmax", "loose", "tight"))
     values = {"softmax": (0.1, 0.2, 0.7), "loose": (0.3, 0.5, 0.8), "tight": (0.4, 0.6)}
-    runs = [
-        run((label,), seed, (ERROR, value))
-        for label, of_label in values.items()
-        for seed, value in enumerate(of_label)
-    ]
+    runs = runs_of(values, ERROR)
     runs[2] = diverged(("softmax",), 2)
     pair_metrics = PairMetrics([Metric("sum", "")], measure_sum)
     text, stored = written(
@@ -94,8 +79,10 @@ def test_an_interval_is_that_of_scipy():
 
 
 def test_differences_are_taken_seed_by_seed():
-    softmax, loose = two_methods(6)
-    found = differences([METHODS], runs_of(softmax, "softmax") + runs_of(loose, "loose"))
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(0.3, 0.1, 6), rng.normal(0, 0.01, (2, 6))
+    softmax, loose = shared + own[0], shared + own[1] - 0.02
+    found = differences([METHODS], runs_of({"softmax": softmax, "loose": loose}, ERROR))
     assert list(found.index) == ["loose"]
     difference = found.loc["loose"]
     test = scipy.stats.ttest_rel(loose, softmax)
@@ -109,14 +96,12 @@ def test_differences_are_taken_seed_by_seed():
 
 
 def test_the_table_has_the_differences(tmp_path):
-    runs = [
-        *(run(("softmax",), s, (ERROR, v), (RATIO, 1)) for s, v in enumerate((0.14, 0.12, 0.15))),
-        *(run(("loose",), s, (ERROR, v), (RATIO, 1)) for s, v in enumerate((0.12, 0.10, 0.125))),
-    ]
+    values = {"softmax": (0.14, 0.12, 0.15), "loose": (0.12, 0.10, 0.125)}
+    runs = runs_of(values, ERROR, RATIO)
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "**Difference from Method = softmax**" in text
     assert "| Method | error (points) ↓ | discriminability |" in text
-    assert "| loose | **−2.17 ± 0.72** (n = 3) | +0.000 ± 0.000 (n = 3) |" in text
+    assert "| loose | **−2.17 ± 0.72** (n = 3) | **−0.022 ± 0.007** (n = 3) |" in text
     assert "mean ± 95 % interval (Student's t) over seeds 0, 1, 2; bold: it excludes 0" in text
     error, _ = stored["differences"]
     assert (error["metric"], error["place"], error["n"]) == ("error", ["loose"], 3)
@@ -126,12 +111,13 @@ def test_the_table_has_the_differences(tmp_path):
 
 
 def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
-    runs = runs_of([0.2, 0.2, 0.2, 0.2], "softmax") + runs_of([0.1, 0.12], "loose")
+    runs = runs_of({"softmax": (0.2, 0.2, 0.2, 0.2), "loose": (0.1, 0.12)}, ERROR)
     runs += [diverged(("loose",), 2)]
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| loose | −9.00 ± 12.71 (n = 2, 2 missing) |" in text
     assert [stored["differences"][0][key] for key in ("found", "expected")] == [2, 4]
-    runs = [*runs_of([0.2, 0.2], "softmax"), diverged(("loose",), 0), diverged(("loose",), 1)]
+    runs = runs_of({"softmax": (0.2, 0.2)}, ERROR)
+    runs += [diverged(("loose",), 0), diverged(("loose",), 1)]
     text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| loose | – (2 missing) |" in text
 
@@ -139,16 +125,12 @@ def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
 def test_the_baseline_can_be_on_any_axis(tmp_path):
     axes = [METHODS, Axis("n", ("5", "50"))]
     values = {
-        ("softmax", "5"): 0.4,
-        ("softmax", "50"): 0.2,
-        ("loose", "5"): 0.3,
-        ("loose", "50"): 0.25,
+        ("softmax", "5"): (0.4, 0.41),
+        ("softmax", "50"): (0.2, 0.21),
+        ("loose", "5"): (0.3, 0.31),
+        ("loose", "50"): (0.25, 0.26),
     }
-    runs = [
-        run(place, seed, (ERROR, value + 0.01 * seed), (RATIO, value))
-        for place, value in values.items()
-        for seed in (0, 1)
-    ]
+    runs = runs_of(values, ERROR, RATIO)
     text, _ = written(tmp_path, axes, runs, comparison=Comparison(("n", "50")))
     assert "**Difference from n = 50**: **error (points) ↓** against n" in text
     assert "| Method | 5 |" in text
@@ -264,18 +246,16 @@ GROUPS = Axis("G", ("2", "4", "8"))
 def tuned_runs():
     """Validation and test disagree on the best G; each method has another best one."""
     validations = {
-        "softmax": {"2": 0.5, "4": 0.7, "8": 0.6},
-        "loose": {"2": 0.8, "4": 0.6, "8": 0.7},
+        ("softmax", "2"): 0.5,
+        ("softmax", "4"): 0.7,
+        ("softmax", "8"): 0.6,
+        ("loose", "2"): 0.8,
+        ("loose", "4"): 0.6,
+        ("loose", "8"): 0.7,
     }
     return [
-        run(
-            (method, groups),
-            seed,
-            (ERROR, 1 - value + (groups == "8")),
-            validation=value + 0.01 * seed,
-        )
-        for method, of in validations.items()
-        for groups, value in of.items()
+        run(place, seed, (ERROR, 1 - value + (place[1] == "8")), validation=value + 0.01 * seed)
+        for place, value in validations.items()
         for seed in (0, 1)
     ]
 

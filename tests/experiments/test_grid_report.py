@@ -336,10 +336,6 @@ def test_losses_have_the_labels_of_their_protocol(labels, shown):
     (panel,) = figure_of([Axis("loss.name", METHODS.labels)], runs).axes
     assert [text.get_text() for text in panel.get_yticklabels()] == shown
     assert panel.get_ylabel() == "loss"
-    # A name that two axes would share is no help either.
-    axes = [Axis("loss.margin", ("0.1", "x")), Axis("fine_tuning.margin", ("0.2", "y"))]
-    (panel,) = figure_of(axes, [run(("x", "y"), 0, (ERROR, 0.1))]).axes
-    assert panel.get_ylabel() == "loss.margin"
 
 
 def test_differences_are_drawn_around_zero():
