@@ -105,7 +105,8 @@ class Comparison:
     """Option whose values are repetitions, such as data.subset_seed: means and intervals are over
     its values, after averaging the seeds of each."""
     choose: tuple[str, ...] = ()
-    """Options of which validation chooses the value, for every combination of the others."""
+    """Options, each with an --over of its own, of which validation chooses the value for every
+    combination of the others."""
 
 
 Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
