@@ -142,9 +142,11 @@ def parse_comparison(
             if wanted[0].items() <= settings.items()
         ]
         if len(matches) != 1 or len(wanted) != 1:
+            labels = (f"{axis.name} has {', '.join(axis.labels)}" for axis in axes)
             raise ConfigError(
                 f"--baseline {baseline} must be one label of an axis of several that is not in "
-                f"--pairs-over or --choose; {len(matches)} labels have this value"
+                f"--pairs-over or --choose; {len(matches)} labels have this value; "
+                f"{'; '.join(labels)}"
             )
         (found,) = matches
     return Comparison(found, used[0] if pairs_over else "", tuple(used[bool(pairs_over) :]))
