@@ -5,36 +5,39 @@ Every run and every evaluation is a directory that is kept.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import itertools
-import logging
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.assembly import Plan, check_data, plan_run
 from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ConfigError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
-from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run
+from experiments.reporting.results import (
+    ALL,
+    VALIDATION,
+    Axis,
+    Comparison,
+    Place,
+    Run,
+    places,
+)
 from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config
-
-logger = logging.getLogger(__name__)
 
 _PAIRS_NOTES = {
     "data.subset_seed": "Subsets overlap and share their test images: means and intervals over "
     "data.subset_seed describe repetition over such subsets, not over new data."
 }
-"""What readers of a table need to know on an option of which the values are repetitions."""
-
+"""Where the values of an option are repetitions."""
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
 
@@ -42,10 +45,11 @@ Settings = dict[str, Any]
 """Values of options, such as `loss.name`."""
 
 
-def parse_over(text: str, config: TrainConfig) -> list[Settings]:
+def parse_axis(text: str, config: TrainConfig) -> Axis:
     """Parses `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
 
     Options are those of `config`. The numbers of an option that takes several are joined by `+`.
+    The axis is named after its first option if that distinguishes the positions.
 
     Raises:
       ConfigError: An option is unknown, or a value is of another type or repeated.
@@ -53,29 +57,28 @@ def parse_over(text: str, config: TrainConfig) -> list[Settings]:
     names, _, values = text.partition("=")
     options, types = names.replace("-", "_").split("/"), option_types(config)
     if not values:
-        raise ConfigError(
-            f"--over {text!r} must be OPTION=VALUE,VALUE,..., such as loss.name=softmax,loose"
-        )
+        raise ConfigError(f"{text!r} must be OPTION=VALUE,VALUE,..., as loss.name=softmax,loose")
     if "seed" in options:
-        raise ConfigError("--over seed=...: use --seeds")
+        raise ConfigError("seed is no axis: use --seeds")
     for option in options:
         if option not in types:
-            near = [other for other in types if other.startswith(f"{option}.")]
-            near = ", ".join(near or difflib.get_close_matches(option, types))
+            near = ", ".join(difflib.get_close_matches(option, types))
             hint = f"did you mean {near}?" if near else "train PRESET --help lists them"
-            raise ConfigError(f"--over {option}: unknown option; {hint}")
-    positions: list[Settings] = []
+            raise ConfigError(f"{option}: unknown option; {hint}")
+    settings: list[Settings] = []
     for position in values.split(","):
         parts = position.split("/") if len(options) > 1 else [position]
         if len(parts) != len(options):
             raise ConfigError(
-                f"--over {text!r}: {position!r} has {len(parts)} values for {len(options)} options"
+                f"{text!r}: {position!r} has {len(parts)} values for {len(options)} options"
             )
-        parsed = {o: _parse(types[o], o, part) for o, part in zip(options, parts, strict=True)}
-        if parsed in positions:
-            raise ConfigError(f"--over {text!r}: a value of {'/'.join(options)} is repeated")
-        positions.append(parsed)
-    return positions
+        settings.append({o: _parse(types[o], o, p) for o, p in zip(options, parts, strict=True)})
+        if settings[-1] in settings[:-1]:
+            raise ConfigError(f"{text!r}: the value {position!r} is repeated")
+    if len({at[options[0]] for at in settings}) == len(settings):
+        options = options[:1]
+    labels = tuple("/".join(_label(option, at[option]) for option in options) for at in settings)
+    return Axis("/".join(options), labels, tuple(settings))
 
 
 def _parse(expected: Any, option: str, text: str) -> Any:
@@ -90,11 +93,15 @@ def _parse(expected: Any, option: str, text: str) -> Any:
         return choices[text] if choices else expected(text)
     except (KeyError, ValueError):
         kind = f"one of {', '.join(choices)}" if choices else f"of type {expected.__name__}"
-        raise ConfigError(f"--over {option}: {text!r} must be {kind}") from None
+        raise ConfigError(f"{option}: {text!r} must be {kind}") from None
 
 
 def _text(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _label(option: str, value: Any) -> str:
+    return ALL if option in _ALL_AT_0 and value == 0 else _text(value)
 
 
 def setting_names(settings: Mapping[str, Any]) -> list[str]:
@@ -102,200 +109,142 @@ def setting_names(settings: Mapping[str, Any]) -> list[str]:
     return [f"{option}={_text(value)}" for option, value in settings.items()]
 
 
-def make_axes(positions: Sequence[Settings], apart: Sequence[str] = ()) -> list[Axis]:
-    """The axes of the options of one `--over`: one axis, and one for each of the options `apart`.
-
-    An axis is named after its first option if that distinguishes the positions.
-    """
-    together = tuple(option for option in positions[0] if option not in apart)
-    axes = []
-    for options in filter(None, [together, *((o,) for o in positions[0] if o in apart)]):
-        values = tuple(dict.fromkeys(tuple(at[o] for o in options) for at in positions))
-        distinct = len({position[0] for position in values}) == len(values)
-        named = options[:1] if distinct else options
-        labels = tuple(
-            "/".join(
-                ALL if option in _ALL_AT_0 and value == 0 else _text(value)
-                for option, value in zip(named, position, strict=False)
-            )
-            for position in values
-        )
-        axes.append(Axis("/".join(named), labels, options, values))
-    return axes
-
-
 def parse_comparison(
-    axes: Sequence[Axis], *, baseline: str = "", pairs_over: str = "", choose: Sequence[str] = ()
+    axes: Sequence[Axis],
+    config: TrainConfig,
+    *,
+    baseline: str = "",
+    pairs_over: str = "",
+    choose: Sequence[str] = (),
 ) -> Comparison:
-    """How the runs on some axes are compared.
-
-    Args:
-      axes: The axes; the options of `pairs_over` and `choose` have axes of their own.
-      baseline: OPTION=VALUE of one of the axes, or empty.
-      pairs_over: The option whose values are repetitions, or empty.
-      choose: The options of which validation chooses the values.
+    """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others.
 
     Raises:
       ConfigError: No axis has such an option or value, an option is named twice, or no axis is
         left.
     """
-
-    def axis_of(argument: str, name: str) -> Axis:
-        name = name.replace("-", "_")
-        for axis in axes:
-            if name in (axis.name, "/".join(axis.options)):
-                return axis
-        names = ", ".join(axis.name for axis in axes)
-        raise ConfigError(f"{argument} {name}: no axis has this name; the axes are {names}")
-
-    repeated = axis_of("--pairs-over", pairs_over).name if pairs_over else ""
-    chosen = tuple(axis_of("--choose", option).name for option in choose)
-    used = [*filter(None, [repeated]), *chosen]
-    if len(set(used)) < len(used) or len(used) == len(axes):
+    by_name = {name: a.name for a in axes for name in (a.name, "/".join(a.settings[0]))}
+    named = [option.replace("-", "_") for option in (pairs_over, *choose) if option]
+    used = [by_name.get(option, "") for option in named]
+    if not all(used) or len({*used}) < len(used) or len(used) == len(axes):
         raise ConfigError(
-            f"--pairs-over and --choose must be different axes, and leave one for the table; got "
-            f"{', '.join(used)}"
+            "--pairs-over and --choose must be different axes, and leave one for the table; got "
+            f"{', '.join(named)} of {', '.join(by_name)}"
         )
-    if not baseline:
-        return Comparison(None, repeated, chosen)
-    option, _, value = baseline.partition("=")
-    axis = axis_of("--baseline", option)
-    found = [
-        label
-        for label, values in zip(axis.labels, axis.values, strict=True)
-        if _parts(value) in (_parts(label), _parts("/".join(map(_text, values))))
-    ]
-    if not found or axis.name in used or len(axis.labels) < 2:
-        raise ConfigError(
-            f"--baseline {baseline} must be OPTION=VALUE of an axis of several values that is not "
-            f"in --pairs-over or --choose; {axis.name} has {', '.join(axis.labels)}"
-        )
-    return Comparison((axis.name, found[0]), repeated, chosen)
-
-
-def _parts(text: str) -> list[float | str]:
-    """The parts of a label, so that softmax/0 and softmax/0.0 are equal."""
-    parts: list[float | str] = [*text.split("/")]
-    for number, part in enumerate(parts):
-        with contextlib.suppress(ValueError):
-            parts[number] = float(part)
-    return parts
+    found = None
+    if baseline:
+        wanted = parse_axis(baseline, config).settings
+        matches = [
+            (axis.name, label)
+            for axis in axes
+            if axis.name not in used and len(axis.labels) > 1
+            for label, settings in zip(axis.labels, axis.settings, strict=True)
+            if wanted[0].items() <= settings.items()
+        ]
+        if len(matches) != 1 or len(wanted) != 1:
+            labels = (f"{axis.name} has {', '.join(axis.labels)}" for axis in axes)
+            raise ConfigError(
+                f"--baseline {baseline} must be one label of an axis of several that is not in "
+                f"--pairs-over or --choose; {len(matches)} labels have this value; "
+                f"{'; '.join(labels)}"
+            )
+        (found,) = matches
+    return Comparison(found, used[0] if pairs_over else "", tuple(used[bool(pairs_over) :]))
 
 
 class Cell(NamedTuple):
     """One run of a grid."""
 
+    place: Place
     settings: Settings
     config: TrainConfig
     directory: Path
 
-    def place(self, axes: Sequence[Axis]) -> Place:
-        """Its label on every axis."""
-        values = (tuple(self.settings[option] for option in axis.options) for axis in axes)
-        return tuple(a.labels[a.values.index(at)] for a, at in zip(axes, values, strict=True))
-
-    def describe(self, axes: Sequence[Axis]) -> str:
-        """The same for people: `loss.name = softmax, data.classes = 50`."""
-        pairs = zip(axes, self.place(axes), strict=True)
-        return ", ".join(f"{axis.name} = {label}" for axis, label in pairs)
-
 
 def make_cells(
-    config: TrainConfig, over: Sequence[Sequence[Settings]], seeds: Iterable[int], root: Path
+    config: TrainConfig, axes: Sequence[Axis], seeds: Iterable[int], root: Path
 ) -> list[Cell]:
     """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
 
-    Args:
-      config: What all runs have in common.
-      over: For each folder of the path, the settings that differ.
-      seeds: Of the runs.
-      root: Folder of the grid.
-
     Raises:
-      ConfigError: An option is in two of the `over`.
+      ConfigError: An option is on two axes.
     """
-    options = [option for positions in over for option in positions[0]]
-    if len(set(options)) < len(options):
-        raise ConfigError(f"--over has an option twice: {', '.join(options)}")
+    options = [option for axis in axes for option in axis.settings[0]]
+    if len({*options}) < len(options):
+        raise ConfigError(f"two axes have the same option: {', '.join(options)}")
     cells = []
-    for seed, positions in itertools.product(dict.fromkeys(seeds), itertools.product(*over)):
-        folders = [re.sub("[:/]", "-", ",".join(setting_names(at))) for at in positions]
-        settings = {option: value for at in positions for option, value in at.items()}
+    positions = zip(places(axes), itertools.product(*(a.settings for a in axes)), strict=True)
+    for seed, (place, at) in itertools.product(dict.fromkeys(seeds), positions):
+        folders = [re.sub("[:/]", "-", ",".join(setting_names(settings))) for settings in at]
+        settings = {option: value for part in at for option, value in part.items()}
         cell = dataclasses.replace(config, seed=seed)
         for option, value in settings.items():
             cell = replace_option(cell, option, value)
-        cells.append(Cell(settings, cell, root.joinpath(*folders, f"seed-{seed}")))
+        cells.append(Cell(place, settings, cell, root.joinpath(*folders, f"seed-{seed}")))
     return cells
 
 
-class Outcome(NamedTuple):
-    """A grid that has been run."""
-
-    paths: list[Path]
-    """The files of its report, the table first."""
-    runs: int
-    diverged: list[str]
-    """A line for every run that diverged."""
+def _announced(cells: Sequence[Cell], axes: Sequence[Axis]) -> Iterator[Cell]:
+    """The runs; prints each as it begins: `[1/8] loss.name = softmax, seed 0`."""
+    for number, cell in enumerate(cells, start=1):
+        at = [f"{a.name} = {label}, " for a, label in zip(axes, cell.place, strict=True)]
+        print(f"[{number}/{len(cells)}] {''.join(at)}seed {cell.config.seed}", flush=True)
+        yield cell
 
 
 def run_grid(
     config: TrainConfig,
-    over: Sequence[Sequence[Settings]],
+    axes: Sequence[Axis],
     seeds: Sequence[int],
     root: Path,
     folders: Folders,
     complete: Callable[[Plan, Path], dict[str, Any]],
     *,
-    axes: Sequence[Axis] = (),
+    comparison: Comparison,
+    metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
-    baseline: str = "",
-    pairs_over: str = "",
-    choose: Sequence[str] = (),
     **report: Any,
-) -> Outcome:
+) -> tuple[list[Path], list[str]]:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
-    The table has the settings in `over`, at every seed that has been run.
+    The table has the settings of the axes, at every seed that has been run.
 
     Args:
-      config, over, seeds, root: As in `make_cells`.
+      config: What all runs have in common.
+      axes, seeds: Of the runs.
+      root: Folder of the grid.
       folders: Where data is stored.
       complete: Trains and evaluates a run in its directory unless it is finished; returns its
         report.
-      axes: Those of the table, by default as `make_axes` makes them.
-      baseline, pairs_over, choose: As in `parse_comparison`; an option that shares an `--over` with
-        others has an axis of its own.
-      notes, report: As in `experiments.reporting.grid.write_grid`: title, command, metrics.
+      comparison, metrics, notes, report: As in `experiments.reporting.grid.write_grid`.
+
+    Returns:
+      The files of the report, the table first; and a line for every run that diverged.
 
     Raises:
       ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
-        the metrics, or the runs cannot be compared so.
+        the metrics, or none has a validation to choose by.
       ConfigMismatchError: Before any training: a directory belongs to a run of another
         configuration.
     """
-    apart = [option.replace("-", "_") for option in (pairs_over, *choose)]
-    axes = axes or [axis for positions in over for axis in make_axes(positions, apart)]
-    comparison = parse_comparison(axes, baseline=baseline, pairs_over=pairs_over, choose=choose)
-    cells = make_cells(config, over, seeds, root)
+    cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
-    pair_metrics = plans[0].protocol.pair_metrics if baseline else None
+    pair_metrics = plans[0].protocol.pair_metrics if comparison.baseline else None
     available = [metric for plan in plans for metric in plan.protocol.metrics]
     available += pair_metrics.metrics if pair_metrics else ()
-    _check_metrics(report.get("metrics", ()), [*(metric.name for metric in available), VALIDATION])
+    _check_metrics(metrics, [*(metric.name for metric in available), VALIDATION])
     agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
     for cell in cells:
         check_run_directory(cell.directory, config_to_dict(cell.config))
     for plan in plans:
         held_out = plan.protocol.splits[1]
-        if held_out not in check_data(plan, folders) and choose:
+        if held_out not in check_data(plan, folders) and comparison.choose:
             raise ConfigError(
                 f"--choose needs the split {held_out}, which {config.data.name} lacks with these "
                 "options; hold images out, for example with --data.holdout 0.2"
             )
     diverged = []
-    for number, (cell, plan) in enumerate(zip(cells, plans, strict=True), start=1):
-        run = f"{cell.describe(axes)}, seed {cell.config.seed}"
-        print(f"[{number}/{len(cells)}] {run}", flush=True)
+    for cell, plan in zip(_announced(cells, axes), plans, strict=True):
         found = complete(plan, cell.directory)
         if "diverged" in found:
             diverged.append(f"{cell.directory}: {found['diverged']}")
@@ -305,39 +254,27 @@ def run_grid(
         return write_grid(
             root,
             axes,
-            finished_runs(config, over, axes, root),
+            finished_runs(config, axes, root),
+            metrics=metrics,
             notes=[*filter(None, [_PAIRS_NOTES.get(comparison.pairs_over)]), *notes],
             comparison=comparison,
             pair_metrics=pair_metrics,
-            planned=list(dict.fromkeys(cell.place(axes) for cell in cells)),
             **report,
         )
 
-    return Outcome(on_first(write) or [], len(cells), diverged)
+    return on_first(write) or [], diverged
 
 
-def finished_runs(
-    config: TrainConfig, over: Sequence[Sequence[Settings]], axes: Sequence[Axis], root: Path
-) -> list[Run]:
-    """All finished runs of a grid, of any seed.
-
-    Runs that differ from `config` elsewhere are left out; so are, with a warning, those that cannot
-    be read.
-    """
-    names = {path.name for path in root.glob("/".join(["*"] * len(over)) + "/seed-*")}
+def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list[Run]:
+    """All finished runs of a grid, of any seed, that do not differ from `config` elsewhere."""
+    names = {path.name for path in root.glob("*/" * len(axes) + "seed-*")}
     seeds = [int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit()]
     runs = []
-    for cell in make_cells(config, over, sorted(seeds), root):
+    for cell in make_cells(config, axes, sorted(seeds), root):
         path = cell.directory / "report.json"
-        if not path.exists():
-            continue
-        try:
-            values = read_config(cell.directory)
-        except ExperimentError as error:
-            logger.warning("%s is left out of the table: %s", cell.directory, error)
-            continue
-        if values == config_to_dict(cell.config) and (report := read_report(path)):
-            runs.append(Run(cell.place(axes), report, read_episodes(cell.directory)))
+        same = path.exists() and read_config(cell.directory) == config_to_dict(cell.config)
+        if same and (report := read_report(path)):
+            runs.append(Run(cell.place, report, read_episodes(cell.directory)))
     return runs
 
 
@@ -360,16 +297,12 @@ def evaluate_over(
 
     Args:
       path, folders, split, which: As in `evaluate_run`.
-      over: Evaluation options and their values, as `parse_over` reads them.
+      over: Evaluation options and their values, as `parse_axis` reads them.
       overrides: Values, by option, that all evaluations share and the run does not have.
-      metrics: Those that the table and figure show, in this order; by default all that any of the
-        evaluations has.
+      metrics: As in `write_grid`, in the order of the reports.
       baseline: As in `parse_comparison`. Evaluations with the same episodes are compared episode by
         episode.
       command: What was typed.
-
-    Returns:
-      The paths of the table, its JSON and the figures.
 
     Raises:
       CheckpointError: There is no such checkpoint, or none is intact.
@@ -378,19 +311,18 @@ def evaluate_over(
     """
     run = restore_run(path, which)
     config, split = run.plan.config, split or run.plan.protocol.splits[-1]
-    positions = [parse_over(text, config) for text in over]
-    axes = [axis for at in positions for axis in make_axes(at)]
-    comparison = parse_comparison(axes, baseline=baseline)
+    axes = [parse_axis(text, config) for text in over]
+    comparison = parse_comparison(axes, config, baseline=baseline)
     shared = with_evaluation(config, overrides)
-    check_not_set(shared, config, {o: "its values in --over" for at in positions for o in at[0]})
+    given = {option: "its values in --over" for axis in axes for option in axis.settings[0]}
+    check_not_set(shared, config, given)
     name = ",".join([f"{split}-step{run.step}", *setting_names(overrides)])
     root = run_directory(path) / "evaluations" / name
-    cells = make_cells(shared, positions, [config.seed], root)
+    cells = make_cells(shared, axes, [config.seed], root)
     for cell in cells:
         with_evaluation(config, {**overrides, **cell.settings})
     evaluate, runs = evaluation_of(run, folders), []
-    for number, cell in enumerate(cells, start=1):
-        print(f"[{number}/{len(cells)}] {cell.describe(axes)}", flush=True)
+    for cell in _announced(cells, axes):
         file = cell.directory / "report.json"
         report = read_report(file) if file.exists() else None
         if report is None:
@@ -398,7 +330,7 @@ def evaluate_over(
             report["command"] = command
             cell.directory.mkdir(parents=True, exist_ok=True)
             write_report(cell.directory, protocol, report)
-        runs.append(Run(cell.place(axes), report, read_episodes(cell.directory)))
+        runs.append(Run(cell.place, report, read_episodes(cell.directory)))
     # Values such as the number of shots have metrics of their own.
     available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
     _check_metrics(metrics, available)
@@ -416,7 +348,7 @@ def evaluate_over(
 def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str, str]) -> None:
     """Raises a `ConfigError` if an option that the grid sets does not have the preset's value.
 
-    `options` holds, for each of these options, how to set it instead.
+    `options` has for each how to set it instead.
     """
     for option, instead in options.items():
         if get_option(config, option) != get_option(preset, option):

@@ -70,23 +70,22 @@ class Compare:
         if not (self.losses and self.sampling and self.seeds):
             raise ConfigError("--losses, --sampling and --seeds need at least one value each")
         losses = [name for name in integration.NAMES if name in self.losses]
-        labels = {
-            "loss.name": {(name,): integration.label(name) for name in losses},
-            "sampling.strategy": {(name,): describe_strategy(name) for name in self.sampling},
-        }
-        names = {"loss.name": "loss", "sampling.strategy": "training batches"}
+        sampling = tuple(dict.fromkeys(self.sampling))
+        axes = [
+            Axis(name, tuple(map(label, values)), tuple({option: value} for value in values))
+            for name, option, label, values in (
+                ("loss", "loss.name", integration.label, losses),
+                ("training batches", "sampling.strategy", describe_strategy, sampling),
+            )
+        ]
         return run_and_print(
             config,
-            [[{option: value} for (value,) in of] for option, of in labels.items()],
+            axes,
             self.seeds,
             self.directory or Path("runs", f"compare-{config.preset}"),
             self.execution,
             self.comparison,
             command,
-            axes=[
-                Axis(names[option], tuple(of.values()), (option,), tuple(of))
-                for option, of in labels.items()
-            ],
             title=f"Few-shot accuracy on {config.data.name}",
             notes=integration.notation(losses, config.loss),
         )

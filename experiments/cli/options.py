@@ -17,6 +17,9 @@ from experiments.presets import PRESETS
 from experiments.presets.preset import Preset
 from experiments.storage import storage_path
 
+if TYPE_CHECKING:
+    from experiments.reporting.results import Axis
+
 
 def preset_choice(presets: Mapping[str, Preset]) -> Any:
     """The type of a preset as a positional word, followed by overrides of its options."""
@@ -102,7 +105,8 @@ class Comparison:
     """Option whose values are repetitions, such as data.subset_seed: means and intervals are over
     its values, after averaging the seeds of each."""
     choose: tuple[str, ...] = ()
-    """Options of which validation chooses the value, for every combination of the others."""
+    """Options, each with an --over of its own, of which validation chooses the value for every
+    combination of the others."""
 
 
 Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
@@ -110,7 +114,7 @@ Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
 
 def run_and_print(
     config: TrainConfig,
-    over: Sequence[Sequence[dict[str, Any]]],
+    axes: Sequence[Axis],
     seeds: Sequence[int],
     directory: Path,
     execution: Execution,
@@ -122,29 +126,25 @@ def run_and_print(
 
     `command` is what was typed; `report` is what else `run_grid` takes for the report.
     """
-    from experiments.grid import run_grid
+    from experiments.grid import parse_comparison, run_grid
     from experiments.runs import complete_run
 
     typed = shlex.join(command)
-    outcome = run_grid(
+    paths, diverged = run_grid(
         config,
-        over,
+        axes,
         seeds,
         directory,
         execution.folders,
         partial(complete_run, command=typed, **execution.of_a_run()),
+        comparison=parse_comparison(axes, config, **vars(comparison)),
         command=typed,
-        **vars(comparison),
         **report,
     )
-    for path in outcome.paths[:1]:
+    for path in paths[:1]:
         print("\n" + path.read_text(encoding="utf-8"))
-    print("wrote", ", ".join(str(path) for path in outcome.paths))
-    if outcome.diverged:
-        print(
-            f"{len(outcome.diverged)} of {outcome.runs} runs diverged (delete the folder of a run "
-            "to train it again):",
-            *outcome.diverged,
-            sep="\n  ",
-        )
-    return 3 if outcome.diverged else 0
+    print("wrote", ", ".join(str(path) for path in paths))
+    if diverged:
+        message = f"{len(diverged)} runs diverged (delete the folder of one to train it again):"
+        print(message, *diverged, sep="\n  ")
+    return 3 if diverged else 0

@@ -48,17 +48,17 @@ class Sweep:
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the sweep, prints its table."""
         from experiments.errors import ConfigError
-        from experiments.grid import check_not_set, parse_over
+        from experiments.grid import check_not_set, parse_axis
 
         config = self.config
         if not self.over or not self.seeds:
             raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
-        over = [parse_over(text, config) for text in self.over]
-        swept = {option: "its values in --over" for positions in over for option in positions[0]}
+        axes = [parse_axis(text, config) for text in self.over]
+        swept = {option: "its values in --over" for axis in axes for option in axis.settings[0]}
         check_not_set(config, PRESETS[config.preset].config, {**swept, "seed": "--seeds"})
         return run_and_print(
             config,
-            over,
+            axes,
             self.seeds,
             self.directory or Path("runs", f"sweep-{config.preset}"),
             self.execution,

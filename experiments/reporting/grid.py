@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.contracts import Metric
 from experiments.reporting.grid_figure import difference_figure, mean_figure
 from experiments.reporting.markdown import (
     MISSING,
@@ -28,8 +28,6 @@ from experiments.reporting.results import (
     Run,
     make_grid,
     places,
-    seed_text,
-    without,
 )
 from experiments.reporting.run import code_version
 from experiments.storage import write_atomically, write_json, write_picture
@@ -42,37 +40,31 @@ def write_grid(
     *,
     title: str,
     command: str,
-    metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
     **arrangement: Any,
 ) -> list[Path]:
     """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
 
-    With a baseline, differences.png is written, too. The labels of the first axis are the rows of
-    the tables. The directory is created if it does not exist.
+    With a baseline, differences.png is written, too. The directory is created if it does not exist.
 
     Args:
       directory: The folder of the grid.
-      axes, runs, metrics: As in `make_grid`.
-      title: Of tables and figure.
-      command: What was typed last.
-      notes: Sentences for the caption of the tables.
-      arrangement: What else `make_grid` takes.
-
-    Raises:
-      ExperimentError: Runs do not agree on the unit or the direction of a metric.
+      axes, runs: As in `make_grid`.
+      title, command, notes: Of tables and figures: a heading, what was typed last, and sentences.
+      arrangement: What else `make_grid` takes: metrics, comparison, pair_metrics.
     """
-    grid = make_grid(axes, runs, metrics, **arrangement)
+    grid = make_grid(axes, runs, **arrangement)
     text = grid_table(grid, runs, title=title, notes=notes)
-    differences = []
-    for (name, *place), row in zip(grid.differences.index, _records(grid.differences), strict=True):
-        _, unit, higher_is_better = grid.metrics[name]
-        meaning = {"metric": name, "unit": unit, "higher_is_better": higher_is_better}
-        differences.append({**meaning, "place": place, **row})
+    rows = grid.differences.astype(object).where(grid.differences.notna(), None)
+    differences = [
+        {"metric": name, "unit": unit, "higher_is_better": higher, "place": place, **row}
+        for (name, *place), row in zip(rows.index, rows.to_dict("records"), strict=True)
+        for _, unit, higher in [grid.metrics[name]]
+    ]
     stored = {
         "axes": [{"name": axis.name, "labels": axis.labels} for axis in axes],
         "comparison": grid.comparison._asdict(),
-        "choices": _records(grid.choices),
+        "choices": grid.choices,
         "differences": differences,
         "runs": [{"place": run.place, "report": run.report} for run in runs],
     }
@@ -85,34 +77,25 @@ def write_grid(
     return [write_atomically(directory / "table.md", text), *paths]
 
 
-def _records(frame: Frame) -> list[Any]:
-    """The rows as JSON types."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
-
-
 def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[str] = ()) -> str:
     """The tables of a grid in Markdown, with a caption.
 
-    With one axis, the metrics are the columns. With more, there is a table for each metric, and the
-    combinations of the other axes are the columns. Axes of a single label are in the caption. With
-    a baseline, tables of the differences to it follow.
-
-    Args:
-      grid: The grid.
-      runs: All runs that belong to it, for the caption.
-      title: The heading.
-      notes: Sentences for the caption.
+    The labels of the first axis are the rows. With one axis, the metrics are the columns. With
+    more, there is a table for each metric, and the combinations of the other axes are the columns.
+    With a baseline, tables of the differences to it follow. `runs` are all that were tried.
     """
-    lines = _tables(grid, grid.axes, grid.means, _mean_texts(grid), metric_heading)
+    headings = [metric_heading(metric) for metric in grid.metrics.values()]
+    lines = _tables(grid.axes, headings, _mean_texts(grid))
     caption = [
         f"a ± b: mean and standard deviation over {grid.repeated}; of a single run, its value and "
         "95 % interval over its episodes. (k of n): k of n runs have a value. Bold: the best of a "
         "column, among entries whose runs all have a value. ↓: lower is better."
     ]
-    if (baseline := grid.comparison.baseline) and not grid.differences.empty:
-        axes, above = without(grid.axes, baseline), "Difference from {} = {}".format(*baseline)
-        texts, frame = _difference_texts(grid), grid.differences
-        lines += _tables(grid, axes, frame, texts, difference_heading, f"{bold(above)}: ")
+    if grid.comparison.baseline and not grid.differences.empty:
+        above = "Difference from {} = {}".format(*grid.comparison.baseline)
+        names = grid.differences.index.unique("metric")
+        headings = [difference_heading(grid.metrics[name]) for name in names]
+        lines += _tables(grid.compared, headings, _difference_texts(grid), bold(above))
         caption += [
             f"{above}, of runs of the same seed and other settings, in percentage points for %: "
             f"mean ± 95 % interval (Student's t) over {grid.repeated}; bold: it excludes 0, not "
@@ -122,64 +105,59 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
     if VALIDATION in grid.metrics:
         caption += [f"{VALIDATION}: on the validation split, by which checkpoints were chosen."]
     caption += [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
-    if chosen := grid.choices.to_dict("records"):
-        at_places = "; ".join(map(_choice_text, chosen))
-        chosen_axes = ", ".join(grid.comparison.choose)
-        caption += [f"{chosen_axes}: the best mean validation. {at_places}."]
+    if grid.choices:
+        chosen = [f"{', '.join(row['place'])}: {row['label']}" for row in grid.choices]
+        names = ", ".join(grid.comparison.choose)
+        caption += [f"{names}: the best mean validation. {'; '.join(chosen)}."]
     return "\n".join(
         [f"### {title}", "", *lines, *bullets([*caption, *notes, *_run_lines(runs)]), ""]
     )
 
 
 def _tables(
-    grid: Grid,
-    axes: Sequence[Axis],
-    frame: Frame,
-    texts: Sequence[str],
-    heading: Callable[[Metric], str],
-    title: str = "",
+    axes: Sequence[Axis], headings: Sequence[str], texts: Sequence[str], title: str = ""
 ) -> list[str]:
-    """The first axis gives the rows; `texts` are the cells of the rows of `frame`."""
+    """The tables; `texts` are the entries by metric and place on the axes."""
     rows, *others = axes
-    metrics = [heading(grid.metrics[name]) for name in frame.index.unique("metric")]
-    cells = np.array(texts, object).reshape(len(metrics), len(rows.labels), -1)
-    tables = [(title.removesuffix(": "), metrics, cells[..., 0].T)]
+    entries = np.array(texts, object).reshape(len(headings), len(rows.labels), -1)
+    tables = [(title, headings, entries[..., 0].T)]
     if others:
-        against, columns = ", ".join(axis.name for axis in others), map(", ".join, places(others))
-        headings = [*columns]
-        above = [f"{title}{bold(metric)} against {against}" for metric in metrics]
-        tables = [(text, headings, own) for text, own in zip(above, cells, strict=True)]
+        columns, start = (
+            [", ".join(place) for place in places(others)],
+            f"{title}: " if title else "",
+        )
+        against = ", ".join(axis.name for axis in others)
+        tables = [
+            (f"{start}{bold(heading)} against {against}", columns, of_metric)
+            for heading, of_metric in zip(headings, entries, strict=True)
+        ]
     lines = []
-    for above, headings, body in tables:
+    for above, columns, body in tables:
         named = ([label, *row] for label, row in zip(rows.labels, body, strict=True))
-        lines += [*([above, ""] if above else []), *table([rows.name, *headings], named), ""]
+        lines += [*([above, ""] if above else []), *table([rows.name, *columns], named), ""]
     return lines
 
 
 def _mean_texts(grid: Grid) -> list[str]:
     """Means ± deviations. The best values as printed are bold, if all runs have them."""
-    means, metrics = (
-        grid.means,
-        [grid.metrics[name] for name in grid.means.index.get_level_values(0)],
-    )
-    signs = [{True: 1, False: -1, None: np.nan}[metric.higher_is_better] for metric in metrics]
-    complete = (means["found"] > 0) & (means["found"] == means["expected"])
-    pairs = zip(_records(means), metrics, strict=True)
-    printed = [float(format_value(row["mean"] or 0, metric.unit)) for row, metric in pairs]
-    score = (complete.where(complete) * printed * signs).astype(float)
+    means: Frame = grid.means
+    metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
+    signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
+    printed = [format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)]
+    score = (means["mean"].where(means["found"] == means["expected"]) * 0 + 1) * signs
+    score *= [float(text) for text in printed]
     of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
-    is_bold = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
+    best = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
     texts = []
-    for row, metric, in_bold in zip(_records(means), metrics, is_bold, strict=True):
-        if row["mean"] is None:
-            texts.append("diverged" if row["diverged"] else MISSING)
+    for row, metric, text, in_bold in zip(means.itertuples(), metrics, printed, best, strict=True):
+        if math.isnan(row.mean):
+            texts.append("diverged" if row.diverged else MISSING)
             continue
-        text = format_value(row["mean"], metric.unit)
-        half_width = row["own"] if row["found"] == 1 else row["deviation"]
-        if half_width is not None:
+        half_width = row.own if row.found == 1 else row.deviation
+        if not math.isnan(half_width):
             text += f" ± {format_value(half_width, metric.unit)}"
-        if row["found"] < row["expected"]:
-            text += f" ({row['found']} of {row['expected']})"
+        if row.found < row.expected:
+            text += f" ({row.found} of {row.expected})"
         texts.append(bold(text) if in_bold else text)
     return texts
 
@@ -187,28 +165,19 @@ def _mean_texts(grid: Grid) -> list[str]:
 def _difference_texts(grid: Grid) -> list[str]:
     """Mean differences ± intervals; bold where the interval over the repetitions excludes 0."""
     texts = []
-    for name, row in zip(grid.differences.index, _records(grid.differences), strict=True):
-        unit, lacking = grid.metrics[name[0]].unit, row["expected"] - row["found"]
+    for row in grid.differences.itertuples():
+        unit, lacking = grid.metrics[row.Index[0]].unit, row.expected - row.found
         text, details = MISSING, [f"{lacking} missing"] if lacking else []
-        if row["mean"] is not None:
-            text = format_difference(row["mean"], unit)
-            details = [f"n = {row['n']}", *details]
-        if row["interval"] is not None:
-            text += f" ± {format_difference(row['interval'], unit, signed=False)}"
-            text = bold(text) if abs(row["mean"]) > row["interval"] else text
-        if row["own"] is not None:
-            details.append(f"episodes ± {format_difference(row['own'], unit, signed=False)}")
+        if row.n:
+            text = format_difference(row.mean, unit)
+            details = [f"n = {row.n}", *details]
+        if row.n > 1:
+            text += f" ± {format_difference(row.interval, unit, signed=False)}"
+            text = bold(text) if abs(row.mean) > row.interval else text
+        if not math.isnan(row.own):
+            details.append(f"episodes ± {format_difference(row.own, unit, signed=False)}")
         texts.append(f"{text} ({', '.join(details)})" if details else text)
     return texts
-
-
-def _choice_text(row: dict[str, Any]) -> str:
-    """What validation chose at a place, and from what."""
-    label = ", ".join(row["label"]) if row["found"] else "none"
-    lost = row["compared"] - row["found"]
-    diverged = f", {lost} diverged" if lost else ""
-    over = f"{row['candidates']} values, {seed_text(row['seeds'])}{diverged}"
-    return f"{', '.join(row['place'])}: {label} (of {over})"
 
 
 def _run_lines(runs: Sequence[Run]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.contracts import Metric
 from experiments.reporting.markdown import difference_heading, metric_heading, scaled
-from experiments.reporting.results import Axis, Frame, Grid, places, without
+from experiments.reporting.results import Axis, Frame, Grid, places
 from experiments.reporting.style import (
     INK,
     LARGE,
@@ -26,12 +25,10 @@ from experiments.reporting.style import (
 )
 
 _COLUMNS = 3
-# Inches of a panel, of a character beside the rows, of a mark and between the rows.
+# Inches: a panel, a character beside the rows, a mark, and the space between the rows.
 _PANEL_WIDTH, _CHARACTER, _MARK, _BETWEEN_ROWS = 3.3, 0.085, 0.14, 0.18
-# Between two lines at one number, and the first and the last one at most: fractions of the axis.
-_BESIDE, _BESIDE_ALL = 1 / 60, 1 / 10
-# Characters in a line beside the rows, which are as high as such a line is long; below a panel.
-_NAME_CHARACTERS, _NUMBER_CHARACTERS = 24, 30
+# Characters below a panel, and in a line beside the rows.
+_NUMBER_CHARACTERS, _NAME_CHARACTERS = 30, 24
 
 
 def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
@@ -56,7 +53,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     found, baseline = grid.differences, grid.comparison.baseline
     if baseline is None or found.empty:
         return None
-    title += f": differences from {_names(grid)[baseline[0]]} = "
+    title += f": differences from {_short(baseline[0])} = "
     title += grid.labels.get(baseline, baseline[1])
     frame = found.assign(
         bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
@@ -65,10 +62,9 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
         "episodes. Filled: the interval over several pairs excludes 0."
     )
-    axes = without(grid.axes, baseline)
-    figure = _figure(grid, frame, axes, difference_heading, title, caption, command)
+    figure = _figure(grid, frame, grid.compared, difference_heading, title, caption, command)
     for panel in figure.axes if figure else ():
-        line = panel.axhline if _runs_along(axes[-1]) else panel.axvline
+        line = panel.axhline if _runs_along(grid.compared[-1]) else panel.axvline
         line(0, color=INK, linewidth=0.9, zorder=1)
     return figure
 
@@ -77,18 +73,10 @@ def _runs_along(axis: Axis) -> bool:
     return axis.numbers is not None and len(axis.labels) > 1
 
 
-def _names(grid: Grid) -> dict[str, str]:
-    """Names of axes without sections, if these are clear.
-
-    `optimizer.weight_decay` becomes `weight decay`, and `loss.name` becomes `loss`.
-    """
-
-    def words(option: str) -> str:
-        section, _, name = option.rpartition(".")
-        return (section if section and name == "name" else name).replace("_", " ")
-
-    names = {axis.name: "/".join(map(words, axis.name.split("/"))) for axis in grid.axes}
-    return names if len(set(names.values())) == len(names) else {name: name for name in names}
+def _short(name: str) -> str:
+    """An axis without sections: `optimizer.weight_decay` is `weight decay`, `loss.name` `loss`."""
+    options = [option.removesuffix(".name").rpartition(".")[2] for option in name.split("/")]
+    return "/".join(options).replace("_", " ")
 
 
 def _figure(
@@ -102,17 +90,12 @@ def _figure(
 ) -> Figure | None:
     """A panel for each metric that has values; None if there is none.
 
-    Args:
-      grid: The grid.
-      frame: For each metric and place on `axes`: `mean`, `bar`, single `values`, and `filled`.
-      axes: Those of the grid, perhaps without the label of a baseline.
-      heading: The title of a panel.
-      title, caption, command: As in `new_figure`.
+    `frame` has, for each metric and place on `axes`: `mean`, `bar`, single `values`, and `filled`.
     """
     metrics = frame["mean"].dropna().index.unique("metric")
     if metrics.empty:
         return None
-    along, names = _runs_along(axes[-1]), _names(grid)
+    along = _runs_along(axes[-1])
     axis, varied = (axes[-1], axes[:-1]) if along else (axes[0], axes[1:])
     # The same marks with and without a baseline.
     every = places([other for other in grid.axes if other.name in {v.name for v in varied}])
@@ -126,16 +109,17 @@ def _figure(
     rows = -(-len(metrics) // columns)
     pitch = _MARK * len(series) + _BETWEEN_ROWS
     beside = 0 if along else _CHARACTER * max(map(len, labels))
+    over = grid.comparison.pairs_over
     figure = new_figure(
         0.6 + beside + _PANEL_WIDTH * columns,
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
         title=title,
-        caption=f"{caption} Thin ticks: single {grid.repetitions}.",
+        caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
         command=command,
         legend=legend,
-        legend_title=", ".join(names[other.name] for other in varied) if legend else "",
+        legend_title=", ".join(_short(other.name) for other in varied) if legend else "",
     )
-    # Side by side around the label, in the units of the axis.
+    # Side by side around the label.
     steps = np.arange(len(series)) - (len(series) - 1) / 2
     for number, name in enumerate(metrics):
         metric = grid.metrics[name]
@@ -144,15 +128,16 @@ def _figure(
         panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
         style_axes(panel, grid="both" if along else "x")
         if along:
-            positions = _place_numbers(panel, axis, labels, names[axis.name], steps)
+            positions = _place_numbers(panel, np.array(axis.numbers), labels, steps)
+            panel.set_xlabel(display_text(_short(axis.name)))
         else:
-            _place_rows(panel, labels, names[axis.name] if number % columns == 0 else "")
+            _place_rows(panel, labels, _short(axis.name) if number % columns == 0 else "")
             positions = [np.arange(len(labels)) + _MARK / pitch * step for step in steps]
-        values = frame.loc[name].dropna(subset="mean").fillna({"bar": 0})
-        for (place, mark), at in zip(series.items(), positions, strict=True):
-            keys = [(*place, label) if along else (label, *place) for label in axis.labels]
-            keys = keys if len(axes) > 1 else [label for (label,) in keys]
-            found = values.reindex(keys).assign(at=at).dropna(subset="mean").sort_values("at")
+        values = frame.loc[[name]].fillna({"bar": 0})
+        order = np.arange(len(values))
+        order = order.reshape(-1, len(labels)) if along else order.reshape(len(labels), -1).T
+        for mark, at, of_series in zip(series.values(), positions, order, strict=True):
+            found = values.iloc[of_series].assign(at=at).dropna(subset="mean").sort_values("at")
             _draw_series(panel, mark, found, metric.unit, along=along)
     return figure
 
@@ -170,27 +155,19 @@ def _place_rows(panel: Axes, labels: Sequence[str], name: str) -> None:
 
 
 def _place_numbers(
-    panel: Axes, axis: Axis, labels: Sequence[str], name: str, steps: np.ndarray
+    panel: Axes, numbers: np.ndarray, labels: Sequence[str], steps: np.ndarray
 ) -> list[np.ndarray]:
     """A number along x for each label; returns those of every series, which are side by side."""
-    numbers = np.array(axis.numbers)
     logarithmic = numbers.min() > 0 and numbers.max() >= 6 * numbers.min()
     along = np.log(numbers) if logarithmic else numbers
-    panel.set_xlabel(display_text(name))
     if logarithmic:
         panel.set_xscale("log")
         panel.set_xticks([], minor=True)
-    # An empty label where one would touch the next larger one.
-    texts, left_end = list(labels), math.inf
-    for number in np.argsort(-along):
-        half = np.ptp(along) / _NUMBER_CHARACTERS * (len(texts[number]) + 1) / 2
-        if along[number] + half > left_end:
-            texts[number] = ""
-        else:
-            left_end = along[number] - half
-    panel.set_xticks(numbers, texts)
-    beside = np.ptp(along) * min(_BESIDE, _BESIDE_ALL / len(steps)) * steps
-    return [np.exp(along + by) if logarithmic else along + by for by in beside]
+    narrowest = _NUMBER_CHARACTERS * np.diff(np.sort(along)).min() / np.ptp(along)
+    upright = narrowest < max(map(len, labels)) + 1
+    panel.set_xticks(numbers, labels, rotation=90 if upright else 0)
+    beside = along + np.ptp(along) * min(1 / 60, 1 / (10 * len(steps))) * steps[:, None]
+    return [*(np.exp(beside) if logarithmic else beside)]
 
 
 def _draw_series(panel: Axes, mark: Mark, found: Frame, unit: str, *, along: bool) -> None:

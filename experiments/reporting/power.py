@@ -36,24 +36,21 @@ def paired_power(pairs: int, effect: float, deviation: float) -> float:
 
 
 def pairs_needed(effect: float, deviation: float, power: float) -> int:
-    """The smallest number of pairs, at least 2, with which `paired_power` is at least `power`."""
-    if not deviation:
-        return 2
-    enough = 2
-    while paired_power(enough, effect, deviation) < power:
-        enough *= 2
-    numbers = range(enough)
+    """The smallest number of pairs, at least 2, with which `paired_power` is at least `power`.
+
+    At most a billion.
+    """
     return bisect.bisect_left(
-        numbers, power, lo=2, key=lambda pairs: paired_power(pairs, effect, deviation)
+        range(10**9),
+        power,
+        lo=2,
+        key=lambda pairs: paired_power(pairs, effect, deviation) if deviation else 1.0,
     )
 
 
 def smallest_effect(pairs: int, deviation: float, power: float) -> float:
     """The mean of the differences that `pairs` pairs find with probability `power`."""
-    high = 1.0
-    while paired_power(pairs, high, 1.0) < power:
-        high *= 2
-    ratio: Any = scipy.optimize.brentq(lambda e: paired_power(pairs, e, 1.0) - power, 0.0, high)
+    ratio: Any = scipy.optimize.brentq(lambda e: paired_power(pairs, e, 1.0) - power, 0.0, 100.0)
     return deviation * ratio
 
 
@@ -89,16 +86,17 @@ def grid_power_lines(directory: Path, effect: float | None) -> list[str]:
             f"{path} is not the table of a grid, as sweep and compare write it: {error}"
         ) from error
     rows, powers = [], POWERS if effect is not None else ()
-    for difference in found:
-        if (count := difference["n"]) < 2:
+    for row in found:
+        if row["n"] < 2:
             continue
-        metric = Metric(*(difference[key] for key in ("metric", "unit", "higher_is_better")))
-        values = [scaled(value, metric.unit) for value in difference["values"]]
+        metric = Metric(row["metric"], row["unit"], row["higher_is_better"])
+        values = [scaled(value, metric.unit) for value in row["values"]]
         mean, deviation = statistics.fmean(values), statistics.stdev(values)
-        smallest = f"{smallest_effect(count, deviation, POWERS[0]):.2f}" if deviation else "0"
-        needed = [pairs_needed(effect or 0.0, deviation, p) for p in powers]
-        numbers = [count, f"{mean:+.2f}", f"{deviation:.2f}", smallest, *needed]
-        rows.append([", ".join(difference["place"]), difference_heading(metric), *numbers])
+        smallest = smallest_effect(row["n"], deviation, POWERS[0])
+        numbers = [f"{mean:+.2f}", f"{deviation:.2f}", f"{smallest:.2f}"]
+        needed = [pairs_needed(effect or 0.0, deviation, power) for power in powers]
+        place = ", ".join(row["place"])
+        rows.append([place, difference_heading(metric), row["n"], *numbers, *needed])
     if not rows:
         raise ConfigError(
             f"{path} has no differences of two pairs of runs; give sweep or compare a --baseline "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ import pandas as pd
 import scipy.stats
 
 from experiments.contracts import Metric, PairMetrics
-from experiments.errors import ExperimentError
 
 ALL = "all"
 """The label of an option that takes everything available."""
@@ -27,13 +26,12 @@ Frame = Any
 
 
 class Axis(NamedTuple):
-    """What was varied, with a label for each combination of the values of some options."""
+    """What was varied."""
 
     name: str
     labels: tuple[str, ...]
-    options: tuple[str, ...] = ()
-    values: tuple[tuple[Any, ...], ...] = ()
-    """The values of the options, label by label."""
+    settings: tuple[Mapping[str, Any], ...] = ()
+    """For each label, values by option."""
 
     @property
     def numbers(self) -> list[float] | None:
@@ -42,9 +40,7 @@ class Axis(NamedTuple):
             values = [math.inf if label == ALL else float(label) for label in self.labels]
         except ValueError:
             return None
-        if ALL in self.labels:
-            return [float(sorted(values).index(value)) for value in values]
-        return values if all(map(math.isfinite, values)) else None
+        return [float(sorted(values).index(at)) for at in values] if ALL in self.labels else values
 
 
 class Run(NamedTuple):
@@ -54,6 +50,13 @@ class Run(NamedTuple):
     report: dict[str, Any]
     episodes: Mapping[str, Sequence[float] | np.ndarray] = {}
     """For each metric that is a mean over episodes, its value in every episode."""
+
+    @property
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """The values of its report by the name that a grid gives them."""
+        named = {value["name"]: value for value in self.report["metrics"]}
+        validation = self.report["validation"]
+        return named | {VALIDATION: validation} if validation else named
 
 
 class Comparison(NamedTuple):
@@ -72,6 +75,8 @@ class Grid(NamedTuple):
 
     axes: list[Axis]
     """The first axis, and the others that have several labels."""
+    compared: list[Axis]
+    """The same without the label of the baseline."""
     constant: dict[str, str]
     """The label of every other axis."""
     comparison: Comparison
@@ -83,16 +88,10 @@ class Grid(NamedTuple):
     """As `_summary`."""
     differences: Frame
     """As `_summary`, of the differences to the baseline; empty if there is none."""
-    choices: Frame
-    """As `_choose`."""
+    choices: list[dict[str, Any]]
+    """For each `place` on the axes that are left, the chosen `label`."""
     labels: dict[tuple[str, str], str]
     """For the name of an axis and a label: the protocol's label, where it tells them apart."""
-
-    @property
-    def repetitions(self) -> str:
-        """What the repetitions are."""
-        over = self.comparison.pairs_over
-        return f"values of {over}" if over else "seeds"
 
 
 def make_grid(
@@ -102,7 +101,6 @@ def make_grid(
     *,
     comparison: Comparison | None = None,
     pair_metrics: PairMetrics | None = None,
-    planned: Sequence[Place] | None = None,
 ) -> Grid:
     """Arranges runs; no two of them have the same place and seed.
 
@@ -113,41 +111,44 @@ def make_grid(
         no run has is shown without values.
       comparison: How runs are compared.
       pair_metrics: What every run has in common with that of the baseline, if there is one.
-      planned: The places of the grid; by default all combinations of labels.
-
-    Raises:
-      ExperimentError: Runs do not agree on the unit or the direction of a metric.
     """
     comparison = comparison or Comparison()
     baseline, unit = comparison.baseline, comparison.pairs_over or "seed"
-    finished = {(*run.place, run.report["seed"]): run for run in runs}
-    seeds = sorted({run.report["seed"] for run in runs})
-    keys = [(*place, seed) for place in planned or places(axes) for seed in seeds]
-    table: Frame = pd.DataFrame(keys, columns=[*(axis.name for axis in axes), "seed"])
-    table["run"] = pd.Series([finished.get(key) for key in keys], dtype=object)
-    table, choices = _choose(table, axes, comparison)
-    table = table[table["seed"].isin(table.dropna(subset="run")["seed"])]
-    shown = [axis for axis in axes if axis.name not in (unit, *comparison.choose)]
+    runs, choices = _choose(axes, runs, comparison)
+    axes = [axis for axis in axes if axis.name not in comparison.choose]
+    found = {
+        name: Metric(name, value["unit"], value["higher_is_better"])
+        for run in runs
+        for name, value in run.measured.items()
+    }
+    of_pair = {metric.name: metric for metric in (pair_metrics.metrics if pair_metrics else ())}
+    found |= of_pair if baseline else {}
+    # Runs that diverged have no metrics; the table still says that they diverged.
+    metrics = metrics or sorted(found, key=lambda name: name == VALIDATION) or ["Result"]
+    values = _values(axes, runs, metrics, baseline, pair_metrics)
+    shown = [axis for axis in axes if axis.name != unit]
     varied = [shown[0], *(axis for axis in shown[1:] if len(axis.labels) > 1)]
-    values, found = _long(table, metrics, baseline, pair_metrics)
-    compared = pd.DataFrame()
-    if baseline:
-        pairs = values[values["paired"]].drop(columns=["value", "own"])
-        pairs = pairs.rename(columns={"difference": "value", "own_difference": "own"})
-        compared = _summary(pairs, pairs["metric"].unique(), without(varied, baseline), unit)
-    repeated = seed_text(sorted(table["seed"].unique().tolist()))
-    if pooled := next((axis for axis in axes if axis.name == comparison.pairs_over), None):
-        repeated = f"{unit} {', '.join(pooled.labels)}, each a mean of {repeated}"
+    compared = [
+        axis._replace(labels=tuple(at for at in axis.labels if (axis.name, at) != baseline))
+        for axis in varied
+    ]
+    own = [name for name in metrics if name not in of_pair]
+    pairs = values.assign(value=values["difference"], own=values["own_difference"])
+    seeds = sorted({run.report["seed"] for run in runs})
+    repeated = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
+    if pooled := [axis for axis in axes if axis.name == unit]:
+        repeated = f"{unit} {', '.join(pooled[0].labels)}, each a mean of {repeated}"
     return Grid(
         axes=varied,
+        compared=compared,
         constant={axis.name: axis.labels[0] for axis in shown if axis not in varied},
         comparison=comparison,
         repeated=repeated,
-        metrics=found,
-        means=_summary(values, list(found), varied, unit),
-        differences=compared,
+        metrics={name: found.get(name, Metric(name, "")) for name in metrics},
+        means=_summary(values, metrics, varied, unit),
+        differences=_summary(pairs, own, compared, unit) if baseline else pd.DataFrame(),
         choices=choices,
-        labels=_protocol_labels(table, varied),
+        labels=_protocol_labels(axes, runs),
     )
 
 
@@ -167,62 +168,62 @@ def places(axes: Sequence[Axis]) -> list[Place]:
     return list(itertools.product(*(axis.labels for axis in axes)))
 
 
-def without(axes: Sequence[Axis], baseline: tuple[str, str]) -> list[Axis]:
-    """The axes without the label of the baseline."""
-    return [
-        axis._replace(labels=tuple(at for at in axis.labels if (axis.name, at) != baseline))
-        for axis in axes
-    ]
+def _choose(
+    axes: Sequence[Axis], runs: Sequence[Run], comparison: Comparison
+) -> tuple[Sequence[Run], list[dict[str, Any]]]:
+    """Keeps, at every place on the other axes, the runs of the label with the best validation.
+
+    Its mean is over the repetitions that are finished with all labels, so that more seeds are no
+    advantage. Labels of which a run diverged come last. Places lose the axes of the choice.
+    """
+    tried, names = [*comparison.choose], [axis.name for axis in axes]
+    if not tried:
+        return runs, []
+    table: Frame = pd.DataFrame([run.place for run in runs], columns=names)
+    table["seed"] = [run.report["seed"] for run in runs]
+    table["run"] = pd.Series([*runs], dtype=object)
+    table["label"] = table[tried].agg(", ".join, axis=1)
+    failed = {"value": -math.inf}
+    table["validation"] = [run.measured.get(VALIDATION, failed)["value"] for run in runs]
+    rest = [name for name in names if name not in tried]
+    repetition = [name for name in (*rest, "seed") if name in (comparison.pairs_over, "seed")]
+    kept, choices = [], []
+    for place, found in table.groupby([n for n in rest if n not in repetition], sort=False):
+        compared = found.pivot(index=repetition, columns="label", values="validation").dropna()
+        label = compared.mean().fillna(-math.inf).idxmax()
+        choices.append({"place": place, "label": label})
+        of_label = found[found["label"] == label]
+        at_places = of_label[rest].itertuples(index=False, name=None)
+        kept += [run._replace(place=at) for run, at in zip(of_label["run"], at_places, strict=True)]
+    return kept, choices
 
 
-def seed_text(seeds: Sequence[int]) -> str:
-    """Seeds in words: `seeds 0, 1`."""
-    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds)) or 'none'}"
-
-
-def _measured(run: Run | None) -> dict[str, dict[str, Any]]:
-    """The values of a report by the name that a grid gives them."""
-    if run is None:
-        return {}
-    named = {value["name"]: value for value in run.report["metrics"]}
-    return named | ({VALIDATION: run.report["validation"]} if run.report["validation"] else {})
-
-
-def _long(
-    table: Frame,
-    names: Sequence[str],
+def _values(
+    axes: Sequence[Axis],
+    runs: Sequence[Run],
+    metrics: Iterable[str],
     baseline: tuple[str, str] | None,
     pair_metrics: PairMetrics | None,
-) -> tuple[Frame, dict[str, Metric]]:
-    """A row for every planned run and metric, and the metrics.
+) -> Frame:
+    """A row for every place, seed and metric, whether it has been run or not.
 
-    Of the rows that are `paired` with the baseline's run at the same place and seed, `difference`
-    and `own_difference` are what `value` and `own`, the interval over its episodes, are of a run.
+    The columns are the `value`, its `own` interval over episodes, whether the run `diverged`, and
+    `difference` and `own_difference`, the same of the pair with the run of the baseline.
     """
-    records, keys = table.to_dict("records"), [*table.columns.drop("run")]
-    at = {tuple(row[key] for key in keys): row["run"] for row in records}
-    name, label = baseline or ("", "")
-    pairs, found = [], {}
-    for row in records:
-        place, run = tuple(label if key == name else row[key] for key in keys), row["run"]
-        row["paired"] = row.get(name, label) != label and place in at
-        row["diverged"] = run and "diverged" in run.report
-        other: Any = at[place] if row["paired"] else None
-        ours, theirs = _measured(run), _measured(other)
-        if pair_metrics and ours and theirs:
+    finished: dict[tuple[Any, ...], Run] = {(*r.place, r.report["seed"]): r for r in runs}
+    columns = [*(axis.name for axis in axes), "seed"]
+    rows = []
+    for place, seed in itertools.product(places(axes), sorted({key[-1] for key in finished})):
+        row = dict(zip(columns, (*place, seed), strict=True))
+        run, other = finished.get((*place, seed)), None
+        if baseline and row[baseline[0]] != baseline[1]:
+            other = finished.get(tuple((row | dict([baseline])).values()))
+        ours, theirs = (r.measured if r else {} for r in (run, other))
+        if pair_metrics and run and other and ours and theirs:
             of_pair = pair_metrics.measure(run.report, other.report)
             ours |= {value["name"]: value for value in of_pair}
-        pairs.append((run, other, ours, theirs))
-        for key, value in ours.items():
-            metric = Metric(key, value["unit"], value["higher_is_better"])
-            if (known := found.setdefault(key, metric)) != metric:
-                raise ExperimentError(f"runs disagree on a unit or direction: {known}, {metric}")
-    # Runs that diverged have no metrics; the table still says that they diverged.
-    names = names or sorted(found, key=lambda key: key == VALIDATION) or ["Result"]
-    without_difference = [metric.name for metric in pair_metrics.metrics] if pair_metrics else []
-    rows = []
-    for row, (run, other, ours, theirs) in zip(records, pairs, strict=True):
-        for name in names:
+        row["diverged"] = run and "diverged" in run.report
+        for name in metrics:
             value, of_baseline = ours.get(name, {}), theirs.get(name, {})
             rows.append(
                 row
@@ -232,13 +233,11 @@ def _long(
                     "own": value.get("interval"),
                     "baseline": of_baseline.get("value"),
                     "own_difference": _episode_interval(run, other, name),
-                    "paired": row["paired"] and name not in without_difference,
                 }
             )
     numbers = ("value", "own", "diverged", "baseline", "own_difference")
     frame: Frame = pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))
-    frame["difference"] = frame["value"] - frame["baseline"]
-    return frame, {name: found.get(name, Metric(name, "")) for name in names}
+    return frame.assign(difference=frame["value"] - frame["baseline"])
 
 
 def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> float:
@@ -252,96 +251,39 @@ def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> flo
     return interval(ours - theirs) if len(ours) == len(theirs) and lists == others else math.nan
 
 
-def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: str) -> Frame:
-    """A row for each metric and each place on `axes`.
+def _summary(values: Frame, metrics: Iterable[str], axes: Sequence[Axis], unit: str) -> Frame:
+    """A row for each metric and each place on `axes`, of `_values`.
 
-    Args:
-      values: As `_long`.
-      metrics, axes: The rows.
-      unit: The column that tells repetitions apart. Runs of one repetition are averaged first.
-
-    Returns:
-      Over the repetitions that have a value: their `values` and number `n`, `mean`, `deviation`
-      (n − 1) and the half width of the 95 % confidence interval, `interval`. Of runs: those with
-      a value, `found`; all, `expected`; the mean of `own`; and `diverged`: all that are finished.
+    Runs of one repetition, which the column `unit` tells apart, are averaged first. Over the
+    repetitions that have a value: their `values` and number `n`, `mean`, `deviation` (n − 1) and
+    the half width of the 95 % confidence interval, `interval`. Of runs: those with a value,
+    `found`; all, `expected`; the mean of `own`; and `diverged`: all that are finished.
     """
     keys = ["metric", *(axis.name for axis in axes)]
+    index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)
+    runs = values.groupby(keys).agg(
+        found=("value", "count"),
+        expected=("value", "size"),
+        own=("own", "mean"),
+        diverged=("diverged", "min"),
+    )
     # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
     known = values.dropna(subset="value").groupby([*keys, unit], sort=False)["value"]
     over = known.agg(statistics.fmean).groupby(keys)
-    runs = values.groupby(keys)
-    columns = {
-        "values": over.agg(list),
-        "n": over.size(),
-        "mean": over.agg(statistics.fmean),
-        "deviation": over.agg(lambda of: statistics.stdev(of) if len(of) > 1 else math.nan),
-        "interval": over.agg(interval),
-        "found": runs["value"].count(),
-        "expected": runs.size(),
-        "own": runs["own"].mean(),
-        "diverged": runs["diverged"].min(),
-    }
-    index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)
-    frame: Frame = pd.DataFrame({name: column.reindex(index) for name, column in columns.items()})
-    types = {"n": int, "found": int, "expected": int, "diverged": bool}
-    return frame.fillna(dict.fromkeys(types, 0)).astype(types)
-
-
-def _choose(table: Frame, axes: Sequence[Axis], comparison: Comparison) -> tuple[Frame, Frame]:
-    """Keeps, at every place on the other axes, the labels with the best mean validation.
-
-    The mean is over seeds, and over the labels of the pooled axis. Runs are compared only where
-    all labels have finished ones, so that more seeds are no advantage. Labels of which fewer of
-    these runs have a validation come last: a run that diverged is no advantage either.
-
-    Returns:
-      The runs that are kept, without the columns of the choice, and a row for every choice: the
-      `place`, the chosen `label`, its mean `validation`, the numbers of its `compared` runs and of
-      those of them with a validation, `found`, the number of `candidates`, and the `seeds`.
-    """
-    tried = list(comparison.choose)
-    if not tried:
-        return table, pd.DataFrame()
-    repetition = [name for name in (comparison.pairs_over, "seed") if name]
-    methods = [axis.name for axis in axes if axis.name not in (*tried, *repetition)]
-    validations = [_measured(run).get(VALIDATION, {}).get("value") for run in table["run"]]
-    table = table.assign(
-        label=list(table[tried].itertuples(index=False, name=None)),
-        validation=pd.Series(validations, table.index, dtype=float),
+    repetitions = over.agg(values=list, n="size", mean=statistics.fmean, interval=interval)
+    repetitions["deviation"] = over.agg(
+        lambda of: statistics.stdev(of) if len(of) > 1 else math.nan
     )
-    kept, choices = [], []
-    for place, runs in table.groupby(methods, sort=False):
-        # Labels without a run, which only some of the places have, are no candidates.
-        finished = runs.dropna(subset="run")
-        labels = (runs if finished.empty else finished)["label"].unique()
-        in_all = finished.groupby(repetition)["seed"].transform("size") == len(labels)
-        compared = finished[in_all]
-        known = compared.dropna(subset="validation")
-        found = {label: known["validation"][known["label"].isin([label])] for label in labels}
-        label = max(found, key=lambda label: (found[label].size, found[label].mean()))
-        choices.append(
-            {
-                "place": place,
-                "label": label,
-                "validation": found[label].mean(),
-                "found": found[label].size,
-                "compared": len(compared) // len(labels),
-                "candidates": len(labels),
-                "seeds": tuple(sorted(compared["seed"].unique().tolist())),
-            }
-        )
-        kept.append(runs[runs["label"].isin([label])])
-    return pd.concat(kept).drop(columns=[*tried, "label", "validation"]), pd.DataFrame(choices)
+    frame: Frame = runs.join(repetitions).reindex(index)
+    return frame.fillna({"n": 0, "diverged": 0}).astype({"n": int, "diverged": bool})
 
 
-def _protocol_labels(table: Frame, axes: Sequence[Axis]) -> dict[tuple[str, str], str]:
+def _protocol_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     """The protocol's labels of an axis, if each of its labels has one, and no two the same."""
-    runs = table.dropna(subset="run")
-    texts = runs["run"].map(lambda run: str(run.report.get("label", "")))
     found: dict[tuple[str, str], str] = {}
-    for axis in axes:
-        own = texts.groupby(runs[axis.name]).agg(set)
-        names = {str(at): name for at, of in own.items() if len(of) == 1 for name in of if name}
-        if axis.numbers is None and len(set(names.values())) == len(axis.labels):
-            found |= {(axis.name, label): name for label, name in names.items()}
+    for number, axis in enumerate(axes):
+        pairs = {(run.place[number], run.report.get("label", "")) for run in runs}
+        names = {name for _, name in pairs if name}
+        if axis.numbers is None and len(pairs) == len(names) == len(axis.labels):
+            found |= {(axis.name, at): name for at, name in pairs}
     return found

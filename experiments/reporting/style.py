@@ -27,17 +27,11 @@ SMALL, MEDIUM, LARGE = 8, 9, 10
 """Font sizes in points: captions; numbers and legends; titles of panels."""
 
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
-_MARKERS = "osD^vP*X"
-_LINES = ("-", "--", ":", "-.")
-
-_GAP = 0.08
-_LEGEND_LINE = 0.2
-"""Both in inches."""
-
-# Characters in an inch of text: few enough for lines of wide letters.
-_TITLE_CHARACTERS = 8.5
-_LEGEND_CHARACTERS = 12
-_CAPTION_CHARACTERS = 14.5
+_MARKERS, _LINES = "osD^vP*X", ("-", "--", ":", "-.")
+# Inches: between title, legend, panels and caption, and a line of the legend.
+_GAP, _LEGEND_LINE = 0.08, 0.2
+# Characters in an inch of title, legend and caption: few enough for lines of wide letters.
+_TITLE, _LEGEND, _CAPTION = 8.5, 12, 14.5
 
 
 class Mark(NamedTuple):
@@ -83,27 +77,23 @@ def new_figure(
     """
     longest = max((len(str(handle.get_label())) for handle in legend), default=0)
     # Beside its text, an entry has a marker and a gap, which are as wide as eight characters.
-    columns = max(1, min(len(legend), int(width * _LEGEND_CHARACTERS / (longest + 8))))
-    rows = -(-len(legend) // columns) + bool(legend_title)
-    characters = int(width * _CAPTION_CHARACTERS)
+    columns = max(1, min(len(legend), int(width * _LEGEND / (longest + 8))))
+    above = _LEGEND_LINE * (-(-len(legend) // columns) + bool(legend_title)) + _GAP
+    characters = int(width * _CAPTION)
     notes = textwrap.wrap(caption, characters)
     if command:
         notes += textwrap.wrap(f"Command: {command}", characters, break_on_hyphens=False)
-    heading = textwrap.fill(title, int(width * _TITLE_CHARACTERS))
-
+    heading = display_text(textwrap.fill(title, int(width * _TITLE)))
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
     figure = Figure(figsize=(width, height), dpi=150, layout=layout)
-    gap, legend_height = _GAP / height, _LEGEND_LINE * rows / height
-    figure.text(
-        0, 1 + gap + legend_height, display_text(heading), size=13, weight="bold", va="bottom"
-    )
-    text = display_text("\n".join(notes))
-    figure.text(0, -gap, text, size=SMALL, color=INK, va="top", linespacing=1.3)
+    figure.text(0, 1 + above / height, heading, size=13, weight="bold", va="bottom")
+    small: Any = {"size": SMALL, "color": INK, "linespacing": 1.3}
+    figure.text(0, -_GAP / height, display_text("\n".join(notes)), va="top", **small)
     figure.legend(
         handles=list(legend),
         title=display_text(legend_title) or None,
         loc="lower left",
-        bbox_to_anchor=(0, 1 + gap),
+        bbox_to_anchor=(0, 1 + _GAP / height),
         bbox_transform=figure.transFigure,
         ncols=columns,
         alignment="left",

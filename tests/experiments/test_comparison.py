@@ -9,9 +9,9 @@ import scipy.stats
 from matplotlib.collections import LineCollection
 
 from experiments.contracts import Metric, PairMetrics
-from experiments.reporting.grid import grid_table, write_grid
+from experiments.reporting.grid import write_grid
 from experiments.reporting.grid_figure import difference_figure
-from experiments.reporting.results import Axis, Comparison, interval, make_grid, places
+from experiments.reporting.results import Axis, Comparison, interval, make_grid
 from tests.experiments.test_grid_report import (
     ACCURACY,
     ERROR,
@@ -19,6 +19,7 @@ from tests.experiments.test_grid_report import (
     RATIO,
     diverged,
     run,
+    runs_of,
     squeezed,
 )
 
@@ -37,26 +38,6 @@ def differences(axes, runs, comparison=None, **options):
     return grid.differences.droplevel("metric")
 
 
-def chosen(axes, runs, pooled="", planned=None):
-    """What validation chooses from the axis G, and the sentences on it."""
-    comparison = Comparison(None, pooled, ("G",))
-    grid = make_grid(axes, runs, comparison=comparison, planned=planned)
-    text = grid_table(grid, runs, title="T")
-    return grid, [line[2:] for line in text.splitlines() if line.startswith("- ")]
-
-
-def two_methods(num_seeds, effect=-0.02, seed=0):
-    """Values of two methods that share the noise of a seed."""
-    rng = np.random.default_rng(seed)
-    shared = rng.normal(0.3, 0.1, num_seeds)
-    own = rng.normal(0, 0.01, (2, num_seeds))
-    return shared + own[0], shared + own[1] + effect
-
-
-def runs_of(values, label):
-    return [run((label,), seed, (ERROR, float(value))) for seed, value in enumerate(values)]
-
-
 def measure_sum(report, baseline):
     """The sum of the first metrics of two runs."""
     first, other = (r["metrics"][0]["value"] for r in (report, baseline))
@@ -66,11 +47,7 @@ def measure_sum(report, baseline):
 def test_metrics_of_a_run_and_the_baseline_are_columns_without_differences(tmp_path):
     methods = Axis("Method", ("softmax", "loose", "tight"))
     values = {"softmax": (0.1, 0.2, 0.7), "loose": (0.3, 0.5, 0.8), "tight": (0.4, 0.6)}
-    runs = [
-        run((label,), seed, (ERROR, value))
-        for label, of_label in values.items()
-        for seed, value in enumerate(of_label)
-    ]
+    runs = runs_of(values, ERROR)
     runs[2] = diverged(("softmax",), 2)
     pair_metrics = PairMetrics([Metric("sum", "")], measure_sum)
     text, stored = written(
@@ -102,8 +79,10 @@ def test_an_interval_is_that_of_scipy():
 
 
 def test_differences_are_taken_seed_by_seed():
-    softmax, loose = two_methods(6)
-    found = differences([METHODS], runs_of(softmax, "softmax") + runs_of(loose, "loose"))
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(0.3, 0.1, 6), rng.normal(0, 0.01, (2, 6))
+    softmax, loose = shared + own[0], shared + own[1] - 0.02
+    found = differences([METHODS], runs_of({"softmax": softmax, "loose": loose}, ERROR))
     assert list(found.index) == ["loose"]
     difference = found.loc["loose"]
     test = scipy.stats.ttest_rel(loose, softmax)
@@ -117,14 +96,12 @@ def test_differences_are_taken_seed_by_seed():
 
 
 def test_the_table_has_the_differences(tmp_path):
-    runs = [
-        *(run(("softmax",), s, (ERROR, v), (RATIO, 1)) for s, v in enumerate((0.14, 0.12, 0.15))),
-        *(run(("loose",), s, (ERROR, v), (RATIO, 1)) for s, v in enumerate((0.12, 0.10, 0.125))),
-    ]
+    values = {"softmax": (0.14, 0.12, 0.15), "loose": (0.12, 0.10, 0.125)}
+    runs = runs_of(values, ERROR, RATIO)
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "**Difference from Method = softmax**" in text
     assert "| Method | error (points) ↓ | discriminability |" in text
-    assert "| loose | **−2.17 ± 0.72** (n = 3) | +0.000 ± 0.000 (n = 3) |" in text
+    assert "| loose | **−2.17 ± 0.72** (n = 3) | **−0.022 ± 0.007** (n = 3) |" in text
     assert "mean ± 95 % interval (Student's t) over seeds 0, 1, 2; bold: it excludes 0" in text
     error, _ = stored["differences"]
     assert (error["metric"], error["place"], error["n"]) == ("error", ["loose"], 3)
@@ -134,12 +111,13 @@ def test_the_table_has_the_differences(tmp_path):
 
 
 def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
-    runs = runs_of([0.2, 0.2, 0.2, 0.2], "softmax") + runs_of([0.1, 0.12], "loose")
+    runs = runs_of({"softmax": (0.2, 0.2, 0.2, 0.2), "loose": (0.1, 0.12)}, ERROR)
     runs += [diverged(("loose",), 2)]
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| loose | −9.00 ± 12.71 (n = 2, 2 missing) |" in text
     assert [stored["differences"][0][key] for key in ("found", "expected")] == [2, 4]
-    runs = [*runs_of([0.2, 0.2], "softmax"), diverged(("loose",), 0), diverged(("loose",), 1)]
+    runs = runs_of({"softmax": (0.2, 0.2)}, ERROR)
+    runs += [diverged(("loose",), 0), diverged(("loose",), 1)]
     text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| loose | – (2 missing) |" in text
 
@@ -147,16 +125,12 @@ def test_a_run_that_diverged_or_is_missing_is_counted(tmp_path):
 def test_the_baseline_can_be_on_any_axis(tmp_path):
     axes = [METHODS, Axis("n", ("5", "50"))]
     values = {
-        ("softmax", "5"): 0.4,
-        ("softmax", "50"): 0.2,
-        ("loose", "5"): 0.3,
-        ("loose", "50"): 0.25,
+        ("softmax", "5"): (0.4, 0.41),
+        ("softmax", "50"): (0.2, 0.21),
+        ("loose", "5"): (0.3, 0.31),
+        ("loose", "50"): (0.25, 0.26),
     }
-    runs = [
-        run(place, seed, (ERROR, value + 0.01 * seed), (RATIO, value))
-        for place, value in values.items()
-        for seed in (0, 1)
-    ]
+    runs = runs_of(values, ERROR, RATIO)
     text, _ = written(tmp_path, axes, runs, comparison=Comparison(("n", "50")))
     assert "**Difference from n = 50**: **error (points) ↓** against n" in text
     assert "| Method | 5 |" in text
@@ -206,19 +180,6 @@ def test_a_cluster_that_lacks_a_run_says_so(tmp_path):
     assert "(n = 4, 1 missing) |" in text
     assert "(11 of 12) |" in text
     assert stored["differences"][0]["values"][1] == pytest.approx(of_pairs[1, :2].mean())
-
-
-def test_subsets_that_a_place_does_not_have_are_not_missing():
-    axes = [METHODS, Axis("classes", ("25", "all")), Axis("subset", ("0", "1"))]
-    planned = [place for place in places(axes) if place[1:] != ("all", "1")]
-    runs = [run(place, 0, (ERROR, 0.1)) for place in planned]
-    comparison = Comparison(BASELINE, "subset")
-    grid = make_grid(axes, runs, comparison=comparison, planned=planned)
-    for frame in (grid.means, grid.differences):
-        assert frame.loc[("error", "loose"), ["found", "expected"]].to_numpy().tolist() == [
-            [2, 2],
-            [1, 1],
-        ]
 
 
 def with_episodes(place, seed, accuracies, lists=("aa",)):
@@ -285,18 +246,16 @@ GROUPS = Axis("G", ("2", "4", "8"))
 def tuned_runs():
     """Validation and test disagree on the best G; each method has another best one."""
     validations = {
-        "softmax": {"2": 0.5, "4": 0.7, "8": 0.6},
-        "loose": {"2": 0.8, "4": 0.6, "8": 0.7},
+        ("softmax", "2"): 0.5,
+        ("softmax", "4"): 0.7,
+        ("softmax", "8"): 0.6,
+        ("loose", "2"): 0.8,
+        ("loose", "4"): 0.6,
+        ("loose", "8"): 0.7,
     }
     return [
-        run(
-            (method, groups),
-            seed,
-            (ERROR, 1 - value + (groups == "8")),
-            validation=value + 0.01 * seed,
-        )
-        for method, of in validations.items()
-        for groups, value in of.items()
+        run(place, seed, (ERROR, 1 - value + (place[1] == "8")), validation=value + 0.01 * seed)
+        for place, value in validations.items()
         for seed in (0, 1)
     ]
 
@@ -304,90 +263,70 @@ def tuned_runs():
 def test_validation_chooses_at_every_place(tmp_path):
     comparison = Comparison(BASELINE, choose=("G",))
     text, stored = written(tmp_path, [METHODS, GROUPS], tuned_runs(), comparison=comparison)
-    softmax, loose = (f"{at} (of 3 values, seeds 0, 1)" for at in (4, 2))
-    assert f"G: the best mean validation. softmax: {softmax}; loose: {loose}." in text
+    assert "- G: the best mean validation. softmax: 4; loose: 2." in text
     assert "| softmax | 30.0 ± 0.0 | 70.5 ± 0.7 |" in text
     assert "| loose | **20.0 ± 0.0** | **80.5 ± 0.7** |" in text
     assert "| loose | **−10.00 ± 0.00** (n = 2)" in text
-    assert [(c["place"], c["label"]) for c in stored["choices"]] == [
-        (["softmax"], ["4"]),
-        (["loose"], ["2"]),
+    assert stored["choices"] == [
+        {"place": ["softmax"], "label": "4"},
+        {"place": ["loose"], "label": "2"},
     ]
     # All runs that were tried are in the file and in the count.
     assert len(stored["runs"]) == 12
     assert "- Runs: 12, " in text
 
 
+def chosen(values, axes=(METHODS, GROUPS), **options):
+    """The choice of G for softmax, whose runs have these validations by place and seed."""
+    runs = [
+        diverged(("softmax", *place), seed)
+        if value is None
+        else run(("softmax", *place), seed, (ERROR, 0.1), validation=value)
+        for (*place, seed), value in values.items()
+    ]
+    grid = make_grid(axes, runs, comparison=Comparison(None, choose=("G",), **options))
+    (choice,) = grid.choices
+    assert choice["place"] == ("softmax",)
+    return choice["label"], grid
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # More seeds are no advantage, whether one value has them or another.
+        ({("2", 0): 0.9, ("4", 0): 0.5, ("4", 1): 0.95}, "2"),
+        ({("2", 0): 0.4, ("2", 1): 0.95, ("4", 0): 0.5}, "4"),
+        # A run that diverged is none either, but it has been run.
+        ({("2", 0): 0.5, ("2", 1): 0.5, ("4", 0): 0.9, ("4", 1): None}, "2"),
+        # Where nothing can be compared, the first value is shown.
+        ({("2", 0): None, ("4", 0): None}, "2"),
+        ({("2", 0): 0.5, ("4", 1): 0.6}, "2"),
+    ],
+)
+def test_a_choice_is_fair(values, expected):
+    assert chosen(values)[0] == expected
+
+
 def test_a_choice_is_over_all_repetitions():
     axes = [METHODS, GROUPS, Axis("subset", ("0", "1"))]
-    values = {
-        ("2", "0"): 0.9,
-        ("2", "1"): 0.1,
-        ("4", "0"): 0.6,
-        ("4", "1"): 0.6,
-        ("8", "0"): 0,
-        ("8", "1"): 0,
-    }
-    runs = [
-        run((method, *place), 0, (ERROR, 0.1), validation=value)
-        for method in METHODS.labels
-        for place, value in values.items()
-    ]
-    grid, _ = chosen(axes, runs, "subset")
-    assert list(grid.choices["label"]) == [("4",), ("4",)]
+    values = {("2", "0", 0): 0.9, ("2", "1", 0): 0.1, ("4", "0", 0): 0.6, ("4", "1", 0): 0.6}
+    label, grid = chosen(values, axes, pairs_over="subset")
+    assert label == "4"
     assert [axis.name for axis in grid.axes] == ["Method"]
-    assert grid.means.loc[("error", "loose"), "found"] == 2
+    assert grid.means.loc[("error", "softmax"), "found"] == 2
 
 
-def test_a_run_that_diverged_is_no_advantage_in_a_choice():
-    runs = [run(("a", "2"), seed, (ERROR, 0.1), validation=0.5) for seed in (0, 1)]
-    runs += [run(("a", "4"), 0, (ERROR, 0.1), validation=0.9), diverged(("a", "4"), 1)]
-    axes = [Axis("Method", ("a",)), Axis("G", ("2", "4"))]
-    assert list(chosen(axes, runs)[0].choices["label"]) == [("2",)]
-    # Where none is complete, the caption says so.
-    runs[0] = diverged(("a", "2"), 0)
-    _, lines = chosen(axes, runs)
-    assert any(line.endswith(" a: 4 (of 2 values, seeds 0, 1, 1 diverged).") for line in lines)
-
-
-def test_more_seeds_are_no_advantage_in_a_choice():
-    axes = [METHODS, Axis("G", ("2", "4"))]
-    runs = [run(("softmax", "2"), seed, (ERROR, 0.1), validation=0.9) for seed in (0, 1)]
-    runs += [run(("softmax", "4"), seed, (ERROR, 0.5), validation=0.5) for seed in (0, 1, 2)]
-
-    def choice():
-        grid, _ = chosen(axes, runs, planned=places(axes)[:2])
-        (row,) = grid.choices.to_dict("records")
-        assert row["found"] <= row["compared"] == len(row["seeds"])
-        return row["label"], row["validation"], row["seeds"]
-
-    assert choice() == (("2",), 0.9, (0, 1))
-    # A value of the seed that only one of them has does not count either.
-    runs += [run(("softmax", "4"), 3, (ERROR, 0.5), validation=9.0)]
-    assert choice()[0] == ("2",)
-    # A run that diverged has been run.
-    runs += [diverged(("softmax", "2"), 2)]
-    assert choice() == (("4",), 0.5, (0, 1, 2))
-
-
-def test_an_unequal_number_of_candidates_is_stated():
-    axes = [METHODS, Axis("G", ("–", "2", "4"))]
-    planned = [("softmax", "–"), ("loose", "2"), ("loose", "4")]
-    runs = [run(place, 0, (ERROR, 0.1), validation=0.5) for place in planned]
-    grid, lines = chosen(axes, runs, planned=planned)
-    assert any("softmax: – (of 1 values, seed 0); loose: 2 (of 2 values" in at for at in lines)
-    # Labels that a place does not have are no candidates, though they are on the axis.
-    assert chosen(axes, runs)[0].choices.equals(grid.choices)
-    assert (grid.means["found"] == grid.means["expected"]).all()
-
-
-def test_where_nothing_has_a_validation_nothing_is_chosen():
-    runs = [diverged((method, "2"), 0) for method in METHODS.labels]
-    axes = [METHODS, GROUPS]
-    grid, lines = chosen(axes, runs)
-    assert any("softmax: none (of 1 values, seed 0, 1 diverged);" in line for line in lines)
-    assert grid.means["diverged"].all()
-    # Nor without a repetition in common.
-    runs = [run(("softmax", at), int(at), (ERROR, 0.1), validation=0.5) for at in "24"]
-    _, lines = chosen(axes, runs, planned=[("softmax", at) for at in "24"])
-    assert any("softmax: none (of 2 values, seeds none)" in line for line in lines)
+def test_several_options_are_chosen_together(tmp_path):
+    rates = Axis("rate", ("0.1", "0.3"))
+    runs = [
+        run(("loose", groups, rate), 0, (ERROR, value), validation=value)
+        for (groups, rate), value in {
+            ("2", "0.1"): 0.1,
+            ("2", "0.3"): 0.4,
+            ("4", "0.1"): 0.3,
+        }.items()
+    ]
+    comparison = Comparison(choose=("G", "rate"))
+    text, _ = written(tmp_path, [METHODS, GROUPS, rates], runs, comparison=comparison)
+    assert "- G, rate: the best mean validation. loose: 2, 0.3." in text
+    assert "| loose | 40.0 | 40.0 |" in text

@@ -16,7 +16,7 @@ import pytest
 from experiments.cli.main import main
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.errors import ConfigError
-from experiments.grid import finished_runs, make_axes, make_cells, parse_comparison, parse_over
+from experiments.grid import finished_runs, make_cells, parse_axis, parse_comparison
 from experiments.protocols import few_shot, integration
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
@@ -31,20 +31,15 @@ CONFIG = GroupSoftmaxConfig(
 )
 
 
-def only_axis(text):
-    (axis,) = make_axes(parse_over(text, CONFIG))
-    return axis
-
-
 def test_values_are_parsed_in_the_types_of_their_options():
-    positions = parse_over("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01", CONFIG)
-    assert positions == [
+    axis = parse_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01", CONFIG)
+    assert axis.settings == (
         {"loss.name": "softmax", "optimizer.learning_rate": 0.3},
         {"loss.name": "loose", "optimizer.learning_rate": 0.01},
-    ]
+    )
 
     def values(text, config: TrainConfig = CONFIG):
-        return [tuple(at.values()) for at in parse_over(text, config)]
+        return [tuple(at.values()) for at in parse_axis(text, config).settings]
 
     assert values("data.classes=5,20") == [(5,), (20,)]
     assert values("data.flip=True,false") == [(True,), (False,)]
@@ -55,17 +50,24 @@ def test_values_are_parsed_in_the_types_of_their_options():
     found = values("evaluation.distances=cosine,euclidean+cosine", few)
     assert found == [(("cosine",),), (("euclidean", "cosine"),)]
     with pytest.raises(ConfigError, match="'l1' must be one of euclidean, cosine"):
-        parse_over("evaluation.distances=cosine+l1", few)
+        parse_axis("evaluation.distances=cosine+l1", few)
 
 
-def test_an_axis_is_named_after_the_options_that_distinguish_its_positions():
-    axis = only_axis("loss.name/optimizer.learning-rate=softmax/0.3,loose/0.01")
-    assert (axis.name, [*axis.labels]) == ("loss.name", ["softmax", "loose"])
-    axis = only_axis("loss.name/data.classes=softmax/5,softmax/9,loose/5")
-    assert axis.name == "loss.name/data.classes"
-    assert [*axis.labels] == ["softmax/5", "softmax/9", "loose/5"]
-    assert [*only_axis("optimizer.decay_steps=30+60").labels] == ["30+60"]
-    assert [*only_axis("data.samples_per_class=5,10,0").labels] == ["5", "10", "all"]
+@pytest.mark.parametrize(
+    ("text", "name", "labels"),
+    [
+        ("loss.name/steps=softmax/3,loose/1", "loss.name", "softmax loose"),
+        (
+            "loss.name/data.classes=softmax/5,softmax/9,loose/5",
+            "loss.name/data.classes",
+            "softmax/5 softmax/9 loose/5",
+        ),
+        ("optimizer.decay_steps=30+60", "optimizer.decay_steps", "30+60"),
+        ("data.samples_per_class=5,10,0", "data.samples_per_class", "5 10 all"),
+    ],
+)
+def test_an_axis_is_named_after_the_options_that_distinguish_its_positions(text, name, labels):
+    assert parse_axis(text, CONFIG)[:2] == (name, tuple(labels.split()))
 
 
 @pytest.mark.parametrize(
@@ -74,15 +76,13 @@ def test_an_axis_is_named_after_the_options_that_distinguish_its_positions():
         ("loss.name", "must be OPTION=VALUE"),
         ("loss.name=", "must be OPTION=VALUE"),
         ("loss.nam=softmax", r"loss.nam: unknown option; did you mean loss.name"),
-        ("los.name=softmax", r"los.name: unknown option; did you mean loss.name"),
-        ("model=4", "model: unknown option; did you mean model.backbone, model.widths, "),
+        ("model=4", "model: unknown option; did you mean model.dim, "),
         ("protocol=few-shot", "protocol: unknown option; .* --help lists them"),
         ("model.widths=4+x", "'x' must be of type int"),
         ("loss.name=soft", "'soft' must be one of softmax, tight, loose"),
         ("data.classes=5,x", "'x' must be of type int"),
         ("data.flip=yes", "'Yes' must be one of True, False"),
-        ("data.classes=5,5", "is repeated"),
-        ("loss.name/data.classes=loose/5,loose/5", "loss.name/data.classes is repeated"),
+        ("loss.name/data.classes=loose/5,loose/5", "the value 'loose/5' is repeated"),
         ("loss.name/data.classes=softmax", "1 values for 2 options"),
         ("seed=1,2", "use --seeds"),
         ("preset=kanji,coco", "preset: unknown option"),
@@ -90,88 +90,70 @@ def test_an_axis_is_named_after_the_options_that_distinguish_its_positions():
 )
 def test_impossible_axes_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
-        parse_over(text, CONFIG)
+        parse_axis(text, CONFIG)
+
+
+def axes_of(*texts):
+    return [parse_axis(text, CONFIG) for text in texts]
 
 
 def test_cells_are_all_combinations(tmp_path):
-    over = [parse_over(text, CONFIG) for text in ("loss.name=softmax,loose", "data.classes=5,9")]
-    found = make_cells(CONFIG, over, [3, 1, 3], tmp_path)
+    axes = axes_of("loss.name=softmax,loose", "data.classes=5,9")
+    found = make_cells(CONFIG, axes, [3, 1, 3], tmp_path)
     assert len(found) == len({cell.directory for cell in found}) == 8
     assert [cell.config.seed for cell in found] == [3] * 4 + [1] * 4
     last = found[-1]
-    axes = [axis for positions in over for axis in make_axes(positions)]
-    assert last.place(axes) == ("loose", "9")
-    assert last.describe(axes) == "loss.name = loose, data.classes = 9"
+    assert last.place == ("loose", "9")
     assert isinstance(last.config, GroupSoftmaxConfig)
     assert (last.config.loss.name, last.config.data.classes) == ("loose", 9)
     assert last.directory == tmp_path / "loss.name=loose" / "data.classes=9" / "seed-1"
-    over = [parse_over("model.widths=4+8+8+8,4+4+4+4", CONFIG)]
-    first = make_cells(CONFIG, over, [0], tmp_path)[0]
+    axes = axes_of("model.widths=4+8+8+8,4+4+4+4")
+    first = make_cells(CONFIG, axes, [0], tmp_path)[0]
     assert first.config.model.widths == (4, 8, 8, 8)
     assert first.directory == tmp_path / "model.widths=4+8+8+8" / "seed-0"
-    with pytest.raises(ConfigError, match="an option twice"):
-        make_cells(CONFIG, [over[0], over[0]], [0], tmp_path)
-    over = [parse_over("model.weights=runs/a,runs/b", CONFIG)]
-    folders = [cell.directory.parent for cell in make_cells(CONFIG, over, [0], tmp_path)]
-    assert folders == [tmp_path / "model.weights=runs-a", tmp_path / "model.weights=runs-b"]
-
-
-COMPOSITE = "loss.name/loss.num_groups=softmax/4,loose/2,loose/4"
-
-
-def test_options_of_an_axis_can_be_split_off():
-    axes = make_axes(parse_over(COMPOSITE, CONFIG), ["loss.num_groups"])
-    assert [axis.name for axis in axes] == ["loss.name", "loss.num_groups"]
-    assert [[*axis.labels] for axis in axes] == [["softmax", "loose"], ["4", "2"]]
-    positions = parse_over("loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1", CONFIG)
-    assert make_axes(positions, ["loss.num_groups"]) == make_axes(positions)
-    alone = parse_over("loss.name=softmax,loose", CONFIG)
-    assert make_axes(alone, ["loss.name"]) == make_axes(alone)
+    with pytest.raises(ConfigError, match="two axes have the same option"):
+        make_cells(CONFIG, axes * 2, [0], tmp_path)
+    (cell,) = make_cells(CONFIG, axes_of("model.weights=runs/a"), [0], tmp_path)
+    assert cell.directory.parent == tmp_path / "model.weights=runs-a"
 
 
 def test_a_comparison_is_parsed():
-    axes = [
-        only_axis(text)
-        for text in (
-            "loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1",
-            "data.classes=5,0",
-            "loss.num_groups=2,4",
-        )
-    ]
-    for baseline in ("loss.name=softmax", "loss.name/optimizer.learning-rate=softmax/0.3"):
-        found = parse_comparison(axes, baseline=baseline, choose=["loss.num-groups"])
+    axes = axes_of(
+        "loss.name/optimizer.learning_rate=softmax/0.3,loose/0.1",
+        "data.classes=5,0",
+        "loss.num_groups=2,4",
+    )
+    for baseline in ("loss.name=softmax", "loss.name/optimizer.learning-rate=softmax/0.30"):
+        found = parse_comparison(axes, CONFIG, baseline=baseline, choose=["loss.num-groups"])
         assert found == (("loss.name", "softmax"), "", ("loss.num_groups",))
-    for value in ("all", "0"):
-        found = parse_comparison(axes, baseline=f"data.classes={value}")
-        assert found.baseline == ("data.classes", "all")
-    decays = [only_axis("optimizer.weight_decay=0,0.1")]
-    found = parse_comparison(decays, baseline="optimizer.weight-decay=0")
-    assert found.baseline == ("optimizer.weight_decay", "0.0")
-    pairs = [only_axis("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0")]
-    found = parse_comparison(pairs, baseline="loss.name/optimizer.weight-decay=softmax/0")
+    found = parse_comparison(axes, CONFIG, baseline="data.classes=0", pairs_over="loss.name")
+    assert found == (("data.classes", "all"), "loss.name", ())
+    assert parse_comparison(axes, CONFIG) == (None, "", ())
+    pairs = axes_of("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0")
+    baseline = "loss.name/optimizer.weight-decay=softmax/0"
+    found = parse_comparison(pairs, CONFIG, baseline=baseline)
     assert found.baseline == ("loss.name/optimizer.weight_decay", "softmax/0.0")
-    assert parse_comparison(axes, pairs_over="data.classes").pairs_over == "data.classes"
-    assert parse_comparison(axes) == (None, "", ())
+    with pytest.raises(ConfigError, match="2 labels have this value"):
+        parse_comparison(pairs, CONFIG, baseline="loss.name=softmax")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"baseline": "loss.name"}, "must be OPTION=VALUE of an axis"),
-        ({"baseline": "loss.name=tight"}, "loss.name has softmax, loose"),
-        ({"baseline": "steps=3"}, "--baseline steps: no axis has this name; the axes are loss"),
-        ({"baseline": "model.dim=8"}, "of an axis of several values"),
-        ({"pairs_over": "seed"}, "--pairs-over seed: no axis"),
-        ({"choose": ["steps"]}, "--choose steps: no axis"),
+        ({"baseline": "loss.name"}, "must be OPTION=VALUE"),
+        ({"baseline": "loss.name=tight"}, "0 labels have this value"),
+        ({"baseline": "loss.name=loose,softmax"}, "must be one label"),
+        ({"baseline": "model.dim=8"}, "of an axis of several"),
+        ({"pairs_over": "seed"}, "seed of loss.name, model.dim"),
+        ({"choose": ["steps"]}, "steps of loss.name"),
         ({"pairs_over": "model.dim", "choose": ["model.dim"]}, "must be different axes"),
         ({"pairs_over": "model.dim", "choose": ["loss.name"]}, "leave one for"),
         ({"pairs_over": "loss.name", "baseline": "loss.name=loose"}, "not in --pairs-over or --ch"),
     ],
 )
 def test_impossible_comparisons_are_refused(words, message):
-    axes = [only_axis(text) for text in ("loss.name=softmax,loose", "model.dim=8")]
     with pytest.raises(ConfigError, match=message):
-        parse_comparison(axes, **words)
+        parse_comparison(axes_of("loss.name=softmax,loose", "model.dim=8"), CONFIG, **words)
 
 
 @pytest.fixture(scope="module")
@@ -206,22 +188,19 @@ def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
     assert not re.search(r"\| softmax +\|", output)
 
 
-def test_validation_chooses_from_an_axis_of_several_options(tmp_path, swept, capsys):
+def test_validation_chooses_the_value_of_an_option(tmp_path, swept, capsys):
     _, command = swept
-    command = [*command, "--directory", str(tmp_path), "--over", COMPOSITE]
-    command += ["--choose", "loss.num_groups", "--baseline", "loss.name=softmax"]
+    command = [*command, "--directory", str(tmp_path), "--choose", "loss.num_groups"]
+    command += ["--over", "loss.name=loose", "loss.num_groups=2,4"]
+    assert main([*command, "--data.holdout", "0"]) == 2
+    assert "--choose needs the split validation" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
     assert main(command) == 0
-    output = capsys.readouterr().out
-    assert "loss.num_groups: the best mean validation. softmax: 4 (of 1 values, seed 0)" in output
     stored = json.loads((tmp_path / "table.json").read_text())
-    validations = {
-        run["place"][1]: run["report"]["validation"]["value"]
-        for run in stored["runs"]
-        if run["place"][0] == "loose"
-    }
-    chosen = {tuple(choice["place"]): choice["label"] for choice in stored["choices"]}
-    assert validations[chosen["loose",][0]] == max(validations.values())
-    assert chosen["softmax",] == ["4"]
+    validations = {run["place"][1]: run["report"]["validation"]["value"] for run in stored["runs"]}
+    (choice,) = stored["choices"]
+    assert validations[choice["label"]] == max(validations.values())
+    assert f"best mean validation. loose: {choice['label']}." in capsys.readouterr().out
 
 
 def test_subsets_are_repetitions_only_where_they_differ(tmp_path, swept, capsys):
@@ -237,15 +216,6 @@ def test_subsets_are_repetitions_only_where_they_differ(tmp_path, swept, capsys)
     assert "- Subsets overlap and share their test images: means and intervals over" in output
 
 
-def test_a_choice_needs_validation_images(tmp_path, swept, capsys):
-    _, command = swept
-    command = [*command, "--directory", str(tmp_path), "--data.holdout", "0"]
-    command += ["--over", "loss.name=softmax,loose", "loss.num_groups=2,4"]
-    assert main([*command, "--choose", "loss.num_groups"]) == 2
-    assert "--choose needs the split validation" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-
-
 def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
     directory, command = swept
     path = directory / "loss.name=loose" / "seed-0"
@@ -256,7 +226,7 @@ def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
     assert main(["evaluate", str(path), "--split", "validation", "--data-dir", data]) == 0
     assert "validation split, 5 classes" in capsys.readouterr().out
     assert main(["evaluate", str(path), "--over", "evaluation.ways=3", "--data-dir", data]) == 2
-    assert "--over evaluation.ways: unknown option" in capsys.readouterr().err
+    assert "evaluation.ways: unknown option" in capsys.readouterr().err
     assert main(["evaluate", str(path), "--split", "novel", "--data-dir", data]) == 2
     assert "no split 'novel'; it has train, validation, test" in capsys.readouterr().err
 
@@ -264,12 +234,10 @@ def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
 def test_runs_of_other_options_are_left_out(swept):
     directory, _ = swept
     config = config_of(directory / "loss.name=loose" / "seed-0")
-    over = [parse_over("loss.name=softmax,loose", config)]
-    axes = make_axes(over[0])
-    assert len(finished_runs(config, over, axes, directory)) == 2
-    other = dataclasses.replace(config, steps=3)
-    assert finished_runs(other, over, axes, directory) == []
-    assert finished_runs(config, over, axes, directory / "nowhere") == []
+    axes = axes_of("loss.name=softmax,loose")
+    assert len(finished_runs(config, axes, directory)) == 2
+    assert finished_runs(dataclasses.replace(config, steps=3), axes, directory) == []
+    assert finished_runs(config, axes, directory / "nowhere") == []
 
 
 def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
@@ -377,7 +345,7 @@ def test_compare_writes_its_runs_and_their_table(grid):
 def test_a_run_that_diverges_does_not_stop_the_others(grid):
     assert grid.status == 3
     assert re.search(r"\| NCA +\| +diverged +\| +diverged +\|", grid.output)
-    assert "2 of 4 runs diverged (delete" in grid.output
+    assert "2 runs diverged (delete" in grid.output
     run = cell(grid, "nca", "random")
     report = json.loads((run / "report.json").read_text())
     assert report["diverged"] == "diverged: loss is nan at step 2"
@@ -387,9 +355,6 @@ def test_a_run_that_diverges_does_not_stop_the_others(grid):
 
 
 def test_a_second_command_trains_only_what_is_missing(grid, capsys, caplog):
-    unreadable = cell(grid, "bce", "8x2")
-    unreadable.mkdir(parents=True)
-    (unreadable / "report.json").write_text("{}")
     torn = cell(grid, "sce", "8x2") / "report.json"
     whole = json.loads(torn.read_text())
     torn.write_text('{"loss": "sce", "sam')

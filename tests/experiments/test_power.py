@@ -7,7 +7,7 @@ from experiments.cli.main import main
 from experiments.reporting.grid import write_grid
 from experiments.reporting.power import paired_power, pairs_needed, smallest_effect
 from experiments.reporting.results import Axis, Comparison
-from tests.experiments.test_grid_report import ERROR, METHODS, run, squeezed
+from tests.experiments.test_grid_report import ERROR, METHODS, run, runs_of, squeezed
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,7 @@ def test_the_command_prints_the_numbers(capsys):
 
 def written(directory, comparison):
     values = {"softmax": (0.137, 0.126, 0.140), "loose": (0.121, 0.124, 0.121)}
-    runs = [
-        run((label, n), seed, (ERROR, value))
-        for label, of_seeds in values.items()
-        for seed, value in enumerate(of_seeds)
-        for n in ("5", "50")
-    ]
+    runs = runs_of({(m, n): of for m, of in values.items() for n in ("5", "50")}, ERROR)
     axes = [METHODS, Axis("n", ("5", "50"))]
     write_grid(directory, axes, runs, title="T", command="c", comparison=comparison)
 
@@ -79,7 +74,7 @@ def test_a_grid_gives_the_deviation(directory, capsys):
     # Runs that do not differ need two pairs. The two values of n have the same runs here.
     written(directory, Comparison(("n", "5")))
     text = printed(capsys, "--directory", str(directory), "--effect", "1")
-    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0 | 2 | 2 |" in text
+    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0.00 | 2 | 2 |" in text
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     if words[0] == "train":
         plan_run(verb.config)
     if words[0] == "evaluate" and verb.over:
-        plan_ends(evaluated, [grid.parse_over(text, evaluated) for text in verb.over])
+        plan_ends(evaluated, [grid.parse_axis(text, evaluated) for text in verb.over])
     if words[0] in ("sweep", "compare"):
 
         def run_grid(config, over, seeds, directory, *rest, **options):
