@@ -34,8 +34,6 @@ class Look:
     test images."""
     checkpoint: str = "best"
     """`best` by validation, `latest`, or the number of a step."""
-    images: int = 300
-    """Largest number of images that are drawn in a map."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
@@ -47,7 +45,6 @@ class Look:
             self.folders,
             split=self.split,
             which=self.checkpoint,
-            images=self.images,
             command=shlex.join(command),
         )
         print(f"wrote {page}, which contains all pictures; and, in its folder:")
