@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -43,7 +43,6 @@ def overview(view: View) -> Picture:
     units = [unit_features(side.outputs.features) for side in view.sides]
     together = np.concatenate(units)
     projection = principal_axes(together)
-    shares = projection.shares(together)
     clouds = []
     for number, (side, features) in enumerate(zip(view.sides, units, strict=True)):
         rows = np.random.default_rng([0, number]).permutation(some_rows(len(features)))
@@ -56,10 +55,8 @@ def overview(view: View) -> Picture:
         (9.1, 9.0),
         [_square(f"{side.split} images", side.color) for side in view.sides],
     )
-    axes = picture.figure.add_subplot()
-    drawn = draw_map(axes, clouds, 8.6, TILES)
-    _name_axes(axes, "principal axis", shares)
-    picture.numbers = {"variance_shares": shares.tolist(), "images_drawn": drawn}
+    axes, shares = picture.figure.add_subplot(), projection.shares(together)
+    picture.numbers = _draw_panel(axes, clouds, 8.6, TILES, "principal axis", shares)
     return picture
 
 
@@ -83,15 +80,15 @@ def class_map(view: View) -> Picture | None:
         units = unit_features(side.outputs.features[np.concatenate(own)])
         parts = np.split(units, np.cumsum([len(rows) for rows in own])[:-1])
         projection = principal_axes(np.stack([part.mean(0) for part in parts if len(part)]))
-        shares, names = projection.shares(units), [side.images.class_names[c] for c in classes]
+        names = [side.images.class_names[c] for c in classes]
         clouds = []
         for color, rows, part in zip(CLASS_COLORS, own, parts, strict=False):
             order = np.random.default_rng([0, 10 + number]).permutation(len(rows))
             clouds.append(Cloud(side, color, projection.points(part[order]), rows[order]))
         axes = picture.figure.add_subplot(1, panels, number + 1)
         axes.set_title(f"{len(classes)} {side.noun} of the {side.split} images")
-        drawn = draw_map(axes, clouds, size, TILES // panels)
-        _name_axes(axes, "axis", shares)
+        shown = _draw_panel(axes, clouds, size, TILES // panels, "axis", projection.shares(units))
+        picture.numbers[side.split] = {"classes": names} | shown
         axes.legend(
             handles=[
                 _square(short(name, 14), color)
@@ -103,11 +100,6 @@ def class_map(view: View) -> Picture | None:
             handletextpad=0.1,
             columnspacing=1.0,
         )
-        picture.numbers[side.split] = {
-            "classes": names,
-            "variance_shares": shares.tolist(),
-            "images_drawn": drawn,
-        }
     return picture
 
 
@@ -133,9 +125,14 @@ def _square(label: str, color: str):
     return legend_handle(label, Mark(color, "s"), line=False)
 
 
-def _name_axes(axes: Axes, name: str, shares: np.ndarray) -> None:
+def _draw_panel(
+    axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int, name: str, shares: np.ndarray
+) -> dict[str, Any]:
+    """Draws a map and names its axes; returns the numbers."""
     first, second = (f"{name} ({100 * share:.1f} % of the variance)" for share in shares[:2])
     axes.set(xlabel=f"first {first}", ylabel=f"second {second}")
+    drawn = draw_map(axes, clouds, size, tiles)
+    return {"variance_shares": shares.tolist(), "images_drawn": drawn}
 
 
 def draw_map(axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int) -> int:
