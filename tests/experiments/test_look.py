@@ -23,13 +23,13 @@ from experiments.contracts import ImageSet, Outputs
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.look import view
-from experiments.look.charts import training
-from experiments.look.classes import draw_tail
+from experiments.look import tiles, view
+from experiments.look.charts import spectrum, training
+from experiments.look.classes import by_class, draw_tail
 from experiments.look.examples import QUERIES, hard_episodes, neighbours
 from experiments.look.maps import Cloud, draw_map, overview
 from experiments.look.page import Picture, write_page
-from experiments.look.tiles import drawn, is_dark_on_light, short
+from experiments.look.tiles import is_dark_on_light, short
 from experiments.look.view import View, part_of, some_rows, view_run
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
@@ -41,7 +41,7 @@ from experiments.protocols.hyperspherical import (
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.restored import RestoredRun, evaluation_of, restore_run
+from experiments.restored import RestoredRun, evaluation_of
 from experiments.runs import train_run
 from tests.experiments import fake_image_sets
 
@@ -77,7 +77,7 @@ UNTRAINED: dict[str, tuple[TrainConfig, list[str]]] = {
             evaluation=MarginEvaluation(episodes=8, validation_episodes=20),
             fine_tuning=FineTuning(passes=2),
         ),
-        [*EVERYWHERE, "accuracy", "episodes", "spectrum"],
+        ["accuracy", "episodes", "spectrum"],
     ),
     "multi-label": (
         MultiLabelConfig(**TINY, data=MultiLabelData(name="voc2007@16")),
@@ -110,12 +110,18 @@ def trained(tmp_path_factory, folders) -> Looked:
     directory = tmp_path_factory.mktemp("run")
     train_run(plan_run(FEW_SHOT), directory, folders)
     given = ["look", str(directory), "--data-dir", str(folders.data_dir)]
+    views: list[View] = []
+
+    def recorded(*given: Any) -> View:
+        views.append(view_run(*given))
+        return views[-1]
+
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"savefig.dpi": DPI}):
+        patch.setattr(look, "view_run", recorded)
         patch.setattr("experiments.look.maps.TILES", 12)
         assert main(given) == 0
     numbers = json.loads((directory / "look" / "look.json").read_text())
-    seen = view_run(restore_run(directory), directory, folders, "novel")
-    return Looked(seen, numbers, folders)
+    return Looked(views[0], numbers, folders)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +157,11 @@ def untrained(tmp_path_factory, folders, voc):
             run = RestoredRun(plan, network, network.state, 0, counts, None, [])
             folder = tmp_path_factory.mktemp(name)
             seen = view_run(run, folder, data, plan.protocol.splits[-1])
-            pictures = [picture for draw in look._DRAWN if (picture := draw(seen))]
+            # One protocol that holds classes out has all pictures: that of `trained`.
+            drawn = [by_class, hard_episodes, spectrum] if seen.holds_classes_out else look._DRAWN
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("experiments.look.maps.TILES", 4)
+                pictures = [picture for draw in drawn if (picture := draw(seen))]
             known[name] = Looked(seen, {p.name: p.numbers for p in pictures}, data)
         return known[name]
 
@@ -351,14 +361,14 @@ def test_of_many_training_images_a_random_part_is_read(monkeypatch):
 def test_grey_images_are_ink_and_colours_stay():
     grey = np.zeros((4, 6, 1), np.uint8)
     grey[1, 2] = 255
-    ink = drawn(grey, "#0072B2")
+    ink = tiles.drawn(grey, "#0072B2")
     assert ink.shape == (4, 6, 4)
     assert ink[1, 2] == pytest.approx([0, 0x72, 0xB2, 255])
     assert ink[0, 0, 3] == 0
     assert not is_dark_on_light(grey[None])
     assert is_dark_on_light(255 - grey[None])
     photograph = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
-    np.testing.assert_array_equal(drawn(photograph)[..., :3], photograph)
+    np.testing.assert_array_equal(tiles.drawn(photograph)[..., :3], photograph)
     assert not is_dark_on_light(255 + 0 * photograph[None])
 
 
