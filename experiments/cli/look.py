@@ -20,8 +20,8 @@ class Look:
 
     Writes look/index.html into the run directory, which needs no other file, and the pictures as
     PNG: maps of the features, nearest neighbours, similarity and accuracy of the classes, training
-    curves; and, where they apply, the hardest episodes, the spectrum of the classifier, the
-    movement of the assignment and the reliability diagram.
+    curves; and, where they apply, the hardest episodes, the spectrum of the classifier and the
+    reliability diagram.
     """
 
     directory: Annotated[Path, tyro.conf.Positional]
