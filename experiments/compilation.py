@@ -29,9 +29,6 @@ MEMORY = {
 }
 """GiB of memory of a device, by the kind that JAX calls it. A chip of v2 to v4 has two devices."""
 
-_IMAGES_PER_CLASS, _EPOCHS = 500, 50
-"""The compiled step does not depend on them."""
-
 
 class CompiledStep(NamedTuple):
     """What one device computes and holds in one training step."""
@@ -50,12 +47,8 @@ class CompiledStep(NamedTuple):
     @property
     def fits(self) -> bool | None:
         """Whether a step fits into the memory of a device; None where that is not known."""
-        gibibytes = MEMORY.get(self.kind)
-        return None if gibibytes is None else sum(self.memory.values()) <= gibibytes * 2**30
-
-
-class DoesNotFitError(Exception):
-    """The compiler found that the program needs more memory than a device has."""
+        known = MEMORY.get(self.kind)
+        return None if known is None else sum(self.memory.values()) <= known * 2**30
 
 
 def tpu_devices(topology: str) -> Sequence[Any]:
@@ -94,7 +87,7 @@ def compile_step(
 
     Raises:
       ConfigError: The options do not fit each other or the devices.
-      DoesNotFitError: The compiler found too little memory.
+      JaxRuntimeError: RESOURCE_EXHAUSTED where the compiler found too little memory.
     """
     plan = plan_run(config, num_devices=len(devices))
     axis_name = parallel.axis_name(mode)
@@ -105,28 +98,27 @@ def compile_step(
             "here; give their number, such as --classes 1000000"
         )
     classes = classes or num_classes(plan)
-    network = build_network(
+    # The compiled step depends neither on the images of a class nor on the epochs.
+    graphdef, objective, optimizer, state = build_network(
         plan,
-        np.full(classes, _IMAGES_PER_CLASS),
-        steps_per_epoch=max(config.steps // _EPOCHS, 1),
+        np.full(classes, 500),
+        steps_per_epoch=max(config.steps // 50, 1),
         axis_name=axis_name,
         mesh=mesh if mode == "jit" else None,
         abstract=True,
     )
-    graphdef, objective, optimizer, state = network
     key = jax.random.key(config.seed)
     step = build_step(graphdef, objective, optimizer, config.data, key=key, axis_name=axis_name)
     batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
-    batch = _batch(config.data.name, batch_size, classes)
+    spec, multi_label = builder_class(config.data.name).SPEC, is_multi_label(config.data.name)
+    images: Any = jax.ShapeDtypeStruct((batch_size, *spec.array_shape), np.uint8)
+    if spec.whole:
+        images = Photographs(images, jax.ShapeDtypeStruct((batch_size, 2), np.int32))
+    shape, dtype = ((batch_size, classes), np.int8) if multi_label else ((batch_size,), np.int32)
+    batch = Batch(images, jax.ShapeDtypeStruct(shape, dtype))
     # The losses choose the sizes of their tiles for the default device.
     with jax.default_device(devices[0]):
-        lowered = parallel.lower(mode, step, state, batch, mesh)
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            raise DoesNotFitError(str(error)) from error
-        raise
+        compiled = parallel.lower(mode, step, state, batch, mesh).compile()
     sizes: Any = compiled.memory_analysis()
     memory = {
         "arguments: the state and a share of the batch": sizes.argument_size_in_bytes,
@@ -147,16 +139,6 @@ def num_classes(plan: Plan) -> int:
     every = split not in classes or data.get("novel")
     chosen = data.get("classes") or data.get("base_classes")
     return chosen or (sum(classes.values()) if every else classes[split])
-
-
-def _batch(data_set: str, batch_size: int, classes: int) -> Batch:
-    spec = builder_class(data_set).SPEC
-    images = jax.ShapeDtypeStruct((batch_size, *spec.array_shape), np.uint8)
-    if spec.whole:
-        images = Photographs(images, jax.ShapeDtypeStruct((batch_size, 2), np.int32))
-    if is_multi_label(data_set):
-        return Batch(images, jax.ShapeDtypeStruct((batch_size, classes), np.int8))
-    return Batch(images, jax.ShapeDtypeStruct((batch_size,), np.int32))
 
 
 _TRANSFER = re.compile(
@@ -181,21 +163,25 @@ def transfers(program: str) -> dict[str, list[int]]:
 
 def compilation_lines(step: CompiledStep) -> list[str]:
     """The report, in Markdown."""
-    gibibytes = MEMORY.get(step.kind)
+    known = MEMORY.get(step.kind)
+    verdict = f"How much memory a {step.kind} has is not known here."
+    if known is not None:
+        verdict = "The step fits." if step.fits else "The step does not fit."
     rows = [
-        ("memory of a chip", gibibytes and _megabytes(gibibytes * 2**30)),
+        ("memory of a chip", known and _megabytes(known * 2**30)),
         ("needed", _megabytes(sum(step.memory.values()))),
         *((name, _megabytes(size)) for name, size in step.memory.items()),
         ("floating-point operations", f"{step.flops / 1e9:,.1f} GFLOP"),
     ]
-    verdict = f"How much memory a {step.kind} has is not known here."
-    if step.fits is not None:
-        verdict = "The step fits." if step.fits else "The step does not fit."
-    setting = f"{step.kind}, batch {step.batch_size:,}, {step.num_classes:,} classes."
     moved = [(kind, len(each), _megabytes(sum(each))) for kind, each in step.transfers.items()]
-    lines = [setting, verdict, "", *table(["one chip, one step", ""], rows), ""]
-    lines += table(["transfers between chips, in loops counted once", "number", "size"], moved)
-    return lines
+    return [
+        f"{step.kind}, batch {step.batch_size:,}, {step.num_classes:,} classes.",
+        verdict,
+        "",
+        *table(["one chip, one step", ""], rows),
+        "",
+        *table(["transfers between chips, in loops counted once", "number", "size"], moved),
+    ]
 
 
 def _megabytes(size: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, classification, config_from_dict
 from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
 from experiments.reporting.grid import write_grid
-from experiments.reporting.linear import write_linear_report
+from experiments.reporting.linear import classes_of, write_linear_report
 from experiments.reporting.results import Axis, Comparison, Run
 from experiments.reporting.run import describe_run, read_report
 from experiments.restored import (
@@ -39,12 +39,7 @@ _METRICS = {
 
 
 def evaluate_run_linear(
-    run: RestoredRun,
-    folders: Folders,
-    *,
-    data: str,
-    split: ClassSplit = "all",
-    holdout: float = 0.2,
+    run: RestoredRun, folders: Folders, data: ClassificationData
 ) -> dict[str, Any]:
     """Trains linear classifiers with 45 L2 penalties on the features of a data set.
 
@@ -54,9 +49,8 @@ def evaluate_run_linear(
     Args:
       run: The checkpoint.
       folders: Where data is stored.
-      data: The data set; one without a test split is split within its classes.
-      split: Of a data set that holds classes out: whose classes.
-      holdout: Fraction of each class's training images on which the penalty is chosen.
+      data: The data set and its classes; one without a test split is split within its classes. The
+        penalty is chosen on the fraction `holdout` of each class's training images.
 
     Returns:
       A report as JSON types; `stored_size` has the shorter side of photographs stored whole, and
@@ -66,31 +60,30 @@ def evaluate_run_linear(
       ConfigError: The data set cannot be split so, or its images do not fit the model.
       DivergedError: The features are not finite.
     """
-    if not 0 < holdout < 1:
-        raise ConfigError(f"holdout must be above 0 and below 1, got {holdout}")
+    if not 0 < data.holdout < 1:
+        raise ConfigError(f"holdout must be above 0 and below 1, got {data.holdout}")
     config, shape = run.plan.config, run.plan.image_shape
-    preparation = _preparation(config.data, data, shape)
+    preparation = _preparation(config.data, data.name, shape)
     check_config(preparation, "data.")
     features_of = build_features(run.network.graphdef, preparation)
-    chosen = ClassificationData(name=data, class_split=split, holdout=holdout)
-    images = [classification.load(chosen, folders, part) for part in SPLITS]
+    images = [classification.load(data, folders, part) for part in SPLITS]
     result = evaluate_linear(
         *(Labelled(features_of(run.state, part.images), part.labels) for part in images)
     )
-    description, stored = describe_run(config, run.plan.protocol), builder_class(data).SPEC
+    description, stored = describe_run(config, run.plan.protocol), builder_class(data.name).SPEC
     return {
         "run": description,
         "version": description["version"],
         "commit": description["commit"],
-        "data": data,
+        "data": data.name,
         "step": run.step,
         "num_features": run.plan.num_features,
         "image_size": list(shape[:2]),
         "stored_size": list(stored.image_shape[: 1 if stored.whole else 2]),
-        "split": split,
+        "split": data.class_split,
         "classes": len(images[0].class_names),
-        "holdout": holdout,
-        "seen_in_training": seen_in_training(config, data, split),
+        "holdout": data.holdout,
+        "seen_in_training": seen_in_training(config, data.name, data.class_split),
         "notes": run.notes,
         "result": result._asdict(),
         "metrics": [metric.measured(getattr(result, name)) for name, metric in _METRICS.items()],
@@ -100,32 +93,37 @@ def evaluate_run_linear(
 def evaluate_runs_linear(
     paths: Sequence[Path],
     folders: Folders,
-    directory: Path,
+    data: ClassificationData,
     *,
-    data: str,
-    split: ClassSplit = "all",
-    holdout: float = 0.2,
     which: str = "best",
+    directory: Path | None = None,
     baseline: str = "",
-    name_of: Callable[[int], str],
     command: str,
 ) -> list[Path]:
-    """Compares runs by linear evaluation: writes the report of each, their table and its figures.
+    """Evaluates runs as `evaluate_run_linear` does, and writes a report into each directory.
 
-    A report of the same checkpoint that is there is read, not repeated.
+    Of several runs, writes a table, too, and reads a report of the same checkpoint that is there.
 
     Args:
       paths, which: The runs and their checkpoints, as in `restore_run`.
-      folders, data, split, holdout: As in `evaluate_run_linear`.
-      directory: Where table and figures are written; their paths are returned.
+      folders, data: As in `evaluate_run_linear`.
+      directory: Of the table; by default runs/linear-DATA.
       baseline: Label of the runs that the others are compared with, by seed; empty: none.
-      name_of: From the step of a checkpoint, the name of its report.
       command: What was typed.
+
+    Returns:
+      The written files of the one run, or those of the table.
 
     Raises:
       CheckpointError, ConfigError, DivergedError: As `restore_run` and `evaluate_run_linear`; or
         two runs have the same label and seed, or none has the label `baseline`.
     """
+    if not paths:
+        raise ConfigError("linear needs a run directory, or several")
+    if len(paths) == 1 and (baseline or directory):
+        raise ConfigError("--baseline and --directory are for several runs")
+    # The name has all settings, so that evaluations of a run do not overwrite each other.
+    name = f"linear-{data.name}" + ("" if data.class_split == "all" else f"-{data.class_split}")
     found: dict[tuple[str, int], Path] = {}
     for path in paths:
         config = config_of_run(path)
@@ -137,25 +135,28 @@ def evaluate_runs_linear(
     labels = tuple(dict.fromkeys(label for label, _ in found))
     if baseline and baseline not in labels:
         raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
-    runs = []
+    runs, written = [], []
     for number, ((label, seed), path) in enumerate(found.items(), start=1):
         print(f"[{number}/{len(found)}] {path}", flush=True)
         run, folder = restore_run(path, which), run_directory(path)
-        file = folder / f"{name_of(run.step)}.json"
-        report = read_report(file) if file.exists() else None
+        stem = name + ("" if which == "best" else f"-step{run.step}")
+        stem += "" if data.holdout == 0.2 else f"-holdout{data.holdout}"
+        file = folder / f"{stem}.json"
+        report = read_report(file) if len(found) > 1 and file.exists() else None
         stored = report["run"] | {"step": report["step"]} if report else {}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
-            report = evaluate_run_linear(run, folders, data=data, split=split, holdout=holdout)
-            write_linear_report(folder, report, file.stem, command=command)
+            report = evaluate_run_linear(run, folders, data)
+            written = write_linear_report(folder, report, stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}
         runs.append(Run((label,), report | common))
-    where = data if split == "all" else f"the {split} classes of {data}"
+    if len(runs) == 1:
+        return written
     trained_on = sorted({run.report["seen_in_training"] for run in runs} - {""})
     return write_grid(
-        directory,
+        directory or Path("runs", name),
         [Axis("loss", labels)],
         runs,
-        title=f"Linear evaluation on {where}",
+        title=f"Linear evaluation on {classes_of(data.name, data.class_split)}",
         command=command,
         notes=[f"Backbones were trained on {seen}: this is no transfer." for seen in trained_on],
         comparison=Comparison(("loss", baseline) if baseline else None),
@@ -196,9 +197,4 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
         )
     if (height, width) == seen[:2] or trained_with.image_size:
         return trained_with
-    if seen[0] != seen[1]:
-        raise ConfigError(
-            f"images of {data} are {height}×{width}, and the run was trained on {seen[0]}×"
-            f"{seen[1]}, which is not square; train it with data.image_size"
-        )
     return dataclasses.replace(trained_with, image_size=seen[0])

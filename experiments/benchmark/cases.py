@@ -1,7 +1,4 @@
-"""Every loss with its sizes, its arrays, its floor and its forms in JAX.
-
-The forms in PyTorch are in `torch_forms`, under the same names.
-"""
+"""Every loss with its sizes, its arrays, its floor and its other forms."""
 
 from __future__ import annotations
 
@@ -9,14 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import optax
+import torch.nn.functional as F
 from jax import Array, lax
 
 import jaxloss
+from experiments.benchmark import torch_forms as forms
+from experiments.benchmark.torch_forms import GROUPS, MARGIN, SCALE
 from jaxloss._linear import exact_product as product
 
 SizeName = Literal["paper", "large", "own"]
@@ -48,6 +48,8 @@ class Case:
     name: str
     loss: Callable[..., Array]
     """From the arrays to a scalar."""
+    torch: Callable[..., Any]
+    """The same in PyTorch."""
     paper: Size
     """The size at which the paper uses it."""
     source: str
@@ -57,6 +59,10 @@ class Case:
     floor: Floor
     grows: Literal["n", "C"] = "n"
     """What is ten times larger at the large size."""
+    optax: Callable[..., Array] | None = None
+    """The same by optax."""
+    composition: Callable[..., Array] | None = None
+    """The same from simpler functions of `jaxloss`."""
     own: tuple[Size, ...] = ()
     """Sizes of this loss alone: only the floor and the composition are measured beside it."""
 
@@ -114,8 +120,6 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
 }
 NUM_REFERENCES = 65_536
 
-GROUPS = 4
-MARGIN, SCALE = -0.3, 30.0
 BASE_CLASSES = 64
 
 # Floors: the factors of a backward product have the shapes of the real ones, not their values.
@@ -178,7 +182,7 @@ ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
     "one pass that takes an exponential of every logit",
 )
 LINEAR = Floor(_linear, "3 products n·d·C")
-CLASS_MEANS = Floor(_class_means, "3 products n·d·C")
+CLASS_MEANS = Floor(_class_means, LINEAR.text)
 PAIRS = Floor(_pairs, "2 products n·n·d")
 REFERENCES = Floor(_references, "2 products n·m·d for m references")
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
@@ -231,7 +235,7 @@ def _optax_softmax(logits: Array, labels: Array) -> Array:
 
 
 def _optax_sigmoid(logits: Array, labels: Array) -> Array:
-    return _optax_multilabel_sigmoid(logits, jnp.arange(logits.shape[1]) == labels[:, None])
+    return _optax_targets(logits, jnp.arange(logits.shape[1]) == labels[:, None])
 
 
 def _optax_multilabel_softmax(logits: Array, targets: Array) -> Array:
@@ -239,140 +243,135 @@ def _optax_multilabel_softmax(logits: Array, targets: Array) -> Array:
     return optax.softmax_cross_entropy(logits, proportions).mean()
 
 
-def _optax_multilabel_sigmoid(logits: Array, targets: Array) -> Array:
+def _optax_targets(logits: Array, targets: Array) -> Array:
     return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
 
 
-COMPOSITIONS = {"classifier": _classifier_composition}
-"""The same loss from simpler functions of `jaxloss`."""
-OPTAX_FORMS = {
-    "softmax": _optax_softmax,
-    "sigmoid": _optax_sigmoid,
-    "sigmoid_of_targets": _optax_multilabel_sigmoid,
-    "multilabel_softmax": _optax_multilabel_softmax,
-}
-"""The same loss by optax."""
+_IMAGENET = Size(256, 0, 1000), "ImageNet, batch 256"
+_TIERED = Size(512, 0, 351), "tiered-ImageNet, batch 512"
+_MARGIN = Size(256, 0, BASE_CLASSES), "mini-ImageNet, batch 256"
+_COSINES = Size(256, 640, BASE_CLASSES), "mini-ImageNet, ResNet-12, batch 256"
+_QUEUE = Size(256, 128, BASE_CLASSES), f"{NUM_REFERENCES:,} earlier rows, batch 256, d = 128"
+_MINI = Size(512, 640, BASE_CLASSES), "mini-ImageNet, ResNet-12, batch 512"
+_INAT = Size(512, 640, 908), "iNaturalist2017, ResNet-12, batch 512"
+_BASIS = _INAT[0], f"{_INAT[1]}; with `basis=`"
+_LINEAR = Size(256, 512, 1000), "ImageNet, batch 256, d = 512"
+_GROUPS = Size(256, 2048, 1000), f"ImageNet, ResNet-50, batch 256, G = {GROUPS}"
+_SPHERE = Size(1024, 512, 1000), "ImageNet, batch 1024, d = 512"
+_CIFAR = Size(128, 64, 100), "CIFAR-100-LT, ResNet-32, batch 128"
+_COCO = Size(512, 0, 80), "MS-COCO, batch 512"
 
-_MINI, _INAT = Size(512, 640, BASE_CLASSES), Size(512, 640, 908)
-_OF_MINI = "mini-ImageNet, ResNet-12, batch 512"
-_OF_INAT = "iNaturalist2017, ResNet-12, batch 512"
-_logits = partial(Case, arrays=("logits", "labels"), floor=ONE_EXPONENTIAL, grows="C")
-_metric = partial(Case, arrays=("features", "labels"))
-_with_classifier = partial(Case, arrays=("features", "labels", "weights", "bias"))
-_prototype = partial(
+_LAYER = ("features", "labels", "weights", "bias")
+_on_logits = partial(Case, arrays=("logits", "labels"), floor=ONE_EXPONENTIAL, grows="C")
+_on_features = partial(Case, arrays=("features", "labels"))
+_on_layer = partial(Case, arrays=_LAYER)
+_on_prototypes = partial(
     Case, arrays=("features", "labels", "prototypes", "assignment"), floor=ONE_PASS
 )
-_multilabel = partial(
-    Case,
-    paper=Size(512, 0, 80),
-    source="MS-COCO, batch 512",
-    arrays=("logits", "targets"),
-    floor=ONE_EXPONENTIAL,
+_on_targets = partial(Case, arrays=("logits", "targets"), floor=ONE_EXPONENTIAL)
+
+
+def _stopped(name: str, loss: Callable[..., Array], torch: Any, *size: Any, floor: Floor) -> Case:
+    """A sum of softmax and NCA with a constant projection."""
+    loss, torch = partial(loss, stop_gradient=True), partial(torch, stopped=True)
+    return _on_layer(f"{name}_stopped", loss, torch, *size, floor=floor)
+
+
+_sum = partial(jaxloss.sum_loss, metric_loss=_nca)
+_DIRECT = "direct_sum", partial(jaxloss.direct_sum_loss, metric_loss=_nca), forms.direct_sum
+_SPECTRAL = (
+    "spectral_sum",
+    partial(jaxloss.spectral_sum_loss, metric_loss=_nca),
+    forms.spectral_sum,
 )
+_means = partial(_at_temperature_d, jaxloss.prototypical_loss)
+_group_softmax = partial(jaxloss.group_softmax_loss, num_groups=GROUPS)
+_sample_wise, _class_wise = (partial(forms.two_way, dims=(dim,)) for dim in (1, 0))
+_known_classes = partial(forms.prototypical, num_classes=BASE_CLASSES)
 
-
-def _sums(name: str, loss: Callable[..., Array], *fields, floor: Floor) -> tuple[Case, ...]:
-    """A sum of softmax and NCA, as written and with a constant projection."""
-    return tuple(
-        _with_classifier(
-            name + suffix,
-            partial(loss, metric_loss=_nca, stop_gradient=stopped),
-            *fields,
-            floor=floor,
-        )
-        for suffix, stopped in (("", False), ("_stopped", True))
-    )
-
-
-CASES = (
-    _logits("softmax", jaxloss.softmax_loss, Size(256, 0, 1000), "ImageNet, batch 256"),
-    _logits("sigmoid", jaxloss.sigmoid_loss, Size(512, 0, 351), "tiered-ImageNet, batch 512"),
-    _logits("margin_softmax", _margin_softmax, Size(256, 0, 64), "mini-ImageNet, batch 256"),
+CASES: tuple[Case, ...] = (
+    _on_logits("softmax", jaxloss.softmax_loss, F.cross_entropy, *_IMAGENET, optax=_optax_softmax),
+    _on_logits("sigmoid", jaxloss.sigmoid_loss, forms.sigmoid, *_TIERED, optax=_optax_sigmoid),
+    _on_logits("margin_softmax", _margin_softmax, forms.margin_softmax, *_MARGIN),
     Case(
         "cosine_margin_softmax",
         _cosine_margin_softmax,
-        Size(256, 640, BASE_CLASSES),
-        "mini-ImageNet, ResNet-12, batch 256",
-        arrays=("features", "labels", "weights"),
+        forms.cosine_margin_softmax,
+        *_COSINES,
+        arrays=_LAYER[:3],
         floor=LINEAR,
     ),
-    _metric(
+    _on_features(
         "nca",
         _nca,
-        _MINI,
-        _OF_MINI,
+        forms.nca,
+        *_MINI,
         floor=PAIRS,
         own=(Size(16_384, 640, BASE_CLASSES), Size(65_536, 64, BASE_CLASSES)),
     ),
     Case(
         "nca_references",
         _nca_references,
-        Size(256, 128, BASE_CLASSES),
-        f"a queue of {NUM_REFERENCES:,} earlier rows, batch 256, d = 128",
+        forms.nca_references,
+        *_QUEUE,
         arrays=("features", "labels", "references", "reference_labels"),
         floor=REFERENCES,
     ),
-    _metric(
-        "prototypical",
-        _at_temperature_d(jaxloss.prototypical_loss, num_classes=BASE_CLASSES),
-        _MINI,
-        f"{_OF_MINI}; num_classes={BASE_CLASSES}",
-        floor=CLASS_MEANS,
+    _on_features(
+        "prototypical", _means(num_classes=BASE_CLASSES), _known_classes, *_MINI, floor=CLASS_MEANS
     ),
-    _metric(
-        "prototypical_by_samples",
-        _at_temperature_d(jaxloss.prototypical_loss),
-        _MINI,
-        f"{_OF_MINI}; without num_classes",
-        floor=CLASS_MEANS,
+    _on_features(
+        "prototypical_by_samples", _means(), forms.prototypical, *_MINI, floor=CLASS_MEANS
     ),
-    _with_classifier(
-        "sum", partial(jaxloss.sum_loss, metric_loss=_nca), _MINI, _OF_MINI, floor=SUM
-    ),
-    *_sums("direct_sum", jaxloss.direct_sum_loss, _MINI, _OF_MINI, floor=DIRECT_SUM),
-    *_sums("spectral_sum", jaxloss.spectral_sum_loss, _INAT, _OF_INAT, floor=SPECTRAL_SUM),
+    _on_layer("sum", _sum, forms.sum_of_losses, *_MINI, floor=SUM),
+    _on_layer(*_DIRECT, *_MINI, floor=DIRECT_SUM),
+    _stopped(*_DIRECT, *_MINI, floor=DIRECT_SUM),
+    _on_layer(*_SPECTRAL, *_INAT, floor=SPECTRAL_SUM),
+    _stopped(*_SPECTRAL, *_INAT, floor=SPECTRAL_SUM),
     Case(
         "spectral_sum_with_basis",
         _spectral_sum_with_basis,
-        _INAT,
-        f"{_OF_INAT}; with `basis=`",
-        arrays=("features", "labels", "weights", "bias", "vectors", "values"),
+        forms.spectral_sum,
+        *_BASIS,
+        arrays=(*_LAYER, "vectors", "values"),
         floor=SPECTRAL_SUM,
     ),
-    _with_classifier(
+    _on_layer(
         "classifier",
         jaxloss.classifier_loss,
-        Size(256, 512, 1000),
-        "ImageNet, batch 256, d = 512",
+        forms.classifier,
+        *_LINEAR,
         floor=LINEAR,
+        composition=_classifier_composition,
         own=(Size(256, 512, 10_000), Size(256, 512, 100_000), Size(256, 512, 1_000_000)),
     ),
-    _with_classifier(
-        "group_softmax",
-        partial(jaxloss.group_softmax_loss, num_groups=GROUPS),
-        Size(256, 2048, 1000),
-        f"ImageNet, ResNet-50, batch 256, G = {GROUPS}",
-        floor=GROUP,
-        grows="C",
+    _on_layer(
+        "group_softmax", _group_softmax, forms.group_softmax, *_GROUPS, floor=GROUP, grows="C"
     ),
-    _prototype(
-        "prototype",
-        _assigned(jaxloss.prototype_loss),
-        Size(1024, 512, 1000),
-        "ImageNet, batch 1024, d = 512",
+    _on_prototypes("prototype", _assigned(jaxloss.prototype_loss), forms.prototype, *_SPHERE),
+    _on_prototypes(
+        "dot_regression", _assigned(jaxloss.dot_regression_loss), forms.dot_regression, *_CIFAR
     ),
-    _prototype(
-        "dot_regression",
-        _assigned(jaxloss.dot_regression_loss),
-        Size(128, 64, 100),
-        "CIFAR-100-LT, ResNet-32, batch 128",
+    _on_targets(
+        "sigmoid_of_targets", jaxloss.sigmoid_loss, forms.sigmoid, *_COCO, optax=_optax_targets
     ),
-    _multilabel("sigmoid_of_targets", jaxloss.sigmoid_loss),
-    _multilabel("two_way", jaxloss.two_way_loss),
-    _multilabel("sample_wise", jaxloss.sample_wise_loss),
-    _multilabel("class_wise", jaxloss.class_wise_loss),
-    _multilabel("multilabel_softmax", jaxloss.multilabel_softmax_loss),
-    _multilabel("asymmetric", jaxloss.asymmetric_loss),
-    _multilabel("warp", jaxloss.warp_loss, floor=ONE_PASS),
-    _multilabel("robust_multilabel", jaxloss.robust_multilabel_loss, floor=ONE_PASS),
+    _on_targets("two_way", jaxloss.two_way_loss, forms.two_way, *_COCO),
+    _on_targets("sample_wise", jaxloss.sample_wise_loss, _sample_wise, *_COCO),
+    _on_targets("class_wise", jaxloss.class_wise_loss, _class_wise, *_COCO),
+    _on_targets(
+        "multilabel_softmax",
+        jaxloss.multilabel_softmax_loss,
+        lambda logits, targets: F.cross_entropy(logits, targets / targets.sum(1, keepdim=True)),
+        *_COCO,
+        optax=_optax_multilabel_softmax,
+    ),
+    _on_targets("asymmetric", jaxloss.asymmetric_loss, forms.asymmetric, *_COCO),
+    _on_targets("warp", jaxloss.warp_loss, forms.warp, *_COCO, floor=ONE_PASS),
+    _on_targets(
+        "robust_multilabel",
+        jaxloss.robust_multilabel_loss,
+        forms.robust_multilabel,
+        *_COCO,
+        floor=ONE_PASS,
+    ),
 )

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 import psutil
 
-_WATCHED_SECONDS = 2.0
-_TURN = 0.005
+TURNS = 100
+"""Of every form."""
 _FEWEST_TURNS = 3
+_TURN = 0.005
+"""Seconds."""
 _MOST_CALLS = 50
 TOLERANCE = 1e-3
 """Largest disagreement of forms that are timed."""
@@ -26,7 +28,7 @@ class Form(NamedTuple):
     """Computes it once, and waits for it."""
     results: Sequence[Any]
     """What all forms must agree on, such as value and gradients; empty for a floor."""
-    temporary_bytes: int | None = None
+    temporary_bytes: int = 0
     """Most memory that one run holds beside its arguments and its results."""
 
 
@@ -51,7 +53,7 @@ def usable_cores() -> list[int]:
 
 def cores_of_others() -> float:
     """How many of the usable cores other programs use, watched for two seconds."""
-    busy = psutil.cpu_percent(_WATCHED_SECONDS, percpu=True)
+    busy = psutil.cpu_percent(2.0, percpu=True)
     return sum(busy[core] for core in usable_cores()) / 100
 
 
@@ -79,7 +81,7 @@ def torch_form(
     arrays: Sequence[np.ndarray],
     differentiable: tuple[int, ...],
     *,
-    compiled: bool = False,
+    compiled: bool,
 ) -> Form:
     """Value and gradients by PyTorch: eager, or by `torch.compile` for exactly these shapes."""
     import torch
@@ -115,19 +117,19 @@ def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def measure(
-    forms: Mapping[str, Form], *, repeats: int, seconds: float = 8.0
+    forms: Mapping[str, Form], *, few: bool = False, seconds: float = 8.0
 ) -> dict[str, dict[str, Any]]:
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
     Args:
       forms: Forms, ready to run; `jaxloss` is one of them.
-      repeats: Number of turns.
-      seconds: No further turn begins after this time, but there are at least three, or `repeats`.
+      few: Take a tenth of the turns.
+      seconds: After this time, turns end with the third.
 
     Returns:
       For each form the median, the interquartile range and the fastest of its calls in
-      milliseconds, its temporary memory, and `ratio`: the time of jaxloss over that of the form, of
-      the fastest calls. Threads that wait for one another, as OpenMP's do in PyTorch, lose far more
+      milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls.
+      Threads that wait for one another, as OpenMP's do in PyTorch, lose far more
       than XLA's when another process takes a core for a while; the medians of a busy machine would
       flatter JAX. For a form that disagrees, only `failure`.
     """
@@ -140,7 +142,7 @@ def measure(
     runs = {name: forms[name].run for name, row in rows.items() if not row}
     samples = {name: [_timed(run)] for name, run in runs.items()}
     started = time.perf_counter()
-    for turn in range(repeats):
+    for turn in range(TURNS // 10 if few else TURNS):
         if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
             break
         for name, run in runs.items():
@@ -156,7 +158,6 @@ def measure(
             "spread_ms": float(high - low),
             "fastest_ms": 1e3 * min(times),
             "ratio": min(samples["jaxloss"]) / min(times),
-            "temporary_bytes": forms[name].temporary_bytes,
         }
     return rows
 

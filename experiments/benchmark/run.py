@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pandas as pd
 
-from experiments.benchmark.cases import CASES, COMPOSITIONS, OPTAX_FORMS, Case, Size, SizeName
 from experiments.benchmark.measure import (
     Row,
     cores_of_others,
@@ -29,24 +28,25 @@ from experiments.reporting.markdown import bold, table
 try:
     import torch
 
+    from experiments.benchmark.cases import CASES, Case, Size, SizeName
     from experiments.benchmark.solvers import measure_assignments, measure_spreads
     from experiments.benchmark.steps import measure_steps
-    from experiments.benchmark.torch_forms import TORCH_FORMS
 except ImportError as error:
     raise ConfigError(f'{error}; the benchmark needs pip install -e ".[benchmark]"') from error
 
-SOLVERS: dict[str, Callable[..., Iterator[Row]]] = {
+SOLVERS: dict[str, Callable[[SizeName], Iterator[Row]]] = {
     "uniform_prototypes": measure_spreads,
     "assign_prototypes": measure_assignments,
     "steps": measure_steps,
 }
 QUIET = 0.1
 """The most cores that other programs may use."""
+TORCH = {"PyTorch eager": False, "torch.compile": True}
+"""Forms in PyTorch, and whether they are compiled."""
 _MOST_LOGITS = 10**8
 """Of a composition, which keeps them."""
 _PACKAGES = ("jaxloss", "jax", "jaxlib", "optax", "numpy", "scipy", "torch")
-_EAGER, _COMPILED = "PyTorch eager", "torch.compile"
-_FORMS = (_EAGER, _COMPILED, "PyTorch", "PyTorch's loop", "scipy", "composition", "optax", "floor")
+_FORMS = (*TORCH, "PyTorch", "PyTorch's loop", "scipy", "composition", "optax", "floor")
 """All forms beside `jaxloss`, in the order of the columns."""
 _TABLES = {
     "paper": "The size of the paper",
@@ -55,41 +55,20 @@ _TABLES = {
 }
 
 
-def select(names: Sequence[str]) -> tuple[list[Case], list[str]]:
-    """The cases and the names of the solvers with these names; all of them if there is no name.
-
-    Raises:
-      ConfigError: A name is unknown.
-    """
-    known = [case.name for case in CASES] + list(SOLVERS)
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown loss {name!r}; choose from {', '.join(known)}")
-    chosen = names or known
-    cases = [case for case in CASES if case.name in chosen]
-    return cases, [name for name in SOLVERS if name in chosen]
-
-
 def run_benchmark(
     names: Sequence[str],
     sizes: Sequence[SizeName],
     *,
-    repeats: int,
-    compiled: bool,
     command: str,
     allow_load: bool = False,
-    say: Callable[[str], None] = print,
 ) -> str:
     """Measures the losses at the sizes, one after the other.
 
     Args:
-      names: Losses and solvers, as in `select`.
+      names: Cases and keys of `SOLVERS`; all of them if there is no name.
       sizes: Names of sizes.
-      repeats: Turns of every form.
-      compiled: Also measure PyTorch's forms under `torch.compile`.
       command: The command line, for the report.
       allow_load: Measure although other programs run, and say so in the report.
-      say: Receives a line after each measurement.
 
     Returns:
       The report, in Markdown.
@@ -97,7 +76,10 @@ def run_benchmark(
     Raises:
       ConfigError: A name is unknown, or other programs run.
     """
-    cases, solvers = select(names)
+    known = [case.name for case in CASES] + list(SOLVERS)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"unknown loss {unknown[0]!r}; choose from {', '.join(known)}")
+    cases = [case for case in CASES if case.name in (names or known)]
     others, cores = cores_of_others(), len(usable_cores())
     if others > QUIET and not allow_load:
         raise ConfigError(
@@ -107,11 +89,21 @@ def run_benchmark(
     torch.set_num_threads(cores)
     warnings.filterwarnings("ignore", module="torch.*")
     start = os.getloadavg()[0]
+
+    def measured() -> Iterator[Row]:
+        for size in sizes:
+            for case in cases:
+                for shape in case.sizes(size):
+                    yield measure_case(case, size, shape)
+        for name in SOLVERS:
+            for size in sizes if name in (names or known) else ():
+                yield from SOLVERS[name](size)
+
     rows: list[Row] = []
-    for row in _rows(cases, solvers, sizes, repeats=repeats, compiled=compiled):
+    for row in measured():
         rows.append(row)
         problem = ", ".join(map(str, row.problem.values()))
-        say(f"{problem}: {row.forms['jaxloss']['median_ms']:.3g} ms")
+        print(f"{problem}: {row.forms['jaxloss']['median_ms']:.3g} ms", flush=True)
     lines = []
     if others > QUIET:
         lines = [
@@ -136,62 +128,32 @@ def run_benchmark(
     return "\n".join(lines) + "\n"
 
 
-def _rows(
-    cases: Sequence[Case],
-    solvers: Sequence[str],
-    sizes: Sequence[SizeName],
-    *,
-    repeats: int,
-    compiled: bool,
-) -> Iterator[Row]:
-    losses = {_EAGER: TORCH_FORMS} | ({_COMPILED: TORCH_FORMS} if compiled else {})
-    for size in sizes:
-        for case in cases:
-            for shape in case.sizes(size):
-                yield measure_case(case, size, shape, losses, repeats=repeats)
-    for name in solvers:
-        for size in sizes:
-            yield from SOLVERS[name](size, repeats=max(2, repeats // 10))
-
-
-def measure_case(
-    case: Case,
-    size: SizeName,
-    shape: Size,
-    torch_losses: Mapping[str, Mapping[str, Callable[..., Any]]],
-    *,
-    repeats: int,
-) -> Row:
+def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
     """One loss at one size."""
     arrays = case.make_arrays(np.random.default_rng(0), shape)
     forms = {"jaxloss": jax_form(case.loss, arrays, case.differentiable)}
     failures: dict[str, dict[str, Any]] = {}
-    for name, losses in torch_losses.items() if size != "own" else ():
+    for name, compiled in TORCH.items() if size != "own" else ():
         try:
-            is_compiled = name == _COMPILED
-            loss = losses[case.name]
-            forms[name] = torch_form(loss, arrays, case.differentiable, compiled=is_compiled)
-        except Exception as error:
-            if name != _COMPILED:
+            forms[name] = torch_form(case.torch, arrays, case.differentiable, compiled=compiled)
+        except Exception as error:  # Of any kind, where there is no compiler.
+            if not compiled:
                 raise
             failures[name] = {"failure": str(error).partition("\n")[0][:60]}
-    fits = shape.n * shape.C <= _MOST_LOGITS
-    for name, others in {"composition": COMPOSITIONS, "optax": OPTAX_FORMS}.items():
-        if case.name in others and fits:
-            forms[name] = jax_form(others[case.name], arrays, case.differentiable)
-    forms["floor"] = jax_form(case.floor.run, arrays, None)
-    gradients = forms["jaxloss"].results[1:]
+    for name, loss in {"composition": case.composition, "optax": case.optax}.items():
+        if loss and shape.n * shape.C <= _MOST_LOGITS:
+            forms[name] = jax_form(loss, arrays, case.differentiable)
     memory = {
-        f"{name} (MB)": _digits(1e-6 * (forms[name].temporary_bytes or 0))
-        if name in forms
-        else None
+        f"{name} (MB)": _digits(1e-6 * forms[name].temporary_bytes) if name in forms else None
         for name in ("jaxloss", "composition", "optax")
     }
+    gradients = sum(array.nbytes for array in forms["jaxloss"].results[1:])
+    forms["floor"] = jax_form(case.floor.run, arrays, None)
     return Row(
         _TABLES[size],
         {"loss": case.name, "size": " × ".join(f"{number:,}" for number in shape if number)},
-        measure(forms, repeats=repeats) | failures,
-        memory | {"gradients (MB)": _digits(1e-6 * sum(array.nbytes for array in gradients))},
+        measure(forms) | failures,
+        memory | {"gradients (MB)": _digits(1e-6 * gradients)},
     )
 
 
@@ -208,7 +170,7 @@ def time_table(rows: Sequence[Row]) -> list[str]:
     cells = []
     for row in rows:
         ours = row.forms["jaxloss"]
-        timed = [row.forms[n] for n in (_EAGER, _COMPILED) if "ratio" in row.forms.get(n, {})]
+        timed = [row.forms[n] for n in TORCH if "ratio" in row.forms.get(n, {})]
         best = max(timed, key=lambda form: form["ratio"], default=None)
         cells.append(
             {

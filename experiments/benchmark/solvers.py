@@ -17,8 +17,7 @@ import jaxloss
 from experiments.benchmark.cases import SizeName
 from experiments.benchmark.measure import Form, Row, measure
 
-# (M, d, steps, steps that are timed, largest cosine of the prototypes that the authors published);
-# a step of the last takes a hundred times as long.
+# (M, d, steps, steps that are timed, largest cosine of the prototypes that the authors published)
 SPREADS = {
     "paper": (
         (100, 16, 2000, 200, 0.326),
@@ -34,7 +33,7 @@ _START, _END, _LEARNING_RATE = 2.0, 100.0, 0.01
 _STEPS_THAT_AGREE = 10
 
 
-def measure_spreads(size: SizeName, *, repeats: int) -> Iterator[Row]:
+def measure_spreads(size: SizeName) -> Iterator[Row]:
     """`uniform_prototypes` and the loop in PyTorch: time, and largest cosine beside its bound."""
     for num, dim, num_steps, num_timed, published in SPREADS.get(size, ()):
         key = jax.random.key(0)
@@ -52,7 +51,7 @@ def measure_spreads(size: SizeName, *, repeats: int) -> Iterator[Row]:
         yield Row(
             "uniform_prototypes",
             {"M": num, "d": dim, "steps timed": num_timed},
-            measure(forms, repeats=repeats),
+            measure(forms, few=True),
             {
                 "steps": num_steps,
                 "largest cosine": float(separation.largest_cosine),
@@ -62,24 +61,22 @@ def measure_spreads(size: SizeName, *, repeats: int) -> Iterator[Row]:
         )
 
 
-def measure_assignments(size: SizeName, *, repeats: int) -> Iterator[Row]:
+def measure_assignments(size: SizeName) -> Iterator[Row]:
     """`assign_prototypes` against scipy's solver, each with the matrix of cosines."""
     for num, dim in ASSIGNMENTS.get(size, ()):
-        for kind in ("trained", "random"):
-            forms = _assignment_forms(num, dim, trained=kind == "trained")
+        rng = np.random.default_rng(0)
+        prototypes = rng.normal(size=(dim, num)).astype(np.float32)
+        prototypes /= np.linalg.norm(prototypes, axis=0)
+        noise = rng.normal(size=(dim, num)).astype(np.float32) / math.sqrt(dim)
+        # Trained class means are near a prototype each, as after some epochs.
+        near = noise + prototypes[:, rng.permutation(num)]
+        for kind, means in (("trained", near), ("random", noise)):
+            forms = _assignment_forms(means / np.linalg.norm(means, axis=0), prototypes)
             problem = {"classes": num, "d": dim, "means": kind}
-            yield Row("assign_prototypes", problem, measure(forms, repeats=repeats), {})
+            yield Row("assign_prototypes", problem, measure(forms, few=True), {})
 
 
-def _assignment_forms(num: int, dim: int, *, trained: bool) -> dict[str, Form]:
-    """Trained class means are near a prototype each, as after some epochs; others are random."""
-    rng = np.random.default_rng(0)
-    prototypes = rng.normal(size=(dim, num)).astype(np.float32)
-    prototypes /= np.linalg.norm(prototypes, axis=0)
-    means = rng.normal(size=(dim, num)).astype(np.float32) / math.sqrt(dim)
-    if trained:
-        means += prototypes[:, rng.permutation(num)]
-    means /= np.linalg.norm(means, axis=0)
+def _assignment_forms(means: np.ndarray, prototypes: np.ndarray) -> dict[str, Form]:
     placed, ours = jax.device_put((means, prototypes)), jax.jit(jaxloss.assign_prototypes)
     runs = {
         "jaxloss": lambda: jax.block_until_ready(ours(*placed)),
@@ -88,15 +85,13 @@ def _assignment_forms(num: int, dim: int, *, trained: bool) -> dict[str, Form]:
     cosines = means.T.astype(np.float64) @ prototypes
     # Several assignments may have the largest sum of cosines.
     return {
-        name: Form(run, [cosines[np.arange(num), np.asarray(run())].sum()])
+        name: Form(run, [cosines[np.arange(len(cosines)), np.asarray(run())].sum()])
         for name, run in runs.items()
     }
 
 
 def _bound(num_prototypes: int, dim: int) -> str:
-    """A lower bound of the largest cosine of M unit vectors in d dimensions, and its name."""
-    if num_prototypes <= dim + 1:
-        return f"{-1 / (num_prototypes - 1):.3f} (simplex)"
+    """A lower bound of the largest cosine of M > d + 1 unit vectors in d dimensions, by name."""
     if num_prototypes <= 2 * dim:
         return "0.000 (orthoplex)"
     bound = math.sqrt((num_prototypes - dim) / (dim * (num_prototypes - 1)))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import torch
+import torch.nn.functional as F
 from flax import nnx
+from torch import Tensor, nn
 
 from experiments.benchmark.cases import BASE_CLASSES, SizeName
 from experiments.benchmark.measure import Form, Row, measure
-from experiments.benchmark.torch_backbones import build_network
-from experiments.benchmark.torch_forms import direct_sum_loss
+from experiments.benchmark.torch_forms import direct_sum
 from experiments.config import DataConfig, ModelConfig, OptimizerConfig
 from experiments.contracts import Problem
 from experiments.models import build_backbone
@@ -58,7 +61,7 @@ _NEVER_ENDS = 10**9
 _STEPS_THAT_AGREE = 3
 
 
-def measure_steps(size: SizeName, *, repeats: int) -> Iterator[Row]:
+def measure_steps(size: SizeName) -> Iterator[Row]:
     """Times training steps in both frameworks, from the same parameters on the same batch."""
     for training in TRAININGS.get(size, ()):
         step, state, batch = build(training)
@@ -66,7 +69,7 @@ def measure_steps(size: SizeName, *, repeats: int) -> Iterator[Row]:
             "jaxloss": jax_steps(step, state, batch),
             "PyTorch": torch_steps(training, state, batch),
         }
-        times = measure(forms, repeats=repeats, seconds=60.0)
+        times = measure(forms, few=True, seconds=60.0)
         height, width, channels = training.image_shape
         rates = {
             name: f"{1e3 * training.batch_size / form['fastest_ms']:,.1f}"
@@ -84,7 +87,7 @@ def measure_steps(size: SizeName, *, repeats: int) -> Iterator[Row]:
             {
                 "images/s": rates["jaxloss"],
                 "images/s, PyTorch": rates.get("PyTorch"),
-                "temporary memory (MB)": round((forms["jaxloss"].temporary_bytes or 0) / 1e6),
+                "temporary memory (MB)": round(forms["jaxloss"].temporary_bytes / 1e6),
             },
         )
 
@@ -128,7 +131,8 @@ def jax_steps(step: Step, state: TrainState, batch: Batch) -> Form:
 def torch_steps(training: Training, state: TrainState, batch: Batch) -> Form:
     """The same in PyTorch, from the same parameters, with `channels_last`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = build_network(training.model, training.image_shape[-1])
+    kind = {"conv4": _Conv4, "resnet12": _ResNet12}[training.model.backbone]
+    network = kind((training.image_shape[-1], *training.model.widths))
     values = nnx.to_pure_dict(state.params["backbone"])
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -156,7 +160,7 @@ def torch_steps(training: Training, state: TrainState, batch: Batch) -> Form:
 
     def run() -> float:
         features = network((images.float() / 255 - mean) / std)
-        value = direct_sum_loss(features, labels, *head)
+        value = direct_sum(features, labels, *head)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -173,3 +177,48 @@ def _value(values: Any, path: list[str]) -> np.ndarray:
     if "kernel" in values:
         return np.array(values["kernel"]).transpose(3, 2, 0, 1)
     return np.array(values["scale" if leaf == "weight" else leaf])
+
+
+# The networks as PyTorch's users write them, with the names of `experiments.models`.
+
+
+def _conv_norm(channels_in: int, channels_out: int, kernel: int = 3) -> nn.Module:
+    padding = kernel // 2
+    conv = nn.Conv2d(channels_in, channels_out, kernel, padding=padding, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(channels_out)))
+
+
+class _Conv4(nn.Module):
+    def __init__(self, channels: Sequence[int]):
+        super().__init__()
+        self.layers = nn.ModuleList(_conv_norm(*pair) for pair in pairwise(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.relu(F.max_pool2d(layer(x), 2), inplace=True)
+        # In `channels_last`, positions come before channels.
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+
+class _Block(nn.Module):
+    def __init__(self, channels_in: int, channels_out: int):
+        super().__init__()
+        self.first = _conv_norm(channels_in, channels_out)
+        self.second = _conv_norm(channels_out, channels_out)
+        self.third = _conv_norm(channels_out, channels_out)
+        self.shortcut = _conv_norm(channels_in, channels_out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.leaky_relu(self.first(x), 0.1, inplace=True)
+        y = F.leaky_relu(self.second(y), 0.1, inplace=True)
+        y = self.third(y) + self.shortcut(x)
+        return F.leaky_relu(F.max_pool2d(y, 2), 0.1, inplace=True)
+
+
+class _ResNet12(nn.Module):
+    def __init__(self, channels: Sequence[int]):
+        super().__init__()
+        self.blocks = nn.Sequential(*(_Block(*pair) for pair in pairwise(channels)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x).mean((2, 3))

@@ -5,47 +5,35 @@ Weights have the layout [d, C] of JAX's forms; `weights.T` is a view.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.benchmark.cases import BASE_CLASSES, GROUPS, MARGIN, SCALE
-
-TorchLoss = Callable[..., Tensor]
-
-
-def softmax_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy."""
-    return F.cross_entropy(logits, labels)
+GROUPS = 4
+MARGIN, SCALE = -0.3, 30.0
 
 
-def sigmoid_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross-entropy of one class per sample."""
-    return multilabel_sigmoid_loss(logits, F.one_hot(labels, logits.shape[1]))
-
-
-def multilabel_sigmoid_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy, summed over the classes of a sample."""
+def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy of classes or multi-hot targets, summed over those of a sample."""
+    if targets.ndim == 1:
+        targets = F.one_hot(targets, logits.shape[1])
     targets = targets.to(logits.dtype)
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
 
 
-def margin_softmax_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def margin_softmax(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy with a margin on the target's logit, as the paper's authors write it."""
     margins = F.one_hot(labels, logits.shape[1]).to(logits.dtype) * MARGIN
     return F.cross_entropy(SCALE * (logits - margins), labels)
 
 
-def cosine_margin_softmax_loss(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def cosine_margin_softmax(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """The margin on cosines."""
     logits = F.normalize(features) @ F.normalize(weights, dim=0)
-    return margin_softmax_loss(logits, labels)
+    return margin_softmax(logits, labels)
 
 
-def nca_loss(features: Tensor, labels: Tensor) -> Tensor:
+def nca(features: Tensor, labels: Tensor) -> Tensor:
     """NCA by one softmax, as pytorch-metric-learning writes it, on distances by one `addmm`.
 
     `‖x_i‖²` is left out: it cancels in the softmax of row i. Of the forms that were tried this is
@@ -62,8 +50,14 @@ def nca_loss(features: Tensor, labels: Tensor) -> Tensor:
     return values.sum() / has_positive.sum()
 
 
-def prototypical_loss(features: Tensor, labels: Tensor, *, num_classes: int) -> Tensor:
-    """Distances to the class means; the anchor's own mean leaves the anchor out."""
+def prototypical(features: Tensor, labels: Tensor, *, num_classes: int | None = None) -> Tensor:
+    """Distances to the class means; the anchor's own mean leaves the anchor out.
+
+    Without `num_classes`, for classes of any number: `unique` gives their indices.
+    """
+    if num_classes is None:
+        classes, labels = labels.unique(return_inverse=True)
+        num_classes = len(classes)
     membership = F.one_hot(labels, num_classes).to(features.dtype)
     sizes = membership.sum(0)
     means = (membership.T @ features) / sizes.clamp(min=1)[:, None]
@@ -79,35 +73,29 @@ def prototypical_loss(features: Tensor, labels: Tensor, *, num_classes: int) -> 
     return torch.where(defined, values, 0).sum() / defined.sum()
 
 
-def prototypical_by_samples_loss(features: Tensor, labels: Tensor) -> Tensor:
-    """The same for classes of any number: `unique` gives their indices."""
-    classes, labels = labels.unique(return_inverse=True)
-    return prototypical_loss(features, labels, num_classes=len(classes))
-
-
-def sum_loss(
+def sum_of_losses(
     features: Tensor,
     labels: Tensor,
     weights: Tensor,
     bias: Tensor,
-    metric_features: Tensor | None = None,
+    within: Tensor | None = None,
 ) -> Tensor:
-    """Softmax and NCA, on the same features or on `metric_features`."""
-    softmax = F.cross_entropy(F.linear(features, weights.T, bias), labels)
-    return softmax + nca_loss(features if metric_features is None else metric_features, labels)
+    """Softmax and NCA, the latter without the part `within` of the features."""
+    metric_features = features if within is None else features - within
+    return classifier(features, labels, weights, bias) + nca(metric_features, labels)
 
 
-def direct_sum_loss(
+def direct_sum(
     features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor, *, stopped: bool = False
 ) -> Tensor:
     """Softmax, and NCA in the complement of the classifier's subspace, which may be a constant."""
     span = weights.detach() if stopped else weights
     gram = span.T @ span + 1e-4 * torch.eye(span.shape[1]).to(span)
     coordinates = torch.cholesky_solve((features @ span).T, torch.linalg.cholesky(gram))
-    return sum_loss(features, labels, weights, bias, features - (span @ coordinates).T)
+    return sum_of_losses(features, labels, weights, bias, (span @ coordinates).T)
 
 
-def spectral_sum_loss(
+def spectral_sum(
     features: Tensor,
     labels: Tensor,
     weights: Tensor,
@@ -121,10 +109,10 @@ def spectral_sum_loss(
         basis = torch.linalg.svd(span, full_matrices=False)[:2]
     vectors, values = basis
     within = ((features @ vectors) * (values / values[0]) ** 0.3) @ vectors.T
-    return sum_loss(features, labels, weights, bias, features - within)
+    return sum_of_losses(features, labels, weights, bias, within)
 
 
-def nca_references_loss(
+def nca_references(
     features: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
 ) -> Tensor:
     """NCA with other rows than the batch."""
@@ -135,12 +123,12 @@ def nca_references_loss(
     return (scores.logsumexp(1) - own).mean()
 
 
-def classifier_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+def classifier(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Softmax cross-entropy of a linear classifier."""
     return F.cross_entropy(F.linear(features, weights.T, bias), labels)
 
 
-def group_softmax_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+def group_softmax(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """The loose bound: groups by sorting the features, G masked products."""
     with torch.no_grad():
         own = weights.T[labels]
@@ -158,15 +146,13 @@ def group_softmax_loss(features: Tensor, labels: Tensor, weights: Tensor, bias: 
     )
 
 
-def prototype_loss(
-    features: Tensor, labels: Tensor, prototypes: Tensor, assignment: Tensor
-) -> Tensor:
+def prototype(features: Tensor, labels: Tensor, prototypes: Tensor, assignment: Tensor) -> Tensor:
     """Squared cosine distance to the own prototype."""
     targets = prototypes.T[assignment[labels]]
     return (1 - F.cosine_similarity(features, targets)).square().mean()
 
 
-def dot_regression_loss(
+def dot_regression(
     features: Tensor, labels: Tensor, prototypes: Tensor, assignment: Tensor
 ) -> Tensor:
     """As its authors write it, with the norms of features detached."""
@@ -176,28 +162,21 @@ def dot_regression_loss(
     return (0.5 * (dots - targets.norm(dim=1) * norms).square() / norms).mean()
 
 
-def _soft_gap(logits: Tensor, targets: Tensor, dim: int) -> Tensor:
-    positive = targets > 0
+def two_way(logits: Tensor, targets: Tensor, *, dims: tuple[int, ...] = (0, 1)) -> Tensor:
+    """The gaps of every class over the samples (0), and of every sample over the classes (1)."""
+    positive, values = targets > 0, []
     # As the authors write it: masked log-sum-exps, and a mean over what has a positive. A finite
     # number instead of the infinity would make the exponential three times as slow.
-    hardest_negative = logits.masked_fill(positive, -torch.inf).logsumexp(dim)
-    hardest_positive = 4 * (-logits / 4).masked_fill(~positive, -torch.inf).logsumexp(dim)
-    has_positive = positive.any(dim)
-    gaps = F.softplus(hardest_negative + hardest_positive)
-    return torch.where(has_positive, gaps, 0).sum() / has_positive.sum()
+    for dim in dims:
+        negatives = logits.masked_fill(positive, -torch.inf).logsumexp(dim)
+        positives = 4 * (-logits / 4).masked_fill(~positive, -torch.inf).logsumexp(dim)
+        has_positive = positive.any(dim)
+        gaps = F.softplus(negatives + positives)
+        values.append(torch.where(has_positive, gaps, 0).sum() / has_positive.sum())
+    return sum(values[1:], values[0])
 
 
-def two_way_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The gaps of every class over the samples, and of every sample over the classes."""
-    return _soft_gap(logits, targets, dim=0) + _soft_gap(logits, targets, dim=1)
-
-
-def multilabel_softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy with proportions as targets."""
-    return F.cross_entropy(logits, targets / targets.sum(1, keepdim=True))
-
-
-def asymmetric_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def asymmetric(logits: Tensor, targets: Tensor) -> Tensor:
     """As its authors' code: probabilities, a shift of the negatives', and focusing."""
     p = logits.sigmoid()
     not_q = (1 - p + 0.05).clamp(max=1)
@@ -211,7 +190,7 @@ def _rank_weights(logits: Tensor, ranks: Tensor) -> Tensor:
     return F.pad(numbers.reciprocal().cumsum(0), (1, 0))[ranks]
 
 
-def warp_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def warp(logits: Tensor, targets: Tensor) -> Tensor:
     """All pairs of a positive and a negative; the rank is a constant."""
     positive = targets > 0
     margins = 1 - logits[:, :, None] + logits[:, None, :]
@@ -221,7 +200,7 @@ def warp_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return (weights * (violated * margins).sum(2)).sum() / len(logits)
 
 
-def robust_multilabel_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def robust_multilabel(logits: Tensor, targets: Tensor) -> Tensor:
     """As its authors' code, with all pairs at once and the rank itself; it is a constant."""
 
     def ramps(margins: Tensor) -> Tensor:
@@ -233,34 +212,3 @@ def robust_multilabel_loss(logits: Tensor, targets: Tensor) -> Tensor:
     weights = _rank_weights(logits, (pairs & (gaps < 1)).sum(2))
     ranking = (weights * (pairs * ramps(gaps)).sum(2)).sum()
     return (ranking + 5 * ramps(torch.where(positive, logits, -logits)).sum()) / len(logits)
-
-
-TORCH_FORMS: Mapping[str, TorchLoss] = {
-    "softmax": softmax_loss,
-    "sigmoid": sigmoid_loss,
-    "margin_softmax": margin_softmax_loss,
-    "cosine_margin_softmax": cosine_margin_softmax_loss,
-    "nca": nca_loss,
-    "prototypical": partial(prototypical_loss, num_classes=BASE_CLASSES),
-    "prototypical_by_samples": prototypical_by_samples_loss,
-    "sum": sum_loss,
-    "direct_sum": direct_sum_loss,
-    "direct_sum_stopped": partial(direct_sum_loss, stopped=True),
-    "spectral_sum": spectral_sum_loss,
-    "spectral_sum_stopped": partial(spectral_sum_loss, stopped=True),
-    "spectral_sum_with_basis": spectral_sum_loss,
-    "nca_references": nca_references_loss,
-    "classifier": classifier_loss,
-    "group_softmax": group_softmax_loss,
-    "prototype": prototype_loss,
-    "dot_regression": dot_regression_loss,
-    "sigmoid_of_targets": multilabel_sigmoid_loss,
-    "two_way": two_way_loss,
-    "sample_wise": partial(_soft_gap, dim=1),
-    "class_wise": partial(_soft_gap, dim=0),
-    "multilabel_softmax": multilabel_softmax_loss,
-    "asymmetric": asymmetric_loss,
-    "warp": warp_loss,
-    "robust_multilabel": robust_multilabel_loss,
-}
-"""For every case of `experiments.benchmark.cases` its form in PyTorch."""

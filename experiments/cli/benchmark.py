@@ -6,13 +6,11 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from experiments.errors import ConfigError
 from experiments.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -31,8 +29,8 @@ class Benchmark:
     """Measure time and memory of every loss against PyTorch, optax and matrix products.
 
     All forms of a loss run in one process on the same arrays, in turns, after a check that their
-    values and gradients agree. Needs the extra `benchmark`. All sizes together take about twenty
-    minutes on one CPU core.
+    values and gradients agree. Needs the extra `benchmark`, and a C++ compiler for torch.compile.
+    All sizes together take about twenty minutes on one CPU core.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
@@ -43,17 +41,11 @@ class Benchmark:
     all."""
     out: Path = Path("runs", "benchmark")
     """Folder for benchmark.md."""
-    repeats: int = 100
-    """Turns of each form; a loss takes about 8 seconds at most."""
     allow_load: bool = False
     """Measure although other programs use the machine; the report then starts with a warning."""
-    compile: bool = True
-    """Also measure torch.compile, which needs a C++ compiler."""
 
     def run(self, command: Sequence[str]) -> int:
         """Measures, prints the tables, writes them."""
-        if self.repeats < 1:
-            raise ConfigError(f"--repeats must be at least 1, got {self.repeats}")
         # JAX would take the whole memory of a GPU, and leave none to PyTorch.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         from experiments.benchmark.run import run_benchmark
@@ -61,11 +53,8 @@ class Benchmark:
         text = run_benchmark(
             self.names,
             _SIZES[self.size],
-            repeats=self.repeats,
-            compiled=self.compile,
             command=shlex.join(command),
             allow_load=self.allow_load,
-            say=partial(print, flush=True),
         )
         self.out.mkdir(parents=True, exist_ok=True)
         path = write_atomically(self.out / "benchmark.md", text)

@@ -36,25 +36,19 @@ class Compile:
         import jax
 
         jax.config.update("jax_platforms", "cpu")
-        from experiments.compilation import (
-            DoesNotFitError,
-            compilation_lines,
-            compile_step,
-            tpu_devices,
-        )
+        from experiments.compilation import compilation_lines, compile_step, tpu_devices
 
         devices = tpu_devices(self.topology)
         heading = f"# {self.config.preset} on {self.topology}, by {self.parallel}"
         heading += f", mesh {self.mesh}" if self.mesh else ""
+        mode, mesh = self.parallel, self.mesh
         try:
             step = compile_step(
-                self.config,
-                devices,
-                mode=self.parallel,
-                mesh_shape=self.mesh,
-                classes=self.classes,
+                self.config, devices, mode=mode, mesh_shape=mesh, classes=self.classes
             )
-        except DoesNotFitError as error:
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
             print(f"{heading}\n\nThe step does not fit. Compiler message:\n\n{error}")
             return 1
         print("\n".join([heading, "", *compilation_lines(step)]))

@@ -12,7 +12,6 @@ import tyro
 
 from experiments.cli.options import DataFolders
 from experiments.config import Folders
-from experiments.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -44,47 +43,18 @@ class Linear:
 
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the reports."""
-        from experiments.reporting.linear import linear_report, write_linear_report
-        from experiments.restored import restore_run, run_directory
-        from experiments.transfer import evaluate_run_linear, evaluate_runs_linear
+        from experiments.protocols.classification import ClassificationData
+        from experiments.transfer import evaluate_runs_linear
 
-        if not self.runs:
-            raise ConfigError("linear needs a run directory, or several")
-        path, *others = self.runs
-        text = shlex.join(command)
-        if others:
-            paths = evaluate_runs_linear(
-                self.runs,
-                self.folders,
-                self.directory or Path("runs", f"linear-{self._data()}"),
-                data=self.data,
-                split=self.split,
-                holdout=self.holdout,
-                which=self.checkpoint,
-                baseline=self.baseline,
-                name_of=self._file_name,
-                command=text,
-            )
-            print("\n" + paths[0].read_text(encoding="utf-8"))
-        elif self.baseline or self.directory:
-            raise ConfigError("--baseline and --directory are for several runs")
-        else:
-            run = restore_run(path, self.checkpoint)
-            report = evaluate_run_linear(
-                run, self.folders, data=self.data, split=self.split, holdout=self.holdout
-            )
-            print(linear_report(report))
-            paths = write_linear_report(
-                run_directory(path), report, self._file_name(run.step), command=text
-            )
-        print("\nwrote", ", ".join(str(path) for path in paths))
+        paths = evaluate_runs_linear(
+            self.runs,
+            self.folders,
+            ClassificationData(name=self.data, class_split=self.split, holdout=self.holdout),
+            which=self.checkpoint,
+            directory=self.directory,
+            baseline=self.baseline,
+            command=shlex.join(command),
+        )
+        print("\n" + paths[0].read_text(encoding="utf-8"))
+        print("wrote", ", ".join(map(str, paths)))
         return 0
-
-    def _file_name(self, step: int) -> str:
-        """A name with the settings, so that evaluations of a run do not overwrite each other."""
-        checkpoint = "" if self.checkpoint == Linear.checkpoint else f"-step{step}"
-        holdout = "" if self.holdout == Linear.holdout else f"-holdout{self.holdout}"
-        return f"linear-{self._data()}{checkpoint}{holdout}"
-
-    def _data(self) -> str:
-        return self.data if self.split == Linear.split else f"{self.data}-{self.split}"

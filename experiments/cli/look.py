@@ -20,8 +20,8 @@ class Look:
 
     Writes look/index.html into the run directory, which needs no other file, and the pictures as
     PNG: maps of the features, nearest neighbours, similarity and accuracy of the classes, training
-    curves; and, where they apply, the hardest episodes, the spectrum of the classifier, the
-    movement of the assignment and the reliability diagram.
+    curves; and, where they apply, the hardest episodes, the spectrum of the classifier and the
+    reliability diagram.
     """
 
     directory: Annotated[Path, tyro.conf.Positional]
@@ -34,8 +34,6 @@ class Look:
     test images."""
     checkpoint: str = "best"
     """`best` by validation, `latest`, or the number of a step."""
-    images: int = 300
-    """Largest number of images that are drawn in a map."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
@@ -47,7 +45,6 @@ class Look:
             self.folders,
             split=self.split,
             which=self.checkpoint,
-            images=self.images,
             command=shlex.join(command),
         )
         print(f"wrote {page}, which contains all pictures; and, in its folder:")

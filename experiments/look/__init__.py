@@ -5,88 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import matplotlib
+
 from experiments.config import Folders
 from experiments.errors import ConfigError
-from experiments.look.classes import by_class, neighbours, similarity
-from experiments.look.classifier import overlap, reliability, spectrum
-from experiments.look.episodes import hard_episodes
+from experiments.look.charts import overlap, reliability, spectrum, training
+from experiments.look.classes import by_class, similarity
+from experiments.look.examples import hard_episodes, neighbours
 from experiments.look.maps import class_map, overview
-from experiments.look.page import Picture, write_page
-from experiments.look.training import assignment, curves
+from experiments.look.page import FONTS, Picture, write_page
 from experiments.look.view import View, some_rows, view_run
 from experiments.reporting.run import code_version, describe_run
 from experiments.restored import restore_run, run_directory
-
-
-def look_at_run(
-    path: Path,
-    folders: Folders,
-    *,
-    split: str | None = None,
-    which: str = "best",
-    images: int = 300,
-    command: str = "",
-) -> list[Path]:
-    """Draws every picture that applies to a run, and writes them with a page that has them all.
-
-    Args:
-      path, which: The run and its checkpoint, as in `restore_run`.
-      folders: Where data is stored.
-      split: One of the protocol's splits; by default the one for evaluation.
-      images: Largest number of images in a map.
-      command: The command, for the page.
-
-    Returns:
-      The written files: the page, the numbers of the pictures, the pictures.
-
-    Raises:
-      CheckpointError: There is no such checkpoint, or none is intact.
-      ConfigError: There is no such split, or `images` is below 1.
-      DivergedError: The features are not finite.
-    """
-    if images < 1:
-        raise ConfigError(f"images must be at least 1, got {images}")
-    run = restore_run(path, which)
-    protocol = run.plan.protocol
-    wanted = split or protocol.splits[-1]
-    if wanted not in protocol.splits:
-        raise ConfigError(
-            f"protocol {run.plan.config.protocol} has no split {wanted!r}; it has "
-            f"{', '.join(protocol.splits)}"
-        )
-    folder = run_directory(path)
-    view = view_run(run, folder, folders, wanted, images)
-    pictures, notes = [], []
-    for side in view.sides:
-        if (count := len(some_rows(side.available))) < side.available:
-            shown = "map and neighbours" if side is view.shown else "pictures"
-            notes.append(
-                f"The {side.split} split has {side.available:,} images; {shown} show a random part "
-                f"of {count:,}."
-            )
-    for draw in _DRAWN:
-        try:
-            pictures.append(draw(view))
-        except ConfigError as error:
-            notes.append(f"A picture is missing: {error}.")
-    given = [] if wanted == protocol.splits[-1] else [wanted]
-    given += [] if which == "best" else [f"step{run.step}"]
-    described = describe_run(run.plan.config, protocol)
-    sides = " and ".join(
-        f"{len(side.images.labels):,} {side.split} images ({len(side.images.class_names)} "
-        f"{side.noun})"
-        for side in view.sides
-    )
-    return write_page(
-        folder / "-".join(["look", *given]),
-        title=f"{described['label']} on {described['data']}",
-        summary=f"Features of {sides}, d = {run.plan.num_features}, checkpoint of step {run.step}, "
-        f"{described['sampling']} batches, seed {described['seed']}.",
-        pictures=[picture for picture in pictures if picture is not None],
-        notes=[*notes, *run.notes, code_version(described)],
-        command=command,
-    )
-
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     overview,
@@ -97,8 +27,70 @@ _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     hard_episodes,
     spectrum,
     overlap,
-    assignment,
     reliability,
-    curves,
+    training,
 )
 """Every picture in the order of the page; None where it does not apply."""
+
+
+def look_at_run(
+    path: Path, folders: Folders, *, split: str | None = None, which: str = "best", command: str
+) -> list[Path]:
+    """Draws every picture that applies to a run, and writes them with a page that has them all.
+
+    Args:
+      path, which: The run and its checkpoint, as in `restore_run`.
+      folders: Where data is stored.
+      split: One of the protocol's splits; by default the one for evaluation.
+      command: The command, for the page.
+
+    Returns:
+      The written files: the page, the numbers of the pictures, the pictures.
+
+    Raises:
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: There is no such split.
+      DivergedError: The features are not finite.
+    """
+    run = restore_run(path, which)
+    protocol = run.plan.protocol
+    wanted = split or protocol.splits[-1]
+    if wanted not in protocol.splits:
+        raise ConfigError(
+            f"protocol {run.plan.config.protocol} has no split {wanted!r}; it has "
+            f"{', '.join(protocol.splits)}"
+        )
+    folder = run_directory(path)
+    view = view_run(run, folder, folders, wanted)
+    pictures, notes = [], []
+    for side in view.sides:
+        if (count := len(some_rows(side.available))) < side.available:
+            shown = "map and neighbours" if side is view.shown else "pictures"
+            notes.append(
+                f"The {side.split} split has {side.available:,} images; {shown} show a random part "
+                f"of {count:,}."
+            )
+    with matplotlib.rc_context(FONTS):
+        for draw in _DRAWN:
+            try:
+                if picture := draw(view):
+                    pictures.append(picture)
+            except ConfigError as error:
+                notes.append(f"A picture is missing: {error}.")
+        described = describe_run(run.plan.config, protocol)
+        sides = " and ".join(
+            f"{len(side.images.labels):,} {side.split} images ({len(side.images.class_names)} "
+            f"{side.noun})"
+            for side in view.sides
+        )
+        given = [] if wanted == protocol.splits[-1] else [wanted]
+        given += [] if which == "best" else [f"step{run.step}"]
+        return write_page(
+            folder / "-".join(["look", *given]),
+            title=f"{described['label']} on {described['data']}",
+            summary=f"Features of {sides}, d = {run.plan.num_features}, checkpoint of step "
+            f"{run.step}, {described['sampling']} batches, seed {described['seed']}.",
+            pictures=pictures,
+            notes=[*notes, *run.notes, code_version(described)],
+            command=command,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,9 +17,10 @@ from experiments.evaluation.feature_space import (
 from experiments.look.page import Picture
 from experiments.look.tiles import CLASS_COLORS, draw_tile, short
 from experiments.look.view import Side, View, some_rows
-from experiments.reporting.style import INK, LARGE, MEDIUM, Mark, legend_handle, new_figure
+from experiments.reporting.style import INK, Mark, legend_handle
 
-_CLASSES = len(CLASS_COLORS)
+TILES = 300
+"""Largest number of images that are drawn in a map."""
 _TILE = 0.34
 """Inches of the side of a tile."""
 _OVERLAP = 0.9
@@ -42,24 +43,21 @@ def overview(view: View) -> Picture:
     units = [unit_features(side.outputs.features) for side in view.sides]
     together = np.concatenate(units)
     projection = principal_axes(together)
-    shares = projection.shares(together)
-    clouds, legend = [], []
+    clouds = []
     for number, (side, features) in enumerate(zip(view.sides, units, strict=True)):
-        rows, color = view.rng(number).permutation(some_rows(len(features))), view.color(side)
-        clouds.append(Cloud(side, color, projection.points(features[rows]), rows))
-        legend.append(legend_handle(f"{side.split} images", Mark(color, "s"), line=False))
-    title = "Map of the features"
-    caption = (
+        rows = np.random.default_rng([0, number]).permutation(some_rows(len(features)))
+        clouds.append(Cloud(side, side.color, projection.points(features[rows]), rows))
+    picture = Picture(
+        "map",
+        "Map of the features",
         "Features of length one on their two principal axes; a dot is an image, and some images "
-        "are drawn in place."
+        "are drawn in place.",
+        (9.1, 9.0),
+        [_square(f"{side.split} images", side.color) for side in view.sides],
     )
-    size = 8.6
-    figure = new_figure(size + 0.5, size + 0.4, title=title, caption=caption, legend=legend)
-    axes = figure.add_subplot()
-    drawn = draw_map(axes, clouds, size, view.tiles)
-    _name_axes(axes, "principal axis", shares)
-    numbers = {"variance_shares": shares.tolist(), "images_drawn": drawn}
-    return Picture("map", title, caption, figure, numbers)
+    axes, shares = picture.figure.add_subplot(), projection.shares(together)
+    picture.numbers = _draw_panel(axes, clouds, 8.6, TILES, "principal axis", shares)
+    return picture
 
 
 def class_map(view: View) -> Picture | None:
@@ -70,42 +68,39 @@ def class_map(view: View) -> Picture | None:
     if any(sum(len(rows) > 0 for rows in own) < 3 for own in members):
         return None
     noun, panels = view.shown.noun, len(view.sides)
-    title = f"Map of a few {noun}"
-    caption = (
+    size = 6.4 if panels == 1 else 5.6
+    picture = Picture(
+        "class-map",
+        f"Map of a few {noun}",
         f"Images with one of a few {noun}, on the two axes along which the means of these differ "
-        "most."
+        "most.",
+        (size * panels + 0.5, size + 1.0),
     )
-    size, numbers = 6.4 if panels == 1 else 5.6, {}
-    figure = new_figure(size * panels + 0.5, size + 1.0, title=title, caption=caption)
     for number, (side, classes, own) in enumerate(zip(view.sides, chosen, members, strict=True)):
         units = unit_features(side.outputs.features[np.concatenate(own)])
         parts = np.split(units, np.cumsum([len(rows) for rows in own])[:-1])
         projection = principal_axes(np.stack([part.mean(0) for part in parts if len(part)]))
-        shares, names = projection.shares(units), [side.images.class_names[c] for c in classes]
+        names = [side.images.class_names[c] for c in classes]
         clouds = []
         for color, rows, part in zip(CLASS_COLORS, own, parts, strict=False):
-            order = view.rng(10 + number).permutation(len(rows))
+            order = np.random.default_rng([0, 10 + number]).permutation(len(rows))
             clouds.append(Cloud(side, color, projection.points(part[order]), rows[order]))
-        axes = figure.add_subplot(1, panels, number + 1)
-        axes.set_title(f"{len(classes)} {side.noun} of the {side.split} images", size=LARGE)
-        drawn = draw_map(axes, clouds, size, view.tiles // panels)
-        _name_axes(axes, "axis", shares)
+        axes = picture.figure.add_subplot(1, panels, number + 1)
+        axes.set_title(f"{len(classes)} {side.noun} of the {side.split} images")
+        shown = _draw_panel(axes, clouds, size, TILES // panels, "axis", projection.shares(units))
+        picture.numbers[side.split] = {"classes": names} | shown
         axes.legend(
             handles=[
-                legend_handle(short(name, 14), Mark(color, "s"), line=False)
+                _square(short(name, 14), color)
                 for name, color in zip(names, CLASS_COLORS, strict=False)
             ],
             loc="upper center",
             bbox_to_anchor=(0.5, -0.06),
             ncols=4,
-            frameon=False,
-            fontsize=MEDIUM,
             handletextpad=0.1,
             columnspacing=1.0,
         )
-        numbers[side.split] = {"classes": names, "variance_shares": shares.tolist()}
-        numbers[side.split]["images_drawn"] = drawn
-    return Picture("class-map", title, caption, figure, numbers)
+    return picture
 
 
 def _few_classes(side: Side) -> np.ndarray:
@@ -115,8 +110,8 @@ def _few_classes(side: Side) -> np.ndarray:
     present = np.flatnonzero(counts)
     order = present[class_order(class_similarity(side.outputs.features, membership[:, present]))]
     order = order[counts[order] >= np.median(counts[order])]
-    places = np.linspace(0, len(order) - 1, min(_CLASSES, len(order))).round().astype(int)
-    return order[places]
+    places = np.linspace(0, len(order) - 1, min(len(CLASS_COLORS), len(order)))
+    return order[places.round().astype(int)]
 
 
 def _only_members(side: Side, classes: np.ndarray) -> list[np.ndarray]:
@@ -126,10 +121,18 @@ def _only_members(side: Side, classes: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(single & column) for column in membership.T]
 
 
-def _name_axes(axes: Axes, name: str, shares: np.ndarray) -> None:
+def _square(label: str, color: str):
+    return legend_handle(label, Mark(color, "s"), line=False)
+
+
+def _draw_panel(
+    axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int, name: str, shares: np.ndarray
+) -> dict[str, Any]:
+    """Draws a map and names its axes; returns the numbers."""
     first, second = (f"{name} ({100 * share:.1f} % of the variance)" for share in shares[:2])
-    axes.set_xlabel(f"first {first}", fontsize=MEDIUM)
-    axes.set_ylabel(f"second {second}", fontsize=MEDIUM)
+    axes.set(xlabel=f"first {first}", ylabel=f"second {second}")
+    drawn = draw_map(axes, clouds, size, tiles)
+    return {"variance_shares": shares.tolist(), "images_drawn": drawn}
 
 
 def draw_map(axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int) -> int:
@@ -146,27 +149,22 @@ def draw_map(axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int) -> in
     everything = np.concatenate([cloud.points for cloud in clouds])
     low, high = everything.min(0), everything.max(0)
     middle, half = (low + high) / 2, 0.54 * max(*(high - low), 1e-12)
-    axes.set_xlim(middle[0] - half, middle[0] + half)
-    axes.set_ylim(middle[1] - half, middle[1] + half)
-    axes.set_aspect("equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    limits = np.stack([middle - half, middle + half], axis=1)
+    axes.set(xlim=limits[0], ylim=limits[1], aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_color("#cccccc")
     side = 2 * half * _TILE / size
     placed: list[list[int]] = [[] for _ in clouds]
-    taken, count = np.empty((tiles, 2)), 0
+    taken = np.empty((0, 2))
     for turn in range(max(len(cloud.points) for cloud in clouds)):
         for cloud, own in zip(clouds, placed, strict=True):
-            if turn >= len(cloud.points) or count == tiles:
+            point = cloud.points[turn : turn + 1]
+            if not len(point) or len(taken) == tiles:
                 continue
-            apart = np.abs(taken[:count] - cloud.points[turn]).max(1)
-            if (apart >= _OVERLAP * side).all():
-                taken[count] = cloud.points[turn]
-                count += 1
+            if (np.abs(taken - point).max(1) >= _OVERLAP * side).all():
+                taken = np.concatenate([taken, point])
                 own.append(turn)
     for cloud, own in zip(clouds, placed, strict=True):
-        style = {"s": 4, "alpha": 0.25, "linewidths": 0, "zorder": 1}
-        axes.scatter(*cloud.points.T, color=cloud.color, **style)
+        axes.scatter(*cloud.points.T, s=4, color=cloud.color, alpha=0.25, linewidths=0, zorder=1)
         if not own:
             continue
         images = cloud.side.read(cloud.rows[own])
@@ -174,4 +172,4 @@ def draw_map(axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int) -> in
         ink, frame = (cloud.color, None) if images.shape[-1] == 1 else (INK, cloud.color)
         for image, (x, y) in zip(images, cloud.points[own].tolist(), strict=True):
             draw_tile(axes, image, x, y, side, color=ink, frame=frame)
-    return count
+    return len(taken)

@@ -1,32 +1,50 @@
-"""One self-contained page of pictures, and the pictures as files."""
+"""Pictures, and the one self-contained page that shows them."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from matplotlib.figure import Figure
-from tabulate import tabulate
+from matplotlib.lines import Line2D
 
+from experiments.reporting.style import LARGE, MEDIUM, SMALL, new_figure
 from experiments.storage import write_atomically, write_json, write_picture
 
+FONTS: Any = {
+    "font.size": SMALL,
+    "axes.titlesize": LARGE,
+    "axes.labelsize": MEDIUM,
+    "xtick.labelsize": MEDIUM,
+    "ytick.labelsize": MEDIUM,
+    "legend.fontsize": MEDIUM,
+    "legend.frameon": False,
+}
+"""What matplotlib is set to while pictures are drawn."""
 
-class Picture(NamedTuple):
-    """A figure, with the numbers that it shows."""
+
+@dataclass
+class Picture:
+    """A figure to draw in, with the numbers that it shows."""
 
     name: str
     """Of its file, without the ending."""
     title: str
     caption: str
     """How to read it, in a sentence or two; the figure shows it, too."""
-    figure: Figure
-    numbers: dict[str, Any]
+    size: tuple[float, float]
+    """Inches of the room for panels."""
+    legend: Sequence[Line2D] = ()
+    numbers: dict[str, Any] = field(default_factory=dict)
     """What the figure shows, as JSON types."""
-    table: Sequence[Sequence[Any]] = ()
-    """The numbers beside the picture, for readers: headings, then rows."""
+
+    def __post_init__(self):
+        self.figure = new_figure(
+            *self.size, title=self.title, caption=self.caption, legend=self.legend
+        )
 
 
 _PAGE = """<!DOCTYPE html>
@@ -38,16 +56,9 @@ _PAGE = """<!DOCTYPE html>
 <style>
 body {{ max-width: 100rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff;
        font: 16px/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.5rem; margin-bottom: 0; }}
-h1, p, nav, footer {{ max-width: 62rem; }}
-nav {{ margin: 1rem 0; }}
 nav a {{ margin-right: 1rem; white-space: nowrap; }}
 section {{ margin: 2.5rem 0; border-top: 1px solid #ddd; padding-top: 1.5rem; }}
 img {{ max-width: 100%; height: auto; }}
-table {{ border-collapse: collapse; font-size: 0.9rem; }}
-th, td {{ text-align: left; padding: 0.15rem 1rem 0.15rem 0; }}
-td + td {{ font-variant-numeric: tabular-nums; }}
-summary {{ cursor: pointer; color: #0072B2; }}
 code {{ overflow-wrap: anywhere; }}
 footer {{ color: #555; font-size: 0.9rem; }}
 </style>
@@ -79,15 +90,7 @@ def write_page(
 ) -> list[Path]:
     """Writes the page, the numbers of its pictures, and the pictures; returns the paths.
 
-    The page refers to nothing outside of it: pictures are part of the text.
-
-    Args:
-      directory: Where to; made if it is missing. Pictures of an earlier call are replaced.
-      title: The heading of the page.
-      summary: A sentence on what is shown.
-      pictures: In the order of the page.
-      notes: Sentences for the end of the page.
-      command: The command that wrote it.
+    Pictures are part of the page's text. Those of an earlier call are deleted.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.glob("*.png"):
@@ -111,10 +114,6 @@ def write_page(
 
 def _section(picture: Picture, file: Path) -> str:
     data = base64.b64encode(file.read_bytes()).decode("ascii")
-    section = f'<img src="data:image/png;base64,{data}" alt="{escape(picture.title)}. '
-    section += f'{escape(picture.caption)}">\n'
-    if picture.table:
-        headings, *rows = picture.table
-        table = tabulate(rows, headings, tablefmt="html", disable_numparse=True)
-        section += f"<details><summary>Numbers</summary>\n{table}</details>\n"
-    return f'<section id="{picture.name}">\n{section}</section>'
+    text = escape(f"{picture.title}. {picture.caption}")
+    image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
+    return f'<section id="{picture.name}">\n{image}\n</section>'

@@ -4,66 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.font_manager as fonts
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
-from matplotlib.gridspec import SubplotSpec
 from matplotlib.patches import Rectangle
-from PIL import Image
 
-from experiments.reporting.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LARGE,
-    ORANGE,
-    PURPLE,
-    SKY,
-    SMALL,
-    VERMILLION,
-)
+from experiments.reporting.style import INK, series_mark
 
-WRONG = VERMILLION
-"""The colour of frames around mistakes."""
-TRAINED, OTHERS = BLUE, VERMILLION
-"""The colours of training images and of others."""
-CLASS_COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+CLASS_COLORS = tuple(series_mark(number).color for number in range(8))
 """Of the classes of a map, which are at most so many, and of an episode."""
 STRIP = 1.61
-"""Inches of the height of a strip."""
-
-_SIDE = 96
-"""Pixels of the longer side of a tile; larger images are reduced."""
-_STRIP_TEXT = 0.75
-"""Room for the text below a tile of a strip, in tiles."""
+"""Inches of the height of a row below a chart."""
 
 
-def tile(image: np.ndarray, color: str = INK) -> np.ndarray:
-    """An image as it is drawn: float32 RGBA [h, w, 4].
+class Tile(NamedTuple):
+    """A place in a row of images."""
 
-    Grey images become ink of one colour on a transparent ground; colours of other images stay.
+    image: np.ndarray | None = None
+    """As in `drawn`; None leaves the place empty."""
+    frame: str | None = None
+    """The colour of a frame."""
+    note: str = ""
+
+
+def drawn(image: np.ndarray, color: str = INK) -> np.ndarray:
+    """An image as it is drawn: uint8 RGBA [h, w, 4].
 
     Args:
-      image: uint8 [h, w, 1], light on dark (see `is_dark_on_light`), or [h, w, 3].
+      image: uint8 [h, w, 3]; or [h, w, 1], light on dark, which becomes ink on transparent ground.
       color: The ink.
     """
-    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-    if (longest := max(picture.size)) > _SIDE:
-        width, height = (max(1, round(side * _SIDE / longest)) for side in picture.size)
-        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
-    values = np.asarray(picture) / np.float32(255)
-    rgba = np.ones((*values.shape[:2], 4), np.float32)
-    if values.ndim == 3:
-        rgba[..., :3] = values
+    rgba = np.full((*image.shape[:2], 4), 255, np.uint8)
+    if image.shape[2] == 3:
+        rgba[..., :3] = image
     else:
-        rgba[..., :3], rgba[..., 3] = to_rgb(color), values
+        rgba[..., :3], rgba[..., 3] = np.round(np.multiply(255, to_rgb(color))), image[..., 0]
     return rgba
 
 
@@ -89,63 +68,54 @@ def draw_tile(
 
     The limits of the axes must be set, and one unit of x must be as long as one of y.
     """
-    half, pad = size / 2, 0.06 * size
-    edge = half - pad
+    side = 0.94 * size
     if frame is not None:
-        corner = (x - half + pad / 2, y - half + pad / 2)
         style: Any = {"facecolor": "white", "edgecolor": frame, "linewidth": 1.6}
-        axes.add_patch(Rectangle(corner, size - pad, size - pad, zorder=3, **style))
-    downwards = axes.yaxis_inverted()
-    bottom, top = (y + edge, y - edge) if downwards else (y - edge, y + edge)
-    axes.imshow(
-        tile(image, color),
-        extent=(x - edge, x + edge, bottom, top),
-        interpolation="antialiased",
-        aspect="equal",
-        zorder=3.1,
-        clip_on=True,
-    )
+        corner = (x - side / 2, y - side / 2)
+        axes.add_patch(Rectangle(corner, side, side, zorder=3, **style))
+    edge = 0.44 * size
+    up = -edge if axes.yaxis_inverted() else edge
+    extent = (x - edge, x + edge, y - up, y + up)
+    axes.imshow(drawn(image, color), extent=extent, aspect="equal", zorder=3.1, clip_on=True)
 
 
-def tile_axes(axes: Axes, width: float, height: float, title: str = "") -> None:
-    """Empties axes for tiles of size 1: x from 0 to width, y from 0 downwards to height."""
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
-    axes.set_aspect("equal")
-    axes.axis("off")
-    axes.set_title(title, size=LARGE, loc="left")
-
-
-def draw_strip(
-    figure: Figure,
-    place: SubplotSpec,
+def draw_rows(
+    axes: Axes,
+    rows: Sequence[tuple[str, Sequence[Tile]]],
     heading: str,
-    shown: Sequence[tuple[Sequence[np.ndarray], Sequence[str], str]],
+    *,
+    room: float,
+    line: float,
 ) -> None:
-    """Draws classes, or pairs of classes, side by side: images, their names, and a value."""
-    axes = figure.add_subplot(place)
-    size = max((len(images) for images, _, _ in shown), default=1)
-    gap = 0.5 if size > 1 else 0.25
-    tile_axes(axes, max(len(shown), 1) * (size + gap), 1 + _STRIP_TEXT, heading)
-    middle: Any = {"ha": "center", "va": "center"}
-    for number, (images, names, value) in enumerate(shown):
-        left = number * (size + gap) + gap / 2
-        for column, (image, name) in enumerate(zip(images, names, strict=True)):
-            draw_tile(axes, image, left + column + 0.5, 0.5, frame="#cccccc")
-            axes.text(left + column + 0.5, 1.18, short(name, 12), size=7, **middle)
-        axes.text(left + size / 2, 1.5, value, size=SMALL, weight="bold", **middle)
+    """Fills axes with rows of tiles of size 1.
+
+    Args:
+      axes: An empty panel.
+      rows: The name and the tiles of each.
+      heading: Above the rows.
+      room: Width for the names, which are at the left.
+      line: Height for the notes, which are below their tiles.
+    """
+    width, pitch = room + max(len(tiles) for _, tiles in rows), 1 + line
+    axes.set(xlim=(0, width), ylim=(pitch * len(rows), 0), aspect="equal")
+    axes.axis("off")
+    axes.set_title(heading, loc="left")
+    for number, (name, tiles) in enumerate(rows):
+        y = pitch * number + 0.5
+        axes.text(room - 0.1, y, name, ha="right", va="center")
+        for column, (image, frame, note) in enumerate(tiles):
+            x = room + column + 0.5
+            if image is not None:
+                draw_tile(axes, image, x, y, frame=frame)
+            axes.text(x, y + 0.5 + line / 2, note, size=7, ha="center", va="center", c=INK)
 
 
 def short(name: str, characters: int) -> str:
-    """A name that the font can draw, with at most so many characters."""
-    name = drawable(name).replace("$", r"\$").replace("_", " ")
-    return name if len(name) <= characters else name[: characters - 1] + "…"
-
-
-def drawable(name: str) -> str:
-    """The name; code points in place of characters that matplotlib's font does not have."""
+    """A name with at most so many characters; code points for those that the font lacks."""
     known = _characters()
-    return "".join(c if ord(c) in known else f"U+{ord(c):04X}" for c in name)
+    name = "".join(c if ord(c) in known else f"U+{ord(c):04X}" for c in name)
+    name = name.replace("$", r"\$").replace("_", " ")
+    return name if len(name) <= characters else name[: characters - 1] + "…"
 
 
 @cache

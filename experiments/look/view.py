@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.config import DataConfig, Folders, TrainConfig
-from experiments.contracts import ImageSet, Outputs, Photographs, Protocol
+from experiments.config import DataConfig, Folders
+from experiments.contracts import ImageSet, Outputs, Photographs
 from experiments.data.augment import center_crops
 from experiments.evaluation.feature_space import class_membership
-from experiments.look.tiles import OTHERS, TRAINED, is_dark_on_light
+from experiments.look.tiles import is_dark_on_light
+from experiments.reporting.style import BLUE, VERMILLION
 from experiments.restored import RestoredRun
 from experiments.training.outputs import build_outputs
 
@@ -30,17 +32,17 @@ class Side(NamedTuple):
     available: int
     """Images of the whole split; of many training images, only a part is here."""
     inverted: bool
-    """Whether images are drawn as their negatives: see `tile`."""
+    """Whether images are drawn as their negatives, so that grey ones are light on dark."""
     data: DataConfig
     """The options by which photographs of different sizes are cropped."""
+    color: str
+    """The same in all pictures."""
 
     def read(self, rows: Any) -> np.ndarray:
-        """The images uint8 [..., h, w, c] of rows of any shape, as they are drawn."""
-        rows = np.asarray(rows)
-        images = self.images.images[rows.ravel()]
+        """The images uint8 [n, h, w, c] of rows [n], as they are drawn."""
+        images = self.images.images[np.asarray(rows)]
         if isinstance(images, Photographs):
             images = np.asarray(jnp.round(center_crops(images, self.data)).astype(jnp.uint8))
-        images = images.reshape(*rows.shape, *images.shape[1:])
         return 255 - images if self.inverted else images
 
     @property
@@ -65,69 +67,41 @@ class View(NamedTuple):
     run: RestoredRun
     folder: Path
     """Run directory."""
-    shown: Side
-    """The requested split, whole."""
-    trained: Side | None
-    """The training images; None where these are shown."""
-    tiles: int
-    """Largest number of tiles in a map."""
-    rng_seed: int = 0
+    sides: Sequence[Side]
+    """The training images, if another split was requested, and the requested split, whole."""
 
     @property
-    def config(self) -> TrainConfig:
-        """Options of the run."""
-        return self.run.plan.config
-
-    @property
-    def protocol(self) -> Protocol:
-        """Protocol of the run."""
-        return self.run.plan.protocol
-
-    @property
-    def sides(self) -> list[Side]:
-        """The training images, if they are another split, and the requested split."""
-        return [self.shown] if self.trained is None else [self.trained, self.shown]
+    def shown(self) -> Side:
+        """The requested split."""
+        return self.sides[-1]
 
     @property
     def holds_classes_out(self) -> bool:
         """Whether the classes of the evaluation are not those of training."""
-        return "base" in self.protocol.splits
-
-    def color(self, side: Side) -> str:
-        """The colour of a split, the same in all pictures."""
-        return TRAINED if side.split == self.protocol.splits[0] else OTHERS
-
-    def rng(self, picture: int) -> np.random.Generator:
-        """What a picture chooses by: the same in every call."""
-        return np.random.default_rng([self.rng_seed, picture])
+        return "base" in self.run.plan.protocol.splits
 
 
-def view_run(run: RestoredRun, folder: Path, folders: Folders, split: str, tiles: int) -> View:
+def view_run(run: RestoredRun, folder: Path, folders: Folders, split: str) -> View:
     """What the pictures of a split are drawn from; computes the features.
 
     Raises:
       DivergedError: The features are not finite.
     """
-    outputs_of = build_outputs(
-        run.network.graphdef, run.network.objective, run.plan.config.data, run.class_counts
-    )
-
-    def side(images: ImageSet, split: str, available: int) -> Side:
+    protocol, data = run.plan.protocol, run.plan.config.data
+    outputs_of = build_outputs(run.network.graphdef, run.network.objective, data, run.class_counts)
+    sides = []
+    for name in dict.fromkeys((protocol.splits[0], split)):
+        images = protocol.load(folders, name)
+        available = len(images.labels)
+        # The numbers of the requested split are those of the evaluation, which uses every image.
+        if name != split:
+            images = part_of(images)
         some = np.linspace(0, len(images.labels) - 1, min(100, len(images.labels))).astype(int)
         dark = is_dark_on_light(images.images[some])
+        color = BLUE if name == protocol.splits[0] else VERMILLION
         outputs = outputs_of(run.state, images)
-        return Side(split, images, outputs, available, dark, run.plan.config.data)
-
-    def load(split: str) -> ImageSet:
-        return run.plan.protocol.load(folders, split)
-
-    trained_on, trained = run.plan.protocol.splits[0], None
-    if split != trained_on:
-        whole = load(trained_on)
-        trained = side(_part(whole), trained_on, len(whole.labels))
-    # Its numbers are those of the evaluation, which uses every image.
-    shown = load(split)
-    return View(run, folder, side(shown, split, len(shown.labels)), trained, tiles)
+        sides.append(Side(name, images, outputs, available, dark, data, color))
+    return View(run, folder, sides)
 
 
 def some_rows(count: int) -> np.ndarray:
@@ -137,23 +111,20 @@ def some_rows(count: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).permutation(count)[:MOST_IMAGES])
 
 
-def _part(images: ImageSet) -> ImageSet:
+def part_of(images: ImageSet) -> ImageSet:
+    """The images of `some_rows`; they are read when they are indexed."""
     rows = some_rows(len(images.labels))
-    if len(rows) == len(images.labels):
-        return images
     return ImageSet(_Rows(images.images, rows), images.labels[rows], images.class_names)
 
 
 class _Rows:
-    """Some images of a table; reads them when they are indexed."""
+    """Some images of a table."""
 
     def __init__(self, table: Any, rows: np.ndarray):
-        self._table, self._rows = table, rows
-        self.shape = (len(rows), *table.shape[1:])
-        self.dtype = table.dtype
+        self.table, self.rows, self.shape = table, rows, (len(rows), *table.shape[1:])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return self._table[self._rows[index]]
+    def __getitem__(self, index: Any) -> Any:
+        return self.table[self.rows[index]]

@@ -29,7 +29,7 @@ def linear_report(report: dict[str, Any]) -> str:
         "validation accuracy (%)": (percent(result["validation_accuracy"]), None),
     }
     lines = [
-        f"Linear evaluation on {_data(report)} ({report['classes']} classes; "
+        f"{_title(report)} ({report['classes']} classes; "
         f"{result['train_samples']} training, {result['validation_samples']} validation and "
         f"{result['test_samples']} test images) of the features of {_run(report)}, "
         f"d = {report['num_features']}.",
@@ -57,7 +57,7 @@ def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
     figure = new_figure(
         7.2,
         4.4,
-        title=f"Linear evaluation on {_data(report)} ({report['classes']} classes)",
+        title=f"{_title(report)} ({report['classes']} classes)",
         caption=f"Features of {_run(report)}. Curves: trained on {result['train_samples']} "
         "images. Star and circle: trained on these and the validation images.",
         command=command,
@@ -97,9 +97,13 @@ def write_linear_report(
     ]
 
 
-def _data(report: dict[str, Any]) -> str:
-    split = report["split"]
-    return report["data"] if split == "all" else f"the {split} classes of {report['data']}"
+def classes_of(data: str, split: str) -> str:
+    """The classes of a split of a data set, as a phrase."""
+    return data if split == "all" else f"the {split} classes of {data}"
+
+
+def _title(report: dict[str, Any]) -> str:
+    return f"Linear evaluation on {classes_of(report['data'], report['split'])}"
 
 
 def _run(report: dict[str, Any]) -> str:

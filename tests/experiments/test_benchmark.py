@@ -7,10 +7,9 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.benchmark import measure, run, solvers, steps
-from experiments.benchmark.cases import CASES, COMPOSITIONS, OPTAX_FORMS, Size
+from experiments.benchmark.cases import CASES, Size
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_form, torch_form
-from experiments.benchmark.run import SOLVERS, measure_case, run_benchmark, select, time_table
-from experiments.benchmark.torch_forms import TORCH_FORMS
+from experiments.benchmark.run import SOLVERS, measure_case, run_benchmark, time_table
 from experiments.config import ModelConfig
 
 SMALL = Size(24, 12, 4)
@@ -35,13 +34,20 @@ def test_all_forms_agree(case):
     ours = jax_form(case.loss, arrays, case.differentiable).results
     assert len(ours) == 1 + len(case.differentiable)
     assert all(np.any(result != 0) for result in ours)
-    theirs = torch_form(TORCH_FORMS[case.name], arrays, case.differentiable).results
+    theirs = torch_form(case.torch, arrays, case.differentiable, compiled=False).results
     assert disagreement(theirs, ours) < TOLERANCE
-    for forms in (OPTAX_FORMS, COMPOSITIONS):
-        if case.name in forms:
-            results = jax_form(forms[case.name], arrays, case.differentiable).results
-            assert disagreement(results, ours) < TOLERANCE
+    for form in filter(None, (case.optax, case.composition)):
+        results = jax_form(form, arrays, case.differentiable).results
+        assert disagreement(results, ours) < TOLERANCE
     assert jax_form(case.floor.run, arrays, None).results == []
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Two turns, and no torch.compile."""
+    monkeypatch.setattr(measure, "TURNS", 2)
+    monkeypatch.setattr(run, "TORCH", {"PyTorch eager": False})
+    monkeypatch.setattr(run, "cores_of_others", lambda: 1.26)
 
 
 def test_numbers_that_are_nan_disagree():
@@ -55,23 +61,18 @@ def test_sizes():
     assert sizes["nca"] == (Size(512, 640, 64), Size(5120, 640, 64))
 
 
-def test_tables(tmp_path, monkeypatch):
+def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))
     monkeypatch.setitem(solvers.ASSIGNMENTS, "paper", ((6, 4),))
     monkeypatch.setitem(steps.TRAININGS, "paper", TINY_TRAININGS[:1])
-    monkeypatch.setattr(run, "cores_of_others", lambda: 1.26)
-    lines = []
     text = run_benchmark(
         ["softmax", "nca", *SOLVERS],
         ["paper"],
-        repeats=2,
-        compiled=False,
         command="a command",
         allow_load=True,
-        say=lines.append,
     )
-    assert len(lines) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 6
     assert text.startswith("**Other programs used 1.3 of ")
     assert "a command" in text
     parts = text.split("### ")[1:]
@@ -87,34 +88,28 @@ def test_tables(tmp_path, monkeypatch):
     assert "differs" not in text
 
 
-def test_a_form_that_disagrees_or_does_not_compile_is_not_timed():
+def test_a_form_that_disagrees_or_does_not_compile_is_not_timed(quick, monkeypatch):
     def no_compiler(*arrays):
         raise RuntimeError("no compiler\nand a long explanation")
 
-    losses = {
-        "PyTorch eager": {"sigmoid": TORCH_FORMS["softmax"]},
-        "torch.compile": {"sigmoid": no_compiler},
-    }
-    row = measure_case(BY_NAME["sigmoid"], "paper", SMALL, losses, repeats=1)
+    another = dataclasses.replace(BY_NAME["sigmoid"], torch=BY_NAME["softmax"].torch)
+    row = measure_case(another, "paper", SMALL)
     assert row.forms["PyTorch eager"]["failure"].startswith("differs by")
-    assert "no compiler" in row.forms["torch.compile"]["failure"]
-    assert "\n" not in row.forms["torch.compile"]["failure"]
     for name in ("jaxloss", "optax", "floor"):
         assert row.forms[name]["median_ms"] >= row.forms[name]["fastest_ms"] > 0
     assert "differs by" in "".join(time_table([row]))
 
-
-def test_select_and_command(capsys):
-    assert [case.name for case in select(["nca"])[0]] == ["nca"]
-    assert select([])[1] == ["uniform_prototypes", "assign_prototypes", "steps"]
-    assert main(["benchmark", "nca", "triplet"]) == 2
-    assert "triplet" in capsys.readouterr().err
+    monkeypatch.setattr(run, "TORCH", {"torch.compile": True})
+    row = measure_case(dataclasses.replace(another, torch=no_compiler), "paper", SMALL)
+    assert row.forms["torch.compile"]["failure"].endswith("no compiler")
 
 
 def test_a_busy_machine_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(run, "cores_of_others", lambda: 0.5)
     assert main(["benchmark", "softmax"]) == 2
     assert "other programs use 0.5 of" in capsys.readouterr().err
+    assert main(["benchmark", "nca", "triplet"]) == 2
+    assert "triplet" in capsys.readouterr().err
 
 
 def test_the_cores_of_others_are_those_that_this_process_may_use(monkeypatch):
@@ -123,29 +118,28 @@ def test_the_cores_of_others_are_those_that_this_process_may_use(monkeypatch):
     assert measure.cores_of_others() == pytest.approx(1.3)
 
 
-def test_a_size_of_a_single_loss_has_the_floor_and_the_composition(monkeypatch):
-    losses = {"PyTorch eager": TORCH_FORMS}
-    row = measure_case(BY_NAME["classifier"], "own", SMALL, losses, repeats=1)
+def test_a_size_of_a_single_loss_has_the_floor_and_the_composition(quick, monkeypatch):
+    row = measure_case(BY_NAME["classifier"], "own", SMALL)
     assert set(row.forms) == {"jaxloss", "composition", "floor"}
     monkeypatch.setattr(run, "_MOST_LOGITS", 95)
-    row = measure_case(BY_NAME["classifier"], "own", SMALL, losses, repeats=1)
+    row = measure_case(BY_NAME["classifier"], "own", SMALL)
     assert set(row.forms) == {"jaxloss", "floor"}
 
 
 @pytest.mark.parametrize("training", TINY_TRAININGS, ids=lambda t: t.model.backbone)
-def test_steps_agree_with_pytorch(training, monkeypatch):
+def test_steps_agree_with_pytorch(training, quick, monkeypatch):
     monkeypatch.setitem(steps.TRAININGS, "paper", (training,))
-    (row,) = steps.measure_steps("paper", repeats=1)
+    (row,) = steps.measure_steps("paper")
     assert row.forms["PyTorch"]["fastest_ms"] > 0
     assert float(row.result["images/s"].replace(",", "")) > 0
 
 
-def test_another_step_is_not_timed(monkeypatch):
+def test_another_step_is_not_timed(quick, monkeypatch):
     other = dataclasses.replace(steps._OPTIMIZER, learning_rate=0.2)
     parts = steps.build(TINY_TRAININGS[0])
     monkeypatch.setitem(steps.TRAININGS, "paper", TINY_TRAININGS[:1])
     monkeypatch.setattr(steps, "_OPTIMIZER", other)
     monkeypatch.setattr(steps, "build", lambda training: parts)
-    (row,) = steps.measure_steps("paper", repeats=1)
+    (row,) = steps.measure_steps("paper")
     assert row.forms["PyTorch"]["failure"].startswith("differs by")
     assert row.result["images/s, PyTorch"] is None
