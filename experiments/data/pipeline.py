@@ -61,12 +61,8 @@ class RecordImages:
 def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) -> Iterator[_T]:
     """Iterates over the batches of the steps `first`, ..., `last - 1`.
 
-    Args:
-      read: Reads the batch of a step.
-      first: The first step.
-      last: The end of the range of steps, exclusive.
-      ahead: Read up to two batches in advance, in a Grain thread, so that steps need not wait for
-        their images. An exception of `read` is raised when its batch is requested.
+    With `ahead`, up to two batches are read in advance in a Grain thread, so that steps need not
+    wait for their images. An exception of `read` is raised when its batch is requested.
     """
     if not ahead:
         return map(read, range(first, last))
@@ -164,12 +160,9 @@ def _prepared(
 ) -> ImageBuilder:
     """Prepares a data set, after checking that it has the split."""
     cls = builder_class(name)
-    parts = split.split("+")
-    unknown = [part for part in parts if part not in cls.SPEC.classes]
-    if unknown:
-        raise ConfigError(
-            f"{name} has no split {unknown[0]!r}; it has {', '.join(cls.SPEC.classes)}"
-        )
+    parts, known = split.split("+"), cls.SPEC.classes
+    if unknown := [part for part in parts if part not in known]:
+        raise ConfigError(f"{name} has no split {unknown[0]!r}; it has {', '.join(known)}")
     if len(set(parts)) < len(parts):
         raise ConfigError(f"{split!r} contains a split twice")
     return prepare(cls, data_dir=data_dir, manual_dir=manual_dir)

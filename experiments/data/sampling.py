@@ -111,12 +111,7 @@ def draw_batch(
 ) -> np.ndarray:
     """Draws the training batch of a step: int64 [batch_size_of(strategy, batch_size)].
 
-    Args:
-      index: The samples of every class. The number of samples suffices for random batches.
-      strategy: `random` or `NxK`.
-      batch_size: Number of samples in a random batch. An `NxK` batch has N·K.
-      seed: Seed of the run.
-      step: Training step, counted from 0.
+    The index has the samples of every class; their number suffices for random batches.
 
     Raises:
       ConfigError: The strategy does not fit the data.

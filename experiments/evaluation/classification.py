@@ -129,15 +129,10 @@ def evaluate_logits(
     calibrated: Values | None = None,
     bins: int = 15,
 ) -> ClassificationResult:
-    """All metrics of a classification.
+    """All metrics of a classification by logits [n, C], finite, of samples with labels [n].
 
-    Args:
-      logits: Floats [n, C], finite; of a cosine classifier, times its scale.
-      labels: Integers [n] below C.
-      train_counts: As in `frequency_groups`, for the accuracy on head, medium and tail.
-      calibrated: Floats [n, C], finite: the logits whose softmax is the confidence. Default:
-        `logits`.
-      bins: Bins of the expected calibration error.
+    The accuracy on head, medium and tail needs `train_counts`, as `frequency_groups` takes them.
+    The softmax of `calibrated`, by default of the logits, is the confidence.
     """
     predictions, labels = predict_classes(logits), np.asarray(labels)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)

@@ -86,9 +86,9 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
 
 
 def _precisions(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The mean, over the positives of a row, of the precision down to their score."""
     from scipy.stats import rankdata  # Slow to import; `--help` does not need it.
 
-    """The mean, over the positives of a row, of the precision down to their score."""
     positive = targets > 0
     # A score ranks behind all that are at least as high. Unknown items are behind every other.
     ranks = rankdata(-np.where(targets < 0, -np.inf, scores), method="max", axis=1)

@@ -47,17 +47,17 @@ class Backbone(nnx.Module):
         Returns:
           float32 [n, d].
         """
+        x = self._last_map(images, train=train, keys=keys, step=step).astype(jnp.float32)
+        return x.mean((1, 2)) if self.pooling == "mean" else x.reshape(x.shape[0], -1)
+
+    def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
+        """The feature map [n, h, w, c] that is pooled; arguments are those of `__call__`."""
         raise NotImplementedError
 
     def set_features(self, config: ModelConfig, last: Shape) -> None:
         """Sets pooling and number of features, from the shape of the last feature map."""
         self.pooling = config.pooling
         self.num_features = last[-1] if self.pooling == "mean" else math.prod(last)
-
-    def pooled(self, x: Array) -> Array:
-        """Features float32 [n, h·w·c] (`flatten`) or [n, c] (`mean`) of the last map."""
-        x = x.astype(jnp.float32)
-        return x.mean((1, 2)) if self.pooling == "mean" else x.reshape(x.shape[0], -1)
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,7 @@ class LayerOptions:
 
 
 def conv(
-    channels_in: int,
-    channels_out: int,
-    kernel_size: int,
-    options: LayerOptions,
-    *,
-    stride: int = 1,
+    channels_in: int, channels_out: int, kernel_size: int, options: LayerOptions, *, stride: int = 1
 ) -> nnx.Conv:
     """A square convolution without bias, from n to ⌈n / stride⌉ pixels.
 
@@ -123,11 +118,10 @@ class ConvNorm(nnx.Module):
         channels_out: int,
         kernel_size: int,
         options: LayerOptions,
-        *,
-        stride: int = 1,
+        **stride: int,
     ):
         self.dtype = options.dtype
-        self.conv = conv(channels_in, channels_out, kernel_size, options, stride=stride)
+        self.conv = conv(channels_in, channels_out, kernel_size, options, **stride)
         self.norm = batch_norm(channels_out, options)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
@@ -216,13 +210,10 @@ def drop_after_block(
     keys = fold_in(keys, number)
     if not with_blocks:
         return dropout(x, keys, rate=config.dropout)
-    rate = rising_rate(config.drop_block, step, config.drop_block_steps)
+    rate, steps = config.drop_block, config.drop_block_steps
+    if steps:
+        rate *= jnp.minimum(jnp.asarray(step) / steps, 1.0)
     return drop_block(x, keys, rate=rate, block_size=config.drop_block_size)
-
-
-def rising_rate(rate: float, step: Array | None, steps: int) -> float | Array:
-    """`rate`·min(step / steps, 1); the constant `rate` if `steps` is 0."""
-    return rate * jnp.minimum(jnp.asarray(step) / steps, 1.0) if steps else rate
 
 
 def dropout(x: Array, keys: Array, *, rate: float) -> Array:

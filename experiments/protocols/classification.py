@@ -183,13 +183,9 @@ def check_data(
 
 def describe_data(data: ClassificationData) -> dict[str, Any]:
     """The options that differ from all images of all classes."""
-    own = ClassificationData.__annotations__.keys()
-    default, chosen = vars(ClassificationData()), vars(data)
-    return {
-        option: chosen[option]
-        for option in (*own, "mixup", "cutmix")
-        if chosen[option] != default[option]
-    }
+    options = *ClassificationData.__annotations__, "mixup", "cutmix"
+    default = ClassificationData()
+    return {o: vars(data)[o] for o in options if vars(data)[o] != vars(default)[o]}
 
 
 def _select(
