@@ -203,15 +203,10 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
 
 
 def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None = None) -> Path:
-    """Extracts a zip or tar file into a folder, which appears once it is complete.
+    """Extracts a zip or tar file, with any compression, into a folder that it returns.
 
-    Args:
-      archive: A zip file, or a tar file with any compression.
-      target: The folder to create. If it already exists, nothing is done.
-      keep: Selects members by name. Default: all members.
-
-    Returns:
-      The folder.
+    The folder appears once it is complete. If it already exists, nothing is done. `keep` selects
+    members by name.
 
     Raises:
       UnsafeArchiveError: A member of a tar file would be outside of the folder, is a link to the

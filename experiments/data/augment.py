@@ -208,14 +208,8 @@ def random_box(
     Of ten attempts, the first box that fits is placed uniformly. If none fits, the box is at the
     centre of the image, as large as the range of aspect ratios permits.
 
-    Args:
-      key: Typed PRNG key.
-      height, width: Sides of the image.
-      scale: Range of the area of the box, relative to the image.
-      ratio: Range of the aspect ratio (width / height) of the box.
-
-    Returns:
-      int32 [4]: top, left, height, width.
+    `scale` is the range of the area of the box, relative to the image, and `ratio` that of its
+    aspect ratio (width / height). The result is int32 [4]: top, left, height, width.
     """
 
     def fits(widths: Array, heights: Array) -> Array:
@@ -324,12 +318,8 @@ def mix_batch(
     as in the papers' code: they depend on `key` alone. The loss of a mixed batch is
     λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y' is the label of the partner.
 
-    Args:
-      images: Float [n, h, w, c], after all other augmentations.
-      labels: Integers [n], or [n, C].
-      key: Typed PRNG key [], the same on all devices.
-      config: The options `mixup` and `cutmix`, not both zero.
-      axis_name: Device axis over which the batch is sharded, or None.
+    Images are floats [n, h, w, c], after all other augmentations; labels are [n] or [n, C]. The key
+    is the same on all devices of the axis.
     """
     partners = _opposite(images, axis_name), _opposite(labels, axis_name)
     if not config.cutmix:

@@ -73,16 +73,12 @@ def random_sides(
 ) -> tuple[Array, Array, Array, Array]:
     """Draws the sides of a box: of ten attempts, the first one that fits.
 
-    Args:
-      key: Typed PRNG key.
-      area: Pixels of the image.
-      fits: Of the first and the second sides, int32 [10]: which of the boxes fit.
-      scale: Range of the area of the box, relative to `area`: it is uniform.
-      ratio: Range of the first side over the second, whose logarithm is uniform.
+    The area is uniform, in the range `scale` relative to `area`, and so is the logarithm of the
+    first side over the second, in the range `ratio`. `fits` says of first and second sides, int32
+    [10], which of the boxes fit.
 
     Returns:
-      Two times int32 []: the first and the second side, rounded; bool []: whether a box fits; a key
-      for its position.
+      The first and the second side, rounded, int32 []; whether a box fits; a key for its position.
     """
     area_key, ratio_key, position_key = jax.random.split(key, 3)
     areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])

@@ -76,10 +76,7 @@ def batches(read: Callable[[int], _T], first: int, last: int, *, ahead: bool) ->
 def class_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """The number of images of every class or with every label: int64 [C] for every split.
-
-    Prepares the data set if necessary. Folders and errors are those of `load_split`.
-    """
+    """The number of images of every class or label: int64 [C] by split; as `load_split` else."""
     builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
     return {
@@ -90,20 +87,14 @@ def class_counts(
 def class_names(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> tuple[str, ...]:
-    """The names of the classes or labels of a split, without reading images.
-
-    Arguments and errors are those of `load_split`.
-    """
+    """The names of the classes or labels of a split; as `load_split`, but reads no images."""
     return _labels(_prepared(name, split, data_dir, manual_dir), split)[1]
 
 
 def load_targets(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> np.ndarray:
-    """The labels of a multi-label split, without reading images.
-
-    Arguments, order, labels and errors are those of `load_split`.
-    """
+    """The labels of a multi-label split; as `load_split`, but reads no images."""
     return _labels(_prepared(name, split, data_dir, manual_dir), split)[0]
 
 

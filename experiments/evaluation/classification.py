@@ -65,13 +65,8 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
 
     The 36 % of the classes with the most samples are the head, those up to 71 % medium, the others
     the tail, each number rounded down: classes 0–35, 36–70 and 71–99 of CIFAR-100-LT, which are
-    sorted by size. Of classes of one size the first count as larger.
-
-    Args:
-      train_counts: Integers [C], the training samples of each class; C ≥ 3.
-
-    Returns:
-      The classes of `head`, `medium` and `tail`, each int64 and rising.
+    sorted by size. Of classes of one size the first count as larger. There are C ≥ 3 counts, and
+    the result has the classes of `head`, `medium` and `tail`, each int64 and rising.
     """
     counts = np.asarray(train_counts)
     order = np.argsort(-counts, kind="stable")
@@ -101,11 +96,8 @@ def calibration(confidences: Values, correct: Values, *, bins: int = 15) -> Cali
     .. math:: \sum_{b=1}^{B} \frac{n_b}{n} |\mathrm{acc}_b - \mathrm{conf}_b|, \quad
        b = \{i : (b - 1)/B < p_i ≤ b/B\}
 
-    Args:
-      confidences: Floats [n] from 0 to 1, the probability of each prediction; 0 falls into the
-        first bin.
-      correct: Bools [n], whether the prediction was right.
-      bins: Bins B.
+    Confidences [n] are the probabilities of the predictions; 0 falls into the first bin. Bools [n]
+    say which are `correct`.
 
     References:
       Guo et al., On Calibration of Modern Neural Networks, ICML 2017, eq. (3).

@@ -71,8 +71,7 @@ def fine_tune(
       labels: Integers [S] below N.
       weights: Floats [d, N], where the training starts.
       orders: Integers [passes, S], the order of the samples in each pass.
-      classifier: Form of the logits.
-      settings: The optimiser; `passes` is that of `orders`.
+      classifier, settings: Form of the logits, and the optimiser but for its `passes`.
 
     Returns:
       The trained weights, float32 [d, N].

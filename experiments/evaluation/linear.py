@@ -103,8 +103,7 @@ def fit_path(
       num_classes: Classes C > 1; some may have no sample.
       penalties: λ > 0, [L].
       tolerance: How far the objective may be above its minimum, as a part of it, to stop. The
-        excess is estimated from the gradient g and the inverse H of the curvature that L-BFGS
-        has seen: ½ gᵀHg.
+        excess is estimated as ½ gᵀHg: gradient, and inverse curvature that L-BFGS has seen.
       max_iterations: Steps of a penalty.
 
     References:

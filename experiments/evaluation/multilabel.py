@@ -58,9 +58,8 @@ def average_precisions(
 def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
     """mAP@class and mAP@sample, over the classes and the samples with a positive.
 
-    Args:
-      scores: Floats [n, C], finite; logits or anything that orders like them.
-      targets: Bools or numbers [n, C]: above 0 positive, 0 negative, below 0 unknown.
+    Scores [n, C] are logits or anything that orders like them; targets are as in
+    `average_precisions`.
 
     Raises:
       ValueError: No target is positive.

@@ -40,13 +40,9 @@ def classifier_subspace(
 ) -> ClassifierSubspace:
     """Where the features vary: inside the span of a classifier's weights, or outside it.
 
-    The span leaves out directions below the usual rank tolerance, `max(d, C)·ε·max σ` with the
-    ε of float32. Features that do not vary have the share 0.
-
-    Args:
-      features: Floats [n, d], n > 0.
-      labels: Integers [n], of any classes: those of the classifier or others.
-      weights: Floats [d, C], one column per class.
+    The span of weights [d, C] leaves out directions below the usual rank tolerance,
+    `max(d, C)·ε·max σ` with the ε of float32. Features [n, d] that do not vary have the share 0.
+    Their labels [n] are of any classes: those of the classifier or others.
     """
     basis, values = span(weights)
     powers = values**2

@@ -64,8 +64,7 @@ def build_backbone(
       rngs: Source of the initial parameters.
 
     Raises:
-      ConfigError: The number of widths or blocks does not match the architecture, it does not
-        support an option, or the images are smaller than 16×16.
+      ConfigError: The options or the images do not fit the architecture.
     """
     architecture = _ARCHITECTURES[config.backbone]
     _check(config, architecture, image_shape)

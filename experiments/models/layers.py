@@ -191,18 +191,10 @@ def drop_after_block(
     number: int,
     stages_after: int,
 ) -> Array:
-    """Drops units of a block's output: DropBlock in the last two stages, dropout before them.
+    """Drops units of `x` [n, h, w, c]: DropBlock in the last two stages, dropout before them.
 
-    Args:
-      x: Float [n, h, w, c].
-      keys: Typed PRNG keys [n] of the network, needed where something is dropped.
-      step: As in `Backbone.__call__`.
-      config: The rates.
-      number: Of the block in the network; each block draws its own numbers.
-      stages_after: Stages after that of the block.
-
-    References:
-      Lee et al., Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
+    Each block of the network has its `number`, and draws its own numbers. See Lee et al.,
+    Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
     """
     with_blocks = stages_after < _STAGES_WITH_DROP_BLOCK
     if not (config.drop_block if with_blocks else config.dropout):
@@ -231,12 +223,8 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
     At every position where a block fits, it is dropped with probability
     γ = rate / b² · h·w / ((h − b + 1)(w − b + 1)), so that about `rate` of the units are dropped
     (Ghiasi et al., 2018, eq. 1). The remaining units of a sample are scaled by units / units kept.
-
-    Args:
-      x: Float [n, h, w, c].
-      keys: Typed PRNG keys [n], one per sample, on which alone its blocks and scale depend.
-      rate: A number or float []. Expected fraction of dropped units, ignoring overlaps of blocks.
-      block_size: Side b of a block, at most the size of the feature map.
+    A sample of `x` [n, h, w, c] depends on its own typed PRNG key. The side b of a block is at most
+    that of the feature map.
     """
     h, w, c = x.shape[1:]
     size_h, size_w = min(block_size, h), min(block_size, w)
@@ -260,14 +248,10 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
 
 
 class Projected(Backbone):
-    """Features with another dimension, normalised over the batch, or both.
+    """Features with another dimension (`dim` > 0), normalised over the batch, or both.
 
-    Args:
-      backbone: The backbone.
-      dim: Features d of a linear layer, or 0 for none. The layer has a bias, and starts as
-        `torch.nn.Linear` does, unless normalisation, which has a bias, comes after it.
-      options: Options of the layers.
-      normalize: End with batch normalisation.
+    The linear layer has a bias, and starts as `torch.nn.Linear` does, unless batch normalisation,
+    which has a bias, comes after it.
     """
 
     def __init__(self, backbone: Backbone, dim: int, options: LayerOptions, *, normalize: bool):

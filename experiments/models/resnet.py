@@ -32,11 +32,10 @@ class ResNet(Backbone):
 
     Args:
       config, image_shape, options: As in `build_backbone`.
-      block: The convolutions of a block, as a function of the width of its stage and its stride:
-        `basic`, or `bottleneck`, whose output has four times as many channels.
-      shortcut: Kernel size of the convolutions, with normalisation, that are the shortcuts of
-        blocks that change the shape: 1 is option B of the paper. 0: these shortcuts subsample and
-        add zero channels (option A).
+      block: The convolutions of a block, of the width of its stage and its stride: `basic`, or
+        `bottleneck`, whose output has four times as many channels.
+      shortcut: Kernel size of the convolutions that are the shortcuts of blocks that change the
+        shape (option B of the paper: 1). 0: these subsample and add zero channels (option A).
     """
 
     def __init__(

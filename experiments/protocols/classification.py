@@ -75,14 +75,9 @@ def build(
     extra_results: Callable[[Outputs], dict[str, Any]] = lambda outputs: {},
     note: str = "",
 ) -> Protocol:
-    """A protocol of classification.
+    """A protocol of classification, with a label of its loss and a sentence to end its report.
 
-    Args:
-      data: Which images.
-      label: Name of the loss in tables.
-      objective, check_options, calibrated: See `Protocol`.
-      extra_results: Further results, as JSON types.
-      note: A sentence at the end of the report.
+    `extra_results` are JSON types; for the other functions see `Protocol`.
     """
     is_long_tail = data.imbalance != 1
     metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())

@@ -102,11 +102,7 @@ def build(config: FewShotConfig) -> Protocol:
 
 
 def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The number of images of every class, for the splits of a data set that holds classes out.
-
-    Raises:
-      ConfigError: The data set holds no classes out.
-    """
+    """The number of images of every class of a data set, which must hold classes out."""
     splits = split_names(name)
     if not {"base", "novel"} <= set(splits):
         raise ConfigError(
@@ -146,11 +142,7 @@ def check_data(
 def check_class_counts(
     counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
 ) -> None:
-    """Checks that classes of these sizes [C] give the episodes, with each number of shots.
-
-    Raises:
-      ConfigError: Fewer than N classes have K + Q images; `classes` names the classes.
-    """
+    """Checks that classes of these sizes [C] give the episodes, with each number of shots."""
     for number in shots:
         try:
             episode_classes(counts, evaluation.ways, number, evaluation.queries)

@@ -308,8 +308,8 @@ def share_bounds(scatters: _Scatters, baseline: _Scatters) -> dict[str, float | 
 
     With a P^s below it, and the same for both margins, eq. (11) gives the split a higher
     discriminability with margin 1 (`scatters`) than with margin 2 (`baseline`), in the paper the
-    larger one (Liu et al., ECCV 2020). None where base classes are not apart with one of the
-    margins, or where the denominator is not positive: then eq. (12) sets no upper bound.
+    larger one. None where base classes are not apart with one of the margins, or where the
+    denominator is not positive: then eq. (12) sets no upper bound.
     """
     if "base" not in scatters:
         return {}
