@@ -555,14 +555,13 @@ def _voc_targets(objects: list[tuple[str, int]]) -> list[int]:
 
 def _voc(manual_dir: Path, parts: tuple[str, ...], lists: bool) -> None:
     top = manual_dir / "VOCdevkit/VOC2007"
+    values = {1: " 1", 0: "-1", -1: " 0"}
     for part in parts:
         images = _VOC_OBJECTS[part]
         write_lines(top / f"ImageSets/Main/{part}.txt", list(images))
-        if lists:
-            for column, name in enumerate(_VOC):
-                values = {1: " 1", 0: "-1", -1: " 0"}
-                lines = [f"{n} {values[_voc_targets(of)[column]]}" for n, of in images.items()]
-                write_lines(top / f"ImageSets/Main/{name}_{part}.txt", lines)
+        for column, name in enumerate(_VOC if lists else ()):
+            lines = [f"{n} {values[_voc_targets(of)[column]]}" for n, of in images.items()]
+            write_lines(top / f"ImageSets/Main/{name}_{part}.txt", lines)
         for number, objects in images.items():
             write_image(top / f"JPEGImages/{number}.jpg", "voc", int(number), (50, 30))
             found = "".join(
@@ -577,17 +576,11 @@ def _voc(manual_dir: Path, parts: tuple[str, ...], lists: bool) -> None:
 
 
 def _expect_voc() -> ExpectedLabels:
-    splits = {"train": "train", "validation": "val", "test": "test"}
-    return ExpectedLabels(
-        _VOC,
-        {
-            split: [
-                (colour("voc", int(number)), _voc_targets(objects))
-                for number, objects in _VOC_OBJECTS[part].items()
-            ]
-            for split, part in splits.items()
-        },
-    )
+    expected = {
+        split: [(colour("voc", int(n)), _voc_targets(of)) for n, of in _VOC_OBJECTS[part].items()]
+        for split, part in _PARTS.items()
+    }
+    return ExpectedLabels(_VOC, expected)
 
 
 def voc2007_archives(manual_dir: Path) -> ExpectedLabels:
@@ -621,17 +614,15 @@ _NUS_NAMES = ("animal", "person", "sky")
 
 
 def _expect_nus() -> ExpectedLabels:
-    return ExpectedLabels(
-        _NUS_NAMES,
-        {
-            split: [
-                (colour(file, 0), [int(name in labels) for name in _NUS_NAMES])
-                for file, labels in images.items()
-                if labels and "missing" not in file
-            ]
-            for split, images in _NUS.items()
-        },
-    )
+    expected = {
+        split: [
+            (colour(file, 0), [int(name in labels) for name in _NUS_NAMES])
+            for file, labels in images.items()
+            if labels and "missing" not in file
+        ]
+        for split, images in _NUS.items()
+    }
+    return ExpectedLabels(_NUS_NAMES, expected)
 
 
 def nus_wide_published(manual_dir: Path) -> ExpectedLabels:
