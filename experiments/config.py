@@ -205,11 +205,9 @@ _BOUNDS = {
 
 
 def check_config(config: Any, section: str = "") -> None:
-    """Checks every number of a configuration against the bounds in its field's type.
+    """Raises a `ConfigError` for an empty tuple, and for a number out of bounds or not finite.
 
-    Raises:
-      ConfigError: A number is out of bounds or not finite, or a tuple is empty. The message names
-        the option, after the prefix `section`, and its value.
+    Bounds are in the type of a field. The message names it, after the prefix `section`.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for option in dataclasses.fields(config):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from typing import Protocol as Interface
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,19 +21,10 @@ CLASS_AXIS = "classes"
 """Name of the axis of a mesh that the classes of a head are spread over."""
 
 
-class ImageTable(Interface):
-    """Images by index: arrays in memory, or records that are read when they are needed."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, height, width, channels) of an array, or of the `pixels` of `Photographs`."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> Any:
-        """uint8 [..., h, w, c] or `Photographs`."""
-        ...
+ImageTable: TypeAlias = Any
+"""Images by index: an array, or records that are read when they are needed. `len(images)` is their
+number, `images[index]` has uint8 [..., h, w, c] or `Photographs`, and `images.shape` is that of an
+array, or of the `pixels` of `Photographs`."""
 
 
 @dataclass(frozen=True, eq=False)

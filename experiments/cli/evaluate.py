@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders, TrainConfig, evaluation_sections, get_option, option_types
+from experiments.config import Folders, TrainConfig, evaluation_sections
 from experiments.errors import ConfigError, ExperimentError
 from experiments.storage import storage_path
 
@@ -93,14 +93,14 @@ class Evaluate:
 
     def _overrides(self) -> dict[str, Any]:
         """The evaluation options that do not have the run's value, by name."""
-        changed = {}
-        for part in dataclasses.fields(self)[len(dataclasses.fields(Evaluate)) :]:
-            given = vars(self)[part.name]
-            for option in option_types(given):
-                value = get_option(given, option)
-                if value != get_option(part.default, option):
-                    changed[f"{part.name}.{option}"] = value
-        return changed
+        own = {field.name for field in dataclasses.fields(Evaluate)}
+        return {
+            f"{part.name}.{option}": value
+            for part in dataclasses.fields(self)
+            if part.name not in own
+            for option, value in vars(vars(self)[part.name]).items()
+            if value != vars(part.default)[option]
+        }
 
 
 def evaluate_verb(config: TrainConfig | None) -> type[Evaluate]:

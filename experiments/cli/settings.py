@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -41,9 +40,7 @@ class Settings:
         from experiments.reporting.markdown import table
 
         if self.preset not in PRESETS:
-            close = difflib.get_close_matches(self.preset, PRESETS)
-            hint = f"did you mean {', '.join(close)}?" if close else "train --help lists them"
-            raise ConfigError(f"no preset {self.preset!r}; {hint}")
+            raise ConfigError(f"no preset {self.preset!r}; available: {', '.join(PRESETS)}")
         preset = PRESETS[self.preset]
         steps_per_epoch = _steps_per_epoch(preset.config, self.folders)
         rows = _rows(preset.config, preset.sources, steps_per_epoch)

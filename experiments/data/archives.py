@@ -48,14 +48,13 @@ class _Array(np.ndarray):
 
     def __setstate__(self, state: Any, /) -> None:
         shape, dtype, fortran, raw = state[-4:]
-        dtype = _clean(dtype, "biufcSUO")
-        raw = list(raw) if dtype.hasobject else _raw(raw)
-        super().__setstate__((1, tuple(shape), dtype, bool(fortran), raw))  # pyright: ignore
+        state = (1, tuple(shape), _plain_dtype(dtype), bool(fortran), _raw(raw))
+        super().__setstate__(state)  # pyright: ignore
 
 
-def _clean(dtype: Any, allowed: str = "biufcSU") -> np.dtype:
+def _plain_dtype(dtype: Any) -> np.dtype:
     """Recreates a data type from its name, because a pickled state can contain wrong flags."""
-    if not isinstance(dtype, np.dtype) or dtype.kind not in allowed or dtype.names:
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufcSU" or dtype.names:
         raise UnsafeArchiveError(f"contains an array of the unsupported type {dtype!r}")
     return np.dtype(dtype.str)
 
@@ -78,54 +77,34 @@ def _dtype(name: Any, align: bool = False, copy: bool = True) -> np.dtype:
 
 
 def _scalar(dtype: Any, raw: Any) -> Any:
-    return np.frombuffer(_raw(raw), _clean(dtype), count=1)[0]
+    return np.frombuffer(_raw(raw), _plain_dtype(dtype), count=1)[0]
 
 
-def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: str = "C") -> np.ndarray:
-    array = np.frombuffer(buffer, _clean(dtype))
-    return array.reshape(shape, order="F" if order == "F" else "C")
+def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
+    return np.frombuffer(buffer, _plain_dtype(dtype)).reshape(shape, order=order)
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
+def _latin1(text: str = "", encoding: str = "latin1") -> bytes:
     """Bytes, as Python 3 writes them with protocols 0 to 2."""
-    if encoding not in ("latin1", "latin-1"):
-        raise UnsafeArchiveError(f"requests the codec {encoding!r}")
     return text.encode("latin1")
-
-
-def _bytes(*values: object) -> bytes:
-    """Empty bytes, as Python 3 writes them with protocols 0 to 2."""
-    if values:
-        raise UnsafeArchiveError("calls bytes(...) with arguments")
-    return b""
 
 
 _ALLOWED: dict[tuple[str, str], object] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _dtype,
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _latin1,
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "defaultdict"): defaultdict,
-    **{
-        (f"numpy.{core}.{module}", name): replacement
-        for core in ("core", "_core")
-        for module, name, replacement in (
-            ("multiarray", "_reconstruct", _reconstruct),
-            ("multiarray", "scalar", _scalar),
-            ("numeric", "_frombuffer", _from_buffer),
-        )
-    },
-    **{
-        (builtins, type_.__name__): type_
-        for builtins in ("builtins", "__builtin__")
-        for type_ in (bool, int, float, complex, str, list, tuple, dict, set, frozenset)
-    },
-    **{
-        (builtins, name): replacement
-        for builtins in ("builtins", "__builtin__")
-        for name, replacement in (("bytes", _bytes), ("long", int), ("unicode", str))
-    },
 }
+for _core in ("core", "_core"):
+    _ALLOWED[f"numpy.{_core}.multiarray", "_reconstruct"] = _reconstruct
+    _ALLOWED[f"numpy.{_core}.multiarray", "scalar"] = _scalar
+    _ALLOWED[f"numpy.{_core}.numeric", "_frombuffer"] = _from_buffer
+for _builtins in ("builtins", "__builtin__"):
+    for _type in (bool, int, float, complex, str, list, tuple, dict, set, frozenset):
+        _ALLOWED[_builtins, _type.__name__] = _type
+    _ALLOWED |= {(_builtins, "bytes"): _latin1, (_builtins, "long"): int}
+    _ALLOWED[_builtins, "unicode"] = str
 
 
 class _Unpickler(pickle.Unpickler):
@@ -139,19 +118,11 @@ class _Unpickler(pickle.Unpickler):
 def _plain(value: Any) -> Any:
     """Converts every `_Array` in a value to a plain array, in place where possible."""
     if isinstance(value, _Array):
-        value = value.view(np.ndarray)
-        if value.dtype.hasobject:
-            for index in np.ndindex(value.shape):
-                value[index] = _plain(value[index])
-    elif isinstance(value, dict):
-        for key, item in value.items():
+        return value.view(np.ndarray)
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             value[key] = _plain(item)
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            value[i] = _plain(item)
-    elif type(value) is tuple:
-        value = tuple(_plain(item) for item in value)
-    return value
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 def _unpickle(file: IO[bytes], source: str) -> Any:
@@ -162,8 +133,6 @@ def _unpickle(file: IO[bytes], source: str) -> Any:
             f"{source} {error}. Only arrays, numbers, strings and containers are read from a "
             "pickle. No code of the file was run."
         ) from None
-    except MemoryError:
-        raise
     except Exception as error:
         # A pickle is a program, so a damaged one can raise almost any exception.
         raise DamagedArchiveError(
@@ -186,22 +155,17 @@ def load_torch_list(path: Path) -> list:
 
     The file is in the zip format of PyTorch 1.6 or in the older format.
     """
-    value = None
     if zipfile.is_zipfile(path):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                names = [n for n in archive.namelist() if n.split("/")[-1] == "data.pkl"]
-                if len(names) != 1:
-                    raise DamagedArchiveError(f"{path} was not written by torch.save")
-                with archive.open(names[0]) as file:
-                    value = _unpickle(file, str(path))
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise DamagedArchiveError(f"{path} is not a readable zip file: {error}") from error
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.split("/")[-1] == "data.pkl"]
+            if len(names) != 1:
+                raise DamagedArchiveError(f"{path} was not written by torch.save")
+            with archive.open(names[0]) as file:
+                value = _unpickle(file, str(path))
     else:
         with open(path, "rb") as file:
             # The old format: a magic number, the protocol, system information, the object.
-            for _ in range(4):
-                value = _unpickle(file, str(path))
+            _, _, _, value = (_unpickle(file, str(path)) for _ in range(4))
     if not isinstance(value, list):
         raise DamagedArchiveError(f"{path} contains {type(value).__name__}, not a list")
     return value
@@ -220,13 +184,10 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
     Raises:
       DamagedArchiveError: The file has another format or is truncated, or a variable is missing.
     """
-    # A slow import that most data sets do not need.
-    from scipy.io import loadmat
+    from scipy.io import loadmat  # Slow to import.
 
     try:
         content = loadmat(path, appendmat=False, simplify_cells=True, variable_names=names)
-    except MemoryError:
-        raise
     except Exception as error:
         # The reader checks little, and raises almost any exception.
         raise DamagedArchiveError(
@@ -242,15 +203,10 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
 
 
 def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None = None) -> Path:
-    """Extracts a zip or tar file into a folder, which appears once it is complete.
+    """Extracts a zip or tar file, with any compression, into a folder that it returns.
 
-    Args:
-      archive: A zip file, or a tar file with any compression.
-      target: The folder to create. If it already exists, nothing is done.
-      keep: Selects members by name. Default: all members.
-
-    Returns:
-      The folder.
+    The folder appears once it is complete. If it already exists, nothing is done. `keep` selects
+    members by name.
 
     Raises:
       UnsafeArchiveError: A member of a tar file would be outside of the folder, is a link to the
@@ -322,25 +278,22 @@ def tar_members(archive: Path) -> list[TarMember]:
     found = []
     try:
         with tarfile.open(archive, "r:") as outer:
-            for member in outer:
-                if not member.isfile() or member.issparse():
-                    continue
-                if not member.name.endswith(".tar"):
-                    found.append(TarMember(archive, member.name, member.offset_data, member.size))
+            for member in filter(_is_plain, outer):
+                name, start = member.name, member.offset_data
+                if not name.endswith(".tar"):
+                    found.append(TarMember(archive, name, start, member.size))
                     continue
                 with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
                     found += [
-                        TarMember(
-                            archive,
-                            f"{member.name}/{entry.name}",
-                            member.offset_data + entry.offset_data,
-                            entry.size,
-                        )
-                        for entry in inner
-                        if entry.isfile() and not entry.issparse()
+                        TarMember(archive, f"{name}/{e.name}", start + e.offset_data, e.size)
+                        for e in filter(_is_plain, inner)
                     ]
     except (tarfile.TarError, EOFError) as error:
         raise DamagedArchiveError(
             f"{archive} is damaged, or not an uncompressed tar file: {error}"
         ) from error
     return found
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    return member.isfile() and not member.issparse()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -73,16 +73,12 @@ def random_sides(
 ) -> tuple[Array, Array, Array, Array]:
     """Draws the sides of a box: of ten attempts, the first one that fits.
 
-    Args:
-      key: Typed PRNG key.
-      area: Pixels of the image.
-      fits: Of the first and the second sides, int32 [10]: which of the boxes fit.
-      scale: Range of the area of the box, relative to `area`: it is uniform.
-      ratio: Range of the first side over the second, whose logarithm is uniform.
+    The area is uniform, in the range `scale` relative to `area`, and so is the logarithm of the
+    first side over the second, in the range `ratio`. `fits` says of first and second sides, int32
+    [10], which of the boxes fit.
 
     Returns:
-      Two times int32 []: the first and the second side, rounded; bool []: whether a box fits; a key
-      for its position.
+      The first and the second side, rounded, int32 []; whether a box fits; a key for its position.
     """
     area_key, ratio_key, position_key = jax.random.split(key, 3)
     areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
@@ -96,6 +92,13 @@ def random_sides(
     return first[chosen], second[chosen], fitting.any(), position_key
 
 
+def in_box(box: Iterable[Array], height: int, width: int) -> Array:
+    """Whether a pixel is between top, left, bottom and right (exclusive): bool [h, w, 1]."""
+    top, left, bottom, right = box
+    rows, columns = jnp.arange(height)[:, None, None], jnp.arange(width)[:, None]
+    return (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+
+
 def random_erasing(pixels: Array, key: Array, probability: float) -> Array:
     """Sets a random box of normalised pixels [h, w, c] to zero, their mean.
 
@@ -104,11 +107,8 @@ def random_erasing(pixels: Array, key: Array, probability: float) -> Array:
     height, width = pixels.shape[:2]
     chance_key, box_key = jax.random.split(key)
     top, left, box_height, box_width = erased_box(box_key, height, width)
-    rows, columns = jnp.arange(height), jnp.arange(width)
-    in_rows = (rows >= top) & (rows < top + box_height)
-    in_columns = (columns >= left) & (columns < left + box_width)
-    erased = in_rows[:, None] & in_columns & jax.random.bernoulli(chance_key, probability)
-    return jnp.where(erased[..., None], 0, pixels)
+    inside = in_box((top, left, top + box_height, left + box_width), height, width)
+    return jnp.where(inside & jax.random.bernoulli(chance_key, probability), 0, pixels)
 
 
 def erased_box(key: Array, height: int, width: int) -> Array:
@@ -167,22 +167,19 @@ def trivial_augment(image: Array, key: Array) -> Array:
 def apply_operation(
     image: Array, operation: ArrayLike, level: ArrayLike, negative: ArrayLike
 ) -> Array:
-    """Applies an operation.
+    """Applies the operation at a place in `OPERATIONS`, with a strength from 0 to `LEVELS` − 1.
 
-    Args:
-      image: As in `trivial_augment`.
-      operation: Its position in `OPERATIONS`.
-      level: Its strength, 0 to `LEVELS` − 1.
-      negative: Whether the strength of a geometric operation or a factor is negative.
+    With `negative`, the strength of a geometric operation or a factor is below 0.
     """
     operation = jnp.asarray(operation)
     share = jnp.asarray(level) / (LEVELS - 1)
     signed = jnp.where(negative, -share, share)
+    step = jnp.exp2(jnp.round(_BITS * share))
     branches = (
         lambda: image,
         lambda: _transform(image, _matrix(operation - 1, signed, image.shape)),
         lambda: _blend(image, operation - 6, 1 + _FACTOR * signed),
-        lambda: _posterize(image, jnp.round(_BITS * share)),
+        lambda: jnp.floor(image / step) * step,
         lambda: jnp.where(image < 255 * (1 - share), image, 255 - image),
         lambda: _autocontrast(image),
         lambda: _equalize(image),
@@ -192,7 +189,6 @@ def apply_operation(
 
 def _matrix(operation: Array, signed: Array, shape: tuple[int, ...]) -> Array:
     """The map [2, 3] from the places of pixels to where their values come from."""
-    one, zero = jnp.ones(()), jnp.zeros(())
     shear = _SHEAR * signed
     shift = -jnp.trunc(_SHIFT * signed)
     angle = -jnp.deg2rad(_ANGLE * signed)
@@ -201,10 +197,10 @@ def _matrix(operation: Array, signed: Array, shape: tuple[int, ...]) -> Array:
     cos = jnp.where(jnp.abs(cos) < 1e-6, 0, cos)
     y, x = shape[0] / 2, shape[1] / 2
     rows = [
-        ((one, shear, zero), (zero, one, zero)),
-        ((one, zero, zero), (shear, one, zero)),
-        ((one, zero, shift), (zero, one, zero)),
-        ((one, zero, zero), (zero, one, shift)),
+        ((1, shear, 0), (0, 1, 0)),
+        ((1, 0, 0), (shear, 1, 0)),
+        ((1, 0, shift), (0, 1, 0)),
+        ((1, 0, 0), (0, 1, shift)),
         ((cos, sin, x - cos * x - sin * y), (-sin, cos, y + sin * x - cos * y)),
     ]
     return jnp.array(rows)[operation]
@@ -263,11 +259,6 @@ def _smooth(image: Array) -> Array:
     # Whole numbers below 2^24 are exact.
     means = jnp.floor((sum(shifted[1:], shifted[0]) + 4 * inner) / 13 + 0.5)
     return image.at[1:-1, 1:-1].set(means)
-
-
-def _posterize(image: Array, removed: Array) -> Array:
-    step = jnp.exp2(removed)
-    return jnp.floor(image / step) * step
 
 
 def _autocontrast(image: Array) -> Array:

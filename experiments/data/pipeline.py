@@ -60,10 +60,7 @@ class RecordImages:
 def class_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """The number of images of every class or with every label: int64 [C] for every split.
-
-    Prepares the data set if necessary. Folders and errors are those of `load_split`.
-    """
+    """The number of images of every class or label: int64 [C] by split; as `load_split` else."""
     builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
     return {
@@ -74,20 +71,14 @@ def class_counts(
 def class_names(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> tuple[str, ...]:
-    """The names of the classes or labels of a split, without reading images.
-
-    Arguments and errors are those of `load_split`.
-    """
+    """The names of the classes or labels of a split; as `load_split`, but reads no images."""
     return _labels(_prepared(name, split, data_dir, manual_dir), split)[1]
 
 
 def load_targets(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> np.ndarray:
-    """The labels of a multi-label split, without reading images.
-
-    Arguments, order, labels and errors are those of `load_split`.
-    """
+    """The labels of a multi-label split; as `load_split`, but reads no images."""
     return _labels(_prepared(name, split, data_dir, manual_dir), split)[0]
 
 
@@ -144,12 +135,9 @@ def _prepared(
 ) -> ImageBuilder:
     """Prepares a data set, after checking that it has the split."""
     cls = builder_class(name)
-    parts = split.split("+")
-    unknown = [part for part in parts if part not in cls.SPEC.classes]
-    if unknown:
-        raise ConfigError(
-            f"{name} has no split {unknown[0]!r}; it has {', '.join(cls.SPEC.classes)}"
-        )
+    parts, known = split.split("+"), cls.SPEC.classes
+    if unknown := [part for part in parts if part not in known]:
+        raise ConfigError(f"{name} has no split {unknown[0]!r}; it has {', '.join(known)}")
     if len(set(parts)) < len(parts):
         raise ConfigError(f"{split!r} contains a split twice")
     return prepare(cls, data_dir=data_dir, manual_dir=manual_dir)

@@ -78,9 +78,6 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
 
     An epoch consists of `num_samples // batch_size` full batches of one permutation, which depends
     on the seed and the epoch. The remaining samples are skipped in that epoch.
-
-    Raises:
-      ConfigError: The batch size is larger than n.
     """
     if batch_size > num_samples:
         raise ConfigError(
@@ -95,11 +92,7 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
 def episodic_batch(
     labels: np.ndarray | ClassIndex, ways: int, shots: int, *, seed: int, step: int
 ) -> np.ndarray:
-    """Draws N classes with K samples each, without replacement, grouped by class.
-
-    Raises:
-      ConfigError: Fewer than N classes have K samples.
-    """
+    """Draws N classes with K samples each, without replacement, grouped by class."""
     index = index_classes(labels)
     purpose = f"sampling.strategy {ways}x{shots}"
     eligible = _classes_with(np.diff(index.offsets), ways, shots, purpose)
@@ -111,12 +104,7 @@ def draw_batch(
 ) -> np.ndarray:
     """Draws the training batch of a step: int64 [batch_size_of(strategy, batch_size)].
 
-    Args:
-      index: The samples of every class. The number of samples suffices for random batches.
-      strategy: `random` or `NxK`.
-      batch_size: Number of samples in a random batch. An `NxK` batch has N·K.
-      seed: Seed of the run.
-      step: Training step, counted from 0.
+    The index has the samples of every class; their number suffices for random batches.
 
     Raises:
       ConfigError: The strategy does not fit the data.
@@ -133,11 +121,7 @@ def draw_batch(
 
 
 def episode_classes(counts: np.ndarray, ways: int, shots: int, queries: int) -> np.ndarray:
-    """The classes that episodes are drawn from: those with at least K + Q of the samples [C].
-
-    Raises:
-      ConfigError: There are fewer than N.
-    """
+    """The classes that episodes are drawn from: those with at least K + Q of the samples [C]."""
     purpose = f"an episode of {ways} ways, {shots} shots and {queries} queries"
     return _classes_with(counts, ways, shots + queries, purpose)
 

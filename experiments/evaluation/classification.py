@@ -65,13 +65,8 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
 
     The 36 % of the classes with the most samples are the head, those up to 71 % medium, the others
     the tail, each number rounded down: classes 0–35, 36–70 and 71–99 of CIFAR-100-LT, which are
-    sorted by size. Of classes of one size the first count as larger.
-
-    Args:
-      train_counts: Integers [C], the training samples of each class; C ≥ 3.
-
-    Returns:
-      The classes of `head`, `medium` and `tail`, each int64 and rising.
+    sorted by size. Of classes of one size the first count as larger. There are C ≥ 3 counts, and
+    the result has the classes of `head`, `medium` and `tail`, each int64 and rising.
     """
     counts = np.asarray(train_counts)
     order = np.argsort(-counts, kind="stable")
@@ -101,11 +96,8 @@ def calibration(confidences: Values, correct: Values, *, bins: int = 15) -> Cali
     .. math:: \sum_{b=1}^{B} \frac{n_b}{n} |\mathrm{acc}_b - \mathrm{conf}_b|, \quad
        b = \{i : (b - 1)/B < p_i ≤ b/B\}
 
-    Args:
-      confidences: Floats [n] from 0 to 1, the probability of each prediction; 0 falls into the
-        first bin.
-      correct: Bools [n], whether the prediction was right.
-      bins: Bins B.
+    Confidences [n] are the probabilities of the predictions; 0 falls into the first bin. Bools [n]
+    say which are `correct`.
 
     References:
       Guo et al., On Calibration of Modern Neural Networks, ICML 2017, eq. (3).
@@ -129,15 +121,10 @@ def evaluate_logits(
     calibrated: Values | None = None,
     bins: int = 15,
 ) -> ClassificationResult:
-    """All metrics of a classification.
+    """All metrics of a classification by logits [n, C], finite, of samples with labels [n].
 
-    Args:
-      logits: Floats [n, C], finite; of a cosine classifier, times its scale.
-      labels: Integers [n] below C.
-      train_counts: As in `frequency_groups`, for the accuracy on head, medium and tail.
-      calibrated: Floats [n, C], finite: the logits whose softmax is the confidence. Default:
-        `logits`.
-      bins: Bins of the expected calibration error.
+    The accuracy on head, medium and tail needs `train_counts`, as `frequency_groups` takes them.
+    The softmax of `calibrated`, by default of the logits, is the confidence.
     """
     predictions, labels = predict_classes(logits), np.asarray(labels)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)

@@ -101,12 +101,9 @@ def most_similar_pairs(similarity: np.ndarray, count: int) -> list[tuple[int, in
 
 
 def nearest_neighbours(features: np.ndarray, queries: np.ndarray, count: int) -> Neighbours:
-    """The features with the largest cosine to those of some queries, without the query itself.
+    """The `count` features [n, d] with the largest cosine to those of some rows [q], the queries.
 
-    Args:
-      features: Floats [n, d].
-      queries: Integers [q], rows of the features.
-      count: Neighbours k of each query; fewer where there are not so many features.
+    A query is no neighbour of itself. There are fewer where there are not so many features.
     """
     units, queries = unit_features(features), np.asarray(queries)
     count = min(count, len(units) - 1)
@@ -138,11 +135,7 @@ def nearest_mean_predictions(features: np.ndarray, labels: np.ndarray) -> np.nda
     """The class whose mean has the largest cosine to a feature: int64 [n].
 
     The mean of a feature's own class is computed without the feature. A feature that is alone in
-    its class is never assigned to it.
-
-    Args:
-      features: Floats [n, d].
-      labels: Integers [n], from 0.
+    its class is never assigned to it. Features are [n, d], and labels [n] from 0.
     """
     units, labels = unit_features(features), np.asarray(labels)
     counts = np.bincount(labels)

@@ -72,11 +72,8 @@ def prototype_predictions(
     A prototype is the mean of a class's support features; of equally near ones the first is taken.
     With the cosine distance, features are divided by their length before the mean is taken.
 
-    Args:
-      features: Float [n, d], finite.
-      episodes: Support int32 [E, N, K] and query int32 [E, N, Q], indices below n.
-      numbers: Integers, the episodes to predict; by default all.
-      distance: Of a query from a prototype.
+    Features are floats [n, d], finite, and `numbers` those of the episodes to predict, by default
+    all.
     """
     rows = slice(None) if numbers is None else numbers
     support, query = episodes.support[rows], episodes.query[rows]
@@ -143,12 +140,8 @@ def evaluate_episodes(
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
-    Args:
-      predict: Maps features and episodes to predicted classes, int32 [E, N, Q].
-      features: Float [n, d].
-      labels: Integers [n].
-      config: The episodes.
-      classifier: Name of the classifier, for reports.
+    `predict` maps features [n, d] and episodes to predicted classes, int32 [E, N, Q], and
+    `classifier` is its name in reports.
 
     Returns:
       For every number of shots the result, and the accuracy in every episode, float32 [E].

@@ -71,8 +71,7 @@ def fine_tune(
       labels: Integers [S] below N.
       weights: Floats [d, N], where the training starts.
       orders: Integers [passes, S], the order of the samples in each pass.
-      classifier: Form of the logits.
-      settings: The optimiser; `passes` is that of `orders`.
+      classifier, settings: Form of the logits, and the optimiser but for its `passes`.
 
     Returns:
       The trained weights, float32 [d, N].
@@ -127,11 +126,7 @@ def fine_tuned_predictions(
     Of equal logits the first class is taken. First weights and orders depend on the seed and on the
     number of the episode.
 
-    Args:
-      features, episodes, numbers: As in `prototype_predictions`.
-      classifier: Form of the logits.
-      settings: The optimiser.
-      seed: Seed of first weights and orders.
+    The first arguments are those of `prototype_predictions`.
 
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, supplement B, and the authors' published code.

@@ -103,19 +103,17 @@ def fit_path(
       num_classes: Classes C > 1; some may have no sample.
       penalties: λ > 0, [L].
       tolerance: How far the objective may be above its minimum, as a part of it, to stop. The
-        excess is estimated from the gradient g and the inverse H of the curvature that L-BFGS
-        has seen: ½ gᵀHg.
+        excess is estimated as ½ gᵀHg: gradient, and inverse curvature that L-BFGS has seen.
       max_iterations: Steps of a penalty.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
-    features, labels = _typed(data)
+    typed = np.asarray(data.features, np.float32), np.asarray(data.labels, np.int32)
     penalties = np.asarray(penalties, np.float32)
     order = np.argsort(-penalties, kind="stable")
-    solved = _solve(
-        features, labels, penalties[order], tolerance, max_iterations, num_classes=num_classes
-    )
+    ends = tolerance, max_iterations
+    solved = _solve(*typed, penalties[order], *ends, num_classes=num_classes)
     back = np.argsort(order, kind="stable")
     return Path(*(np.asarray(part)[back] for part in solved))
 
@@ -137,8 +135,6 @@ def evaluate_linear(
     The penalty is chosen on the validation set, and a classifier with it is then trained on
     training and validation set together.
 
-    References:
-      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
     path = fit_path(train, num_classes, penalties=penalties)
@@ -175,22 +171,15 @@ def _best_penalty(penalties: np.ndarray, accuracies: np.ndarray) -> float:
     return float(penalties[accuracies == accuracies.max()].max())
 
 
-def _typed(data: Labelled) -> Labelled:
-    return Labelled(np.asarray(data.features, np.float32), np.asarray(data.labels, np.int32))
-
-
 def _predict(path: Path, data: Labelled) -> np.ndarray:
-    """The predictions [L, n] of every classifier."""
-    return np.asarray(_predictions(path.kernels, path.biases, _typed(data).features))
+    """The predictions [L, n] of every classifier, of equal logits the first."""
+    features = np.asarray(data.features, np.float32)
+    return np.asarray(_predictions(path.kernels, path.biases, features))
 
 
 @jax.jit
 def _predictions(kernels: Array, biases: Array, features: Array) -> Array:
-    """int32 [L, n], class by class of equal logits the first."""
-    return lax.map(
-        lambda classifier: (product(features, classifier[0]) + classifier[1]).argmax(1),
-        (kernels, biases),
-    )
+    return lax.map(lambda of: (product(features, of[0]) + of[1]).argmax(1), (kernels, biases))
 
 
 @partial(jax.jit, static_argnames="num_classes")

@@ -58,9 +58,8 @@ def average_precisions(
 def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
     """mAP@class and mAP@sample, over the classes and the samples with a positive.
 
-    Args:
-      scores: Floats [n, C], finite; logits or anything that orders like them.
-      targets: Bools or numbers [n, C]: above 0 positive, 0 negative, below 0 unknown.
+    Scores [n, C] are logits or anything that orders like them; targets are as in
+    `average_precisions`.
 
     Raises:
       ValueError: No target is positive.
@@ -86,9 +85,9 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
 
 
 def _precisions(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The mean, over the positives of a row, of the precision down to their score."""
     from scipy.stats import rankdata  # Slow to import; `--help` does not need it.
 
-    """The mean, over the positives of a row, of the precision down to their score."""
     positive = targets > 0
     # A score ranks behind all that are at least as high. Unknown items are behind every other.
     ranks = rankdata(-np.where(targets < 0, -np.inf, scores), method="max", axis=1)

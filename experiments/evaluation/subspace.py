@@ -40,15 +40,11 @@ def classifier_subspace(
 ) -> ClassifierSubspace:
     """Where the features vary: inside the span of a classifier's weights, or outside it.
 
-    The span leaves out directions below the usual rank tolerance, `max(d, C)·ε·max σ` with the
-    ε of float32. Features that do not vary have the share 0.
-
-    Args:
-      features: Floats [n, d], n > 0.
-      labels: Integers [n], of any classes: those of the classifier or others.
-      weights: Floats [d, C], one column per class.
+    The span of weights [d, C] leaves out directions below the usual rank tolerance,
+    `max(d, C)·ε·max σ` with the ε of float32. Features [n, d] that do not vary have the share 0.
+    Their labels [n] are of any classes: those of the classifier or others.
     """
-    basis, values = _span(weights)
+    basis, values = span(weights)
     powers = values**2
     centred = _centred(features)
     present, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -64,27 +60,23 @@ def classifier_subspace(
     )
 
 
-def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The parts of features [n, d] inside the span of a classifier and outside it, float64.
+def span(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An orthonormal basis [d, r] of the span of weights [d, C], and all singular values."""
+    basis, values, _ = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=False)
+    tolerance = max(weights.shape) * np.finfo(np.float32).eps * values[0]
+    return basis[:, values > tolerance], values
 
-    The rank is that of `classifier_subspace`.
-    """
-    basis = span_basis(weights)
+
+def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of features [n, d] inside the span of a classifier and outside it, float64."""
+    basis, _ = span(weights)
     inside = features @ basis @ basis.T
     return inside, features - inside
 
 
-def span_basis(weights: np.ndarray) -> np.ndarray:
-    """An orthonormal basis [d, r] of the span of a classifier, float64."""
-    return _span(weights)[0]
-
-
 def span_shares(features: np.ndarray, weights: np.ndarray) -> SpanShares:
-    """How the variance of features is spread over the directions of a classifier's span.
-
-    Arguments, rank and features that do not vary are as in `classifier_subspace`.
-    """
-    basis, values = _span(weights)
+    """How the variance of features [n, d] is spread over the span of weights [d, C]."""
+    basis, values = span(weights)
     return SpanShares(values[: basis.shape[1]], np.cumsum(variance_shares(features, basis)))
 
 
@@ -95,13 +87,6 @@ def variance_shares(features: np.ndarray, axes: np.ndarray) -> np.ndarray:
     """
     # Centred before the product, whose rounding differs from row to row on some processors.
     return _shares(_centred(features), axes)
-
-
-def _span(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """An orthonormal basis [d, r] of the span of weights [d, C], and all singular values."""
-    basis, values, _ = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=False)
-    tolerance = max(weights.shape) * np.finfo(np.float32).eps * values[0]
-    return basis[:, values > tolerance], values
 
 
 def _centred(features: np.ndarray) -> np.ndarray:

@@ -12,10 +12,9 @@ from flax import nnx
 
 from experiments.config import ModelConfig
 from experiments.errors import ConfigError
-from experiments.models.conv4 import Conv4
 from experiments.models.layers import Backbone, LayerOptions, Projected, Shape
+from experiments.models.pooled import Conv4, ResNet12
 from experiments.models.resnet import ResNet, basic, bottleneck
-from experiments.models.resnet12 import ResNet12
 from experiments.models.swin import HEAD_WIDTH, Swin
 from experiments.models.wide_resnet import WideResNet
 
@@ -48,14 +47,8 @@ _ARCHITECTURES = {
     "wrn28": _Architecture(WideResNet, 3, (4, 4, 4), ("dropout",)),
     "swin": _Architecture(Swin, 4, (2, 2, 6, 2), ("stochastic_depth",)),
 }
-_OPTIONAL = {
-    **dict.fromkeys(("drop_block", "drop_block_size", "drop_block_steps"), "DropBlock"),
-    "dropout": "dropout",
-    "shortcut": "choice of shortcuts",
-    "stem": "choice of stems",
-    "stochastic_depth": "stochastic depth",
-}
-"""Fields that few architectures support, and their names in messages."""
+_OPTIONAL = {option for of in _ARCHITECTURES.values() for option in of.options}
+"""Fields that few architectures support."""
 
 
 def build_backbone(
@@ -71,8 +64,7 @@ def build_backbone(
       rngs: Source of the initial parameters.
 
     Raises:
-      ConfigError: The number of widths or blocks does not match the architecture, it does not
-        support an option, or the images are smaller than 16×16.
+      ConfigError: The options or the images do not fit the architecture.
     """
     architecture = _ARCHITECTURES[config.backbone]
     _check(config, architecture, image_shape)
@@ -87,10 +79,11 @@ def build_backbone(
 
 
 def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape) -> None:
-    if config.blocks and not architecture.blocks:
-        raise ConfigError(
-            f"{config.backbone} does not support model.blocks, got {config.blocks}; leave it empty"
-        )
+    for name in ("blocks", *sorted(_OPTIONAL)):
+        value, default = vars(config)[name], getattr(ModelConfig, name)
+        supported = architecture.blocks if name == "blocks" else name in architecture.options
+        if value != default and not supported:
+            raise ConfigError(f"{config.backbone} does not support model.{name}, got {value}")
     for name, number in (("widths", architecture.num_widths), ("blocks", len(architecture.blocks))):
         given = vars(config)[name]
         if len(given) != number and (given or name == "widths"):
@@ -107,13 +100,6 @@ def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape)
             f"backbones need images of at least 16×16 pixels, got {height}×{width}×{channels}"
         )
     if config.projection == "norm" and config.dim:
-        raise ConfigError(
-            f"model.projection = norm has no linear layer, got model.dim = {config.dim}; set "
-            "model.dim = 0"
-        )
+        raise ConfigError(f"model.projection = norm needs model.dim = 0, got {config.dim}")
     if config.projection == "linear" and not config.dim:
         raise ConfigError("model.projection = linear needs model.dim, the outputs of the layer")
-    for name, what in _OPTIONAL.items():
-        value = getattr(config, name)
-        if name not in architecture.options and value != getattr(ModelConfig, name):
-            raise ConfigError(f"{config.backbone} has no {what}, got model.{name}={value}")

@@ -47,17 +47,17 @@ class Backbone(nnx.Module):
         Returns:
           float32 [n, d].
         """
+        x = self._last_map(images, train=train, keys=keys, step=step).astype(jnp.float32)
+        return x.mean((1, 2)) if self.pooling == "mean" else x.reshape(x.shape[0], -1)
+
+    def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
+        """The feature map [n, h, w, c] that is pooled; arguments are those of `__call__`."""
         raise NotImplementedError
 
     def set_features(self, config: ModelConfig, last: Shape) -> None:
         """Sets pooling and number of features, from the shape of the last feature map."""
         self.pooling = config.pooling
         self.num_features = last[-1] if self.pooling == "mean" else math.prod(last)
-
-    def pooled(self, x: Array) -> Array:
-        """Features float32 [n, h·w·c] (`flatten`) or [n, c] (`mean`) of the last map."""
-        x = x.astype(jnp.float32)
-        return x.mean((1, 2)) if self.pooling == "mean" else x.reshape(x.shape[0], -1)
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,7 @@ class LayerOptions:
 
 
 def conv(
-    channels_in: int,
-    channels_out: int,
-    kernel_size: int,
-    options: LayerOptions,
-    *,
-    stride: int = 1,
+    channels_in: int, channels_out: int, kernel_size: int, options: LayerOptions, *, stride: int = 1
 ) -> nnx.Conv:
     """A square convolution without bias, from n to ⌈n / stride⌉ pixels.
 
@@ -123,11 +118,10 @@ class ConvNorm(nnx.Module):
         channels_out: int,
         kernel_size: int,
         options: LayerOptions,
-        *,
-        stride: int = 1,
+        **stride: int,
     ):
         self.dtype = options.dtype
-        self.conv = conv(channels_in, channels_out, kernel_size, options, stride=stride)
+        self.conv = conv(channels_in, channels_out, kernel_size, options, **stride)
         self.norm = batch_norm(channels_out, options)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
@@ -197,18 +191,10 @@ def drop_after_block(
     number: int,
     stages_after: int,
 ) -> Array:
-    """Drops units of a block's output: DropBlock in the last two stages, dropout before them.
+    """Drops units of `x` [n, h, w, c]: DropBlock in the last two stages, dropout before them.
 
-    Args:
-      x: Float [n, h, w, c].
-      keys: Typed PRNG keys [n] of the network, needed where something is dropped.
-      step: As in `Backbone.__call__`.
-      config: The rates.
-      number: Of the block in the network; each block draws its own numbers.
-      stages_after: Stages after that of the block.
-
-    References:
-      Lee et al., Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
+    Each block of the network has its `number`, and draws its own numbers. See Lee et al.,
+    Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
     """
     with_blocks = stages_after < _STAGES_WITH_DROP_BLOCK
     if not (config.drop_block if with_blocks else config.dropout):
@@ -216,13 +202,10 @@ def drop_after_block(
     keys = fold_in(keys, number)
     if not with_blocks:
         return dropout(x, keys, rate=config.dropout)
-    rate = rising_rate(config.drop_block, step, config.drop_block_steps)
+    rate, steps = config.drop_block, config.drop_block_steps
+    if steps:
+        rate *= jnp.minimum(jnp.asarray(step) / steps, 1.0)
     return drop_block(x, keys, rate=rate, block_size=config.drop_block_size)
-
-
-def rising_rate(rate: float, step: Array | None, steps: int) -> float | Array:
-    """`rate`·min(step / steps, 1); the constant `rate` if `steps` is 0."""
-    return rate * jnp.minimum(jnp.asarray(step) / steps, 1.0) if steps else rate
 
 
 def dropout(x: Array, keys: Array, *, rate: float) -> Array:
@@ -240,12 +223,8 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
     At every position where a block fits, it is dropped with probability
     γ = rate / b² · h·w / ((h − b + 1)(w − b + 1)), so that about `rate` of the units are dropped
     (Ghiasi et al., 2018, eq. 1). The remaining units of a sample are scaled by units / units kept.
-
-    Args:
-      x: Float [n, h, w, c].
-      keys: Typed PRNG keys [n], one per sample, on which alone its blocks and scale depend.
-      rate: A number or float []. Expected fraction of dropped units, ignoring overlaps of blocks.
-      block_size: Side b of a block, at most the size of the feature map.
+    A sample of `x` [n, h, w, c] depends on its own typed PRNG key. The side b of a block is at most
+    that of the feature map.
     """
     h, w, c = x.shape[1:]
     size_h, size_w = min(block_size, h), min(block_size, w)
@@ -269,14 +248,10 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
 
 
 class Projected(Backbone):
-    """Features with another dimension, normalised over the batch, or both.
+    """Features with another dimension (`dim` > 0), normalised over the batch, or both.
 
-    Args:
-      backbone: The backbone.
-      dim: Features d of a linear layer, or 0 for none. The layer has a bias, and starts as
-        `torch.nn.Linear` does, unless normalisation, which has a bias, comes after it.
-      options: Options of the layers.
-      normalize: End with batch normalisation.
+    The linear layer has a bias, and starts as `torch.nn.Linear` does, unless batch normalisation,
+    which has a bias, comes after it.
     """
 
     def __init__(self, backbone: Backbone, dim: int, options: LayerOptions, *, normalize: bool):

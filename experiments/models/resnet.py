@@ -31,14 +31,11 @@ class ResNet(Backbone):
     The first block of every stage except the first halves height and width.
 
     Args:
-      config: The options.
-      image_shape: Height, width and channels of an image.
-      options: Options of the layers.
-      block: The convolutions of a block, as a function of the width of its stage and its stride:
-        `basic`, or `bottleneck`, whose output has four times as many channels.
-      shortcut: Kernel size of the convolutions, with normalisation, that are the shortcuts of
-        blocks that change the shape: 1 is option B of the paper. 0: these shortcuts subsample and
-        add zero channels (option A).
+      config, image_shape, options: As in `build_backbone`.
+      block: The convolutions of a block, of the width of its stage and its stride: `basic`, or
+        `bottleneck`, whose output has four times as many channels.
+      shortcut: Kernel size of the convolutions that are the shortcuts of blocks that change the
+        shape (option B of the paper: 1). 0: these subsample and add zero channels (option A).
     """
 
     def __init__(
@@ -70,11 +67,8 @@ class ResNet(Backbone):
         height, width = (halved(side, halvings) for side in image_shape[:2])
         self.set_features(config, (height, width, channels))
 
-    def __call__(
-        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
-    ) -> Array:
-        """As `Backbone.__call__`."""
-        x = self.stem(images, train=train)
+    def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
+        x = self.stem(x, train=train)
         # Pooling before ReLU gives the same values, because ReLU is monotonic.
         x = jax.nn.relu(x if self.small_stem else overlapping_max_pool(x))
         number = 0
@@ -86,7 +80,7 @@ class ResNet(Backbone):
                         x, keys, step, self.config, number=number, stages_after=stages_after
                     )
                 number += 1
-        return self.pooled(x)
+        return x
 
 
 class ResidualBlock(nnx.Module):

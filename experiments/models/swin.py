@@ -56,11 +56,8 @@ class Swin(Backbone):
         rows, columns = (halved(side // _PATCH, len(widths) - 1) for side in (height, width))
         self.set_features(config, (rows, columns, widths[-1]))
 
-    def __call__(
-        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
-    ) -> Array:
-        """As `Backbone.__call__`."""
-        x = self.patch_norm(self.patch(images))
+    def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
+        x = self.patch_norm(self.patch(x))
         number = 0
         for index, stage in enumerate(self.stages):
             if index > 0:
@@ -68,17 +65,13 @@ class Swin(Backbone):
             for block in stage:
                 x = block(x, number, train=train, keys=keys)
                 number += 1
-        return self.pooled(self.norm(x))
+        return self.norm(x)
 
 
 class Block(nnx.Module):
     """Attention and a perceptron with one hidden layer, each with a shortcut.
 
-    Args:
-      channels: Channels C of input and output.
-      shift: Patches by which the windows are shifted.
-      rate: Probability that a branch is left out for an image.
-      options: Options of the layers.
+    `rate` is the probability that a branch is left out for an image; see `WindowAttention`.
     """
 
     def __init__(self, channels: int, shift: int, rate: float, options: LayerOptions):
@@ -106,11 +99,8 @@ class Block(nnx.Module):
 class WindowAttention(nnx.Module):
     """Self-attention between the patches of a window, with a bias by relative position.
 
-    Args:
-      channels: Channels C of input and output.
-      shift: Patches by which the windows are shifted up and left. The patches that leave the image
-        come back at the other side, in windows where they attend to their like alone.
-      options: Options of the layers.
+    Windows are shifted up and left by `shift` patches. The patches that leave the image come back
+    at the other side, in windows where they attend to their like alone.
     """
 
     def __init__(self, channels: int, shift: int, options: LayerOptions):

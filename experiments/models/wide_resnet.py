@@ -44,15 +44,9 @@ class WideBlock(nnx.Module):
     """
 
     def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        options: LayerOptions,
-        *,
-        stride: int,
-        dropout_rate: float,
+        self, channels_in: int, channels_out: int, options: LayerOptions, stride: int, rate: float
     ):
-        self.dropout_rate = dropout_rate
+        self.dropout_rate = rate
         self.first = NormReluConv(channels_in, channels_out, options, stride=stride)
         self.second = NormReluConv(channels_out, channels_out, options)
         changes_shape = stride != 1 or channels_in != channels_out
@@ -93,19 +87,14 @@ class WideResNet(Backbone):
         for stage, (width, number) in enumerate(zip(config.widths, config.blocks, strict=True)):
             for index in range(number):
                 stride = 2 if stage > 0 and index == 0 else 1
-                rate = config.dropout
-                layers.append(WideBlock(channels, width, options, stride=stride, dropout_rate=rate))
+                layers.append(WideBlock(channels, width, options, stride, config.dropout))
                 channels = width
         self.blocks = nnx.List(layers)
         self.norm = batch_norm(channels, options)
 
-    def __call__(
-        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
-    ) -> Array:
-        """As `Backbone.__call__`."""
+    def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
         dropping = train and self.dropout_rate > 0
-        x = self.stem(images)
+        x = self.stem(x)
         for i, block in enumerate(self.blocks):
             x = block(x, train=train, keys=fold_in(keys, i) if dropping else None)
-        x = jax.nn.relu(self.norm(x, use_running_average=not train))
-        return self.pooled(x)
+        return jax.nn.relu(self.norm(x, use_running_average=not train))

@@ -36,17 +36,11 @@ def by_option(options: Mapping[str, str]) -> dict[str, str]:
     """The source of every option, from the options of every source.
 
     They are written section by section, such as `model: widths pooling; steps validate_every`.
-
-    Raises:
-      ValueError: An option has two sources.
     """
     sources: dict[str, str] = {}
     for source, text in options.items():
         for part in text.split(";"):
             section, _, names = part.rpartition(":")
-            for name in names.split():
-                option = f"{section.strip()}.{name}" if section else name
-                if option in sources:
-                    raise ValueError(f"{option} has two sources: {sources[option]} and {source}")
-                sources[option] = source
+            prefix = f"{section.strip()}." if section else ""
+            sources |= {prefix + name: source for name in names.split()}
     return sources

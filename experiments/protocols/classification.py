@@ -75,14 +75,9 @@ def build(
     extra_results: Callable[[Outputs], dict[str, Any]] = lambda outputs: {},
     note: str = "",
 ) -> Protocol:
-    """A protocol of classification.
+    """A protocol of classification, with a label of its loss and a sentence to end its report.
 
-    Args:
-      data: Which images.
-      label: Name of the loss in tables.
-      objective, check_options, calibrated: See `Protocol`.
-      extra_results: Further results, as JSON types.
-      note: A sentence at the end of the report.
+    `extra_results` are JSON types; for the other functions see `Protocol`.
     """
     is_long_tail = data.imbalance != 1
     metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
@@ -183,13 +178,9 @@ def check_data(
 
 def describe_data(data: ClassificationData) -> dict[str, Any]:
     """The options that differ from all images of all classes."""
-    own = ClassificationData.__annotations__.keys()
-    default, chosen = vars(ClassificationData()), vars(data)
-    return {
-        option: chosen[option]
-        for option in (*own, "mixup", "cutmix")
-        if chosen[option] != default[option]
-    }
+    options = *ClassificationData.__annotations__, "mixup", "cutmix"
+    default = ClassificationData()
+    return {o: vars(data)[o] for o in options if vars(data)[o] != vars(default)[o]}
 
 
 def _select(

@@ -100,11 +100,7 @@ def build(config: FewShotConfig) -> Protocol:
 
 
 def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The number of images of every class, for the splits of a data set that holds classes out.
-
-    Raises:
-      ConfigError: The data set holds no classes out.
-    """
+    """The number of images of every class of a data set, which must hold classes out."""
     splits = split_names(name)
     if not {"base", "novel"} <= set(splits):
         raise ConfigError(
@@ -144,11 +140,7 @@ def check_data(
 def check_class_counts(
     counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
 ) -> None:
-    """Checks that classes of these sizes [C] give the episodes, with each number of shots.
-
-    Raises:
-      ConfigError: Fewer than N classes have K + Q images; `classes` names the classes.
-    """
+    """Checks that classes of these sizes [C] give the episodes, with each number of shots."""
     for number in shots:
         try:
             episode_classes(counts, evaluation.ways, number, evaluation.queries)
@@ -208,13 +200,9 @@ def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
 
 
 def _span_metrics(evaluation: FewShotEvaluation) -> list[Metric]:
-    accuracies = [
-        Metric(f"{shots}-shot accuracy {part} the span")
-        for part in ("inside", "outside")
-        for shots in evaluation.shots
-    ]
+    parts = [(part, shots) for part in ("inside", "outside") for shots in evaluation.shots]
     return [
-        *accuracies,
+        *(Metric(f"{shots}-shot accuracy {part} the span") for part, shots in parts),
         Metric("variance inside the span", higher_is_better=None),
         Metric("effective rank of the classifier", "", higher_is_better=None),
         Metric("cosine of the gradients inside the span", "", higher_is_better=None),
@@ -238,27 +226,20 @@ def evaluate(
     found = _subspace(loss, outputs)
     results = evaluate_episodes(evaluation, outputs)
     if evaluation.span:
-        cosine = integration.gradient_cosine(loss, outputs_of("base"), batch_size)
-        values = [*_span_values(evaluation, outputs, found), cosine]
-        results["metrics"] += measured(_span_metrics(evaluation), values)
+        metrics = _span_metrics(evaluation)
+        values: list[float | None] = [None] * len(metrics)  # Where no classifier is trained.
+        if found is not None:
+            accuracies = [
+                result.accuracy
+                for part in split_by_span(outputs.features, np.asarray(outputs.head["kernel"]))
+                for result, _ in evaluate_prototypes(
+                    part, outputs.labels, config=evaluation, distance="euclidean"
+                )
+            ]
+            cosine = integration.gradient_cosine(loss, outputs_of("base"), batch_size)
+            values = [*accuracies, found.variance_share, found.effective_rank, cosine]
+        results["metrics"] += measured(metrics, values)
     return results | {"subspace": None if found is None else found._asdict()}
-
-
-def _span_values(
-    evaluation: FewShotEvaluation, outputs: Outputs, found: ClassifierSubspace | None
-) -> list[float | None]:
-    """The values of the metrics of the span but the last; None where no classifier is trained."""
-    if found is None:
-        return [None] * (2 * len(evaluation.shots) + 2)
-    parts = split_by_span(outputs.features, np.asarray(outputs.head["kernel"]))
-    accuracies = [
-        result.accuracy
-        for part in parts
-        for result, _ in evaluate_prototypes(
-            part, outputs.labels, config=evaluation, distance="euclidean"
-        )
-    ]
-    return [*accuracies, found.variance_share, found.effective_rank]
 
 
 def evaluate_episodes(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:

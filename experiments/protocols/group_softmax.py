@@ -94,16 +94,8 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
         if name == "softmax":
             logits = jaxloss.linear_logits(features, kernel, bias)
             return jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
-        return jaxloss.group_softmax_loss(
-            features,
-            labels,
-            kernel,
-            bias,
-            num_groups=options.num_groups,
-            bound=name,
-            groups=groups,
-            axis_name=axis_name,
-        )
+        grouped: Any = {"num_groups": options.num_groups, "groups": groups}
+        return jaxloss.group_softmax_loss(*batch, **grouped, bound=name, axis_name=axis_name)
 
     def loss(features, labels, head, step):
         batch = features, labels, head["kernel"], head["bias"]

@@ -139,6 +139,7 @@ def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective
     axis_name, dynamic = problem.axis_name, options.name == "dynamic"
     linear = options.name == "fixed-ce" and options.logits == "linear"
     distance = _distance(options, problem)
+    move = partial(jaxloss.update_class_means, decay=options.decay, axis_name=axis_name)
 
     def logits_of(features, head, objective_state):
         assigned = objective_state["prototypes"][:, objective_state["assignment"]]
@@ -153,13 +154,7 @@ def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective
         else:
             value = distance(features, labels, objective_state)
         if dynamic:
-            moved = jaxloss.update_class_means(
-                objective_state["class_means"],
-                features,
-                labels,
-                decay=options.decay,
-                axis_name=axis_name,
-            )
+            moved = move(objective_state["class_means"], features, labels)
             objective_state = objective_state | {"class_means": moved}
         return Loss(value, objective_state, train_accuracy(logits, labels))
 
@@ -219,26 +214,24 @@ def _distance(
     options: HypersphericalLoss, problem: Problem
 ) -> Callable[[Array, Array, dict[str, Array]], Array]:
     """The distance of features [n, d] to the prototypes of their labels [n]."""
-    axis_name = problem.axis_name
+    common: Any = {"reduction": options.reduction, "axis_name": problem.axis_name}
     balanced = partial(jaxloss.class_balanced_lengths, num_classes=len(problem.class_counts))
     lengths = None
     if options.criterion == "dot-regression" and options.lengths == "training-set":
         lengths = balanced(jnp.asarray(labels_of(problem.class_counts)))
 
     def distance(features, labels, objective_state):
-        arguments: Any = {
-            "assignment": objective_state["assignment"],
-            "reduction": options.reduction,
-            "axis_name": axis_name,
-        }
         loss_of = jaxloss.prototype_loss
         if options.criterion == "dot-regression":
             features /= optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
             # Mixup's second labels are those of the whole batch in another order, so that both
             # terms of its loss get the lengths of the batch before mixup.
-            own = balanced(labels, axis_name=axis_name) if lengths is None else lengths
+            own = lengths
+            if own is None:
+                own = balanced(labels, axis_name=problem.axis_name)
             loss_of = partial(jaxloss.dot_regression_loss, lengths=own)
-        return loss_of(features, labels, objective_state["prototypes"], **arguments)
+        prototypes, assignment = objective_state["prototypes"], objective_state["assignment"]
+        return loss_of(features, labels, prototypes, assignment=assignment, **common)
 
     return distance
 
@@ -254,11 +247,10 @@ def cosines(options: HypersphericalLoss, outputs: Outputs) -> np.ndarray:
 
 def assignment_results(outputs: Outputs) -> dict[str, Any]:
     """How the assignment changed, epoch by epoch, up to the checkpoint."""
-    state = {
-        name: np.asarray(outputs.objective_state[name]) for name in ("reassigned", "alignment")
-    }
-    done = state["reassigned"] >= 0
-    return {"assignment": {name: values[done].tolist() for name, values in state.items()}}
+    state = outputs.objective_state
+    done = np.asarray(state["reassigned"]) >= 0
+    names = "reassigned", "alignment"
+    return {"assignment": {name: np.asarray(state[name])[done].tolist() for name in names}}
 
 
 def label(options: HypersphericalLoss) -> str:

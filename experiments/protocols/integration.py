@@ -15,7 +15,7 @@ from jax import Array
 import jaxloss
 from experiments.config import NamedLoss, Positive, Weight
 from experiments.contracts import Outputs, Problem
-from experiments.evaluation.subspace import span_basis
+from experiments.evaluation.subspace import span
 
 _Single = Literal["sce", "bce", "nca", "proto"]
 _Sum = Literal["sce+nca", "sce+proto", "bce+nca", "bce+proto"]
@@ -156,15 +156,13 @@ def gradient_cosine(options: IntegratedLoss, outputs: Outputs, batch_size: int) 
             jax.grad(lambda x: metric(x, y))(x),
         )
 
-    basis = span_basis(np.asarray(kernel))
+    basis, _ = span(np.asarray(kernel))
     order = np.random.default_rng(0).permutation(len(labels))
     cosines = []
     for start in range(0, len(order) - batch_size + 1, batch_size):
         rows = order[start : start + batch_size]
-        first, second = (
-            np.asarray(gradient, np.float64) @ basis
-            for gradient in gradients(features[rows], labels[rows])
-        )
+        pair = gradients(features[rows], labels[rows])
+        first, second = (np.asarray(gradient, np.float64) @ basis for gradient in pair)
         lengths = np.linalg.norm(first) * np.linalg.norm(second)
         if lengths > 0:
             cosines.append(np.sum(first * second) / lengths)

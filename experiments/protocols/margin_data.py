@@ -148,16 +148,17 @@ def check_options(data: MarginData) -> None:
 
 def check_shapes(data: MarginData) -> None:
     """Checks that the images of all sets have one shape."""
-    base, *others = (
-        seen_shape(image_shape(name or data.name), data)
-        for name in (data.name, data.novel, data.base_test)
-    )
-    for option, shape in zip(("novel", "base_test"), others, strict=True):
-        if base != shape:
-            base_sides, sides = ("×".join(map(str, own)) for own in (base, shape))
+    options = {"name": data.name, "novel": data.novel, "base_test": data.base_test}
+    shapes = {
+        option: "×".join(map(str, seen_shape(image_shape(name), data)))
+        for option, name in options.items()
+        if name
+    }
+    for option, shape in shapes.items():
+        if shape != shapes["name"]:
             raise ConfigError(
-                f"images of {data.name} are {base_sides}, those of data.{option} = "
-                f"{vars(data)[option]} are {sides}; set data.image_size to resize both, and choose "
+                f"images of {data.name} are {shapes['name']}, those of data.{option} = "
+                f"{options[option]} are {shape}; set data.image_size to resize both, and choose "
                 "sets with the same channels"
             )
 

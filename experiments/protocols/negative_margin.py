@@ -135,9 +135,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             "evaluation": to_dict(evaluation) | {"classifier": classifier},
             "fine_tuning": to_dict(config.fine_tuning),
             "novel_data": novel_name(data),
-            "holdout": data.holdout,
-            "base_test": data.base_test,
-            "base_classes": data.base_classes,
+            **{option: vars(data)[option] for option in ("holdout", "base_test", "base_classes")},
         },
         report=report,
         pair_metrics=PairMetrics(
@@ -187,27 +185,21 @@ def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
     The authors shift the inner products of every sample so that the least of them is 0. The shift
     is not computed here: it is the same for all logits of a sample, and cancels in the softmax.
     """
-    logits_of = _LOGITS[options.name]
-
-    axis_name, smoothing = problem.axis_name, options.label_smoothing
+    logits_of, smoothing = _LOGITS[options.name], options.label_smoothing
+    margin_loss = partial(jaxloss.margin_softmax_loss, margin=options.margin, scale=scale)
 
     def loss_of(logits, labels):
         if smoothing:
-            return jaxloss.softmax_loss(
-                scale * logits, labels, label_smoothing=smoothing, axis_name=axis_name
-            )
-        return jaxloss.margin_softmax_loss(
-            logits, labels, margin=options.margin, scale=scale, axis_name=axis_name
-        )
+            loss, logits = partial(jaxloss.softmax_loss, label_smoothing=smoothing), scale * logits
+        else:
+            loss = margin_loss
+        return loss(logits, labels, axis_name=problem.axis_name)
 
     def logits(features, head, objective_state):
         return logits_of(features, head["kernel"])
 
-    def scaled_logits(features, head, objective_state):
-        return scale * logits_of(features, head["kernel"])
-
     unscaled = objective_of_logits(partial(init_kernel, problem), logits, loss_of)
-    return unscaled._replace(logits=scaled_logits)
+    return unscaled._replace(logits=lambda *inputs: scale * logits(*inputs))
 
 
 def _scale(options: MarginLoss, backbone: str) -> float:
@@ -316,17 +308,16 @@ def share_bounds(scatters: _Scatters, baseline: _Scatters) -> dict[str, float | 
 
     With a P^s below it, and the same for both margins, eq. (11) gives the split a higher
     discriminability with margin 1 (`scatters`) than with margin 2 (`baseline`), in the paper the
-    larger one (Liu et al., ECCV 2020). None where base classes are not apart with one of the
-    margins, or where the denominator is not positive: then eq. (12) sets no upper bound.
+    larger one. None where base classes are not apart with one of the margins, or where the
+    denominator is not positive: then eq. (12) sets no upper bound.
     """
     if "base" not in scatters:
         return {}
     runs = scatters, baseline
     bases = [run["base"] for run in runs]
-    are_apart = all(base["inter"] - base["intra"] > _LEAST_GAP for base in bases)
 
     def bound(part: str) -> float | None:
-        if not are_apart:
+        if any(base["inter"] - base["intra"] <= _LEAST_GAP for base in bases):
             return None
         psi, psi_baseline = (run[part]["inter"] / run["base"]["inter"] for run in runs)
         apart, apart_baseline = (1 - base["intra"] / base["inter"] for base in bases)
@@ -344,15 +335,13 @@ def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dic
 
 def metrics(parts: list[str], evaluation: MarginEvaluation, classifier: Classifier) -> list[Metric]:
     """Accuracy for each split and number of shots; discriminability, its parts, and P^s."""
-    forms = _forms(classifier)
-    accuracies = [_accuracy(p, k, form) for p in parts for form in forms for k in evaluation.shots]
-    scatters = [
-        Metric(f"{part} {title}", "", higher_is_better)
-        for title, higher_is_better in _SCATTER.values()
-        for part in parts
-    ]
+    forms, shots = _forms(classifier), evaluation.shots
     others = [part for part in parts if part != "base"] if "base" in parts else []
-    return [*accuracies, *scatters, *(Metric(f"{part} P^s", "") for part in others)]
+    return [
+        *(_accuracy(part, k, form) for part in parts for form in forms for k in shots),
+        *(Metric(f"{p} {title}", "", higher) for title, higher in _SCATTER.values() for p in parts),
+        *(Metric(f"{part} P^s", "") for part in others),
+    ]
 
 
 def _accuracy(part: str, shots: int, form: str = "") -> Metric:

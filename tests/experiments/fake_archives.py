@@ -1,18 +1,19 @@
 """Tiny archives in the layouts in which people have the few-shot sets.
 
-Every image is of one colour, its own, so that a test can tell which image it sees:
-`colour(name, i)` for image i of class `name`.
+Every image is of one colour, its own, so that a test can tell which image it sees: `colour(key, i)`
+for image i of a class with a key of its own, which is its split and its name.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import pickle
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from PIL import Image
 
 from experiments.contracts import Photographs
 
-Splits = dict[str, dict[str, list[str]]]
+Counts = dict[str, dict[str, int]]
+"""The number of images of every class, by split."""
 
 
 def colour(name: str, index: int) -> tuple[int, int, int]:
@@ -41,10 +43,10 @@ def pixels(name: str, index: int, size: int) -> np.ndarray:
     return np.asarray(image(name, index, (size, size)))
 
 
-def png(name: str, index: int, size: tuple[int, int]) -> bytes:
-    """The same as a PNG."""
+def encode_png(pixels: np.ndarray) -> bytes:
+    """The PNG of an array."""
     buffer = io.BytesIO()
-    image(name, index, size).save(buffer, "PNG")
+    Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -101,17 +103,79 @@ class Expected:
     """Whether the pixels came without loss."""
 
 
-def _expect(classes: dict[str, dict[str, int]], exact: bool = True) -> Expected:
+def photos(classes: Counts) -> Iterator[tuple[str, str, str, int]]:
+    """Split, class, the key of its colours, and number of every image."""
+    for split, of in classes.items():
+        for name, count in of.items():
+            for i in range(count):
+                yield split, name, f"{split} {name}", i
+
+
+def expect(classes: Counts, exact: bool = True) -> Expected:
+    """What a data set of these numbers of images must hold."""
     return Expected(
         {
             split: {
-                name: [colour(name, i) for i in range(count)] for name, count in sorted(of.items())
+                name: [colour(f"{split} {name}", i) for i in range(of[name])] for name in sorted(of)
             }
             for split, of in classes.items()
         },
         exact,
     )
 
+
+def write_photos(
+    folder: Path,
+    classes: Counts,
+    file: str,
+    line: str = "",
+    *,
+    size: tuple[int, int] = (120, 100),
+    first: int = 1,
+) -> dict[str, list[str]]:
+    """Writes all images of a data set, and returns a line of a list for each, by split.
+
+    `file` and `line` are formats of the `split`, its `part` of the archive, the `name` of the
+    class, and the number of an image: `i` in its class, or `number` in the data set.
+    """
+    lists: dict[str, list[str]] = {split: [] for split in classes}
+    for number, (split, name, key, i) in enumerate(photos(classes), first):
+        values = {"split": split, "part": PARTS[split], "name": name, "i": i, "number": number}
+        write_image(folder / file.format(**values), key, i, size)
+        lists[split].append(line.format(**values))
+    return lists
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    """A text file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_lists(path: Path, lists: dict[str, list[str]], *header: str) -> None:
+    """A text file for every split, whose part of the archive goes into the name."""
+    for split, lines in lists.items():
+        write_lines(path.with_name(path.name.format(PARTS[split])), [*header, *lines])
+
+
+def pack(folder: Path, path: Path) -> None:
+    """A folder's content as a zip, or a tar, which is compressed unless its ending is `.tar`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in sorted(folder.rglob("*")):
+                archive.write(file, file.relative_to(folder))
+        return
+    with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as archive:
+        for file in sorted(folder.iterdir()):
+            archive.add(file, file.name)
+
+
+PARTS = {
+    **{"base": "train", "novel": "test"},
+    **{"train": "train", "validation": "val", "test": "test"},
+}
+"""What archives call the splits."""
 
 _MINI = {
     "base": {"n02108551": 3, "n01532829": 2},
@@ -122,52 +186,46 @@ _MINI = {
 
 def mini_imagenet_folder(manual_dir: Path) -> Expected:
     """`mini-imagenet/images/*.jpg` and the lists of Ravi and Larochelle."""
-    folder = manual_dir / "mini-imagenet"
-    for split, part in (("base", "train"), ("validation", "val"), ("novel", "test")):
-        lines = ["filename,label"]
-        for name, count in _MINI[split].items():
-            for i in range(count):
-                write_image(folder / "images" / f"{name}{i:08}.jpg", name, i)
-                lines.append(f"{name}{i:08}.jpg,{name}")
-        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
-    return _expect(_MINI, exact=False)
+    folder, file = manual_dir / "mini-imagenet", "{name}{i:08}.jpg"
+    lists = write_photos(folder / "images", _MINI, file, f"{file},{{name}}")
+    write_lists(folder / "{}.csv", lists, "filename,label")
+    return expect(_MINI, exact=False)
+
+
+def _arrays(classes: Counts, size: int) -> dict[str, tuple[list[str], np.ndarray]]:
+    """For every split the class of every image, and their pixels."""
+    found = {}
+    for split in classes:
+        own = [photo[1:] for photo in photos(classes) if photo[0] == split]
+        found[split] = (
+            [name for name, *_ in own],
+            np.stack([pixels(key, i, size) for _, key, i in own]),
+        )
+    return found
 
 
 def mini_imagenet_caches(manual_dir: Path) -> Expected:
     """`mini-imagenet-cache-*.pkl`."""
-    for split, part in (("base", "train"), ("validation", "val"), ("novel", "test")):
-        data, rows = [], {}
-        for name, count in _MINI[split].items():
-            rows[name] = list(range(len(data), len(data) + count))
-            data += [pixels(name, i, 84) for i in range(count)]
-        write_pickle(
-            manual_dir / f"mini-imagenet-cache-{part}.pkl",
-            {"image_data": np.stack(data), "class_dict": rows},
-        )
-    return _expect(_MINI)
+    for split, (names, images) in _arrays(_MINI, 84).items():
+        rows = {name: [i for i, of in enumerate(names) if of == name] for name in _MINI[split]}
+        path = manual_dir / f"mini-imagenet-cache-{PARTS[split]}.pkl"
+        write_pickle(path, {"image_data": images, "class_dict": rows})
+    return expect(_MINI)
 
 
 def mini_imagenet_phases(manual_dir: Path) -> Expected:
     """`miniImageNet_category_split_*.pickle`."""
-    first = 0
-    for split, part in (
-        ("base", "train_phase_train"),
-        ("validation", "val"),
-        ("novel", "test"),
-    ):
-        numbers = {name: first + i for i, name in enumerate(_MINI[split])}
-        first += len(numbers)
-        items = [(name, i) for name, count in _MINI[split].items() for i in range(count)]
-        write_pickle(
-            manual_dir / "mini_imagenet" / f"miniImageNet_category_split_{part}.pickle",
-            {
-                "data": np.stack([pixels(name, i, 84) for name, i in items]),
-                "labels": [numbers[name] for name, _ in items],
-                "catname2label": numbers,
-            },
-            protocol=4,
-        )
-    return _expect(_MINI)
+    numbers = {name: number for number, name in enumerate(n for of in _MINI.values() for n in of)}
+    for split, (names, images) in _arrays(_MINI, 84).items():
+        part = "train_phase_train" if split == "base" else PARTS[split]
+        content = {
+            "data": images,
+            "labels": [numbers[name] for name in names],
+            "catname2label": {name: numbers[name] for name in _MINI[split]},
+        }
+        path = manual_dir / f"mini_imagenet/miniImageNet_category_split_{part}.pickle"
+        write_pickle(path, content, protocol=4)
+    return expect(_MINI)
 
 
 def tiered_imagenet(manual_dir: Path) -> Expected:
@@ -177,84 +235,55 @@ def tiered_imagenet(manual_dir: Path) -> Expected:
         "validation": {"ladle": 2},
         "novel": {"crane": 2, "teapot": 1},
     }
-    expected: dict = {}
-    for split, part in (("base", "train"), ("validation", "val"), ("novel", "test")):
-        names = list(classes[split])
-        items = [
-            (f"{split}/{name}", label, i)
-            for label, name in enumerate(names)
-            for i in range(classes[split][name])
-        ]
+    folder = manual_dir / "tiered-imagenet"
+    for split, (names, images) in _arrays(classes, 84).items():
         # As cv2.imencode returns it.
-        encoded = [
-            np.frombuffer(png(key, i, (84, 84)), np.uint8)[:, None].copy() for key, _, i in items
-        ]
-        folder = manual_dir / "tiered-imagenet"
-        write_pickle(folder / f"{part}_images_png.pkl", encoded)
-        labels = np.array([label for _, label, _ in items], np.int32)
-        write_pickle(
-            folder / f"{part}_labels.pkl",
-            {
-                "label_specific": labels,
-                "label_general": np.zeros_like(labels),
-                "label_specific_str": names,
-                "label_general_str": ["thing"],
-            },
-        )
-        expected[split] = {
-            name if name != "crane" else f"crane ({split} {label})": [
-                colour(f"{split}/{name}", i) for i in range(classes[split][name])
-            ]
-            for label, name in enumerate(names)
+        encoded = [np.frombuffer(encode_png(image), np.uint8)[:, None].copy() for image in images]
+        write_pickle(folder / f"{PARTS[split]}_images_png.pkl", encoded)
+        labels = np.array([list(classes[split]).index(name) for name in names], np.int32)
+        content = {
+            "label_specific": labels,
+            "label_general": np.zeros_like(labels),
+            "label_specific_str": list(classes[split]),
+            "label_general_str": ["thing"],
         }
-    return Expected({s: dict(sorted(of.items())) for s, of in expected.items()})
+        write_pickle(folder / f"{PARTS[split]}_labels.pkl", content)
+    found = expect(classes)
+    for split, number in (("base", 1), ("novel", 0)):
+        found.splits[split][f"crane ({split} {number})"] = found.splits[split].pop("crane")
+        found.splits[split] = dict(sorted(found.splits[split].items()))
+    return found
 
 
 _BIRDS = {f"{i + 1:03}.Bird_{'abcdefgh'[i]}": 2 + i % 2 for i in range(8)}
 
 
-def _birds(indices: dict[str, tuple[int, ...]]) -> dict[str, dict[str, int]]:
+def _birds(numbers: dict[str, tuple[int, ...]]) -> Counts:
     names = list(_BIRDS)
-    return {split: {names[i]: _BIRDS[names[i]] for i in which} for split, which in indices.items()}
+    return {split: {names[i]: _BIRDS[names[i]] for i in of} for split, of in numbers.items()}
 
 
 def cub_folder(manual_dir: Path) -> Expected:
     """`CUB_200_2011/images` alone: the split goes by the class number."""
-    for name, count in _BIRDS.items():
-        for i in range(count):
-            write_image(
-                manual_dir / "CUB_200_2011/images" / name / f"{name[4:]}_{i:04}.jpg", name, i
-            )
-    return _expect(
-        _birds({"base": (0, 2, 4, 6), "validation": (1, 5), "novel": (3, 7)}), exact=False
-    )
+    classes = _birds({"base": (0, 2, 4, 6), "validation": (1, 5), "novel": (3, 7)})
+    write_photos(manual_dir / "CUB_200_2011/images", classes, "{name}/{name}_{i:04}.jpg")
+    return expect(classes, exact=False)
 
 
 def cub_archive(manual_dir: Path) -> Expected:
     """`CUB_200_2011.tgz` and the lists of Chen et al., with the paths of their machine."""
-    manual_dir.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(manual_dir / "CUB_200_2011.tgz", "w:gz") as archive:
-        add(archive, "attributes.txt", b"1 has_bill_shape::curved")
-        add(archive, "CUB_200_2011/classes.txt", b"1 001.Bird_a")
-        for name, count in _BIRDS.items():
-            for i in range(count):
-                content = png(name, i, (120, 100))
-                add(archive, f"CUB_200_2011/images/{name}/{name[4:]}_{i:04}.png", content)
-    split = {"base": (0, 1, 2, 3), "validation": (4, 5), "novel": (6, 7)}
-    names = list(_BIRDS)
-    for key, file in (("base", "base"), ("validation", "val"), ("novel", "novel")):
-        items = [(label, i) for label in split[key] for i in range(_BIRDS[names[label]])]
-        content = {
-            "label_names": names,
-            "image_names": [
-                f"/home/someone/filelists/CUB/CUB_200_2011/images/{names[label]}/"
-                f"{names[label][4:]}_{i:04}.png"
-                for label, i in items
-            ],
-            "image_labels": [label for label, _ in items],
-        }
-        (manual_dir / f"{file}.json").write_text(json.dumps(content))
-    return _expect(_birds(split))
+    classes = _birds({"base": (0, 1, 2, 3), "validation": (4, 5), "novel": (6, 7)})
+    elsewhere, file = manual_dir / "elsewhere", "CUB_200_2011/images/{name}/{name}_{i:04}.png"
+    lists = write_photos(elsewhere, classes, file, f"/home/someone/filelists/CUB/{file}")
+    write_lines(elsewhere / "attributes.txt", ["1 has_bill_shape::curved"])
+    write_lines(elsewhere / "CUB_200_2011/classes.txt", ["1 001.Bird_a"])
+    pack(elsewhere, manual_dir / "CUB_200_2011.tgz")
+    for split, files in lists.items():
+        labels = [list(_BIRDS).index(Path(file).parent.name) for file in files]
+        content = {"label_names": list(_BIRDS), "image_names": files, "image_labels": labels}
+        part = "val" if split == "validation" else split
+        (manual_dir / f"{part}.json").write_text(json.dumps(content))
+    return expect(classes)
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -269,128 +298,74 @@ _CIFAR = {
     "validation": {"otter": 2},
     "novel": {"baby": 2, "worm": 1},
 }
-_PARTS = {"base": "train", "validation": "val", "novel": "test"}
 
 
 def cifar_fs_folder(manual_dir: Path) -> Expected:
     """`cifar100/data/*/*.png` and the lists of Bertinetto et al."""
     folder = manual_dir / "cifar100"
-    for split, part in _PARTS.items():
-        for name, count in _CIFAR[split].items():
-            for i in range(count):
-                write_image(folder / "data" / name / f"{name}_s_{i:06}.png", name, i, (32, 32))
-        path = folder / "splits" / "bertinetto" / f"{part}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(_CIFAR[split]) + "\n")
-    return _expect(_CIFAR)
+    write_photos(folder / "data", _CIFAR, "{name}/{name}_s_{i:06}.png", size=(32, 32))
+    write_lists(folder / "splits/bertinetto/{}.txt", {split: [*of] for split, of in _CIFAR.items()})
+    return expect(_CIFAR)
 
 
 def cifar_fs_archive(manual_dir: Path) -> Expected:
     """The same as `cifar100.zip`."""
-    elsewhere = manual_dir / "elsewhere"
-    expected = cifar_fs_folder(elsewhere)
-    zip_folder(elsewhere, manual_dir / "cifar100.zip")
+    expected = cifar_fs_folder(manual_dir / "elsewhere")
+    pack(manual_dir / "elsewhere", manual_dir / "cifar100.zip")
     return expected
 
 
 def cifar_fs_pickles(manual_dir: Path) -> Expected:
     """The pickles of MetaOptNet, which number the classes."""
-    expected: dict = {}
-    for split, part in _PARTS.items():
-        labels = list(range(10, 10 + len(_CIFAR[split])))
-        names = [f"{split} class {label:03}" for label in labels]
-        counts = list(_CIFAR[split].values())
-        items = [
-            (n, label, i)
-            for n, label, c in zip(names, labels, counts, strict=True)
-            for i in range(c)
-        ]
-        items = items[::-1]
-        write_pickle(
-            manual_dir / "cifar-fs" / f"CIFAR_FS_{part}.pickle",
-            {
-                "data": np.stack([pixels(name, i, 32) for name, _, i in items]),
-                "labels": [label for _, label, _ in items],
-            },
-        )
-        expected[split] = {
-            n: [colour(n, i) for i in reversed(range(c))]
-            for n, c in zip(names, counts, strict=True)
-        }
-    return Expected(expected)
+    numbered = {
+        split: {f"{split} class {label:03}": count for label, count in enumerate(of.values(), 10)}
+        for split, of in _CIFAR.items()
+    }
+    for split, (names, images) in _arrays(numbered, 32).items():
+        content = {"data": images[::-1], "labels": [int(name[-3:]) for name in names[::-1]]}
+        write_pickle(manual_dir / f"cifar-fs/CIFAR_FS_{PARTS[split]}.pickle", content)
+    expected = expect(numbered)
+    for of in expected.splits.values():
+        of.update({name: colours[::-1] for name, colours in of.items()})
+    return expected
 
 
 def cifar_fs_zipped_pickles(manual_dir: Path) -> Expected:
     """The same as `CIFAR-FS.zip`."""
-    elsewhere = manual_dir / "elsewhere"
-    expected = cifar_fs_pickles(elsewhere)
-    zip_folder(elsewhere, manual_dir / "CIFAR-FS.zip")
+    expected = cifar_fs_pickles(manual_dir / "elsewhere")
+    pack(manual_dir / "elsewhere", manual_dir / "CIFAR-FS.zip")
     return expected
-
-
-def zip_of_nothing(folder: Path) -> Path:
-    """A zip that holds no data set."""
-    path = folder / "nothing.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", b"nothing")
-    return path
-
-
-def zip_folder(folder: Path, path: Path) -> None:
-    """All files below a folder."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in sorted(folder.rglob("*")):
-            archive.write(file, file.relative_to(folder))
 
 
 _SPECIES = {
     "base": {"Danaus plexippus": 3, "Cygnus olor": 2},
     "novel": {"Sciurus carolinensis": 2, "Bufo bufo": 1},
 }
-_SUPER = {
-    "Danaus plexippus": ("Insecta", 11),
-    "Cygnus olor": ("Aves", 7),
-    "Sciurus carolinensis": ("Mammalia", 30),
-    "Bufo bufo": ("Amphibia", 2),
-}
+_NUMBERS = {"Danaus plexippus": 11, "Cygnus olor": 7, "Sciurus carolinensis": 30, "Bufo bufo": 2}
+_FILE = "train_val_images/Animals/{name}/{number:032x}.jpg"
+_NO_BOX = _FILE.format(name="Cygnus olor", number=99)
 
 
-def _species_files() -> dict[str, tuple[str, int]]:
-    return {
-        f"train_val_images/{_SUPER[name][0]}/{name}/{i:032x}.jpg": (name, i)
-        for of in _SPECIES.values()
-        for name, count in of.items()
-        for i in range(count)
-    }
-
-
-def _boxes() -> dict:
+def _boxes(lists: dict[str, list[str]]) -> dict:
     """Two boxes on every image, but none on an image of Cygnus olor that is not in `_SPECIES`."""
-    files = list(_species_files().items())
-    extra = "train_val_images/Aves/Cygnus olor/" + "f" * 32 + ".jpg"
+    files = list(enumerate(itertools.chain(*lists.values()), 100))
+    images = [*files, (99, _NO_BOX)]
+    box = {"bbox": [0, 0, 5, 5]}
     return {
-        "images": [{"id": 100 + i, "file_name": file} for i, (file, _) in enumerate(files)]
-        + [{"id": 99, "file_name": extra}],
+        "images": [{"id": number, "file_name": file} for number, file in images],
         "annotations": [
-            {
-                "id": 2 * i + k,
-                "image_id": 100 + i,
-                "category_id": _SUPER[name][1],
-                "bbox": [0, 0, 5, 5],
-            }
-            for i, (_, (name, _)) in enumerate(files)
-            for k in range(2)
+            box | {"id": n, "image_id": number, "category_id": _NUMBERS[Path(file).parent.name]}
+            for n, (number, file) in enumerate(2 * files)
         ],
         "categories": [
-            {"id": number, "name": name, "supercategory": above}
-            for name, (above, number) in _SUPER.items()
+            {"id": number, "name": name, "supercategory": "Animals"}
+            for name, number in _NUMBERS.items()
         ],
     }
 
 
 def write_torch_list(path: Path, values: list, zipped: bool = True) -> None:
     """A list as `torch.save` writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not zipped:
         parts = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, values, [])
         path.write_bytes(b"".join(pickle.dumps(part, protocol=2) for part in parts))
@@ -403,39 +378,33 @@ def write_torch_list(path: Path, values: list, zipped: bool = True) -> None:
 def inat2017_boxes(manual_dir: Path) -> Expected:
     """The competition's images and boxes, and the category lists of FRN."""
     folder = manual_dir / "inat2017"
-    for file, (name, i) in _species_files().items():
-        write_image(folder / file, name, i)
-    write_image(folder / f"train_val_images/Aves/Cygnus olor/{'f' * 32}.jpg", "no box", 0)
-    (folder / "train_2017_bboxes.json").write_text(json.dumps(_boxes()))
-    for split, part in (("base", "train"), ("novel", "test")):
-        write_torch_list(
-            folder / f"meta_iNat_{part}cats.pth",
-            [_SUPER[name][1] for name in _SPECIES[split]],
-            zipped=split == "base",
-        )
-    return _expect(_SPECIES, exact=False)
+    lists = write_photos(folder, _SPECIES, _FILE, _FILE)
+    write_image(folder / _NO_BOX, "no box", 0)
+    (folder / "train_2017_bboxes.json").write_text(json.dumps(_boxes(lists)))
+    for split, of in _SPECIES.items():
+        path = folder / f"meta_iNat_{PARTS[split]}cats.pth"
+        write_torch_list(path, [_NUMBERS[name] for name in of], zipped=split == "base")
+    return expect(_SPECIES, exact=False)
 
 
 def inat2017_archive(manual_dir: Path) -> Expected:
     """The competition's archives, and a split by the names of the species."""
-    manual_dir.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(manual_dir / "train_val_images.tar.gz", "w:gz") as archive:
-        for file, (name, i) in _species_files().items():
-            add(archive, f"./{file}", png(name, i, (100, 90)))
-        add(archive, f"./train_val_images/Aves/Cygnus olor/{'f' * 32}.jpg", b"no image, no box")
-        add(archive, "./train_val_images/Aves/Gavia immer/1.jpg", b"not in the split")
-    with zipfile.ZipFile(manual_dir / "train_2017_bboxes.zip", "w") as archive:
-        archive.writestr("train_2017_bboxes.json", json.dumps(_boxes()))
+    images, boxes = manual_dir / "elsewhere/1", manual_dir / "elsewhere/2"
+    lists = write_photos(images, _SPECIES, _FILE, _FILE)
+    write_lines(images / _NO_BOX, ["no image, no box"])
+    write_lines(images / "train_val_images/Animals/Gavia immer/1.jpg", ["not in the split"])
+    write_lines(boxes / "train_2017_bboxes.json", [json.dumps(_boxes(lists))])
+    pack(images, manual_dir / "train_val_images.tar.gz")
+    pack(boxes, manual_dir / "train_2017_bboxes.zip")
     _write_species_split(manual_dir)
-    return _expect(_SPECIES)
+    return expect(_SPECIES, exact=False)
 
 
 def inat2017_folder(manual_dir: Path) -> Expected:
     """Image folders, and a split by the names of the species."""
-    for file, (name, i) in _species_files().items():
-        write_image(manual_dir / file, name, i)
+    write_photos(manual_dir, _SPECIES, _FILE)
     _write_species_split(manual_dir)
-    return _expect(_SPECIES, exact=False)
+    return expect(_SPECIES, exact=False)
 
 
 def _write_species_split(folder: Path) -> None:
@@ -446,15 +415,12 @@ def _write_species_split(folder: Path) -> None:
 def inat2017_prepared(manual_dir: Path) -> Expected:
     """`meta_iNat/train/*/*.png`, as FRN's script leaves it."""
     numbered = {
-        split: {str(_SUPER[name][1]): count for name, count in of.items()}
+        split: {str(_NUMBERS[name]): count for name, count in of.items()}
         for split, of in _SPECIES.items()
     }
-    for split, part in (("base", "train"), ("novel", "test")):
-        for name, count in numbered[split].items():
-            for i in range(count):
-                path = manual_dir / "meta_iNat" / part / name / f"{i:032x}.png"
-                write_image(path, name, i, (84, 84))
-    return _expect(numbered)
+    file = "meta_iNat/{part}/{name}/{i:032x}.png"
+    write_photos(manual_dir, numbered, file, size=(84, 84))
+    return expect(numbered)
 
 
 LAYOUTS: dict[str, tuple[Callable[[Path], Expected], ...]] = {

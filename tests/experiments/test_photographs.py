@@ -263,18 +263,6 @@ def test_regions_of_random_crops_are_those_of_torchvision(sides):
         )
 
 
-def test_devices_crop_their_photographs_alike():
-    rng = np.random.default_rng(1)
-    images = in_arrays([rng.integers(0, 256, (*shape, 3), np.uint8) for shape in SHAPES[:4]])
-    keys = jax.random.split(jax.random.key(3), 4)
-    config = DataConfig(pad=0, image_size=8, resize=9, crop_scale=(0.08, 1.0))
-    split = jax.tree.map(lambda leaf: leaf.reshape(2, 2, *leaf.shape[1:]), (images, keys))
-    run = jax.pmap(partial(augment, config=config), devices=jax.devices()[:2])
-    np.testing.assert_allclose(
-        np.concatenate(run(*split)), augment(images, keys, config), rtol=1e-5, atol=1e-5
-    )
-
-
 # --- Prepared by an earlier version -------------------------------------------------------------
 
 

@@ -82,11 +82,6 @@ def test_prepared_data_needs_no_archives(cifar, tmp_path):
     assert len(split.labels) == 5
 
 
-def test_archives_are_found_beside_the_data(tmp_path):
-    fake_archives.cifar_fs_folder(tmp_path / "downloads" / "manual")
-    assert len(load_split("cifar_fs", "base", data_dir=tmp_path).labels) == 5
-
-
 def _script(code, *paths):
     return [sys.executable, "-c", textwrap.dedent(code), *map(str, paths)]
 

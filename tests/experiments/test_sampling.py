@@ -79,13 +79,6 @@ def test_episodic_batches_draw_every_class_and_sample():
         np.testing.assert_allclose(mine, 450 / size, rtol=0.4)
 
 
-def test_a_class_index_draws_as_the_labels_do():
-    index = index_classes(LABELS)
-    np.testing.assert_array_equal(
-        episodic_batch(index, 3, 2, seed=9, step=4), episodic_batch(LABELS, 3, 2, seed=9, step=4)
-    )
-
-
 def test_too_few_classes_name_the_counts():
     with pytest.raises(ValueError, match=r"needs 4 classes .* 4 samples each; of the 5 classes, 3"):
         episodic_batch(LABELS, 4, 4, seed=0, step=0)

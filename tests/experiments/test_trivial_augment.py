@@ -1,6 +1,7 @@
 """TrivialAugment against Pillow, operation by operation."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,37 +48,27 @@ def by_pillow(image: np.ndarray, operation: str, level: int, negative: bool) -> 
             picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
         )
 
-    match operation:
-        case "identity":
-            done = picture
-        case "shear x":
-            done = moved(1, 0.99 * share, 0, 0, 1, 0)
-        case "shear y":
-            done = moved(1, 0, 0, 0.99 * share, 1, 0)
-        case "translate x":
-            done = moved(1, 0, -int(32 * share), 0, 1, 0)
-        case "translate y":
-            done = moved(1, 0, 0, 0, 1, -int(32 * share))
-        case "rotate":
-            done = picture.rotate(135 * share, Image.Resampling.BILINEAR)
-        case "brightness":
-            done = ImageEnhance.Brightness(picture).enhance(1 + 0.99 * share)
-        case "colour":
-            done = ImageEnhance.Color(picture).enhance(1 + 0.99 * share)
-        case "contrast":
-            done = ImageEnhance.Contrast(picture).enhance(1 + 0.99 * share)
-        case "sharpness":
-            done = ImageEnhance.Sharpness(picture).enhance(1 + 0.99 * share)
-        case "posterize":
-            done = ImageOps.posterize(picture, 8 - round(level / 5))
-        case "solarize":
-            threshold = 255 * (1 - level / 30)
-            done = ImageOps.solarize(picture, threshold)  # pyright: ignore[reportArgumentType]
-        case "autocontrast":
-            done = ImageOps.autocontrast(picture)
-        case _:
-            done = ImageOps.equalize(picture)
-    return np.asarray(done)
+    def enhanced(kind: Any) -> Image.Image:
+        return kind(picture).enhance(1 + 0.99 * share)
+
+    threshold: Any = 255 * (1 - level / 30)
+    done = {
+        "identity": lambda: picture,
+        "shear x": lambda: moved(1, 0.99 * share, 0, 0, 1, 0),
+        "shear y": lambda: moved(1, 0, 0, 0.99 * share, 1, 0),
+        "translate x": lambda: moved(1, 0, -int(32 * share), 0, 1, 0),
+        "translate y": lambda: moved(1, 0, 0, 0, 1, -int(32 * share)),
+        "rotate": lambda: picture.rotate(135 * share, Image.Resampling.BILINEAR),
+        "brightness": lambda: enhanced(ImageEnhance.Brightness),
+        "colour": lambda: enhanced(ImageEnhance.Color),
+        "contrast": lambda: enhanced(ImageEnhance.Contrast),
+        "sharpness": lambda: enhanced(ImageEnhance.Sharpness),
+        "posterize": lambda: ImageOps.posterize(picture, 8 - round(level / 5)),
+        "solarize": lambda: ImageOps.solarize(picture, threshold),
+        "autocontrast": lambda: ImageOps.autocontrast(picture),
+        "equalize": lambda: ImageOps.equalize(picture),
+    }
+    return np.asarray(done[operation]())
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -1,4 +1,4 @@
-"""ResNet-12: four residual blocks of three convolutions, as in few-shot learning."""
+"""The backbones of few-shot learning: four blocks, each of which ends in max-pooling."""
 
 from __future__ import annotations
 
@@ -17,6 +17,25 @@ from experiments.models.layers import (
 )
 
 _SLOPE = 0.1
+
+
+class Conv4(Backbone):
+    """The convolutional backbone of few-shot learning (Vinyals et al., 2016)."""
+
+    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
+        height, width, channels = image_shape
+        widths = config.widths
+        self.set_features(config, (height >> len(widths), width >> len(widths), widths[-1]))
+        self.layers = nnx.List(
+            ConvNorm(c_in, c_out, 3, options)
+            for c_in, c_out in zip((channels, *widths), widths, strict=False)
+        )
+
+    def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
+        for layer in self.layers:
+            # Pooling before ReLU gives the same values, because ReLU is monotonic.
+            x = jax.nn.relu(max_pool(layer(x, train=train)))
+        return x
 
 
 class PooledBlock(nnx.Module):
@@ -50,14 +69,10 @@ class ResNet12(Backbone):
             for c_in, c_out in zip((channels, *widths), widths, strict=False)
         )
 
-    def __call__(
-        self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
-    ) -> Array:
-        """As `Backbone.__call__`."""
-        x = images
+    def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
         for i, block in enumerate(self.blocks):
             x = block(x, train=train)
             if train:
                 after = len(self.blocks) - 1 - i
                 x = drop_after_block(x, keys, step, self.config, number=i, stages_after=after)
-        return self.pooled(x)
+        return x
