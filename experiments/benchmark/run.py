@@ -30,14 +30,12 @@ try:
 
     from experiments.benchmark.cases import CASES, Case, Size, SizeName
     from experiments.benchmark.solvers import measure_assignments, measure_spreads
-    from experiments.benchmark.steps import measure_steps
 except ImportError as error:
     raise ConfigError(f'{error}; the benchmark needs pip install -e ".[benchmark]"') from error
 
 SOLVERS: dict[str, Callable[[SizeName], Iterator[Row]]] = {
     "uniform_prototypes": measure_spreads,
     "assign_prototypes": measure_assignments,
-    "steps": measure_steps,
 }
 QUIET = 0.1
 """The most cores that other programs may use."""

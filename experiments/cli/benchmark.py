@@ -34,8 +34,8 @@ class Benchmark:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
-    """Losses such as `softmax nca direct_sum`, and `uniform_prototypes`, `assign_prototypes`,
-    `steps` (by default all)."""
+    """Losses such as `softmax nca direct_sum`, and `uniform_prototypes`, `assign_prototypes` (by
+    default all)."""
     size: Literal["paper", "large", "own", "all"] = "paper"
     """The size of each loss's paper, one ten times larger, further sizes of single losses, or
     all."""

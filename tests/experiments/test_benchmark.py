@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.benchmark import measure, run, solvers, steps
+from experiments.benchmark import measure, run, solvers
 from experiments.benchmark.cases import CASES, Size
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_form, torch_form
 from experiments.benchmark.run import SOLVERS, measure_case, run_benchmark, time_table
-from experiments.config import ModelConfig
 
 SMALL = Size(24, 12, 4)
 BY_NAME = {case.name: dataclasses.replace(case, paper=SMALL, own=(SMALL,)) for case in CASES}
-TINY_TRAININGS = (
-    steps.Training(ModelConfig(widths=(4, 4, 4, 80)), (16, 16, 1), 16),
-    steps.Training(
-        ModelConfig(backbone="resnet12", widths=(4, 4, 8, 80), pooling="mean"), (16, 16, 3), 8
-    ),
-)
 
 
 def arrays_of(case):
@@ -65,20 +58,19 @@ def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))
     monkeypatch.setitem(solvers.ASSIGNMENTS, "paper", ((6, 4),))
-    monkeypatch.setitem(steps.TRAININGS, "paper", TINY_TRAININGS[:1])
     text = run_benchmark(
         ["softmax", "nca", *SOLVERS],
         ["paper"],
         command="a command",
         allow_load=True,
     )
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 5
     assert text.startswith("**Other programs used 1.3 of ")
     assert "a command" in text
     parts = text.split("### ")[1:]
     names = [part.partition("\n")[0] for part in parts]
     solved = ["uniform_prototypes", "assign_prototypes"]
-    assert names == ["The size of the paper", *solved, "Training steps"]
+    assert names == ["The size of the paper", *solved]
     table = [line for line in parts[0].splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in table] == ["loss", "softmax", "nca"]
     headings = [cell.strip() for cell in table[0].strip("|").split("|")]
@@ -124,22 +116,3 @@ def test_a_size_of_a_single_loss_has_the_floor_and_the_composition(quick, monkey
     monkeypatch.setattr(run, "_MOST_LOGITS", 95)
     row = measure_case(BY_NAME["classifier"], "own", SMALL)
     assert set(row.forms) == {"jaxloss", "floor"}
-
-
-@pytest.mark.parametrize("training", TINY_TRAININGS, ids=lambda t: t.model.backbone)
-def test_steps_agree_with_pytorch(training, quick, monkeypatch):
-    monkeypatch.setitem(steps.TRAININGS, "paper", (training,))
-    (row,) = steps.measure_steps("paper")
-    assert row.forms["PyTorch"]["fastest_ms"] > 0
-    assert float(row.result["images/s"].replace(",", "")) > 0
-
-
-def test_another_step_is_not_timed(quick, monkeypatch):
-    other = dataclasses.replace(steps._OPTIMIZER, learning_rate=0.2)
-    parts = steps.build(TINY_TRAININGS[0])
-    monkeypatch.setitem(steps.TRAININGS, "paper", TINY_TRAININGS[:1])
-    monkeypatch.setattr(steps, "_OPTIMIZER", other)
-    monkeypatch.setattr(steps, "build", lambda training: parts)
-    (row,) = steps.measure_steps("paper")
-    assert row.forms["PyTorch"]["failure"].startswith("differs by")
-    assert row.result["images/s, PyTorch"] is None
