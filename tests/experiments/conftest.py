@@ -2,10 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 from experiments import assembly
@@ -57,7 +57,7 @@ def folders(tmp_path_factory) -> Iterator[Folders]:
         key = (images._folder, images._source.split, images._rows[index].tobytes())
         if key not in known:
             known[key] = read(images, index)
-        return np.copy(known[key])
+        return deepcopy(known[key])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordImages, "__getitem__", read_once)

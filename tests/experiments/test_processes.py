@@ -51,7 +51,7 @@ def saved_steps(directory: Path) -> list[int]:
 
 SPREAD = [
     *("-m", "experiments", "train", "icons-instances", "--distributed", *TINY_OPTIONS),
-    *("--parallel", "jit", "--mesh", "1x4", "--steps", "42", "--validate-every", "6"),
+    *("--parallel", "jit", "--mesh", "1x4", "--steps", "28", "--validate-every", "4"),
     *("--log-every", "1"),
 ]
 """A run whose classes are spread over both processes, with seven checkpoints."""
@@ -96,7 +96,7 @@ def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
     faults = [((1,), signal.SIGTERM), ((0,), signal.SIGKILL), ((0, 1), signal.SIGKILL)]
     with start([[script]] * 2, compilation_cache, program=("bash", "-c")) as shells:
         for ranks, number in faults:
-            wait_for_step(directory, logged(directory) + 7, shells[0])
+            wait_for_step(directory, logged(directory) + 5, shells[0])
             pythons = [psutil.Process(shell.pid).children()[0] for shell in shells]
             for rank in ranks:
                 pythons[rank].send_signal(number)
@@ -110,7 +110,7 @@ def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
         assert ended.count(128 + signal.SIGKILL) == sum(rank in ranks for ranks, _ in faults[1:])
         assert not {0, 2, 3}.intersection(ended[:-1])
         assert ended[-1] == 0
-    stops = [re.findall(r"stopped at step (\d+) of 42, which is saved", text) for text in outputs]
+    stops = [re.findall(r"stopped at step (\d+) of 28, which is saved", text) for text in outputs]
     assert stops[0] == stops[1]
     assert len(stops[0]) == 1
     assert re.search(r"\| +1 +\|", outputs[0])
@@ -124,11 +124,11 @@ def test_killed_processes_resume_on_an_object_store(
     directory = bucket / "processes"
     command = [*SPREAD, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
     with start([command] * 2, compilation_cache) as processes:
-        wait_for_step(directory, 7, processes[0])
+        wait_for_step(directory, 5, processes[0])
         processes[1].kill()
         processes[0].communicate(timeout=60)
         assert processes[0].returncode not in (0, 2)
-    assert 6 <= saved_steps(directory)[-1] < 42
+    assert 4 <= saved_steps(directory)[-1] < 28
     with start([command] * 2, compilation_cache) as processes:
         finish(processes, 0)
     assert_equal_runs(directory, undisturbed)
@@ -138,8 +138,8 @@ def test_killed_processes_resume_on_an_object_store(
 def test_one_process_reads_what_two_have_written(tmp_path, folders, undisturbed):
     one = tmp_path / "one"
     shutil.copytree(undisturbed, one)
-    shutil.rmtree(one / "checkpoints" / "42")
-    assert saved_steps(one)[-1] == 36
+    shutil.rmtree(one / "checkpoints" / "28")
+    assert saved_steps(one)[-1] == 24
     train_run(plan_run(config_of(one)), one, folders, mode="jit", mesh_shape="2x2")
     chex.assert_trees_all_close(final_state(one), final_state(undisturbed), atol=1e-3)
 
