@@ -29,7 +29,7 @@ import chex
 import numpy as np
 
 from experiments.storage import storage_path
-from tests.experiments.object_store_server import Server
+from tests.experiments.object_store_server import object_store
 from tests.experiments.several_processes import start
 from tests.experiments.tiny_runs import final_state, metrics_without_clock
 
@@ -112,12 +112,10 @@ def main() -> int:
     rng = np.random.default_rng(arguments.seed)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     command = [*COMMAND, "--data-dir", str(folder / "data"), "--directory"]
-    server = Server(folder / "store")
-    os.environ.update(server.environment)
-    server.create_bucket("bucket")
-    bucket = storage_path("gs://bucket")
     done, failures, number = collections.Counter(), [], 0
-    with small_disk(folder / "disk") as disk:
+    with small_disk(folder / "disk") as disk, object_store(folder / "store") as variables:
+        os.environ.update(variables)
+        bucket = storage_path("gs://bucket")
         whole, started = folder / "whole", time.monotonic()
         with start([[*command, str(whole)]] * 2, folder / "xla") as processes:
             outputs = [process.communicate()[0] for process in processes]
@@ -162,7 +160,6 @@ def main() -> int:
                 shutil.rmtree(directory)
     print(f"{number - 1} runs, {done.total()} faults: {dict(done)}")
     print(*(failures or ["every run ended as the undisturbed one, bit for bit"]), sep="\n")
-    server.stop()
     shutil.rmtree(folder, ignore_errors=True)
     return 1 if failures else 0
 

@@ -26,8 +26,6 @@ from experiments.storage import storage_path
 
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
-_CHUNK = 8
-"""Images that a thread decodes at once."""
 
 
 class RecordImages:
@@ -177,8 +175,11 @@ def _read(source: Any, rows: list[int], out: np.ndarray, sizes: np.ndarray | Non
     With `sizes`, images are placed as in `Photographs`, and their sizes are written.
     """
 
+    # Images that a thread decodes at once. Each call of `__getitems__` starts threads of its own.
+    chunk = min(max(len(rows) // 64, 8), 128)
+
     def decode(start: int) -> None:
-        records = source.__getitems__(rows[start : start + _CHUNK])
+        records = source.__getitems__(rows[start : start + chunk])
         for row, record in enumerate(records, start):
             with Image.open(io.BytesIO(record["image"])) as image:
                 pixels = np.asarray(image)
@@ -191,4 +192,4 @@ def _read(source: Any, rows: list[int], out: np.ndarray, sizes: np.ndarray | Non
             out[row, : len(pixels), : pixels.shape[1]] = pixels
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(decode, range(0, len(rows), _CHUNK)))
+        list(pool.map(decode, range(0, len(rows), chunk)))

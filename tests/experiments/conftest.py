@@ -1,15 +1,20 @@
 """Tests share tiny runs: those of one run stay in one process, and compiled programs are kept."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
 
 import jax
 import pytest
 
 from experiments import assembly
 from experiments.config import Folders
+from experiments.data.pipeline import RecordImages
+from experiments.storage import storage_path
+from tests.experiments.object_store_server import FSSPEC, object_store
 
-_RUNS = {"grid", "run", "swept", "trained", "whole"}
+_RUNS = {"grid", "run", "swept", "trained", "undisturbed", "whole"}
 """Fixtures of a module that train."""
 
 
@@ -42,9 +47,36 @@ def cache_home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory) -> Folders:
-    """Where the data sets of a session's tests are prepared, once."""
-    return Folders(data_dir=tmp_path_factory.mktemp("data"))
+def folders(tmp_path_factory) -> Iterator[Folders]:
+    """Where the data sets of a session's tests are prepared, and whole splits are read, once."""
+    data_dir, read, known = tmp_path_factory.mktemp("data"), RecordImages.__getitem__, {}
+
+    def read_once(images: RecordImages, index):
+        if not isinstance(index, slice) or data_dir not in images._folder.parents:
+            return read(images, index)
+        key = (images._folder, images._source.split, images._rows[index].tobytes())
+        if key not in known:
+            known[key] = read(images, index)
+        return deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordImages, "__getitem__", read_once)
+        yield Folders(data_dir=data_dir)
+
+
+@pytest.fixture(scope="session")
+def bucket(tmp_path_factory) -> Iterator[Path]:
+    """A bucket of an emulator, which this process and those that it starts use."""
+    import fsspec.config
+
+    with (
+        object_store(tmp_path_factory.mktemp("store")) as variables,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setitem(fsspec.config.conf, "gcs", FSSPEC)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield storage_path("gs://bucket")
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DEVICES = "--xla_force_host_platform_device_count"
 QUICK_PYTHON = (sys.executable, str(Path(__file__).with_name("quick_process.py")))
 
 
@@ -25,14 +26,13 @@ def start(
     *,
     devices: int = 2,
     program: Sequence[str] = QUICK_PYTHON,
-    environment: Mapping[str, str] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of one run, each with so many devices; none of them outlives the context."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     variables = {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}={devices}",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(len(commands)),
@@ -43,7 +43,7 @@ def start(
         subprocess.Popen(
             [*program, *command],
             cwd=ROOT,
-            env={**os.environ, **variables, **(environment or {}), "JAX_PROCESS_ID": str(rank)},
+            env={**os.environ, **variables, "JAX_PROCESS_ID": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -62,18 +62,23 @@ def start(
                 process.stdout.close()
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], *statuses: int) -> list[str]:
-    """What each process printed, once all have ended with these exit statuses, or this one."""
+def finish(processes: Sequence[subprocess.Popen[str]], status: int) -> list[str]:
+    """What each process printed, once all have ended with this exit status."""
     outputs = [process.communicate(timeout=300)[0] for process in processes]
-    expected = [*statuses] * (len(processes) if len(statuses) == 1 else 1)
-    assert [process.returncode for process in processes] == expected, outputs
+    assert {process.returncode for process in processes} == {status}, outputs
     return outputs
 
 
+def logged(directory: Path) -> int:
+    """How many steps are in the metrics of a run."""
+    log = directory / "metrics.jsonl"
+    return log.read_text().count('"loss"') if log.exists() else 0
+
+
 def wait_for_step(directory: Path, step: int, process: subprocess.Popen[str]) -> None:
-    log, deadline = directory / "metrics.jsonl", time.monotonic() + 300
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
-        if log.exists() and log.read_text().count('"loss"') >= step:
+        if logged(directory) >= step:
             return
         time.sleep(0.01)
     process.kill()

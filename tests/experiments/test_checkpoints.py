@@ -2,11 +2,8 @@
 
 import errno
 import logging
-import os
 import shutil
-import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Mapping
@@ -26,8 +23,7 @@ from experiments.training.checkpoints import (
     DamagedCheckpointError,
     Restored,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests.experiments.several_processes import QUICK_PYTHON, ROOT
 
 # Orbax closes its event loop while other reads are under way when one meets a torn file.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -404,62 +400,42 @@ def test_opening_for_writing_removes_what_a_kill_left(tmp_path):
 
 def test_killed_at_any_moment(tmp_path):
     """A program that does nothing but save is killed again and again, and always goes on."""
-    program = textwrap.dedent("""
+    program, run = tmp_path / "program.py", tmp_path / "run"
+    program.write_text(
+        textwrap.dedent("""
         import sys
         from pathlib import Path
         import numpy as np
         from experiments.training.checkpoints import Checkpoints
 
-        def state(step):
-            return {"w": np.full((300, 300), step, np.float32), "step": np.int32(step)}
-
         with Checkpoints(Path(sys.argv[1])) as checkpoints:
-            step = 0
-            if checkpoints.steps():
-                restored, _ = checkpoints.read_intact(lambda s: checkpoints.restore(state(0), s))
-                step = restored.step
-                assert restored.meta["twice"] == 2 * step
-                assert (restored.state["w"] == step).all() and restored.state["step"] == step
-            print("resumed", step, flush=True)
+            step = max(checkpoints.steps(), default=0)
+            print(step, flush=True)
             while True:
                 step += 1
-                accuracy = step % 3 / 10
-                checkpoints.save(step, state(step), meta={"twice": 2 * step}, accuracy=accuracy)
-                print("began", step, flush=True)
-    """)
-    rng = np.random.default_rng(0)
-    began = 0
-    for _ in range(5):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path / "run")],
-            cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        first = process.stdout.readline().split()
-        # Counted in saves, not in seconds: a busy machine kills in the middle of one all the same.
-        lines = [process.stdout.readline() for _ in range(rng.integers(1, 6))]
-        time.sleep(float(rng.uniform(0.0, 0.05)))
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.read().splitlines()
-        errors = process.stderr.read()
-        process.wait()
-        assert first[:1] == ["resumed"], errors
-        # All but the last save begun had finished, for a save waits for the one before it.
-        assert began - 1 <= int(first[1]) <= began + 1, errors
-        assert "damaged" not in errors
-        began = max([int(first[1]), *(int(line.split()[1]) for line in lines)])
-        assert process.returncode == -signal.SIGKILL, errors
-    with Checkpoints(tmp_path / "run") as checkpoints:
-        target = {"w": np.zeros((300, 300), np.float32), "step": np.int32(0)}
-        for step in checkpoints.steps():
-            restored = checkpoints.restore(target, step)
-            np.testing.assert_array_equal(restored.state["w"], step)
+                state = {"w": np.full((300, 300), step, np.float32)}
+                checkpoints.save(step, state, meta={"twice": 2 * step}, accuracy=step % 3 / 10)
+                print(step, flush=True)
+        """)
+    )
+    rng, began, target = np.random.default_rng(0), 0, {"w": np.zeros((300, 300), np.float32)}
+    for _ in range(3):
+        command = [*QUICK_PYTHON, str(program), str(run)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            # All but the last save begun had finished, for a save waits for the one before it.
+            assert began - 1 <= int(process.stdout.readline()) <= began + 1
+            # Counted in saves, not in seconds: a busy machine kills in the middle of one, too.
+            lines = [process.stdout.readline() for _ in range(rng.integers(1, 6))]
+            time.sleep(float(rng.uniform(0.0, 0.05)))
+            process.kill()
+            began = int([*lines, *process.stdout][-1])
+        with Checkpoints(run, read_only=True) as checkpoints:
+            for step in checkpoints.steps():
+                restored = checkpoints.restore(target, step)
+                np.testing.assert_array_equal(restored.state["w"], step)
+                assert restored.meta == {"twice": 2 * step}
+    with Checkpoints(run) as checkpoints:
         # What the kills left is removed in the background, at the latest by the next save.
         checkpoints.save(began + 2, target, meta={})
-    assert began >= 5
-    assert not [p.name for p in (tmp_path / "run").iterdir() if not p.name.isdecimal()]
+    assert not [path.name for path in run.iterdir() if not path.name.isdecimal()]

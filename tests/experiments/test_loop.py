@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +13,7 @@ import jax
 import pytest
 
 from experiments.assembly import plan_run
+from experiments.cli.main import main
 from experiments.config import Folders, SamplingConfig, TrainConfig
 from experiments.data import pipeline
 from experiments.data.archives import DamagedArchiveError
@@ -28,10 +26,9 @@ from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
 from experiments.training.recorder import MetricsLog
-from tests.experiments.several_processes import QUICK_PYTHON
-from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
-
-ROOT = Path(__file__).parents[2]
+from experiments.training.run_directory import exclusive_run
+from tests.experiments.several_processes import finish, start, wait_for_step
+from tests.experiments.tiny_runs import TINY, TINY_OPTIONS, final_state, metrics_without_clock
 
 
 def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
@@ -154,71 +151,30 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
     assert len(waited) == 8 - 2
 
 
-COMMAND = [
-    *(*QUICK_PYTHON, "-m", "experiments", "train", "icons", "--loss.name", "direct:sce+nca"),
-    *("--steps", "20", "--validate-every", "2", "--evaluation.validation-episodes", "20"),
-    *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32"),
-    *("--evaluation.episodes", "20", "--log-every", "1"),
-]
-
-
-def start(directory: Path, folders: Folders, cache: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, "--directory", str(directory), "--data-dir", str(folders.data_dir)],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": str(cache)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None:
-    log, deadline = directory / "metrics.jsonl", time.monotonic() + 240
-    while time.monotonic() < deadline:
-        if log.exists() and log.read_text().count('"loss"') >= step:
-            return
-        if process.poll() is not None:
-            break
-        time.sleep(0.02)
-    pytest.fail(f"no step {step}: {process.communicate()[0]}")
-
-
 @pytest.mark.slow
-def test_sigkill_and_sigterm_change_nothing(tmp_path, folders, compilation_cache):
-    whole = start(tmp_path / "whole", folders, compilation_cache)
-    output, _ = whole.communicate(timeout=300)
-    assert whole.returncode == 0, output
-
-    for step, sign in ((5, signal.SIGKILL), (12, signal.SIGTERM)):
-        process = start(tmp_path / "cut", folders, compilation_cache)
-        wait_for_step(tmp_path / "cut", step, process)
-        process.send_signal(sign)
-        output, _ = process.communicate(timeout=120)
-        if sign == signal.SIGTERM:
-            assert process.returncode == 143, output
-            assert "run the same command to continue" in output
-    last = start(tmp_path / "cut", folders, compilation_cache)
-    output, _ = last.communicate(timeout=300)
-    assert last.returncode == 0, output
-
+def test_sigkill_and_sigterm_change_nothing(
+    tmp_path, folders, compilation_cache, signalled, capsys
+):
+    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "direct:sce+nca", "--log-every", "1"]
+    command += ["--steps", "16", "--validate-every", "4", "--data-dir", str(folders.data_dir)]
+    whole, cut = ([*command, "--directory", str(tmp_path / name)] for name in ("whole", "cut"))
+    assert main(whole) == 0
+    with start([["-m", "experiments", *cut]], compilation_cache, devices=4) as (process,):
+        wait_for_step(tmp_path / "cut", 5, process)
+        process.kill()
+        finish([process], -signal.SIGKILL)
+    signalled(13, signal.SIGTERM)
+    assert main(cut) == 128 + signal.SIGTERM
+    assert "run the same command to continue" in capsys.readouterr().err
+    assert main(cut) == 0
     chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
     assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
 
 
-def test_a_second_process_in_a_runs_directory_is_refused(folders, tmp_path):
+def test_a_second_command_in_a_runs_directory_is_refused(folders, tmp_path):
     """It would remove unfinished checkpoints of the first one, and replace its metrics."""
-    code = (
-        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); "
-        "fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match="another process is training"):
-            train(TINY, tmp_path, folders)
-        other.kill()
+    with exclusive_run(tmp_path), pytest.raises(ConfigError, match="another process is training"):
+        train(TINY, tmp_path, folders)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

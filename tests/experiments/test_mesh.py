@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
 from experiments.restored import restore_run
 from experiments.runs import train_run
-from tests.experiments.test_processes import finish, saved_steps, two_processes, wait_for_step
-from tests.experiments.tiny_runs import TINY, config_of, final_state, metrics_without_clock
+from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
 
 CLASSES = 4650
 """Training images of the icons: even, and no multiple of four."""
@@ -104,34 +101,3 @@ def test_a_flipped_bit_of_a_spread_leaf_is_found_and_the_checkpoint_before_is_us
     train(tmp_path, "1x4")
     assert [path.name for path in checkpoints.glob("damaged-*")] == ["damaged-4"]
     chex.assert_trees_all_equal(final_state(tmp_path), final_state(whole / "1x4"))
-
-
-@pytest.mark.slow
-def test_killed_processes_resume_with_the_classes_on_both(tmp_path, folders, compilation_cache):
-    command = [
-        *("-m", "experiments", "train", "icons-instances", "--distributed"),
-        *("--parallel", "jit", "--mesh", "1x4", "--data-dir", str(folders.data_dir)),
-        *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "8"),
-        *("--steps", "30", "--validate-every", "5", "--log-every", "1"),
-        *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
-    ]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with two_processes([*command, "--directory", str(whole)], compilation_cache) as processes:
-        finish(processes, 0)
-    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-        wait_for_step(cut, 7, processes[0])
-        for process in processes:
-            process.send_signal(signal.SIGKILL)
-        finish(processes, -signal.SIGKILL)
-    assert 5 <= saved_steps(cut)[-1] < 30
-    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-        finish(processes, 0)
-    chex.assert_trees_all_equal(*map(loss_and_state, (cut, whole)))
-
-    # One process reads what two have written.
-    one = tmp_path / "one"
-    shutil.copytree(whole, one)
-    shutil.rmtree(one / "checkpoints" / "30")
-    assert saved_steps(one)[-1] == 25
-    train_run(plan_run(config_of(one)), one, folders, mode="jit", mesh_shape="2x2")
-    chex.assert_trees_all_close(final_state(one), final_state(whole), atol=1e-3)

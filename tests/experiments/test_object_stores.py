@@ -5,13 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import chex
@@ -31,43 +26,13 @@ from experiments.storage import storage_path
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.recorder import MetricsLog
 from experiments.training.weights import load_weights
-from tests.experiments.object_store_server import FSSPEC, Server
-from tests.experiments.several_processes import QUICK_PYTHON, finish, start
-from tests.experiments.tiny_runs import (
-    TINY,
-    TINY_OPTIONS,
-    config_of,
-    final_state,
-    metrics,
-    metrics_without_clock,
-)
+from tests.experiments.tiny_runs import TINY, final_state, metrics, metrics_without_clock
 
 # One process of the tests runs them all: it starts the server, and trains.
 pytestmark = pytest.mark.xdist_group("object stores")
 
 ROOT = Path(__file__).parents[2]
 CONFIG = dataclasses.replace(TINY, loss=IntegratedLoss("nca"))
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory) -> Iterator[Server]:
-    """An emulator on a free port."""
-    server = Server(tmp_path_factory.mktemp("store"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def bucket(server) -> Iterator[Path]:
-    """A bucket of an emulator, which this process and those that it starts use."""
-    with pytest.MonkeyPatch.context() as patch:
-        import fsspec.config
-
-        patch.setitem(fsspec.config.conf, "gcs", FSSPEC)
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        server.create_bucket("bucket")
-        yield storage_path("gs://bucket")
 
 
 @pytest.fixture
@@ -127,66 +92,14 @@ def test_a_backbone_starts_from_a_run_in_the_bucket(trained):
             plan_run(dataclasses.replace(CONFIG, model=model))
 
 
-def test_a_run_resumes_bit_for_bit_after_sigkill(remote, folders, compilation_cache, tmp_path):
-    options = [*TINY_OPTIONS, "--steps", "20", "--validate-every", "2", "--log-every", "1"]
-    process = subprocess.Popen(
-        [
-            *(*QUICK_PYTHON, "-m", "experiments", "train", "icons", "--loss.name", "nca"),
-            *options,
-            *("--directory", str(remote), "--data-dir", str(folders.data_dir)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(compilation_cache)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 240
-        while not (remote / "checkpoints" / "4" / "commit_success.txt").exists():
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        output, _ = process.communicate()
-    assert not (remote / "checkpoints" / "20").exists(), output
-
-    config = config_of(remote)
-    train_run(plan_run(config), remote, folders)
-    train_run(plan_run(config), tmp_path / "whole", folders)
-    chex.assert_trees_all_equal(final_state(remote), final_state(tmp_path / "whole"))
-    assert metrics_without_clock(remote) == metrics_without_clock(tmp_path / "whole")
+def test_a_run_resumes_bit_for_bit(trained, remote, folders, killed_after):
+    killed_after(3, lambda: train_run(plan_run(CONFIG), remote, folders))
+    with Checkpoints(remote / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [2]
+    train_run(plan_run(CONFIG), remote, folders)
+    chex.assert_trees_all_equal(final_state(remote), final_state(trained[1]))
+    assert metrics_without_clock(remote) == metrics_without_clock(trained[1])
     assert len(list(remote.glob("events.out.tfevents.*"))) == 2
-
-
-@pytest.mark.slow
-def test_processes_resume_bit_for_bit_with_the_classes_on_both(
-    remote, folders, compilation_cache, tmp_path
-):
-    command = [
-        *("-m", "experiments", "train", "icons-instances", "--distributed", "--parallel", "jit"),
-        *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "8", "--steps", "16"),
-        *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
-        *("--validate-every", "2", "--data-dir", str(folders.data_dir), "--directory"),
-    ]
-    whole, cut = ([*command, str(path), "--mesh", "1x4"] for path in (tmp_path / "whole", remote))
-    with start([whole, whole], compilation_cache) as processes:
-        finish(processes, 0)
-    with start([cut, cut], compilation_cache) as processes:
-        deadline = time.monotonic() + 240
-        while not (remote / "checkpoints" / "4" / "commit_success.txt").exists():
-            assert time.monotonic() < deadline
-            assert processes[0].poll() is None, processes[0].communicate()[0]
-            time.sleep(0.05)
-        processes[1].kill()
-        processes[0].communicate(timeout=60)
-        assert processes[0].returncode not in (0, 2)
-    assert not (remote / "checkpoints" / "16").exists()
-    with start([cut, cut], compilation_cache) as processes:
-        finish(processes, 0)
-    chex.assert_trees_all_equal(final_state(remote), final_state(tmp_path / "whole"))
-    assert metrics_without_clock(remote) == metrics_without_clock(tmp_path / "whole")
 
 
 def test_half_and_damaged_checkpoints(remote):

@@ -6,12 +6,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import chex
@@ -21,26 +20,28 @@ import psutil
 import pytest
 
 from experiments.assembly import plan_run
-from experiments.config import Folders, differences
+from experiments.config import differences
 from experiments.errors import ConfigError
 from experiments.processes import agree, check_shared, from_first, initialize, on_first
 from experiments.runs import complete_run, train_run
 from experiments.training.checkpoints import Checkpoints
-from tests.experiments.several_processes import QUICK_PYTHON, ROOT, finish, start, wait_for_step
-from tests.experiments.tiny_runs import config_of, final_state, metrics, metrics_without_clock
+from tests.experiments.several_processes import (
+    QUICK_PYTHON,
+    ROOT,
+    finish,
+    logged,
+    start,
+    wait_for_step,
+)
+from tests.experiments.tiny_runs import (
+    TINY_OPTIONS,
+    config_of,
+    final_state,
+    metrics,
+    metrics_without_clock,
+)
 
 PODS = (ROOT / "experiments" / "PODS.md").read_text(encoding="utf-8")
-
-TRAIN = [
-    *("-m", "experiments", "train", "icons", "--distributed", "--loss.name", "nca"),
-    *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32", "--log-every", "1"),
-    *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
-]
-
-
-def two_processes(command: Sequence[str], cache: Path):
-    """Two processes with two devices each, and the same command."""
-    return start([command, command], cache)
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -48,154 +49,139 @@ def saved_steps(directory: Path) -> list[int]:
         return checkpoints.steps()
 
 
+SPREAD = [
+    *("-m", "experiments", "train", "icons-instances", "--distributed", *TINY_OPTIONS),
+    *("--parallel", "jit", "--mesh", "1x4", "--steps", "28", "--validate-every", "4"),
+    *("--log-every", "1"),
+]
+"""A run whose classes are spread over both processes, with seven checkpoints."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, folders, compilation_cache) -> Path:
+    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+    command = [*SPREAD, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
+    with start([command] * 2, compilation_cache) as processes:
+        finish(processes, 0)
+    return directory
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    assert not [path for path in (one / "checkpoints").iterdir() if "damaged" in path.name]
+    chex.assert_trees_all_equal(final_state(one), final_state(other))
+    assert metrics_without_clock(one) == metrics_without_clock(other)
+
+
 @pytest.mark.slow
-def test_killed_and_stopped_processes_resume_and_end_as_if_undisturbed(
+def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
+    tmp_path, folders, compilation_cache, undisturbed
+):
+    """The loop of the plain shell, under Slurm's variables."""
+    directory = tmp_path / "run"
+    (loop,) = re.findall(r"### Plain shell.*?```bash\n(.*?)```", PODS, re.DOTALL)
+    loop = re.sub(r"^export .*\n", "", loop).replace("sleep 5", "sleep 0.1")
+    command = shlex.join([*SPREAD, "--data-dir", str(folders.data_dir)])
+    command += f" --directory {directory}"
+    loop = loop.replace("-m experiments train icons --distributed --directory runs/pod", command)
+    assert command in loop
+    script = f"""
+        export SLURM_JOB_ID={os.getpid()} SLURM_STEP_NODELIST=localhost
+        export SLURM_NTASKS=$JAX_NUM_PROCESSES SLURM_PROCID=$JAX_PROCESS_ID
+        export SLURM_LOCALID=$JAX_PROCESS_ID
+        unset JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
+        python() {{
+          {shlex.join(QUICK_PYTHON)} "$@"; set -- $?; echo "ended with $1"; return $1
+        }}
+        {loop}"""
+    faults = [((1,), signal.SIGTERM), ((0,), signal.SIGKILL), ((0, 1), signal.SIGKILL)]
+    with start([[script]] * 2, compilation_cache, program=("bash", "-c")) as shells:
+        for ranks, number in faults:
+            wait_for_step(directory, logged(directory) + 5, shells[0])
+            pythons = [psutil.Process(shell.pid).children()[0] for shell in shells]
+            for rank in ranks:
+                pythons[rank].send_signal(number)
+            # The others notice the death of one, and end.
+            assert not psutil.wait_procs(pythons, timeout=30)[1]
+        outputs = finish(shells, 0)
+    for rank, output in enumerate(outputs):
+        ended = [int(status) for status in re.findall(r"ended with (\d+)", output)]
+        # A signal to one of them stops both, which save.
+        assert ended[0] == 128 + signal.SIGTERM
+        assert ended.count(128 + signal.SIGKILL) == sum(rank in ranks for ranks, _ in faults[1:])
+        assert not {0, 2, 3}.intersection(ended[:-1])
+        assert ended[-1] == 0
+    stops = [re.findall(r"stopped at step (\d+) of 28, which is saved", text) for text in outputs]
+    assert stops[0] == stops[1]
+    assert len(stops[0]) == 1
+    assert re.search(r"\| +1 +\|", outputs[0])
+    assert_equal_runs(directory, undisturbed)
+
+
+@pytest.mark.slow
+def test_killed_processes_resume_on_an_object_store(
+    bucket, folders, compilation_cache, undisturbed
+):
+    directory = bucket / "processes"
+    command = [*SPREAD, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
+    with start([command] * 2, compilation_cache) as processes:
+        wait_for_step(directory, 5, processes[0])
+        processes[1].kill()
+        processes[0].communicate(timeout=60)
+        assert processes[0].returncode not in (0, 2)
+    assert 4 <= saved_steps(directory)[-1] < 28
+    with start([command] * 2, compilation_cache) as processes:
+        finish(processes, 0)
+    assert_equal_runs(directory, undisturbed)
+
+
+@pytest.mark.slow
+def test_one_process_reads_what_two_have_written(tmp_path, folders, undisturbed):
+    one = tmp_path / "one"
+    shutil.copytree(undisturbed, one)
+    shutil.rmtree(one / "checkpoints" / "28")
+    assert saved_steps(one)[-1] == 24
+    train_run(plan_run(config_of(one)), one, folders, mode="jit", mesh_shape="2x2")
+    chex.assert_trees_all_close(final_state(one), final_state(undisturbed), atol=1e-3)
+
+
+@pytest.mark.slow
+def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_process(
     tmp_path, folders, compilation_cache
 ):
-    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "120"]
-    command += ["--validate-every", "10"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with two_processes([*command, "--directory", str(whole)], compilation_cache) as processes:
-        finish(processes, 0)
-
-    # A signal to one of them stops both, which save. They agree on a step, some steps later.
-    newest = 0
-    for rank, number in ((1, signal.SIGTERM), (0, signal.SIGINT)):
-        with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-            wait_for_step(cut, newest + 2, processes[0])
-            processes[rank].send_signal(number)
-            outputs = finish(processes, 128 + signal.SIGTERM)
-        (stopped,) = re.findall(r"stopped at step (\d+) of 120, which is saved", outputs[0])
-        assert newest < int(stopped) < 120
-        newest = int(stopped)
-        assert saved_steps(cut)[-1] == newest
-
-    # The other one notices the death of either, and ends.
-    for rank in (0, 1):
-        with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-            wait_for_step(cut, newest + 11, processes[0])
-            processes[rank].kill()
-            killed = time.monotonic()
-            output, _ = processes[1 - rank].communicate(timeout=60)
-        assert time.monotonic() - killed < 30
-        assert processes[1 - rank].returncode not in (0, 2), output
-        newest = saved_steps(cut)[-1]
-    with two_processes([*command, "--directory", str(cut)], compilation_cache) as processes:
-        finish(processes, 0)
-
-    assert not list((cut / "checkpoints").glob("damaged-*"))
-    chex.assert_trees_all_equal(final_state(cut), final_state(whole))
-    assert metrics_without_clock(cut) == metrics_without_clock(whole)
-
-
-@pytest.mark.slow
-def test_two_processes_train_and_evaluate_as_one(tmp_path, folders: Folders, compilation_cache):
-    two, one = tmp_path / "two", tmp_path / "one"
-    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "2", "--directory", str(two)]
-    with two_processes(command, compilation_cache) as processes:
+    """3×1 → 2×2; 1×4."""
+    directory, whole = tmp_path / "run", tmp_path / "whole"
+    command = ["-m", "experiments", "train", "icons", "--distributed", *TINY_OPTIONS]
+    command += ["--data-dir", str(folders.data_dir), "--directory", str(directory)]
+    command += ["--loss.name", "sce+nca", "--steps", "20", "--validate-every", "20"]
+    command += ["--log-every", "1", "--sampling.batch-size", "48"]
+    # A small rate: differences of rounding grow with every step, and where a ReLU flips.
+    command += ["--optimizer.learning-rate", "1e-4"]
+    with start([command] * 3, compilation_cache, devices=1) as processes:
+        wait_for_step(directory, 2, processes[0])
+        processes[0].send_signal(signal.SIGINT)
+        outputs = finish(processes, 128 + signal.SIGTERM)
+    stops = [re.findall(r"stopped at step (\d+) of 20, which is saved", text) for text in outputs]
+    assert stops == [[str(saved_steps(directory)[-1])]] * 3
+    with start([command] * 2, compilation_cache) as processes:
         outputs = finish(processes, 0)
     # Only the first one prints and writes.
     assert re.search(r"\| +1 +\|", outputs[0])
     assert not re.search(r"\| +1 +\|", outputs[1])
-    assert len(list(two.glob("events.out.tfevents.*"))) == 1
+    assert len(list(directory.glob("events.out.tfevents.*"))) == 2
 
     assert jax.device_count() == 4
-    report = complete_run(plan_run(config_of(two)), one, folders, command="")
-    chex.assert_trees_all_close(metrics_without_clock(two), metrics_without_clock(one), rtol=1e-4)
-    chex.assert_trees_all_close(final_state(two), final_state(one), atol=1e-4)
-    of_two = json.loads((two / "report.json").read_text())
-    assert [m["name"] for m in of_two["metrics"]] == [m["name"] for m in report["metrics"]]
-    for found, expected in zip(of_two["metrics"], report["metrics"], strict=True):
-        # 20 episodes with 75 queries: one may flip.
-        assert abs(found["value"] - expected["value"]) <= 1 / 1500
-
-
-@pytest.mark.slow
-def test_a_run_continues_on_any_number_of_processes_and_devices(
-    tmp_path, folders, compilation_cache
-):
-    """4×1 → 1×4 → 2×2 → 1×1."""
-    directory, whole = tmp_path / "run", tmp_path / "whole"
-    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    command += ["--steps", "100", "--validate-every", "100", "--sampling.batch-size", "64"]
-    # A small rate: differences of rounding grow with every step, and where a ReLU flips.
-    command += ["--optimizer.learning-rate", "1e-5", "--loss.name", "sce"]
-    newest = 0
-    for count, devices in ((4, 1), (1, 4), (2, 2)):
-        with start([command] * count, compilation_cache, devices=devices) as processes:
-            wait_for_step(directory, newest + 2, processes[0])
-            processes[0].send_signal(signal.SIGTERM)
-            finish(processes, 128 + signal.SIGTERM)
-        assert saved_steps(directory)[-1] > newest
-        newest = saved_steps(directory)[-1]
-    with start([command], compilation_cache, devices=1) as processes:
-        finish(processes, 0)
-    train_run(plan_run(config_of(directory)), whole, folders)
-    losses, expected = (
+    expected = complete_run(plan_run(config_of(directory)), whole, folders, command="")
+    losses, expected_losses = (
         [line["loss"] for line in metrics(folder) if "loss" in line]
         for folder in (directory, whole)
     )
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    chex.assert_trees_all_close(final_state(directory), final_state(whole), rtol=1e-3, atol=2e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["options", "directory"])
-def test_processes_that_differ_are_refused_before_training(
-    tmp_path, folders, compilation_cache, other
-):
-    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory"]
-    first = [*command, str(tmp_path / "run")]
-    second = {"directory": [*command, str(tmp_path / "other")], "options": [*first, "--seed", "3"]}
-    with start([first, second[other]], compilation_cache) as processes:
-        outputs = finish(processes, 2)
-    if other == "directory":
-        assert (
-            "is not the same directory in all processes (process 1 sees another one)" in outputs[1]
-        )
-    else:
-        for output, seed in zip(outputs, (0, 3), strict=True):
-            assert "error: the processes differ in options or versions; start the same" in output
-            assert f"  seed: {seed}\n" in output
-    assert not (tmp_path / "other").exists()
-    assert not list(tmp_path.glob("run/*"))
-
-
-@pytest.mark.slow
-def test_an_error_in_one_process_ends_all(tmp_path, folders, compilation_cache):
-    command = [*TRAIN, "--data-dir", str(folders.data_dir), "--directory", str(tmp_path / "run")]
-    failing = [*command, "--sampling.batch-size", "33"]
-    with start([failing, command], compilation_cache) as processes:
-        (output, _), started = processes[0].communicate(timeout=120), time.monotonic()
-        processes[1].communicate(timeout=60)
-    assert time.monotonic() - started < 30
-    assert processes[0].returncode == 2
-    assert "error: a batch of 33 does not spread evenly over 4 devices" in output
-    assert "Traceback" not in output
-    assert processes[1].returncode not in (0, None)
-
-
-@pytest.mark.slow
-def test_the_recipes_start_processes_and_survive_a_kill(tmp_path, folders, compilation_cache):
-    (loop,) = re.findall(r"### Plain shell.*?```bash\n(.*?)```", PODS, re.DOTALL)
-    loop = re.sub(r"^export .*\n", "", loop).replace("sleep 5", "sleep 0.1")
-    command = shlex.join([*TRAIN, "--data-dir", str(folders.data_dir), "--steps", "40"])
-    command += f" --validate-every 5 --directory {tmp_path / 'run'}"
-    loop = loop.replace("-m experiments train icons --distributed --directory runs/pod", command)
-    assert command in loop
-    slurm = """
-        export SLURM_JOB_ID=$$ SLURM_STEP_NODELIST=localhost SLURM_NTASKS=$JAX_NUM_PROCESSES
-        export SLURM_PROCID=$JAX_PROCESS_ID SLURM_LOCALID=$JAX_PROCESS_ID
-        unset JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
-    """.replace("$$", str(os.getpid()))
-    python = f'python() {{ {shlex.join(QUICK_PYTHON)} "$@"; }}\n'
-    scripts = [[slurm + python + loop]] * 2
-    with start(scripts, compilation_cache, program=("bash", "-c")) as processes:
-        wait_for_step(tmp_path / "run", 8, processes[0])
-        (killed,) = psutil.Process(processes[1].pid).children()
-        killed.kill()
-        outputs = finish(processes, 0)
-    assert re.search(r"\| +1 +\|", outputs[0])
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    chex.assert_trees_all_close(final_state(directory), final_state(whole), rtol=1e-3, atol=1e-4)
+    report = json.loads((directory / "report.json").read_text())
+    assert [m["name"] for m in report["metrics"]] == [m["name"] for m in expected["metrics"]]
+    for ours, theirs in zip(report["metrics"], expected["metrics"], strict=True):
+        # 20 episodes with 75 queries: one may flip.
+        assert abs(ours["value"] - theirs["value"]) <= 1 / 1500
 
 
 @pytest.mark.slow
@@ -230,41 +216,71 @@ def test_a_run_without_steps_prints_its_stacks_and_ends(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stop_between_two_runs_stops_the_next_and_arrays_of_the_first_reach_all(
-    tmp_path, compilation_cache
-):
+def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders, compilation_cache):
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent("""
-        import os, signal, time
+        import os, signal, sys, time
+        from dataclasses import replace
+        from pathlib import Path
         import jax
         import numpy as np
         from experiments import processes
-        processes.initialize()
-        rank = jax.process_index()
-        assert processes.from_first(np.float32([rank, 7])).tolist() == [0, 7]
-        assert not processes.all_true(rank == 0) and processes.all_true(True)
-        with processes.stop_requests() as stop:
-            assert [stop() for _ in range(20)] == [None] * 20
-        processes.on_first(lambda: None)
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        with processes.stop_requests() as stop:
-            for step in range(100):
-                if (number := stop()) is not None:
-                    break
-                time.sleep(0.1)
-                processes.on_first(lambda: None)
-        print("stopped by", number, "at", step)
+        from experiments.assembly import plan_run
+        from experiments.config import Folders
+        from experiments.errors import ConfigError
+        from experiments.presets import PRESETS
+        from experiments.runs import complete_run
+
+        def refused(directory, **changes):
+            plan = plan_run(replace(PRESETS["icons"].config, **changes))
+            try:
+                complete_run(plan, Path(directory), Folders(data_dir=Path(sys.argv[2])), command="")
+            except ConfigError as error:
+                print(error)
+
+        def main():
+            rank, folder = jax.process_index(), sys.argv[1]
+            assert processes.from_first(np.float32([rank, 7])).tolist() == [0, 7]
+            assert not processes.all_true(rank == 0) and processes.all_true(True)
+            refused(f"{folder}/run", seed=3 * rank)
+            refused(f"{folder}/{['run', 'other'][rank]}")
+            with processes.stop_requests() as stop:
+                assert [stop() for _ in range(20)] == [None] * 20
+            processes.on_first(lambda: None)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            with processes.stop_requests() as stop:
+                for step in range(100):
+                    if (number := stop()) is not None:
+                        break
+                    time.sleep(0.1)
+                    processes.on_first(lambda: None)
+            print("stopped by", number, "at", step, flush=True)
+            if rank == 0:
+                raise ConfigError("a mistake of the user")
+            processes.all_true(True)
+
+        processes.run_together(main)
         """)
     )
-    with two_processes([str(program)], compilation_cache) as processes:
-        outputs = finish(processes, 0)
-    (first, second) = (re.search(r"stopped by (\d+) at (\d+)", output) for output in outputs)
-    assert first is not None
-    assert second is not None
-    assert first.groups() == second.groups()
-    assert first[1] == str(signal.SIGTERM.value)
+    command = [str(program), str(tmp_path), str(folders.data_dir)]
+    with start([command] * 2, compilation_cache) as processes:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    for output, seed in zip(outputs, (0, 3), strict=True):
+        assert "the processes differ in options or versions; start the same" in output
+        assert f"  seed: {seed}\n" in output
+    assert "is not the same directory in all processes" in outputs[0]
+    assert "(process 1 sees another one)" in outputs[1]
+    assert not (tmp_path / "other").exists()
+    assert not list(tmp_path.glob("run/*"))
+    stops = [re.findall(r"stopped by (\d+) at (\d+)", output) for output in outputs]
+    assert stops[0] == stops[1]
+    assert stops[0][0][0] == str(signal.SIGTERM.value)
+    assert processes[0].returncode == 2
+    assert "error: a mistake of the user" in outputs[0]
+    assert "Traceback" not in outputs[0]
+    assert processes[1].returncode not in (0, 2, None)
 
 
 @pytest.mark.parametrize("name", ["JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"])

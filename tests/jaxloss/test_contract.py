@@ -264,6 +264,22 @@ def test_half_precision_is_computed_in_float32(row, dtype):
             chex.assert_trees_all_close(widen(gradient), widen(wide), rtol=0, atol=tolerance)
 
 
+@over(tuple(row for row in LOSSES if len(row.differentiable) > 1))
+def test_bfloat16_features_beside_float32_parameters(row):
+    batch = make_batch(row, seed=13)
+    args = rounded(batch.args, row.differentiable[:1], jnp.bfloat16)
+    wide = cast(args, row.differentiable, np.float32)
+    run = jax.jit(value_and_grad(row))
+    value, grads = run((wide[0].astype(jnp.bfloat16), *wide[1:]))
+    expected, expected_grads = run(wide)
+    assert value.dtype == np.float32
+    assert [g.dtype for g in grads] == [jnp.bfloat16, *[np.float32] * (len(grads) - 1)]
+    np.testing.assert_allclose(value, expected, rtol=2e-6)
+    for k, (ours, theirs) in enumerate(zip(grads, expected_grads, strict=True)):
+        tolerance = magnitude(theirs) * (1e-5 if k else 2**-7)
+        np.testing.assert_allclose(widen(ours), theirs, rtol=0, atol=tolerance)
+
+
 @every_loss
 def test_float32_beside_float64(row):
     """With x64 enabled, float32 inputs still give float32, whatever the dtype of the labels."""
@@ -276,19 +292,22 @@ def test_float32_beside_float64(row):
             assert leaf.dtype == np.float32
 
 
-@every_loss
-def test_any_integer_labels(row):
+@over((*LOSSES, *(row for row in CASES if row.name == "sigmoid_multi_hot")))
+def test_labels_of_any_dtype(row):
     batch = make_batch(row, seed=14, masked=False)
     labels = np.maximum(batch.args[1], 0)  # Unsigned ones have no unknown targets.
     batch = batch._replace(args=(batch.args[0], labels, *batch.args[2:]))
     scored, _, *rest = cast(batch.args, row.differentiable, np.float32)
-    every = [jnp.asarray(labels, dtype) for dtype in (np.uint8, np.int8, np.uint32)]
+    dtypes = (np.uint8, np.int8, np.uint32, *((np.bool_, jnp.bfloat16) if row.multi_hot else ()))
+    every = [jnp.asarray(labels, dtype) for dtype in dtypes]
 
     def values(every):
         return [row.function(scored, labels, *rest, **row.kwargs) for labels in every]
 
     got = jax.jit(values, compiler_options=QUICK)(every)
-    np.testing.assert_allclose(got, np.full(3, evaluate(row, batch)["mean"]), rtol=1e-6)
+    np.testing.assert_allclose(
+        got, np.full(len(dtypes), evaluate(row, batch, np.float32)["mean"]), rtol=1e-6
+    )
 
 
 # Edge cases ----

@@ -242,37 +242,24 @@ def test_nothing_counts_anywhere(row):
             assert not np.asarray(leaf).any()
 
 
-@pytest.mark.parametrize(("dtype", "check_vma"), [(np.float32, False), (np.float64, True)])
-def test_discriminability(dtype, check_vma):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_discriminability(dtype):
     rng = np.random.default_rng(31)
     n = DEVICES * ROWS
     features = rng.normal(0.4, 1.0, (n, 5)).astype(dtype)
     labels = rng.integers(-1, 3, n)
     where = np.arange(n) % 7 < np.arange(n) // ROWS + 1
+
+    def run(x, y, w, axis_name: Any = "batch"):
+        return jnp.stack(jaxloss.discriminability(x, y, where=w, axis_name=axis_name))[None]
+
     with precision(dtype):
         arrays = (jnp.asarray(features), jnp.asarray(labels, np.int32), jnp.asarray(where))
-        expected = jax.jit(lambda x, y, w: jaxloss.discriminability(x, y, where=w))(*arrays)
-        run = jax.shard_map(
-            lambda x, y, w: jax.tree.map(
-                lambda value: value[None],
-                jaxloss.discriminability(x, y, where=w, axis_name="batch"),
-            ),
-            mesh=mesh(),
-            in_specs=P("batch"),
-            out_specs=P("batch"),
-            check_vma=check_vma,
-        )
-        got = jax.tree.map(np.asarray, jax.jit(run)(*arrays))
-        pmapped = jax.pmap(
-            lambda x, y, w: jaxloss.discriminability(x, y, where=w, axis_name="batch"),
-            axis_name="batch",
-        )(*per_device(arrays))
-        pmapped, expected = jax.tree.map(np.asarray, (pmapped, expected))
-    for name in ("intra", "inter", "ratio"):
-        assert getattr(expected, name) > 0
-        for result in (got, pmapped):
-            np.testing.assert_allclose(
-                getattr(result, name),
-                np.full(DEVICES, getattr(expected, name)),
-                rtol=1e-9 if dtype == np.float64 else 2e-6,
-            )
+        expected = np.asarray(jax.jit(partial(run, axis_name=None))(*arrays))
+        checked, rows = dtype == np.float64, P("batch")
+        spread = jax.shard_map(run, mesh=mesh(), in_specs=rows, out_specs=rows, check_vma=checked)
+        results = [jax.pmap(run, "batch")(*per_device(arrays))[:, 0], jax.jit(spread)(*arrays)]
+    assert np.all(expected > 0)
+    for result in results:
+        tolerance = 1e-9 if dtype == np.float64 else 2e-6
+        np.testing.assert_allclose(result, np.tile(expected, (DEVICES, 1)), rtol=tolerance)

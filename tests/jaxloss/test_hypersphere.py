@@ -272,17 +272,6 @@ def test_an_assignment_out_of_range_is_nan_for_its_class_only(loss, column):
     assert np.isfinite(run(*args, assignment=jnp.asarray(assignment), where=where)).all()
 
 
-@losses
-def test_a_label_beyond_the_assignment_is_nan(loss):
-    """A prototype with this index exists, but the assignment has no such class."""
-    features, labels, prototypes, assignment = make_problem(63)
-    labels[4] = CLASSES
-    args = [jnp.asarray(a) for a in (np.float32(features), labels, prototypes)]
-    values = loss(*args, assignment=jnp.asarray(assignment), reduction="none")
-    np.testing.assert_array_equal(np.isnan(values), np.arange(9) == 4)
-    assert np.isfinite(loss(*args, reduction="none")).all()
-
-
 # All of it together ----
 
 

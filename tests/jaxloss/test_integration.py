@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import compiled, magnitude, raises, widen
+from tests.jaxloss.harness import magnitude, raises
 from tests.jaxloss.loss_table import CLASSES, classifier_inputs
 
 SUMS = {
@@ -140,38 +139,6 @@ def test_direct_sum_with_just_enough_dimensions():
     with jax.enable_x64(True):
         got = np.asarray(jax.jit(jaxloss.direct_sum_loss)(*map(jnp.asarray, args)))
     np.testing.assert_allclose(got, references.direct_sum_loss(*args), rtol=1e-9)
-
-
-@every_sum
-def test_bfloat16_features_beside_a_float32_classifier(name):
-    features, labels, weights, bias = problem(98)
-    narrow = jnp.asarray(features, jnp.bfloat16)
-    rest = (jnp.asarray(labels), jnp.asarray(weights, np.float32), jnp.asarray(bias, np.float32))
-
-    def loss(x, labels, weights, bias):
-        return SUMS[name](x, labels, weights, bias)
-
-    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 2, 3)))
-    value, grads = run(narrow, *rest)
-    expected, expected_grads = run(narrow.astype(np.float32), *rest)
-    assert value.dtype == np.float32
-    assert [g.dtype for g in grads] == [jnp.bfloat16, np.float32, np.float32]
-    np.testing.assert_allclose(value, expected, rtol=2e-6)
-    for ours, theirs in zip(grads, expected_grads, strict=True):
-        chex.assert_trees_all_close(
-            widen(ours),
-            widen(theirs),
-            rtol=0,
-            atol=magnitude(theirs) * (2**-7 if ours.dtype == jnp.bfloat16 else 1e-5),
-        )
-
-
-def test_memory_of_the_direct_sum():
-    """Neither the loss nor its gradient holds a d×d matrix."""
-    dim, classes, n = 1024, 300, 64
-    specs = ((n, dim), np.float32), ((n,), np.int32), ((dim, classes), np.float32)
-    text, _ = compiled(jax.value_and_grad(jaxloss.direct_sum_loss, argnums=(0, 2)), *specs)
-    assert "1024,1024" not in text
 
 
 @pytest.mark.parametrize(

@@ -105,18 +105,11 @@ def _nca(features, labels, rows, row_labels, temperature, *, leave_out):
 
 
 @over_rows
-def prototypical_loss(
-    features, labels, *, num_classes=None, temperature=1.0, references=None, reference_labels=None
-):
+def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
     del num_classes  # The classes of the batch are the candidates with and without it.
-    losses = []
-    for i in range(len(labels)):
-        left = torch.arange(len(labels)) != i
-        rows = (
-            (features[left], labels[left]) if references is None else (references, reference_labels)
-        )
-        losses.append(_prototypical(features[i], labels[i], *rows, temperature))
-    return losses
+    rest = [torch.arange(len(labels)) != i for i in range(len(labels))]
+    triples = zip(features, labels, rest, strict=True)
+    return [_prototypical(x, y, features[k], labels[k], temperature) for x, y, k in triples]
 
 
 @over_rows
@@ -164,12 +157,6 @@ def project_complement(features, weights, *, epsilon=1e-4, stop_gradient=False):
 def project_spectral_complement(features, weights, *, power=0.3, stop_gradient=False):
     projector = spectral_complement_projector(weights, power)
     return features @ (projector.detach() if stop_gradient else projector)
-
-
-def spectral_overlap(weights, power):
-    singular = torch.linalg.svdvals(weights)
-    relative = singular / singular.max()
-    return singular.max() * (relative * (1 - relative**power)).max()
 
 
 def integrated(project):
