@@ -7,8 +7,8 @@ import dataclasses
 import json
 import struct
 from functools import partial
-from html.parser import HTMLParser
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -55,6 +55,7 @@ TINY: dict[str, Any] = {
     "log_every": 1,
 }
 LONG_TAIL = ClassificationData(classes=6, imbalance=0.05, holdout=0.0)
+FOUND = ("queries", "neighbours", "wrong")
 EVERYWHERE = ["map", "class-map", "neighbours", "similarity"]
 FEW_SHOT = FewShotConfig(
     **TINY,
@@ -168,94 +169,63 @@ def untrained(tmp_path_factory, folders, voc):
     return of
 
 
-class Page(HTMLParser):
-    """The links, pictures and sections of a page."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.images: list[dict[str, str]] = []
-        self.sections: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.tags.append(tag)
-        if tag not in ("meta", "img", "link", "br"):
-            self.open.append(tag)
-        if tag == "img":
-            self.images.append(found)
-        if tag == "section":
-            self.sections.append(found["id"])
-        self.links += [found[name] for name in ("href", "src") if name in found]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_every_protocol_has_its_pictures(untrained, name):
     assert sorted(untrained(name).numbers) == sorted(UNTRAINED[name][1])
 
 
 def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
-    expected = [*EVERYWHERE, "accuracy", "episodes", "spectrum", "overlap", "training"]
+    expected = [*EVERYWHERE, "accuracy", "episodes", "spectrum", "training"]
     folder = trained.view.folder / "look"
     text = (folder / "index.html").read_text()
-    page = Page(text)
-    assert page.open == []
-    assert page.sections == expected == list(trained.numbers)
+    page = ElementTree.fromstring(text)
+    assert [section.get("id") for section in page.iter("section")] == expected
+    assert expected == list(trained.numbers)
     assert {path.stem for path in folder.glob("*.png")} == set(expected)
     # Nothing outside of the page, and no program.
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
-    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert all(link.attrib["href"].startswith("#") for link in page.iter("a"))
+    assert not {"script", "link", "iframe"} & {element.tag for element in page.iter()}
     assert "url(" not in text
-    for section, image in zip(page.sections, page.images, strict=True):
-        content = base64.b64decode(image["src"].partition(",")[2])
-        assert content == (folder / f"{section}.png").read_bytes()
+    for name, image in zip(expected, page.iter("img"), strict=True):
+        kind, _, content = image.attrib["src"].partition(",")
+        content = base64.b64decode(content)
+        assert kind == "data:image/png;base64"
+        assert content == (folder / f"{name}.png").read_bytes()
         width, height = struct.unpack(">II", content[16:24])
         assert 4.7 < width / DPI < 14
         assert 2.7 < height / DPI < 13
-        assert len(image["alt"]) > 80
+        assert len(image.attrib["alt"]) > 80
 
 
 def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
-    numbers = trained.numbers
-    base, novel = trained.outputs("base"), trained.outputs("novel")
-    units = [o.features / np.linalg.norm(o.features, axis=1, keepdims=True) for o in (base, novel)]
-
+    numbers, novel = trained.numbers, trained.outputs("novel")
+    sides = {split: trained.outputs(split) for split in ("base", "novel")}
+    units = [o.features / np.linalg.norm(o.features, axis=1, keepdims=True) for o in sides.values()]
     together = np.concatenate(units)
     values = np.linalg.svd(together - together.mean(0), compute_uv=False)
-    np.testing.assert_allclose(
-        numbers["map"]["variance_shares"], (values**2 / (values**2).sum())[:2], rtol=1e-4
-    )
+    shares = (values**2 / (values**2).sum())[:2]
+    np.testing.assert_allclose(numbers["map"]["variance_shares"], shares, rtol=1e-4)
     assert numbers["map"]["images_drawn"] <= 12
 
     found = numbers["neighbours"]
-    for query, nearest, wrong in zip(
-        found["queries"], found["neighbours"], found["wrong"], strict=True
-    ):
+    for query, nearest, wrong in zip(*map(found.get, FOUND), strict=True):
         cosines = units[1] @ units[1][query]
         cosines[query] = -2
-        np.testing.assert_allclose(
-            cosines[nearest], np.sort(cosines)[::-1][:8], rtol=1e-5, atol=1e-6
-        )
+        largest = np.sort(cosines)[::-1][:8]
+        np.testing.assert_allclose(cosines[nearest], largest, rtol=1e-5, atol=1e-6)
         assert wrong == (novel.labels[nearest] != novel.labels[query]).tolist()
     assert len(set(novel.labels[found["queries"]])) == QUERIES
 
-    kernel = np.asarray(trained.view.run.state.params["classifier"]["kernel"])
+    kernel, shown = trained.view.run.state.params["classifier"]["kernel"], numbers["spectrum"]
     assert kernel.shape == (128, 100)
-    basis = np.linalg.qr(kernel)[0]
-    for split, outputs in (("base", base), ("novel", novel)):
+    basis, values = np.linalg.qr(kernel)[0], np.linalg.svd(kernel)[1]
+    for split, outputs in sides.items():
         inside = (outputs.features @ basis).var(0).sum() / outputs.features.var(0).sum()
-        assert numbers["spectrum"]["inside"][split] == pytest.approx(inside, rel=1e-3)
-    np.testing.assert_allclose(
-        numbers["spectrum"]["singular_values"], np.linalg.svd(kernel)[1], rtol=1e-4
-    )
-    for power, overlap in numbers["overlap"]["overlaps"].items():
-        relative = np.linalg.svd(kernel)[1] / np.linalg.norm(kernel, 2)
+        assert shown["inside"][split] == pytest.approx(inside, rel=1e-3)
+    np.testing.assert_allclose(shown["singular_values"], values, rtol=1e-4)
+    assert list(shown["overlaps"]) == ["0.1", "0.2", "0.3", "0.5", "1"]
+    for power, overlap in shown["overlaps"].items():
+        relative = values / values[0]
         expected = (relative * (1 - relative ** float(power))).max()
         assert overlap == pytest.approx(expected, rel=1e-3)
 
@@ -310,9 +280,7 @@ def test_a_multi_label_run_shows_average_precision_and_shared_labels(untrained):
     known = zip(run.names("test"), report["result"]["class_precisions"], strict=True)
     assert shown["classes"] == pytest.approx({name: ap for name, ap in known if ap is not None})
     labels, found = run.outputs("test").labels > 0, run.numbers["neighbours"]
-    for query, nearest, wrong in zip(
-        found["queries"], found["neighbours"], found["wrong"], strict=True
-    ):
+    for query, nearest, wrong in zip(*map(found.get, FOUND), strict=True):
         assert wrong == [not (labels[query] & labels[n]).any() for n in nearest]
 
 
@@ -396,10 +364,13 @@ def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
         Cloud(images, "red", points[:150], np.arange(150)),
         Cloud(images, "blue", points[150:], np.arange(150, 200)),
     ]
-    assert draw_map(Figure().subplots(), clouds, 4, 30) == len(set(side.rows)) == 30
-    assert {0, 150} <= set(side.rows)  # Turn by turn.
     same = [clouds[0]._replace(points=np.zeros((5, 2)), rows=np.arange(5))]
-    assert draw_map(Figure().subplots(), same, 4, 30) == 1
+    shares = np.array([0.5, 0.25])
+    numbers = [draw_map(Figure().subplots(), of, 4, 30, shares) for of in (clouds, same)]
+    assert [shown["images_drawn"] for shown in numbers] == [30, 1]
+    assert len(side.rows) == 30 + 1
+    assert {0, 150} <= set(side.rows[:30])  # Turn by turn.
+    assert len(set(side.rows[:30])) == 30
 
 
 def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained, tmp_path):
@@ -440,6 +411,8 @@ def test_text_of_the_page_is_escaped(tmp_path):
     (file, *_) = write_page(
         tmp_path, title="A<B", summary="<i>", pictures=[picture], notes=["<u>"], command="<c>"
     )
-    page = Page(file.read_text())
-    assert not {"b", "i", "u", "c"} & set(page.tags)
-    assert page.images[0]["alt"] == '<b>. say "x" & y'
+    page = ElementTree.fromstring(file.read_text())
+    assert [page.findtext(path) for path in ("h1", "p", "nav/a", ".//li", ".//code")] == [
+        *("A<B", "<i>", "<b>", "<u>", "<c>")
+    ]
+    assert [image.attrib["alt"] for image in page.iter("img")] == ['<b>. say "x" & y']
