@@ -37,17 +37,13 @@ def look_at_run(
 ) -> list[Path]:
     """Draws every picture that applies to a run, and writes them with a page that has them all.
 
-    Args:
-      path, which: The run and its checkpoint, as in `restore_run`.
-      folders: Where data is stored.
-      split: One of the protocol's splits; by default the one for evaluation.
-      command: The command, for the page.
+    The run and `which` of its checkpoints are as in `restore_run`, whose errors are raised. The
+    split is one of the protocol's, by default the one for evaluation; a page has its command.
 
     Returns:
       The written files: the page, the numbers of the pictures, the pictures.
 
     Raises:
-      CheckpointError: There is no such checkpoint, or none is intact.
       ConfigError: There is no such split.
       DivergedError: The features are not finite.
     """

@@ -37,27 +37,18 @@ _POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)
 """Exponents of the curves of Fig. A."""
 
 
-def _kernel(view: View) -> np.ndarray | None:
-    """The weights [d, C] of a trained linear classifier; None where the run has none.
+def spectrum(view: View) -> Picture | None:
+    """The singular values of a trained linear classifier, and the features' variance in its span.
 
-    Those of weights that are all zero span nothing, and count as none.
+    Of few-shot transfer, the overlap of a spectral sum, too. None without such a classifier, and
+    where its weights [d, C] are all zero.
     """
     head, config = view.run.state.params["classifier"], view.run.plan.config
-    if "kernel" not in head:
+    is_few_shot = isinstance(config, FewShotConfig)
+    if is_few_shot and terms(config.loss.name).classification is None:
         return None
-    if isinstance(config, FewShotConfig) and terms(config.loss.name).classification is None:
-        return None
-    kernel = np.asarray(head["kernel"], np.float64)
-    return kernel if kernel.any() else None
-
-
-def spectrum(view: View) -> Picture | None:
-    """The classifier's singular values, and the features' variance in its span.
-
-    Of few-shot transfer, the overlap of a spectral sum, too.
-    """
-    kernel = _kernel(view)
-    if kernel is None:
+    kernel = np.asarray(head["kernel"] if "kernel" in head else 0, np.float64)
+    if not kernel.any():
         return None
     basis, values = span(kernel)
     dim, rank = basis.shape
@@ -78,13 +69,12 @@ def spectrum(view: View) -> Picture | None:
         "First: the singular values of the classifier W. Second: the variance of the features in "
         "their directions; what a curve lacks to 100 % is outside of the span of W."
     )
-    config = view.run.plan.config
-    if isinstance(config, FewShotConfig):
+    if is_few_shot:
         caption += (
             " Third: the overlap of the classifier and the metric loss along a direction "
             "(Kobayashi, BMVC 2024, Fig. A), with a mark for each singular value of W."
         )
-    panels = 2 + isinstance(config, FewShotConfig)
+    panels = 2 + is_few_shot
     size = (4.4 * panels, 3.7)
     picture = Picture("spectrum", "The classifier's subspace", caption, size, legend)
     left, right, *third = picture.figure.subplots(1, panels)
@@ -104,7 +94,7 @@ def spectrum(view: View) -> Picture | None:
     picture.numbers = {"singular_values": values.tolist(), "inside": inside, "rank": rank}
     for axes in (left, right, *third):
         style_axes(axes)
-    if isinstance(config, FewShotConfig):
+    if is_few_shot:
         is_spectral = terms(config.loss.name).integration == "spectral"
         power = config.loss.power if is_spectral else None
         picture.numbers["overlaps"] = _overlaps(third[0], kernel, values, power)

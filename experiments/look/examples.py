@@ -33,7 +33,7 @@ def neighbours(view: View) -> Picture | None:
     order = np.random.default_rng([0, 20]).permutation(np.flatnonzero(membership.any(1)))
     _, first = np.unique(membership[order].argmax(1), return_index=True)
     queries = order[np.sort(first)[:QUERIES]]
-    found = nearest_neighbours(features, queries, NEIGHBOURS).indices
+    found = nearest_neighbours(features, queries, NEIGHBOURS)
     shared = np.asarray((membership[queries, None] & membership[found]).any(2))
     precision = neighbour_precision(features, membership, NEIGHBOURS)
     below = "labels in common, of all of both" if side.is_multi_label else "a wrong class"

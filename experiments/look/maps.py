@@ -120,14 +120,8 @@ def draw_map(
 ) -> dict[str, Any]:
     """Draws every point as a dot, and images in place; returns the numbers.
 
-    Clouds get their tiles turn by turn. Points whose tile would hide an earlier one have none.
-
-    Args:
-      axes: An empty panel.
-      clouds: The images of every colour.
-      size: Inches of the side of the panel.
-      tiles: Largest number of images.
-      shares: Of the variance along the two axes.
+    The panel has so many inches and at most so many tiles, which clouds get turn by turn. Points
+    whose tile would hide an earlier one have none. Shares are those of the variance along the axes.
     """
     everything = np.concatenate([cloud.points for cloud in clouds])
     low, high = everything.min(0), everything.max(0)

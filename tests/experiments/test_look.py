@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -54,7 +55,6 @@ TINY: dict[str, Any] = {
     "validate_every": 2,
     "log_every": 1,
 }
-LONG_TAIL = ClassificationData(classes=6, imbalance=0.05, holdout=0.0)
 FOUND = ("queries", "neighbours", "wrong")
 EVERYWHERE = ["map", "class-map", "neighbours", "similarity"]
 FEW_SHOT = FewShotConfig(
@@ -66,7 +66,7 @@ UNTRAINED: dict[str, tuple[TrainConfig, list[str]]] = {
     "hyperspherical": (
         HypersphericalConfig(
             model=ModelConfig(widths=(4, 4, 4, 4), dim=5),
-            data=LONG_TAIL,
+            data=ClassificationData(classes=6, imbalance=0.05, holdout=0.0),
             loss=HypersphericalLoss(criterion="dot-regression"),
             evaluation=HypersphericalEvaluation(calibration="cosines"),
         ),
@@ -95,14 +95,13 @@ class Looked(NamedTuple):
     numbers: dict[str, Any]
     folders: Folders
 
-    def outputs(self, split: str) -> Outputs:
-        return {side.split: side for side in self.view.sides}[split].outputs
+    @property
+    def shown(self) -> tuple[Outputs, tuple[str, ...]]:
+        """The outputs for the split that is shown, and the names of its classes."""
+        return self.view.shown.outputs, self.view.shown.images.class_names
 
-    def names(self, split: str) -> tuple[str, ...]:
-        return {side.split: side for side in self.view.sides}[split].images.class_names
-
-    def report(self) -> dict[str, Any]:
-        return evaluation_of(self.view.run, self.folders)(None, {})[1]
+    def result(self) -> dict[str, Any]:
+        return evaluation_of(self.view.run, self.folders)(None, {})[1]["result"]
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +128,14 @@ def trained(tmp_path_factory, folders) -> Looked:
 def voc(tmp_path_factory) -> Folders:
     """A small VOC 2007 of colour photographs."""
     root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
-    kinds = fake_image_sets._VOC[:6]
-    objects = {
-        part: {
-            f"{first + n:06}": [(kind, 0) for kind in kinds if rng.random() < 0.4]
-            for n in range(count)
+
+    def some(first: int, count: int) -> dict[str, list[tuple[str, int]]]:
+        kinds = fake_image_sets._VOC[:6]
+        return {
+            f"{n:06}": [(k, 0) for k in kinds if rng.random() < 0.4] for n in range(first, count)
         }
-        for part, first, count in (("train", 0, 20), ("val", 100, 8), ("test", 200, 16))
-    }
+
+    objects = {"train": some(0, 20), "val": some(100, 108), "test": some(200, 216)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
         fake_image_sets.voc2007_annotations(root)
@@ -198,8 +197,8 @@ def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
 
 
 def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
-    numbers, novel = trained.numbers, trained.outputs("novel")
-    sides = {split: trained.outputs(split) for split in ("base", "novel")}
+    numbers, (novel, _) = trained.numbers, trained.shown
+    sides = {side.split: side.outputs for side in trained.view.sides}
     units = [o.features / np.linalg.norm(o.features, axis=1, keepdims=True) for o in sides.values()]
     together = np.concatenate(units)
     values = np.linalg.svd(together - together.mean(0), compute_uv=False)
@@ -230,27 +229,28 @@ def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
         assert overlap == pytest.approx(expected, rel=1e-3)
 
 
+def mean_accuracy(run: Looked, outputs: Outputs, evaluate: Callable[..., Any]) -> Any:
+    """Over the 1-shot episodes of the evaluation."""
+    config = dataclasses.replace(vars(run.view.run.plan.config)["evaluation"], shots=(1,))
+    ((result, _),) = evaluate(outputs.features, outputs.labels, config=config)
+    return pytest.approx(result.accuracy, abs=1e-6)
+
+
+PROTOTYPES = partial(evaluate_prototypes, distance="euclidean")
+
+
 def test_the_hardest_episodes_are_those_of_the_evaluation(trained, untrained):
-    for run, evaluate in (
-        (trained, partial(evaluate_prototypes, distance="euclidean")),
-        (
-            untrained("negative-margin"),
-            partial(evaluate_fine_tuning, settings=FineTuning(passes=2)),
-        ),
-    ):
-        features, labels = run.outputs("novel")[:2]
-        config: Any = dataclasses.replace(run.view.run.plan.config.evaluation, shots=(1,))
-        ((result, _),) = evaluate(features, labels, config=config)
-        shown = run.numbers["episodes"]
-        assert shown["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
+    fine_tuned = partial(evaluate_fine_tuning, settings=FineTuning(passes=2))
+    for run, evaluate in ((trained, PROTOTYPES), (untrained("negative-margin"), fine_tuned)):
+        (novel, names), shown = run.shown, run.numbers["episodes"]
+        assert shown["mean_accuracy"] == mean_accuracy(run, novel, evaluate)
         assert len(shown["episodes"]) == 4
         for episode in shown["episodes"]:
-            predictions = np.array(episode["predictions"])
-            right = (predictions == np.arange(5)[:, None]).mean()
+            right = (np.array(episode["predictions"]) == np.arange(5)[:, None]).mean()
             assert right == pytest.approx(episode["accuracy"])
-            queries = labels[np.array(episode["query"])]
-            assert (queries == labels[np.array(episode["support"])[:, :1]]).all()
-            assert [run.names("novel")[c] for c in queries[:, 0]] == episode["classes"]
+            queries = novel.labels[np.array(episode["query"])]
+            assert (queries == novel.labels[np.array(episode["support"])[:, :1]]).all()
+            assert [names[c] for c in queries[:, 0]] == episode["classes"]
         accuracies = [episode["accuracy"] for episode in shown["episodes"]]
         assert accuracies == sorted(accuracies)
         assert accuracies[0] <= shown["mean_accuracy"]
@@ -258,28 +258,25 @@ def test_the_hardest_episodes_are_those_of_the_evaluation(trained, untrained):
 
 def test_accuracy_and_calibration_are_those_of_the_report(untrained):
     run = untrained("hyperspherical")
-    report = run.report()
-    shown = run.numbers["accuracy"]["test"]
-    assert shown["mean"] == pytest.approx(report["result"]["accuracy"])
-    by_name = dict(zip(run.names("test"), report["result"]["class_accuracies"], strict=True))
+    result, shown, (outputs, names) = run.result(), run.numbers["accuracy"]["test"], run.shown
+    assert shown["mean"] == pytest.approx(result["accuracy"])
+    by_name = dict(zip(names, result["class_accuracies"], strict=True))
     assert shown["classes"] == pytest.approx(by_name)
     # A long tail, from its head.
-    counts = dict(zip(run.names("test"), run.outputs("test").class_counts, strict=True))
-    drawn = [counts[c] for c in shown["classes"]]
+    drawn = [outputs.class_counts[names.index(c)] for c in shown["classes"]]
     assert drawn == sorted(drawn, reverse=True)
     reliability = run.numbers["reliability"]
-    assert reliability["calibration_error"] == pytest.approx(report["result"]["calibration_error"])
-    assert sum(reliability["counts"]) == report["result"]["samples"]
+    assert reliability["calibration_error"] == pytest.approx(result["calibration_error"])
+    assert sum(reliability["counts"]) == result["samples"]
 
 
 def test_a_multi_label_run_shows_average_precision_and_shared_labels(untrained):
     run = untrained("multi-label")
-    report = run.report()
-    shown = run.numbers["precision"]["test"]
-    assert shown["mean"] == pytest.approx(report["result"]["map_class"])
-    known = zip(run.names("test"), report["result"]["class_precisions"], strict=True)
+    result, shown, (outputs, names) = run.result(), run.numbers["precision"]["test"], run.shown
+    assert shown["mean"] == pytest.approx(result["map_class"])
+    known = zip(names, result["class_precisions"], strict=True)
     assert shown["classes"] == pytest.approx({name: ap for name, ap in known if ap is not None})
-    labels, found = run.outputs("test").labels > 0, run.numbers["neighbours"]
+    labels, found = outputs.labels > 0, run.numbers["neighbours"]
     for query, nearest, wrong in zip(*map(found.get, FOUND), strict=True):
         assert wrong == [not (labels[query] & labels[n]).any() for n in nearest]
 
@@ -300,16 +297,11 @@ def test_another_split_and_checkpoint_have_a_folder_of_their_own(trained, capsys
     assert "A picture is missing: there is nothing to draw." in text
     assert {path.stem for path in folder.glob("*.png")} == {"map", "neighbours", "episodes"}
     numbers = json.loads((folder / "look.json").read_text())
-    found = numbers["neighbours"]
-    part = set(some_rows(4650).tolist())
+    found, part = numbers["neighbours"], set(some_rows(4650).tolist())
     assert part.issuperset(np.ravel(found["neighbours"]).tolist() + found["queries"])
     # Episodes are those of the evaluation, of all images.
-    base = trained.outputs("base")
-    config = dataclasses.replace(FEW_SHOT.evaluation, shots=(1,))
-    ((result, _),) = evaluate_prototypes(
-        base.features, base.labels, config=config, distance="euclidean"
-    )
-    assert numbers["episodes"]["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
+    base = trained.view.sides[0].outputs
+    assert numbers["episodes"]["mean_accuracy"] == mean_accuracy(trained, base, PROTOTYPES)
 
     assert main([*given, "--split", "test"]) == 2
     assert "no split 'test'; it has base, validation, novel" in capsys.readouterr().err
