@@ -47,7 +47,7 @@ def spectrum(view: View) -> Picture | None:
     is_few_shot = isinstance(config, FewShotConfig)
     if is_few_shot and terms(config.loss.name).classification is None:
         return None
-    kernel = np.asarray(head["kernel"] if "kernel" in head else 0, np.float64)
+    kernel = np.asarray(head.get("kernel", 0), np.float64)
     if not kernel.any():
         return None
     basis, values = span(kernel)
