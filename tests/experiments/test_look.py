@@ -404,7 +404,6 @@ def test_text_of_the_page_is_escaped(tmp_path):
         tmp_path, title="A<B", summary="<i>", pictures=[picture], notes=["<u>"], command="<c>"
     )
     page = ElementTree.fromstring(file.read_text())
-    assert [page.findtext(path) for path in ("h1", "p", "nav/a", ".//li", ".//code")] == [
-        *("A<B", "<i>", "<b>", "<u>", "<c>")
-    ]
+    texts = {"h1": "A<B", "p": "<i>", "nav/a": "<b>", ".//li": "<u>", ".//code": "<c>"}
+    assert {path: page.findtext(path) for path in texts} == texts
     assert [image.attrib["alt"] for image in page.iter("img")] == ['<b>. say "x" & y']
