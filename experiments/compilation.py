@@ -77,13 +77,10 @@ def compile_step(
     mesh_shape: str = "",
     classes: int = 0,
 ) -> CompiledStep:
-    """Compiles the training step of a run; needs no data.
+    """Compiles the training step of a run for devices such as `tpu_devices(...)`; reads no data.
 
-    Args:
-      config: The run.
-      devices: Such as `tpu_devices(...)`, or `jax.devices()`.
-      mode, mesh_shape: As in `train_run`.
-      classes: Number of classes to assume; 0: that of the data set.
+    The mode and the shape of the mesh are as in `train_run`; classes are by default those of the
+    data set.
 
     Raises:
       ConfigError: The options do not fit each other or the devices.

@@ -164,11 +164,9 @@ class EpisodeClassifier(NamedTuple):
     """In a sentence, such as `the nearest prototype`."""
     shots: int
     """Support images per class."""
-    metric: str
-    """The metric of the evaluation split that is the mean over these episodes."""
     predict: Callable[..., np.ndarray]
-    """Of features [n, d], `Episodes`, and the numbers of some of them (by default all): int32
-    [E, N, Q], the class from 0 to N−1 that each query is assigned to."""
+    """Of features [n, d] and `Episodes`: int32 [E, N, Q], the class from 0 to N−1 that each query
+    is assigned to."""
 
 
 class PairMetrics(NamedTuple):

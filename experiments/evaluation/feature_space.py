@@ -33,13 +33,6 @@ class Projection(NamedTuple):
         return variance_shares(features, self.axes)
 
 
-class Neighbours(NamedTuple):
-    """The nearest features of some queries, from the nearest: int64 and float64 [q, k]."""
-
-    indices: np.ndarray
-    cosines: np.ndarray
-
-
 def unit_features(features: np.ndarray) -> np.ndarray:
     """Features [n, d] divided by their lengths; zero stays zero."""
     features = np.asarray(features, np.float64)
@@ -100,16 +93,15 @@ def most_similar_pairs(similarity: np.ndarray, count: int) -> list[tuple[int, in
     return [(int(rows[k]), int(columns[k])) for k in order]
 
 
-def nearest_neighbours(features: np.ndarray, queries: np.ndarray, count: int) -> Neighbours:
+def nearest_neighbours(features: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
     """The `count` features [n, d] with the largest cosine to those of some rows [q], the queries.
 
-    A query is no neighbour of itself. There are fewer where there are not so many features.
+    They are int64 [q, k], from the nearest. A query is no neighbour of itself; there are fewer
+    where there are not so many features.
     """
     units, queries = unit_features(features), np.asarray(queries)
     count = min(count, len(units) - 1)
-    step = max(1, _ELEMENTS_AT_ONCE // len(units))
-    indices = np.empty((len(queries), count), np.int64)
-    cosines = np.empty((len(queries), count))
+    step, found = max(1, _ELEMENTS_AT_ONCE // len(units)), []
     for start in range(0, len(queries), step):
         rows = queries[start : start + step]
         similar = units[rows] @ units.T
@@ -117,16 +109,14 @@ def nearest_neighbours(features: np.ndarray, queries: np.ndarray, count: int) ->
         # Sorting the nearest ones alone takes a tenth of the time.
         nearest = np.sort(np.argpartition(-similar, count - 1, axis=1)[:, :count], axis=1)
         order = np.argsort(-np.take_along_axis(similar, nearest, 1), axis=1, kind="stable")
-        nearest = np.take_along_axis(nearest, order, 1)
-        indices[start : start + step] = nearest
-        cosines[start : start + step] = np.take_along_axis(similar, nearest, 1)
-    return Neighbours(indices, cosines)
+        found.append(np.take_along_axis(nearest, order, 1))
+    return np.concatenate(found)
 
 
 def neighbour_precision(features: np.ndarray, membership: np.ndarray, count: int) -> float:
     """The share of the nearest neighbours that have a label of their query, over all images."""
     queries = np.flatnonzero(membership.any(1))
-    neighbours = nearest_neighbours(features, queries, count).indices
+    neighbours = nearest_neighbours(features, queries, count)
     shared = membership[queries, None] & membership[neighbours]
     return float(shared.any(2).mean())
 

@@ -61,25 +61,17 @@ class EpisodeResult(NamedTuple):
 
 
 def prototype_predictions(
-    features: np.ndarray | Array,
-    episodes: Episodes,
-    numbers: np.ndarray | None = None,
-    *,
-    distance: Distance = "euclidean",
+    features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
 ) -> np.ndarray:
     """The class of the nearest prototype for every query: int32 [E, N, Q].
 
     A prototype is the mean of a class's support features; of equally near ones the first is taken.
     With the cosine distance, features are divided by their length before the mean is taken.
 
-    Features are floats [n, d], finite, and `numbers` those of the episodes to predict, by default
-    all.
+    Features are floats [n, d], finite.
     """
-    rows = slice(None) if numbers is None else numbers
-    support, query = episodes.support[rows], episodes.query[rows]
-    return np.asarray(
-        _nearest(jnp.asarray(features, jnp.float32), support, query, distance=distance)
-    )
+    features = jnp.asarray(features, jnp.float32)
+    return np.asarray(_nearest(features, *episodes, distance=distance))
 
 
 def accuracies_of(predictions: np.ndarray) -> np.ndarray:

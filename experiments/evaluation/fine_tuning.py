@@ -115,7 +115,6 @@ def first_weights(key: Array, dim: int, ways: int) -> Array:
 def fine_tuned_predictions(
     features: np.ndarray | Array,
     episodes: Episodes,
-    numbers: np.ndarray | None = None,
     *,
     classifier: Classifier = "cosine",
     settings: FineTuning = FineTuning(),
@@ -132,11 +131,9 @@ def fine_tuned_predictions(
       Liu et al., Negative Margin Matters, ECCV 2020, supplement B, and the authors' published code.
     """
     support, query = episodes
-    if numbers is None:
-        numbers = np.arange(len(support))
-    samples = support.shape[1] * support.shape[2]
+    numbers, samples = np.arange(len(support)), support.shape[1] * support.shape[2]
     orders = [support_orders(samples, settings.passes, seed=seed, episode=int(e)) for e in numbers]
-    each = (numbers, support[numbers], query[numbers], np.stack(orders))
+    each = (numbers, support, query, np.stack(orders))
     features = np.asarray(features, np.float32)
     return np.asarray(_tuned(features, each, seed, classifier=classifier, settings=settings))
 

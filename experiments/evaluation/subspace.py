@@ -21,20 +21,6 @@ class ClassifierSubspace(NamedTuple):
     """Share of the variance between the means of the classes that lies in the span, in [0, 1]."""
 
 
-class SpanShares(NamedTuple):
-    """Where the variance of features is, relative to the span of a classifier."""
-
-    singular_values: np.ndarray
-    """float64 [r], those of the classifier, from the largest; r is its rank."""
-    cumulative: np.ndarray
-    """float64 [r]: the share of the variance within the first 1, ..., r left singular vectors."""
-
-    @property
-    def inside(self) -> float:
-        """The share of the variance inside the span."""
-        return float(self.cumulative[-1]) if len(self.cumulative) else 0.0
-
-
 def classifier_subspace(
     features: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> ClassifierSubspace:
@@ -72,12 +58,6 @@ def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray
     basis, _ = span(weights)
     inside = features @ basis @ basis.T
     return inside, features - inside
-
-
-def span_shares(features: np.ndarray, weights: np.ndarray) -> SpanShares:
-    """How the variance of features [n, d] is spread over the span of weights [d, C]."""
-    basis, values = span(weights)
-    return SpanShares(values[: basis.shape[1]], np.cumsum(variance_shares(features, basis)))
 
 
 def variance_shares(features: np.ndarray, axes: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import matplotlib
 
 from experiments.config import Folders
 from experiments.errors import ConfigError
-from experiments.look.charts import overlap, reliability, spectrum, training
+from experiments.look.charts import reliability, spectrum, training
 from experiments.look.classes import by_class, similarity
 from experiments.look.examples import hard_episodes, neighbours
 from experiments.look.maps import class_map, overview
@@ -26,7 +26,6 @@ _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     by_class,
     hard_episodes,
     spectrum,
-    overlap,
     reliability,
     training,
 )
@@ -38,17 +37,13 @@ def look_at_run(
 ) -> list[Path]:
     """Draws every picture that applies to a run, and writes them with a page that has them all.
 
-    Args:
-      path, which: The run and its checkpoint, as in `restore_run`.
-      folders: Where data is stored.
-      split: One of the protocol's splits; by default the one for evaluation.
-      command: The command, for the page.
+    The run and `which` of its checkpoints are as in `restore_run`, whose errors are raised. The
+    split is one of the protocol's, by default the one for evaluation; a page has its command.
 
     Returns:
       The written files: the page, the numbers of the pictures, the pictures.
 
     Raises:
-      CheckpointError: There is no such checkpoint, or none is intact.
       ConfigError: There is no such split.
       DivergedError: The features are not finite.
     """
@@ -60,9 +55,8 @@ def look_at_run(
             f"protocol {run.plan.config.protocol} has no split {wanted!r}; it has "
             f"{', '.join(protocol.splits)}"
         )
-    folder = run_directory(path)
+    folder, pictures, notes, parts = run_directory(path), [], [], []
     view = view_run(run, folder, folders, wanted)
-    pictures, notes = [], []
     for side in view.sides:
         if (count := len(some_rows(side.available))) < side.available:
             shown = "map and neighbours" if side is view.shown else "pictures"
@@ -70,6 +64,8 @@ def look_at_run(
                 f"The {side.split} split has {side.available:,} images; {shown} show a random part "
                 f"of {count:,}."
             )
+        classes = f"{len(side.images.class_names)} {side.noun}"
+        parts.append(f"{len(side.images.labels):,} {side.split} images ({classes})")
     with matplotlib.rc_context(FONTS):
         for draw in _DRAWN:
             try:
@@ -78,18 +74,13 @@ def look_at_run(
             except ConfigError as error:
                 notes.append(f"A picture is missing: {error}.")
         described = describe_run(run.plan.config, protocol)
-        sides = " and ".join(
-            f"{len(side.images.labels):,} {side.split} images ({len(side.images.class_names)} "
-            f"{side.noun})"
-            for side in view.sides
-        )
-        given = [] if wanted == protocol.splits[-1] else [wanted]
-        given += [] if which == "best" else [f"step{run.step}"]
+        name = "look" if wanted == protocol.splits[-1] else f"look-{wanted}"
+        name += "" if which == "best" else f"-step{run.step}"
         return write_page(
-            folder / "-".join(["look", *given]),
+            folder / name,
             title=f"{described['label']} on {described['data']}",
-            summary=f"Features of {sides}, d = {run.plan.num_features}, checkpoint of step "
-            f"{run.step}, {described['sampling']} batches, seed {described['seed']}.",
+            summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint "
+            f"of step {run.step}, {described['sampling']} batches, seed {described['seed']}.",
             pictures=pictures,
             notes=[*notes, *run.notes, code_version(described)],
             command=command,

@@ -17,7 +17,7 @@ from experiments.evaluation.classification import (
     predict_classes,
     softmax_confidences,
 )
-from experiments.evaluation.subspace import span_shares
+from experiments.evaluation.subspace import span, variance_shares
 from experiments.look.page import Picture
 from experiments.look.view import View
 from experiments.protocols.few_shot import FewShotConfig
@@ -35,58 +35,55 @@ from experiments.reporting.style import (
 _BINS = 15
 _POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)
 """Exponents of the curves of Fig. A."""
-_OVERLAPS = (0.05, *(k / 10 for k in range(1, 11)))
-_FIRST = ("loss", "validation")
-"""Names of the metrics log that come first."""
-
-
-def _kernel(view: View) -> np.ndarray | None:
-    """The weights [d, C] of a trained linear classifier; None where the run has none.
-
-    Those of weights that are all zero span nothing, and count as none.
-    """
-    head, config = view.run.state.params["classifier"], view.run.plan.config
-    if "kernel" not in head:
-        return None
-    if isinstance(config, FewShotConfig) and terms(config.loss.name).classification is None:
-        return None
-    kernel = np.asarray(head["kernel"], np.float64)
-    return kernel if kernel.any() else None
 
 
 def spectrum(view: View) -> Picture | None:
-    """The classifier's singular values, and the features' variance in its span."""
-    kernel = _kernel(view)
-    if kernel is None:
+    """The singular values of a trained linear classifier, and the features' variance in its span.
+
+    Of few-shot transfer, the overlap of a spectral sum, too. None without such a classifier, and
+    where its weights [d, C] are all zero.
+    """
+    head, config = view.run.state.params["classifier"], view.run.plan.config
+    is_few_shot = isinstance(config, FewShotConfig)
+    if is_few_shot and terms(config.loss.name).classification is None:
         return None
-    shares = [span_shares(side.outputs.features, kernel) for side in view.sides]
-    values, dim = shares[0].singular_values, len(kernel)
-    rank = len(values)
-    legend = []
+    kernel = np.asarray(head.get("kernel", 0), np.float64)
+    if not kernel.any():
+        return None
+    basis, values = span(kernel)
+    dim, rank = basis.shape
+    values, places = values[:rank], np.arange(rank + 1)
+    curves, legend, inside = [], [], {}
     # The lines of two splits may be on top of each other.
-    for side, share, width in zip(view.sides, shares, (5, 2)[-len(shares) :], strict=True):
-        inside = 100 * share.inside
-        label = f"{side.split} images: {inside:.1f} % inside, {100 - inside:.1f} % outside"
+    for side, width in zip(view.sides, (5, 2)[-len(view.sides) :], strict=True):
+        cumulative = np.cumsum(variance_shares(side.outputs.features, basis))
+        curves.append(np.concatenate([[0], cumulative]))
+        share = inside[side.split] = float(cumulative[-1])
+        label = (
+            f"{side.split} images: {100 * share:.1f} % inside, {100 - 100 * share:.1f} % outside"
+        )
         legend.append(Line2D([], [], color=side.color, linewidth=width, label=label))
     label = f"{rank} random directions of {dim}: {100 * rank / dim:.1f} % inside"
     legend.append(Line2D([], [], color=GREY, linestyle="--", label=label))
-    picture = Picture(
-        "spectrum",
-        "The classifier's subspace",
-        "Left: the singular values of the classifier W. Right: the variance of the features in "
-        "their directions; what a curve lacks to 100 % is outside of the span of W.",
-        (9.6, 3.7),
-        legend,
+    caption = (
+        "First: the singular values of the classifier W. Second: the variance of the features in "
+        "their directions; what a curve lacks to 100 % is outside of the span of W."
     )
-    left, right = picture.figure.subplots(1, 2)
-    places = np.arange(rank + 1)
+    if is_few_shot:
+        caption += (
+            " Third: the overlap of the classifier and the metric loss along a direction "
+            "(Kobayashi, BMVC 2024, Fig. A), with a mark for each singular value of W."
+        )
+    panels = 2 + is_few_shot
+    size = (4.4 * panels, 3.7)
+    picture = Picture("spectrum", "The classifier's subspace", caption, size, legend)
+    left, right, *third = picture.figure.subplots(1, panels)
     left.plot(places[1:], values, ".-", color=INK, markersize=5, linewidth=1)
     left.set(xlabel="number j of the singular value", ylabel=r"singular value $\lambda_j$ of W")
     left.set(title=f"Rank {rank} of {dim} dimensions", ylim=(0, 1.05 * values[0]))
-    curves = [100 * np.concatenate([[0], share.cumulative]) for share in shares]
-    for line, curve in zip(legend, [*curves, 100 * places / dim], strict=True):
+    for line, curve in zip(legend, [*curves, places / dim], strict=True):
         style = {"color": line.get_color(), "linewidth": line.get_linewidth()}
-        right.plot(places, curve, line.get_linestyle(), **style)
+        right.plot(places, 100 * curve, line.get_linestyle(), **style)
     right.set(
         xlabel="number of left singular vectors of W, from the first",
         ylabel="variance of the features within them (%)",
@@ -94,66 +91,42 @@ def spectrum(view: View) -> Picture | None:
         xlim=(0, 1.04 * rank),
         ylim=(0, 103),
     )
-    _style(left, right)
-    picture.numbers = {
-        "singular_values": values.tolist(),
-        "inside": {s.split: share.inside for s, share in zip(view.sides, shares, strict=True)},
-        "rank": rank,
-    }
+    picture.numbers = {"singular_values": values.tolist(), "inside": inside, "rank": rank}
+    for axes in (left, right, *third):
+        style_axes(axes)
+    if is_few_shot:
+        is_spectral = terms(config.loss.name).integration == "spectral"
+        power = config.loss.power if is_spectral else None
+        picture.numbers["overlaps"] = _overlaps(third[0], kernel, values, power)
     return picture
 
 
-def overlap(view: View) -> Picture | None:
-    """Figure A of seed 000, with the classifier's own spectrum; of few-shot transfer alone."""
-    kernel, config = _kernel(view), view.run.plan.config
-    if kernel is None or not isinstance(config, FewShotConfig):
-        return None
-    weights = jnp.asarray(kernel, jnp.float32)
-    values = span_shares(view.shown.outputs.features, kernel).singular_values
-    relative, exponents = values / values[0], np.array(_OVERLAPS)
-    overlaps = [float(jaxloss.spectral_overlap(weights, p)) / float(values[0]) for p in _OVERLAPS]
-    picture = Picture(
-        "overlap",
-        "Overlap of a spectral sum",
-        "Left: the overlap λ̃(1 − λ̃ᵖ) of the classifier and the metric loss along a direction "
-        "(Kobayashi, BMVC 2024, Fig. A), with a mark for each singular value of W. Right: its "
-        "maximum over the singular values.",
-        (9.6, 4.0),
-    )
-    left, right = picture.figure.subplots(1, 2)
-    along = np.linspace(0, 1, 401)
-    for number, p in enumerate(_POWERS):
-        mark = series_mark(number)
-        left.plot(along, along * (1 - along**p), color=mark.color, linewidth=1.3)
-        style = {"color": mark.color, "markersize": 3.5, "alpha": 0.7, "label": f"p = {p:g}"}
-        left.plot(relative, relative * (1 - relative**p), mark.marker, ls="None", **style)
-    left.set(
+def _overlaps(
+    axes: Axes, kernel: np.ndarray, values: np.ndarray, power: float | None
+) -> dict[str, float]:
+    """Draws Figure A of seed 000, with the singular values of the classifier on its curves.
+
+    Returns the largest overlap for every exponent, among them the run's power.
+    """
+    weights, relative, along = jnp.asarray(kernel), values / values[0], np.linspace(0, 1, 401)
+    overlaps = {}
+    for number, p in enumerate(sorted({*_POWERS, power or 1.0})):
+        overlap = float(jaxloss.spectral_overlap(weights, p)) / float(values[0])
+        overlaps[f"{p:g}"] = overlap
+        mark, label = series_mark(number), f"p = {p:g}: {overlap:.2f}"
+        axes.plot(along, along * (1 - along**p), color=mark.color, linewidth=1.3)
+        style = {"color": mark.color, "markersize": 3.5, "alpha": 0.7}
+        style["label"] = label + (" (this run)" if p == power else "")
+        axes.plot(relative, relative * (1 - relative**p), mark.marker, ls="None", **style)
+    axes.set(
         xlabel=r"relative singular value $\tilde\lambda = \lambda / \lambda_{\max}$",
         ylabel=r"overlap $\tilde\lambda\,(1 - \tilde\lambda^p)$",
-        title="Singular values of W on the curves of Fig. A",
+        title="Overlap of a spectral sum",
         xlim=(0, 1.02),
+        ylim=(0, 0.38),  # Room for the legend.
     )
-    bound = exponents * (1 + exponents) ** -(1 + 1 / exponents)
-    right.plot(exponents, bound, color="#cccccc", linewidth=6, label="largest for any spectrum")
-    right.plot(exponents, overlaps, "o-", color=INK, markersize=4, label="W of this run")
-    if terms(config.loss.name).integration == "spectral":
-        used = config.loss.power
-        right.axvline(used, color=VERMILLION, linestyle=":", label=f"p = {used:g} of this run")
-    right.set(
-        xlabel="exponent p",
-        ylabel=r"spectral norm of the overlap / $\lambda_{\max}$",
-        title="Overlap with the spectral complement",
-    )
-    right.set_xlim(left=0)
-    for axes, place, scale in ((left, "upper left", 1.5), (right, "lower right", 1.0)):
-        axes.set_ylim(bottom=0)
-        axes.legend(loc=place, markerscale=scale)
-    _style(left, right)
-    picture.numbers = {
-        "relative_singular_values": relative.tolist(),
-        "overlaps": {f"{p:g}": value for p, value in zip(_OVERLAPS, overlaps, strict=True)},
-    }
-    return picture
+    axes.legend(title="largest overlap of W", loc="upper left", markerscale=1.5, ncols=2)
+    return overlaps
 
 
 def reliability(view: View) -> Picture | None:
@@ -171,20 +144,21 @@ def reliability(view: View) -> Picture | None:
         (5.6, 5.6),
     )
     upper, lower = picture.figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    middles, used = (np.arange(_BINS) + 0.5) * 100 / _BINS, result.counts > 0
-    accuracies, width = 100 * result.accuracies[used], 92 / _BINS
-    upper.bar(middles[used], accuracies, width=width, color=BLUE, label="accuracy of a bin")
+    middles, width = (np.arange(_BINS) + 0.5) * 100 / _BINS, 92 / _BINS
+    accuracies, confidences = 100 * result.accuracies, 100 * result.confidences  # NaN: no image.
+    upper.bar(middles, accuracies, width=width, color=BLUE, label="accuracy of a bin")
     upper.plot([0, 100], [0, 100], color=INK, linestyle="--", label="confidence = accuracy")
-    points = upper.plot(100 * result.confidences[used], accuracies, "D", color=VERMILLION)
+    style = {"color": VERMILLION, "markersize": 4, "markeredgecolor": "white"}
+    upper.plot(confidences, accuracies, "D", label="mean confidence of a bin", **style)
     upper.set(title=f"Expected calibration error {100 * result.error:.1f} %")
     upper.set(xlim=(0, 100), ylim=(0, 103), ylabel="accuracy (%)")
-    points[0].set(label="mean confidence of a bin", markersize=4, markeredgecolor="white")
     # Above the bars of low confidence if these are low, else below.
-    low = accuracies[middles[used] < 55].max(initial=0) < 70
+    low = (np.nan_to_num(accuracies[middles < 55]) < 70).all()
     upper.legend(loc="upper left" if low else "lower right", frameon=True, edgecolor="none")
     lower.bar(middles, 100 * result.counts / result.counts.sum(), width=width, color="#999999")
     lower.set(xlabel="confidence: largest probability of the softmax (%)", ylabel="images (%)")
-    _style(upper, lower)
+    style_axes(upper)
+    style_axes(lower)
     picture.numbers = {
         "calibration_error": result.error,
         "counts": result.counts.tolist(),
@@ -203,25 +177,28 @@ def training(view: View) -> Picture | None:
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
     log: Any = pd.DataFrame([json.loads(line) for line in lines]).set_index("step")
+    # A number that is not finite is text in the log.
     log = log.drop(columns="images_per_second", errors="ignore")
+    names = sorted(log, key=lambda name: (name != "loss", name != "validation", name))
     panels: dict[str, list[str]] = {}
-    for name in sorted(log, key=lambda n: (_FIRST.index(n) if n in _FIRST else len(_FIRST), n)):
-        panels.setdefault(str(name).rpartition("_")[2], []).append(str(name))
+    for name in names:
+        panels.setdefault(name.rpartition("_")[2], []).append(name)
     columns = 2 if len(panels) == 4 else min(3, len(panels))
-    rows, last = -(-len(panels) // columns), {}
+    rows = -(-len(panels) // columns)
     picture = Picture(
         "training",
         "Training",
         "The metrics log; losses are of single batches, with augmentation. Dotted: the checkpoint "
         f"of step {view.run.step}.",
         (3.4 * columns, 2.7 * rows),
+        numbers={"last": {}},
     )
     for number, (word, names) in enumerate(panels.items()):
         axes = picture.figure.add_subplot(rows, columns, number + 1)
         for place, name in enumerate(names):
-            # A number that is not finite is text in the log.
             values = log[name].dropna().astype(float).replace([np.inf, -np.inf], np.nan)
-            last[name] = None if np.isnan(values.iloc[-1]) else float(values.iloc[-1])
+            last = float(values.iloc[-1])
+            picture.numbers["last"][name] = None if np.isnan(last) else last
             axes.plot(
                 values.index,
                 scaled(values, metric.unit) if name == "validation" else values,
@@ -234,7 +211,7 @@ def training(view: View) -> Picture | None:
             )
         axes.axvline(view.run.step, color=INK, linewidth=0.9, linestyle=":")
         axes.set(xlabel="step", xlim=(0, 1.03 * float(log.index.max())))
-        _style(axes)
+        style_axes(axes)
         axes.set_title(word if len(names) > 1 else names[0].replace("_", " "))
         if names == ["validation"]:
             axes.set_title(with_unit(f"validation: {metric.name}", metric.unit))
@@ -242,10 +219,4 @@ def training(view: View) -> Picture | None:
             low, high = axes.get_ylim()
             axes.set_ylim(low, high + 0.17 * len(names) * (high - low))  # Room for the legend.
             axes.legend(loc="upper right")
-    picture.numbers = {"last": last}
     return picture
-
-
-def _style(*panels: Axes) -> None:
-    for axes in panels:
-        style_axes(axes)

@@ -7,7 +7,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
@@ -40,7 +39,6 @@ def similarity(view: View) -> Picture | None:
     """The cosines between class means; None with fewer than three classes."""
     sides = view.sides if view.holds_classes_out else [view.shown]
     side, noun = view.shown, view.shown.noun
-    matrices, values, pairs = [], [], []
     present = [np.flatnonzero(of.membership.any(0)) for of in sides]
     if min(map(len, present)) < 3:
         return None
@@ -52,46 +50,44 @@ def similarity(view: View) -> Picture | None:
         f"hardly tell apart. Below: the most similar pairs of {side.split} {noun}.",
         (inches * len(sides) + 0.9, inches + STRIP + 0.2),
     )
-    for of, classes in zip(sides, present, strict=True):
+    grid = picture.figure.add_gridspec(2, len(sides), height_ratios=[inches, STRIP])
+    colors, panels, values, pairs = Normalize(), [], [], []
+    for number, (of, classes) in enumerate(zip(sides, present, strict=True)):
         cosines = class_similarity(of.outputs.features, of.membership[:, classes])
-        names = [of.images.class_names[c] for c in classes]
-        order = class_order(cosines)
-        matrices.append((cosines[np.ix_(order, order)], [names[c] for c in order]))
+        names, order = np.array(of.images.class_names)[classes], class_order(cosines)
         values.append(cosines[~np.eye(len(cosines), dtype=bool)])
-        pairs = most_similar_pairs(cosines, 20)
-        picture.numbers[of.split] = {
-            "classes": matrices[-1][1],
-            "mean_cosine": float(values[-1].mean()),
-            "most_similar": [(names[a], names[b], float(cosines[a, b])) for a, b in pairs],
-        }
-    grid = GridSpec(2, len(sides), figure=picture.figure, height_ratios=[inches, STRIP])
-    colors, panels = Normalize(np.concatenate(values).min(), np.concatenate(values).max()), []
-    for number, (of, (cosines, names)) in enumerate(zip(sides, matrices, strict=True)):
         axes = picture.figure.add_subplot(grid[0, number])
-        axes.imshow(cosines, cmap="cividis", norm=colors)
+        axes.imshow(cosines[np.ix_(order, order)], cmap="cividis", norm=colors)
         axes.set_title(f"{len(names)} {of.noun} of the {of.split} images")
         axes.tick_params(length=0)
-        ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
+        ticks = [short(name, 14) for name in names[order]] if len(names) <= _NAMED else []
         font = min(MEDIUM, 72 * 0.75 * inches / len(names))
         axes.set_yticks(range(len(ticks)), ticks, fontsize=font)
         axes.set_xticks(range(len(ticks)), ticks, fontsize=font, rotation=90)
         if not ticks:
             axes.set_ylabel(f"{len(names)} {noun}")
         panels.append(axes)
-    mappable = ScalarMappable(colors, "cividis")
-    bar = picture.figure.colorbar(mappable, ax=panels, shrink=0.7, pad=0.02)
+        pairs = [(a, b, float(cosines[a, b])) for a, b in most_similar_pairs(cosines, 20)]
+        picture.numbers[of.split] = {
+            "classes": names[order].tolist(),
+            "mean_cosine": float(values[-1].mean()),
+            "most_similar": [(str(names[a]), str(names[b]), cosine) for a, b, cosine in pairs],
+        }
+    colors.autoscale(np.concatenate(values))  # Without the ones of the diagonals.
+    bar = picture.figure.colorbar(
+        ScalarMappable(colors, "cividis"), ax=panels, shrink=0.7, pad=0.02
+    )
     bar.set_label("cosine between class means")
-    typical, most = _typical_images(side), picture.numbers[side.split]["most_similar"]
-    shown = []
-    for (a, b), (first, second, cosine) in zip(pairs[:_PAIRS], most, strict=False):
-        shown += [_typical(typical[present[-1][a]], first), Tile(note=f"{cosine:.2f}")]
-        shown += [_typical(typical[present[-1][b]], second), Tile()]
+    typical, shown = _typical_images(side), []
+    for a, b, cosine in pairs[:_PAIRS]:
+        first, second = (typical[present[-1][c]] for c in (a, b))
+        shown += [first, Tile(note=f"{cosine:.2f}"), second, Tile()]
     strip = picture.figure.add_subplot(grid[1, :])
     draw_rows(strip, [("", shown)], f"most similar pairs of {noun}", room=0, line=0.4)
     return picture
 
 
-def _typical_images(side: Side) -> dict[int, np.ndarray]:
+def _typical_images(side: Side) -> dict[int, Tile]:
     """For every class an image: the nearest to its mean; one with few labels, where it can be."""
     membership, units = side.membership, unit_features(side.outputs.features)
     means, labels = class_means(units, membership), membership.sum(1)
@@ -101,12 +97,8 @@ def _typical_images(side: Side) -> dict[int, np.ndarray]:
         rows = np.flatnonzero(membership[:, c])
         rows = rows[labels[rows] == labels[rows].min()]
         typical[c] = rows[(units[rows] @ means[c]).argmax()]
-    images = side.read(list(typical.values()))
-    return dict(zip(typical, images, strict=True))
-
-
-def _typical(image: np.ndarray, name: str, value: str = "") -> Tile:
-    return Tile(image, "#cccccc", short(name, 12) + value)
+    images = zip(typical, side.read(list(typical.values())), strict=True)
+    return {c: Tile(i, "#cccccc", short(side.images.class_names[c], 12)) for c, i in images}
 
 
 def by_class(view: View) -> Picture:
@@ -115,35 +107,35 @@ def by_class(view: View) -> Picture:
     noun, long_tailed, name = side.noun, False, "accuracy"
     measure, title = "accuracy (%)", "Accuracy by class"
     if side.is_multi_label:
-        scores, targets = side.outputs.logits(), np.asarray(side.outputs.labels)
-        precisions = average_precisions(scores.T, targets.T)
+        precisions = average_precisions(side.outputs.logits().T, side.outputs.labels.T)
         values = [(precisions, float(np.nanmean(precisions)))]
         name, measure = "precision", "average precision (%)"
         title = "Average precision by label"
     elif view.holds_classes_out:
-        sides, values = view.sides, [_nearest_mean_accuracies(of) for of in view.sides]
+        sides = view.sides
+        values = [
+            _accuracies(of, nearest_mean_predictions(of.outputs.features, of.outputs.labels))
+            for of in sides
+        ]
         # The mean leaves out the image itself.
         measure = "nearest to the mean of their class (%)"
         title = "Accuracy by class, by the nearest class mean"
     else:
-        predictions = predict_classes(side.outputs.logits())
-        accuracies = class_accuracies(predictions, side.outputs.labels, len(counts))
-        values = [(accuracies, float((predictions == side.outputs.labels).mean()))]
+        values = [_accuracies(side, predict_classes(side.outputs.logits()))]
         long_tailed = counts.max() >= _LONG_TAIL * counts.min()
     legend = [
         Line2D([], [], color=INK, linewidth=2, label=f"mean of {_WINDOW} {noun} side by side"),
         Line2D([], [], color=GREEN, linewidth=2, label="training images (right axis)"),
     ]
-    height = 3.0
     picture = Picture(
         name,
         title,
         f"A bar for each of the {noun}; the dashed line is the mean (of accuracies, over all "
         f"images). Below: the {side.split} {noun} with the lowest values, each by a typical image.",
-        (9.6, height + STRIP),
+        (9.6, 3.0 + STRIP),
         legend if long_tailed else [],
     )
-    grid = GridSpec(2, len(sides), figure=picture.figure, height_ratios=[height, STRIP])
+    grid = picture.figure.add_gridspec(2, len(sides), height_ratios=[3.0, STRIP])
     for number, (of, (of_classes, mean)) in enumerate(zip(sides, values, strict=True)):
         order = np.argsort(-counts if long_tailed else -of_classes, kind="stable")
         order = order[~np.isnan(of_classes[order])]
@@ -161,22 +153,21 @@ def by_class(view: View) -> Picture:
         by_name = {of.images.class_names[c]: float(of_classes[c]) for c in order}
         picture.numbers[of.split] = {"mean": mean, "classes": by_name}
     of_classes, typical = values[-1][0], _typical_images(side)
-    # Of equal values, the class with the most training images is the most surprising.
+    # Of equal values, the class with the most training images is the most surprising. NaN is last.
     lowest = np.lexsort((-counts if long_tailed else np.zeros(len(of_classes)), of_classes))
     worst = [
-        _typical(typical[c], side.images.class_names[c], f"\n{100 * of_classes[c]:.0f} %")
-        for c in lowest[:_WORST]
-        if not np.isnan(of_classes[c])
+        typical[c]._replace(note=f"{typical[c].note}\n{100 * of_classes[c]:.0f} %")
+        for c in lowest[: min(_WORST, np.count_nonzero(~np.isnan(of_classes)))]
     ]
     strip = picture.figure.add_subplot(grid[1, :])
     draw_rows(strip, [("", worst)], f"{noun} with the lowest values", room=0, line=0.6)
     return picture
 
 
-def _nearest_mean_accuracies(side: Side) -> tuple[np.ndarray, float]:
-    labels = np.asarray(side.outputs.labels)
-    predictions = nearest_mean_predictions(side.outputs.features, labels)
-    accuracies = class_accuracies(predictions, labels, labels.max() + 1)
+def _accuracies(side: Side, predictions: np.ndarray) -> tuple[np.ndarray, float]:
+    """The accuracy of every class, and that of all images."""
+    labels = side.outputs.labels
+    accuracies = class_accuracies(predictions, labels, len(side.images.class_names))
     return accuracies, float((predictions == labels).mean())
 
 

@@ -21,8 +21,6 @@ QUERIES = 14
 _EPISODES = 4
 _SHOWN = 10
 """Queries of a class that are drawn, the wrong ones first."""
-_NAMES = {"room": 2.6, "line": 0.3}
-"""Room for names and notes, in tiles."""
 
 
 def neighbours(view: View) -> Picture | None:
@@ -35,27 +33,22 @@ def neighbours(view: View) -> Picture | None:
     order = np.random.default_rng([0, 20]).permutation(np.flatnonzero(membership.any(1)))
     _, first = np.unique(membership[order].argmax(1), return_index=True)
     queries = order[np.sort(first)[:QUERIES]]
-    found = nearest_neighbours(features, queries, NEIGHBOURS).indices
+    found = nearest_neighbours(features, queries, NEIGHBOURS)
     shared = np.asarray((membership[queries, None] & membership[found]).any(2))
     precision = neighbour_precision(features, membership, NEIGHBOURS)
     below = "labels in common, of all of both" if side.is_multi_label else "a wrong class"
-
-    def text(labels: np.ndarray, characters: int) -> str:
-        names = ", ".join(side.images.class_names[c] for c in np.flatnonzero(labels))
-        return short(names, characters)
-
     rows = []
     for query, nearest, same in zip(queries, found, shared, strict=True):
         own, images = membership[query], side.read(chosen[[query, *nearest]])
-        name = textwrap.fill(text(own, 40), 14, max_lines=3, placeholder=" …")
         tiles = [Tile(images[0], INK), Tile()]
         for image, row, right in zip(images[1:], nearest, same, strict=True):
             other = membership[row]
-            note = "" if right else text(other, 11)
+            note = "" if right else short(side.label_names(other), 11)
             if side.is_multi_label:
-                note = f"{int((own & other).sum())} of {int((own | other).sum())}"
+                note = f"{(own & other).sum()} of {(own | other).sum()}"
             tiles.append(Tile(image, None if right else VERMILLION, note))
-        rows.append((name, tiles))
+        name = short(side.label_names(own), 40)
+        rows.append((textwrap.fill(name, 14, max_lines=3, placeholder=" …"), tiles))
     half = -(-len(rows) // 2)
     picture = Picture(
         "neighbours",
@@ -65,11 +58,9 @@ def neighbours(view: View) -> Picture | None:
         f"neighbours of all images, {100 * precision:.1f} % share a label.",
         (13.0, 0.68 * half + 0.3),
     )
-    heading = "query, then neighbours from the nearest"
-    for place, part in enumerate((rows[:half], rows[half:])):
-        if part:
-            axes = picture.figure.add_subplot(1, 2, place + 1)
-            draw_rows(axes, part, "" if place else heading, **_NAMES)
+    for place, part in enumerate(filter(None, (rows[:half], rows[half:]))):
+        axes = picture.figure.add_subplot(1, 2, place + 1)
+        draw_rows(axes, part, "" if place else "query, then neighbours from the nearest")
     picture.numbers = {
         "queries": chosen[queries].tolist(),
         "neighbours": chosen[found].tolist(),
@@ -84,7 +75,7 @@ def hard_episodes(view: View) -> Picture | None:
     side, classifier = view.shown, view.run.plan.protocol.episode_classifier
     if classifier is None:
         return None
-    features, labels, names = *side.outputs[:2], side.images.class_names
+    features, labels = side.outputs[:2]
     config: Any = vars(view.run.plan.config)["evaluation"]
     episodes = configured_episodes(config, labels, shots=classifier.shots)
     predictions = classifier.predict(features, episodes)
@@ -100,37 +91,26 @@ def hard_episodes(view: View) -> Picture | None:
         (13.0, (0.55 * config.ways + 0.35) * -(-len(hardest) // 2)),
         numbers={"mean_accuracy": float(accuracies.mean()), "episodes": []},
     )
+    colors = [CLASS_COLORS[way % len(CLASS_COLORS)] for way in range(config.ways)]
     for place, number in enumerate(hardest):
-        drawn = episodes.support[number], episodes.query[number], predictions[number]
-        classes = [names[labels[row]] for row in drawn[0][:, 0]]
-        rows = []
-        for way, (name, support, queries, predicted) in enumerate(
-            zip(classes, *drawn, strict=True)
-        ):
-            wrong = predicted != way
+        support, query, predicted = (of[number] for of in (*episodes, predictions))
+        classes, rows = [side.images.class_names[labels[row]] for row in support[:, 0]], []
+        for way, name in enumerate(classes):
+            wrong = predicted[way] != way
             order = np.argsort(~wrong, kind="stable")[:_SHOWN]
-            tiles = [Tile(image, _color(way)) for image in side.read(support)]
+            tiles = [Tile(image, colors[way]) for image in side.read(support[way])]
             tiles.append(Tile())
-            for query, image in zip(order, side.read(queries[order]), strict=True):
-                of = int(predicted[query])
-                tiles.append(Tile(image, _color(of), f"{of + 1}") if wrong[query] else Tile(image))
+            for q, image in zip(order, side.read(query[way, order]), strict=True):
+                of = int(predicted[way, q])
+                tiles.append(Tile(image, colors[of], f"{of + 1}") if wrong[q] else Tile(image))
             if hidden := int(wrong.sum() - wrong[order].sum()):
                 tiles.append(Tile(note=f"+{hidden}"))
             rows.append((f"{short(name, 14)}  {way + 1}", tiles))
-        axes, accuracy = picture.figure.add_subplot(2, 2, place + 1), float(accuracies[number])
+        accuracy = float(accuracies[number])
         heading = f"Episode {number}: {100 * accuracy:.0f} % of the queries right"
-        draw_rows(axes, rows, heading, **_NAMES)
-        found = zip(("support", "query", "predictions"), drawn, strict=True)
-        picture.numbers["episodes"].append(
-            {
-                "number": number,
-                "accuracy": accuracy,
-                "classes": classes,
-                **{key: value.tolist() for key, value in found},
-            }
-        )
+        draw_rows(picture.figure.add_subplot(2, 2, place + 1), rows, heading)
+        drawn = {"support": support, "query": query, "predictions": predicted}
+        shown = {"number": number, "accuracy": accuracy, "classes": classes}
+        shown |= {name: np.asarray(values).tolist() for name, values in drawn.items()}
+        picture.numbers["episodes"].append(shown)
     return picture
-
-
-def _color(way: int) -> str:
-    return CLASS_COLORS[way % len(CLASS_COLORS)]

@@ -55,8 +55,8 @@ def overview(view: View) -> Picture:
         (9.1, 9.0),
         [_square(f"{side.split} images", side.color) for side in view.sides],
     )
-    axes, shares = picture.figure.add_subplot(), projection.shares(together)
-    picture.numbers = _draw_panel(axes, clouds, 8.6, TILES, "principal axis", shares)
+    axes = picture.figure.add_subplot()
+    picture.numbers = draw_map(axes, clouds, 8.6, TILES, projection.shares(together))
     return picture
 
 
@@ -64,9 +64,14 @@ def class_map(view: View) -> Picture | None:
     """A few classes of every split, on the axes along which their means differ most."""
     same = None if view.holds_classes_out else _few_classes(view.shown)
     chosen = [_few_classes(side) if same is None else same for side in view.sides]
-    members = [_only_members(*pair) for pair in zip(view.sides, chosen, strict=True)]
-    if any(sum(len(rows) > 0 for rows in own) < 3 for own in members):
-        return None
+    members = []
+    for side, classes in zip(view.sides, chosen, strict=True):
+        # Images that belong to one of the classes, and to no other of them.
+        own = side.membership[:, classes]
+        own &= own.sum(1, keepdims=True) == 1
+        members.append([np.flatnonzero(column) for column in own.T])
+        if own.any(0).sum() < 3:
+            return None
     noun, panels = view.shown.noun, len(view.sides)
     size = 6.4 if panels == 1 else 5.6
     picture = Picture(
@@ -77,29 +82,21 @@ def class_map(view: View) -> Picture | None:
         (size * panels + 0.5, size + 1.0),
     )
     for number, (side, classes, own) in enumerate(zip(view.sides, chosen, members, strict=True)):
-        units = unit_features(side.outputs.features[np.concatenate(own)])
-        parts = np.split(units, np.cumsum([len(rows) for rows in own])[:-1])
+        parts = [unit_features(side.outputs.features[rows]) for rows in own]
         projection = principal_axes(np.stack([part.mean(0) for part in parts if len(part)]))
+        shares = projection.shares(np.concatenate(parts))
         names = [side.images.class_names[c] for c in classes]
-        clouds = []
-        for color, rows, part in zip(CLASS_COLORS, own, parts, strict=False):
+        clouds, squares = [], []
+        for name, color, rows, part in zip(names, CLASS_COLORS, own, parts, strict=False):
             order = np.random.default_rng([0, 10 + number]).permutation(len(rows))
             clouds.append(Cloud(side, color, projection.points(part[order]), rows[order]))
+            squares.append(_square(short(name, 14), color))
         axes = picture.figure.add_subplot(1, panels, number + 1)
         axes.set_title(f"{len(classes)} {side.noun} of the {side.split} images")
-        shown = _draw_panel(axes, clouds, size, TILES // panels, "axis", projection.shares(units))
+        shown = draw_map(axes, clouds, size, TILES // panels, shares)
         picture.numbers[side.split] = {"classes": names} | shown
-        axes.legend(
-            handles=[
-                _square(short(name, 14), color)
-                for name, color in zip(names, CLASS_COLORS, strict=False)
-            ],
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.06),
-            ncols=4,
-            handletextpad=0.1,
-            columnspacing=1.0,
-        )
+        style: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.06), "ncols": 4}
+        axes.legend(handles=squares, handletextpad=0.1, columnspacing=1.0, **style)
     return picture
 
 
@@ -114,55 +111,37 @@ def _few_classes(side: Side) -> np.ndarray:
     return order[places.round().astype(int)]
 
 
-def _only_members(side: Side, classes: np.ndarray) -> list[np.ndarray]:
-    """For each of the classes, the images that belong to it and to no other of them."""
-    membership = side.membership[:, classes]
-    single = membership.sum(1) == 1
-    return [np.flatnonzero(single & column) for column in membership.T]
-
-
 def _square(label: str, color: str):
     return legend_handle(label, Mark(color, "s"), line=False)
 
 
-def _draw_panel(
-    axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int, name: str, shares: np.ndarray
+def draw_map(
+    axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int, shares: np.ndarray
 ) -> dict[str, Any]:
-    """Draws a map and names its axes; returns the numbers."""
-    first, second = (f"{name} ({100 * share:.1f} % of the variance)" for share in shares[:2])
-    axes.set(xlabel=f"first {first}", ylabel=f"second {second}")
-    drawn = draw_map(axes, clouds, size, tiles)
-    return {"variance_shares": shares.tolist(), "images_drawn": drawn}
+    """Draws every point as a dot, and images in place; returns the numbers.
 
-
-def draw_map(axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int) -> int:
-    """Draws every point as a dot, and images in place; returns the number of images.
-
-    Clouds get their tiles turn by turn. Points whose tile would hide an earlier one have none.
-
-    Args:
-      axes: An empty panel.
-      clouds: The images of every colour.
-      size: Inches of the side of the panel.
-      tiles: Largest number of images.
+    The panel has so many inches and at most so many tiles, which clouds get turn by turn. Points
+    whose tile would hide an earlier one have none. Shares are those of the variance along the axes.
     """
     everything = np.concatenate([cloud.points for cloud in clouds])
     low, high = everything.min(0), everything.max(0)
     middle, half = (low + high) / 2, 0.54 * max(*(high - low), 1e-12)
     limits = np.stack([middle - half, middle + half], axis=1)
     axes.set(xlim=limits[0], ylim=limits[1], aspect="equal", xticks=[], yticks=[])
+    first, second = (f"axis ({100 * share:.1f} % of the variance)" for share in shares[:2])
+    axes.set(xlabel=f"first {first}", ylabel=f"second {second}")
     axes.spines[:].set_color("#cccccc")
     side = 2 * half * _TILE / size
+    turns = sorted((turn, n) for n, cloud in enumerate(clouds) for turn in range(len(cloud.rows)))
     placed: list[list[int]] = [[] for _ in clouds]
     taken = np.empty((0, 2))
-    for turn in range(max(len(cloud.points) for cloud in clouds)):
-        for cloud, own in zip(clouds, placed, strict=True):
-            point = cloud.points[turn : turn + 1]
-            if not len(point) or len(taken) == tiles:
-                continue
-            if (np.abs(taken - point).max(1) >= _OVERLAP * side).all():
-                taken = np.concatenate([taken, point])
-                own.append(turn)
+    for turn, number in turns:
+        point = clouds[number].points[turn]
+        if (np.abs(taken - point).max(1) >= _OVERLAP * side).all():
+            taken = np.concatenate([taken, point[None]])
+            placed[number].append(turn)
+        if len(taken) == tiles:
+            break
     for cloud, own in zip(clouds, placed, strict=True):
         axes.scatter(*cloud.points.T, s=4, color=cloud.color, alpha=0.25, linewidths=0, zorder=1)
         if not own:
@@ -172,4 +151,4 @@ def draw_map(axes: Axes, clouds: Sequence[Cloud], size: float, tiles: int) -> in
         ink, frame = (cloud.color, None) if images.shape[-1] == 1 else (INK, cloud.color)
         for image, (x, y) in zip(images, cloud.points[own].tolist(), strict=True):
             draw_tile(axes, image, x, y, side, color=ink, frame=frame)
-    return len(taken)
+    return {"variance_shares": shares.tolist(), "images_drawn": len(taken)}

@@ -17,9 +17,7 @@ from experiments.storage import write_atomically, write_json, write_picture
 FONTS: Any = {
     "font.size": SMALL,
     "axes.titlesize": LARGE,
-    "axes.labelsize": MEDIUM,
-    "xtick.labelsize": MEDIUM,
-    "ytick.labelsize": MEDIUM,
+    **{f"{part}.labelsize": MEDIUM for part in ("axes", "xtick", "ytick")},
     "legend.fontsize": MEDIUM,
     "legend.frameon": False,
 }
@@ -49,9 +47,7 @@ class Picture:
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta charset="utf-8"/>
 <title>{title}</title>
 <style>
 body {{ max-width: 100rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff;
@@ -59,22 +55,13 @@ body {{ max-width: 100rem; margin: 2rem auto; padding: 0 1rem; color: #222; back
 nav a {{ margin-right: 1rem; white-space: nowrap; }}
 section {{ margin: 2.5rem 0; border-top: 1px solid #ddd; padding-top: 1.5rem; }}
 img {{ max-width: 100%; height: auto; }}
-code {{ overflow-wrap: anywhere; }}
-footer {{ color: #555; font-size: 0.9rem; }}
+footer {{ color: #555; font-size: 0.9rem; overflow-wrap: anywhere; }}
 </style>
-</head>
-<body>
 <h1>{title}</h1>
 <p>{summary}</p>
-<nav aria-label="Pictures">
-{links}
-</nav>
+<nav>{links}</nav>
 {sections}
-<footer>
-<ul>{notes}</ul>
-<p><code>{command}</code></p>
-</footer>
-</body>
+<footer><ul>{notes}</ul><code>{command}</code></footer>
 </html>
 """
 
@@ -95,25 +82,23 @@ def write_page(
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.glob("*.png"):
         stale.unlink()
-    files = [write_picture(directory / f"{p.name}.png", p.figure) for p in pictures]
+    files, sections, links = [], [], []
+    for picture in pictures:
+        file = write_picture(directory / f"{picture.name}.png", picture.figure)
+        data = base64.b64encode(file.read_bytes()).decode("ascii")
+        alt = escape(f"{picture.title}. {picture.caption}")
+        image = f'<img src="data:image/png;base64,{data}" alt="{alt}"/>'
+        files.append(file)
+        sections.append(f'<section id="{picture.name}">{image}</section>')
+        links.append(f'<a href="#{picture.name}">{escape(picture.title)}</a>')
     page = _PAGE.format(
         title=escape(title),
         summary=escape(summary),
-        links="\n".join(f'<a href="#{p.name}">{escape(p.title)}</a>' for p in pictures),
-        sections="\n".join(map(_section, pictures, files)),
+        links="\n".join(links),
+        sections="\n".join(sections),
         notes="".join(f"<li>{escape(note)}</li>" for note in notes),
         command=escape(command),
     )
     numbers = {picture.name: picture.numbers for picture in pictures}
-    return [
-        write_atomically(directory / "index.html", page),
-        write_json(directory / "look.json", numbers),
-        *files,
-    ]
-
-
-def _section(picture: Picture, file: Path) -> str:
-    data = base64.b64encode(file.read_bytes()).decode("ascii")
-    text = escape(f"{picture.title}. {picture.caption}")
-    image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
-    return f'<section id="{picture.name}">\n{image}\n</section>'
+    written = write_atomically(directory / "index.html", page)
+    return [written, write_json(directory / "look.json", numbers), *files]

@@ -32,18 +32,11 @@ class Tile(NamedTuple):
 
 
 def drawn(image: np.ndarray, color: str = INK) -> np.ndarray:
-    """An image as it is drawn: uint8 RGBA [h, w, 4].
-
-    Args:
-      image: uint8 [h, w, 3]; or [h, w, 1], light on dark, which becomes ink on transparent ground.
-      color: The ink.
-    """
-    rgba = np.full((*image.shape[:2], 4), 255, np.uint8)
+    """A uint8 image as it is drawn: [h, w, 3] as it is; [h, w, 1], light on dark, as RGBA ink."""
     if image.shape[2] == 3:
-        rgba[..., :3] = image
-    else:
-        rgba[..., :3], rgba[..., 3] = np.round(np.multiply(255, to_rgb(color))), image[..., 0]
-    return rgba
+        return image
+    ink = np.round(np.multiply(255, to_rgb(color))).astype(np.uint8)
+    return np.concatenate([np.broadcast_to(ink, (*image.shape[:2], 3)), image], axis=2)
 
 
 def is_dark_on_light(images: np.ndarray) -> bool:
@@ -68,8 +61,8 @@ def draw_tile(
 
     The limits of the axes must be set, and one unit of x must be as long as one of y.
     """
-    side = 0.94 * size
     if frame is not None:
+        side = 0.94 * size
         style: Any = {"facecolor": "white", "edgecolor": frame, "linewidth": 1.6}
         corner = (x - side / 2, y - side / 2)
         axes.add_patch(Rectangle(corner, side, side, zorder=3, **style))
@@ -84,17 +77,12 @@ def draw_rows(
     rows: Sequence[tuple[str, Sequence[Tile]]],
     heading: str,
     *,
-    room: float,
-    line: float,
+    room: float = 2.6,
+    line: float = 0.3,
 ) -> None:
-    """Fills axes with rows of tiles of size 1.
+    """Fills an empty panel with rows of tiles of size 1, each with its name, below a heading.
 
-    Args:
-      axes: An empty panel.
-      rows: The name and the tiles of each.
-      heading: Above the rows.
-      room: Width for the names, which are at the left.
-      line: Height for the notes, which are below their tiles.
+    `room` is the width for the names, at the left; `line` the height for notes below the tiles.
     """
     width, pitch = room + max(len(tiles) for _, tiles in rows), 1 + line
     axes.set(xlim=(0, width), ylim=(pitch * len(rows), 0), aspect="equal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,10 @@ class Side(NamedTuple):
         """Whether an image has a label: bool [n, C]."""
         return class_membership(self.outputs.labels, len(self.images.class_names))
 
+    def label_names(self, membership: np.ndarray) -> str:
+        """The names of an image's labels, bool [C]."""
+        return ", ".join(self.images.class_names[c] for c in np.flatnonzero(membership))
+
 
 class View(NamedTuple):
     """What pictures are drawn from."""
@@ -82,39 +87,32 @@ class View(NamedTuple):
 
 
 def view_run(run: RestoredRun, folder: Path, folders: Folders, split: str) -> View:
-    """What the pictures of a split are drawn from; computes the features.
+    """What the pictures of a split are drawn from; raises a `DivergedError`.
 
-    Raises:
-      DivergedError: The features are not finite.
+    The numbers of the requested split are those of the evaluation, which uses every image.
     """
-    protocol, data = run.plan.protocol, run.plan.config.data
+    protocol, data, sides = run.plan.protocol, run.plan.config.data, []
     outputs_of = build_outputs(run.network.graphdef, run.network.objective, data, run.class_counts)
-    sides = []
     for name in dict.fromkeys((protocol.splits[0], split)):
-        images = protocol.load(folders, name)
-        available = len(images.labels)
-        # The numbers of the requested split are those of the evaluation, which uses every image.
-        if name != split:
-            images = part_of(images)
+        whole = protocol.load(folders, name)
+        images = whole if name == split else part_of(whole)
         some = np.linspace(0, len(images.labels) - 1, min(100, len(images.labels))).astype(int)
         dark = is_dark_on_light(images.images[some])
         color = BLUE if name == protocol.splits[0] else VERMILLION
         outputs = outputs_of(run.state, images)
-        sides.append(Side(name, images, outputs, available, dark, data, color))
+        sides.append(Side(name, images, outputs, len(whole.labels), dark, data, color))
     return View(run, folder, sides)
 
 
 def some_rows(count: int) -> np.ndarray:
     """All rows of so many images, or a random part of `MOST_IMAGES`: int64, ascending."""
-    if count <= MOST_IMAGES:
-        return np.arange(count)
     return np.sort(np.random.default_rng(0).permutation(count)[:MOST_IMAGES])
 
 
 def part_of(images: ImageSet) -> ImageSet:
     """The images of `some_rows`; they are read when they are indexed."""
     rows = some_rows(len(images.labels))
-    return ImageSet(_Rows(images.images, rows), images.labels[rows], images.class_names)
+    return replace(images, images=_Rows(images.images, rows), labels=images.labels[rows])
 
 
 class _Rows:

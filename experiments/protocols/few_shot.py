@@ -188,7 +188,6 @@ def nearest_prototype(evaluation: FewShotEvaluation) -> EpisodeClassifier:
     return EpisodeClassifier(
         f"the nearest prototype ({distance})",
         shots,
-        metric(shots, distance).name,
         partial(prototype_predictions, distance=distance),
     )
 

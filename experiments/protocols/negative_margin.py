@@ -144,7 +144,6 @@ def build(config: NegativeMarginConfig) -> Protocol:
         episode_classifier=EpisodeClassifier(
             f"a fine-tuned {classifier} classifier",
             fewest,
-            _accuracy("novel", fewest).name,
             fine_tuned,
         ),
     )

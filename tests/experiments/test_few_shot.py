@@ -133,7 +133,8 @@ def test_results_follow_the_configuration(distance):
 def test_single_episodes_are_predicted_as_all_are(distance):
     features, episodes, numbers = features_of(), episodes_of(), np.array([7, 0, 3])
     whole = prototype_predictions(features, episodes, distance=distance)
-    some = prototype_predictions(features, episodes, numbers, distance=distance)
+    of_some = Episodes(episodes.support[numbers], episodes.query[numbers])
+    some = prototype_predictions(features, of_some, distance=distance)
     np.testing.assert_array_equal(some, whole[numbers])
 
 

@@ -6,9 +6,10 @@ import base64
 import dataclasses
 import json
 import struct
+from collections.abc import Callable
 from functools import partial
-from html.parser import HTMLParser
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -54,7 +55,7 @@ TINY: dict[str, Any] = {
     "validate_every": 2,
     "log_every": 1,
 }
-LONG_TAIL = ClassificationData(classes=6, imbalance=0.05, holdout=0.0)
+FOUND = ("queries", "neighbours", "wrong")
 EVERYWHERE = ["map", "class-map", "neighbours", "similarity"]
 FEW_SHOT = FewShotConfig(
     **TINY,
@@ -65,7 +66,7 @@ UNTRAINED: dict[str, tuple[TrainConfig, list[str]]] = {
     "hyperspherical": (
         HypersphericalConfig(
             model=ModelConfig(widths=(4, 4, 4, 4), dim=5),
-            data=LONG_TAIL,
+            data=ClassificationData(classes=6, imbalance=0.05, holdout=0.0),
             loss=HypersphericalLoss(criterion="dot-regression"),
             evaluation=HypersphericalEvaluation(calibration="cosines"),
         ),
@@ -94,14 +95,13 @@ class Looked(NamedTuple):
     numbers: dict[str, Any]
     folders: Folders
 
-    def outputs(self, split: str) -> Outputs:
-        return {side.split: side for side in self.view.sides}[split].outputs
+    @property
+    def shown(self) -> tuple[Outputs, tuple[str, ...]]:
+        """The outputs for the split that is shown, and the names of its classes."""
+        return self.view.shown.outputs, self.view.shown.images.class_names
 
-    def names(self, split: str) -> tuple[str, ...]:
-        return {side.split: side for side in self.view.sides}[split].images.class_names
-
-    def report(self) -> dict[str, Any]:
-        return evaluation_of(self.view.run, self.folders)(None, {})[1]
+    def result(self) -> dict[str, Any]:
+        return evaluation_of(self.view.run, self.folders)(None, {})[1]["result"]
 
 
 @pytest.fixture(scope="module")
@@ -128,14 +128,14 @@ def trained(tmp_path_factory, folders) -> Looked:
 def voc(tmp_path_factory) -> Folders:
     """A small VOC 2007 of colour photographs."""
     root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
-    kinds = fake_image_sets._VOC[:6]
-    objects = {
-        part: {
-            f"{first + n:06}": [(kind, 0) for kind in kinds if rng.random() < 0.4]
-            for n in range(count)
+
+    def some(first: int, count: int) -> dict[str, list[tuple[str, int]]]:
+        kinds = fake_image_sets._VOC[:6]
+        return {
+            f"{n:06}": [(k, 0) for k in kinds if rng.random() < 0.4] for n in range(first, count)
         }
-        for part, first, count in (("train", 0, 20), ("val", 100, 8), ("test", 200, 16))
-    }
+
+    objects = {"train": some(0, 20), "val": some(100, 108), "test": some(200, 216)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
         fake_image_sets.voc2007_annotations(root)
@@ -168,119 +168,89 @@ def untrained(tmp_path_factory, folders, voc):
     return of
 
 
-class Page(HTMLParser):
-    """The links, pictures and sections of a page."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.images: list[dict[str, str]] = []
-        self.sections: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.tags.append(tag)
-        if tag not in ("meta", "img", "link", "br"):
-            self.open.append(tag)
-        if tag == "img":
-            self.images.append(found)
-        if tag == "section":
-            self.sections.append(found["id"])
-        self.links += [found[name] for name in ("href", "src") if name in found]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_every_protocol_has_its_pictures(untrained, name):
     assert sorted(untrained(name).numbers) == sorted(UNTRAINED[name][1])
 
 
 def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
-    expected = [*EVERYWHERE, "accuracy", "episodes", "spectrum", "overlap", "training"]
+    expected = [*EVERYWHERE, "accuracy", "episodes", "spectrum", "training"]
     folder = trained.view.folder / "look"
     text = (folder / "index.html").read_text()
-    page = Page(text)
-    assert page.open == []
-    assert page.sections == expected == list(trained.numbers)
+    page = ElementTree.fromstring(text)
+    assert [section.get("id") for section in page.iter("section")] == expected
+    assert expected == list(trained.numbers)
     assert {path.stem for path in folder.glob("*.png")} == set(expected)
     # Nothing outside of the page, and no program.
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
-    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert all(link.attrib["href"].startswith("#") for link in page.iter("a"))
+    assert not {"script", "link", "iframe"} & {element.tag for element in page.iter()}
     assert "url(" not in text
-    for section, image in zip(page.sections, page.images, strict=True):
-        content = base64.b64decode(image["src"].partition(",")[2])
-        assert content == (folder / f"{section}.png").read_bytes()
+    for name, image in zip(expected, page.iter("img"), strict=True):
+        kind, _, content = image.attrib["src"].partition(",")
+        content = base64.b64decode(content)
+        assert kind == "data:image/png;base64"
+        assert content == (folder / f"{name}.png").read_bytes()
         width, height = struct.unpack(">II", content[16:24])
         assert 4.7 < width / DPI < 14
         assert 2.7 < height / DPI < 13
-        assert len(image["alt"]) > 80
+        assert len(image.attrib["alt"]) > 80
 
 
 def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
-    numbers = trained.numbers
-    base, novel = trained.outputs("base"), trained.outputs("novel")
-    units = [o.features / np.linalg.norm(o.features, axis=1, keepdims=True) for o in (base, novel)]
-
+    numbers, (novel, _) = trained.numbers, trained.shown
+    sides = {side.split: side.outputs for side in trained.view.sides}
+    units = [o.features / np.linalg.norm(o.features, axis=1, keepdims=True) for o in sides.values()]
     together = np.concatenate(units)
     values = np.linalg.svd(together - together.mean(0), compute_uv=False)
-    np.testing.assert_allclose(
-        numbers["map"]["variance_shares"], (values**2 / (values**2).sum())[:2], rtol=1e-4
-    )
+    shares = (values**2 / (values**2).sum())[:2]
+    np.testing.assert_allclose(numbers["map"]["variance_shares"], shares, rtol=1e-4)
     assert numbers["map"]["images_drawn"] <= 12
 
     found = numbers["neighbours"]
-    for query, nearest, wrong in zip(
-        found["queries"], found["neighbours"], found["wrong"], strict=True
-    ):
+    for query, nearest, wrong in zip(*map(found.get, FOUND), strict=True):
         cosines = units[1] @ units[1][query]
         cosines[query] = -2
-        np.testing.assert_allclose(
-            cosines[nearest], np.sort(cosines)[::-1][:8], rtol=1e-5, atol=1e-6
-        )
+        largest = np.sort(cosines)[::-1][:8]
+        np.testing.assert_allclose(cosines[nearest], largest, rtol=1e-5, atol=1e-6)
         assert wrong == (novel.labels[nearest] != novel.labels[query]).tolist()
     assert len(set(novel.labels[found["queries"]])) == QUERIES
 
-    kernel = np.asarray(trained.view.run.state.params["classifier"]["kernel"])
+    kernel, shown = trained.view.run.state.params["classifier"]["kernel"], numbers["spectrum"]
     assert kernel.shape == (128, 100)
-    basis = np.linalg.qr(kernel)[0]
-    for split, outputs in (("base", base), ("novel", novel)):
+    basis, values = np.linalg.qr(kernel)[0], np.linalg.svd(kernel)[1]
+    for split, outputs in sides.items():
         inside = (outputs.features @ basis).var(0).sum() / outputs.features.var(0).sum()
-        assert numbers["spectrum"]["inside"][split] == pytest.approx(inside, rel=1e-3)
-    np.testing.assert_allclose(
-        numbers["spectrum"]["singular_values"], np.linalg.svd(kernel)[1], rtol=1e-4
-    )
-    for power, overlap in numbers["overlap"]["overlaps"].items():
-        relative = np.linalg.svd(kernel)[1] / np.linalg.norm(kernel, 2)
+        assert shown["inside"][split] == pytest.approx(inside, rel=1e-3)
+    np.testing.assert_allclose(shown["singular_values"], values, rtol=1e-4)
+    assert list(shown["overlaps"]) == ["0.1", "0.2", "0.3", "0.5", "1"]
+    for power, overlap in shown["overlaps"].items():
+        relative = values / values[0]
         expected = (relative * (1 - relative ** float(power))).max()
         assert overlap == pytest.approx(expected, rel=1e-3)
 
 
+def mean_accuracy(run: Looked, outputs: Outputs, evaluate: Callable[..., Any]) -> Any:
+    """Over the 1-shot episodes of the evaluation."""
+    config = dataclasses.replace(vars(run.view.run.plan.config)["evaluation"], shots=(1,))
+    ((result, _),) = evaluate(outputs.features, outputs.labels, config=config)
+    return pytest.approx(result.accuracy, abs=1e-6)
+
+
+PROTOTYPES = partial(evaluate_prototypes, distance="euclidean")
+
+
 def test_the_hardest_episodes_are_those_of_the_evaluation(trained, untrained):
-    for run, evaluate in (
-        (trained, partial(evaluate_prototypes, distance="euclidean")),
-        (
-            untrained("negative-margin"),
-            partial(evaluate_fine_tuning, settings=FineTuning(passes=2)),
-        ),
-    ):
-        features, labels = run.outputs("novel")[:2]
-        config: Any = dataclasses.replace(run.view.run.plan.config.evaluation, shots=(1,))
-        ((result, _),) = evaluate(features, labels, config=config)
-        shown = run.numbers["episodes"]
-        assert shown["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
+    fine_tuned = partial(evaluate_fine_tuning, settings=FineTuning(passes=2))
+    for run, evaluate in ((trained, PROTOTYPES), (untrained("negative-margin"), fine_tuned)):
+        (novel, names), shown = run.shown, run.numbers["episodes"]
+        assert shown["mean_accuracy"] == mean_accuracy(run, novel, evaluate)
         assert len(shown["episodes"]) == 4
         for episode in shown["episodes"]:
-            predictions = np.array(episode["predictions"])
-            right = (predictions == np.arange(5)[:, None]).mean()
+            right = (np.array(episode["predictions"]) == np.arange(5)[:, None]).mean()
             assert right == pytest.approx(episode["accuracy"])
-            queries = labels[np.array(episode["query"])]
-            assert (queries == labels[np.array(episode["support"])[:, :1]]).all()
-            assert [run.names("novel")[c] for c in queries[:, 0]] == episode["classes"]
+            queries = novel.labels[np.array(episode["query"])]
+            assert (queries == novel.labels[np.array(episode["support"])[:, :1]]).all()
+            assert [names[c] for c in queries[:, 0]] == episode["classes"]
         accuracies = [episode["accuracy"] for episode in shown["episodes"]]
         assert accuracies == sorted(accuracies)
         assert accuracies[0] <= shown["mean_accuracy"]
@@ -288,31 +258,26 @@ def test_the_hardest_episodes_are_those_of_the_evaluation(trained, untrained):
 
 def test_accuracy_and_calibration_are_those_of_the_report(untrained):
     run = untrained("hyperspherical")
-    report = run.report()
-    shown = run.numbers["accuracy"]["test"]
-    assert shown["mean"] == pytest.approx(report["result"]["accuracy"])
-    by_name = dict(zip(run.names("test"), report["result"]["class_accuracies"], strict=True))
+    result, shown, (outputs, names) = run.result(), run.numbers["accuracy"]["test"], run.shown
+    assert shown["mean"] == pytest.approx(result["accuracy"])
+    by_name = dict(zip(names, result["class_accuracies"], strict=True))
     assert shown["classes"] == pytest.approx(by_name)
     # A long tail, from its head.
-    counts = dict(zip(run.names("test"), run.outputs("test").class_counts, strict=True))
-    drawn = [counts[c] for c in shown["classes"]]
+    drawn = [outputs.class_counts[names.index(c)] for c in shown["classes"]]
     assert drawn == sorted(drawn, reverse=True)
     reliability = run.numbers["reliability"]
-    assert reliability["calibration_error"] == pytest.approx(report["result"]["calibration_error"])
-    assert sum(reliability["counts"]) == report["result"]["samples"]
+    assert reliability["calibration_error"] == pytest.approx(result["calibration_error"])
+    assert sum(reliability["counts"]) == result["samples"]
 
 
 def test_a_multi_label_run_shows_average_precision_and_shared_labels(untrained):
     run = untrained("multi-label")
-    report = run.report()
-    shown = run.numbers["precision"]["test"]
-    assert shown["mean"] == pytest.approx(report["result"]["map_class"])
-    known = zip(run.names("test"), report["result"]["class_precisions"], strict=True)
+    result, shown, (outputs, names) = run.result(), run.numbers["precision"]["test"], run.shown
+    assert shown["mean"] == pytest.approx(result["map_class"])
+    known = zip(names, result["class_precisions"], strict=True)
     assert shown["classes"] == pytest.approx({name: ap for name, ap in known if ap is not None})
-    labels, found = run.outputs("test").labels > 0, run.numbers["neighbours"]
-    for query, nearest, wrong in zip(
-        found["queries"], found["neighbours"], found["wrong"], strict=True
-    ):
+    labels, found = outputs.labels > 0, run.numbers["neighbours"]
+    for query, nearest, wrong in zip(*map(found.get, FOUND), strict=True):
         assert wrong == [not (labels[query] & labels[n]).any() for n in nearest]
 
 
@@ -332,16 +297,11 @@ def test_another_split_and_checkpoint_have_a_folder_of_their_own(trained, capsys
     assert "A picture is missing: there is nothing to draw." in text
     assert {path.stem for path in folder.glob("*.png")} == {"map", "neighbours", "episodes"}
     numbers = json.loads((folder / "look.json").read_text())
-    found = numbers["neighbours"]
-    part = set(some_rows(4650).tolist())
+    found, part = numbers["neighbours"], set(some_rows(4650).tolist())
     assert part.issuperset(np.ravel(found["neighbours"]).tolist() + found["queries"])
     # Episodes are those of the evaluation, of all images.
-    base = trained.outputs("base")
-    config = dataclasses.replace(FEW_SHOT.evaluation, shots=(1,))
-    ((result, _),) = evaluate_prototypes(
-        base.features, base.labels, config=config, distance="euclidean"
-    )
-    assert numbers["episodes"]["mean_accuracy"] == pytest.approx(result.accuracy, abs=1e-6)
+    base = trained.view.sides[0].outputs
+    assert numbers["episodes"]["mean_accuracy"] == mean_accuracy(trained, base, PROTOTYPES)
 
     assert main([*given, "--split", "test"]) == 2
     assert "no split 'test'; it has base, validation, novel" in capsys.readouterr().err
@@ -396,10 +356,13 @@ def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
         Cloud(images, "red", points[:150], np.arange(150)),
         Cloud(images, "blue", points[150:], np.arange(150, 200)),
     ]
-    assert draw_map(Figure().subplots(), clouds, 4, 30) == len(set(side.rows)) == 30
-    assert {0, 150} <= set(side.rows)  # Turn by turn.
     same = [clouds[0]._replace(points=np.zeros((5, 2)), rows=np.arange(5))]
-    assert draw_map(Figure().subplots(), same, 4, 30) == 1
+    shares = np.array([0.5, 0.25])
+    numbers = [draw_map(Figure().subplots(), of, 4, 30, shares) for of in (clouds, same)]
+    assert [shown["images_drawn"] for shown in numbers] == [30, 1]
+    assert len(side.rows) == 30 + 1
+    assert {0, 150} <= set(side.rows[:30])  # Turn by turn.
+    assert len(set(side.rows[:30])) == 30
 
 
 def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained, tmp_path):
@@ -440,6 +403,7 @@ def test_text_of_the_page_is_escaped(tmp_path):
     (file, *_) = write_page(
         tmp_path, title="A<B", summary="<i>", pictures=[picture], notes=["<u>"], command="<c>"
     )
-    page = Page(file.read_text())
-    assert not {"b", "i", "u", "c"} & set(page.tags)
-    assert page.images[0]["alt"] == '<b>. say "x" & y'
+    page = ElementTree.fromstring(file.read_text())
+    texts = {"h1": "A<B", "p": "<i>", "nav/a": "<b>", ".//li": "<u>", ".//code": "<c>"}
+    assert {path: page.findtext(path) for path in texts} == texts
+    assert [image.attrib["alt"] for image in page.iter("img")] == ['<b>. say "x" & y']
