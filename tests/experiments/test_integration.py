@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.assembly import plan_run
 from experiments.config import DataConfig
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.sampling import evaluation_episodes
@@ -159,10 +160,10 @@ def test_mixed_images_need_a_loss_of_single_samples(name, option):
     data = dataclasses.replace(DataConfig(), **{option: 0.5})
     config = FewShotConfig(data=data, loss=IntegratedLoss(name))
     with pytest.raises(ConfigError, match=rf"data.{option} = 0\.5 needs a loss of single samples"):
-        few_shot.build(config).check_options(64)
+        plan_run(config)
     single = dataclasses.replace(config, loss=IntegratedLoss("sce"))
-    few_shot.build(single).check_options(64)
-    few_shot.build(dataclasses.replace(config, data=DataConfig())).check_options(64)
+    plan_run(single)
+    plan_run(dataclasses.replace(config, data=DataConfig()))
 
 
 EVALUATION = IntegrationEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, seed=2)
