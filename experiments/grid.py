@@ -33,11 +33,10 @@ from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config
 
-_PAIRS_NOTES = {
-    "data.subset_seed": "Subsets overlap and share their test images: means and intervals over "
-    "data.subset_seed describe repetition over such subsets, not over new data."
-}
-"""Where the values of an option are repetitions."""
+_SUBSETS = (
+    "Subsets overlap and share their test images: means and intervals over data.subset_seed "
+    "describe repetition over such subsets, not over new data."
+)
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
 
@@ -69,15 +68,21 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
     for position in values.split(","):
         parts = position.split("/") if len(options) > 1 else [position]
         if len(parts) != len(options):
-            raise ConfigError(
-                f"{text!r}: {position!r} has {len(parts)} values for {len(options)} options"
-            )
-        settings.append({o: _parse(types[o], o, p) for o, p in zip(options, parts, strict=True)})
-        if settings[-1] in settings[:-1]:
+            count = f"{len(parts)} values for {len(options)} options"
+            raise ConfigError(f"{text!r}: {position!r} has {count}")
+        at = {o: _parse(types[o], o, part) for o, part in zip(options, parts, strict=True)}
+        if at in settings:
             raise ConfigError(f"{text!r}: the value {position!r} is repeated")
+        settings.append(at)
     if len({at[options[0]] for at in settings}) == len(settings):
         options = options[:1]
-    labels = tuple("/".join(_label(option, at[option]) for option in options) for at in settings)
+    labels = tuple(
+        "/".join(
+            ALL if option in _ALL_AT_0 and at[option] == 0 else _text(at[option])
+            for option in options
+        )
+        for at in settings
+    )
     return Axis("/".join(options), labels, tuple(settings))
 
 
@@ -98,10 +103,6 @@ def _parse(expected: Any, option: str, text: str) -> Any:
 
 def _text(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _label(option: str, value: Any) -> str:
-    return ALL if option in _ALL_AT_0 and value == 0 else _text(value)
 
 
 def setting_names(settings: Mapping[str, Any]) -> list[str]:
@@ -131,25 +132,22 @@ def parse_comparison(
             "--pairs-over and --choose must be different axes, and leave one for the table; got "
             f"{', '.join(named)} of {', '.join(by_name)}"
         )
-    found = None
-    if baseline:
-        wanted = parse_axis(baseline, config).settings
-        matches = [
-            (axis.name, label)
-            for axis in axes
-            if axis.name not in used and len(axis.labels) > 1
-            for label, settings in zip(axis.labels, axis.settings, strict=True)
-            if wanted[0].items() <= settings.items()
-        ]
-        if len(matches) != 1 or len(wanted) != 1:
-            labels = (f"{axis.name} has {', '.join(axis.labels)}" for axis in axes)
-            raise ConfigError(
-                f"--baseline {baseline} must be one label of an axis of several that is not in "
-                f"--pairs-over or --choose; {len(matches)} labels have this value; "
-                f"{'; '.join(labels)}"
-            )
-        (found,) = matches
-    return Comparison(found, used[0] if pairs_over else "", tuple(used[bool(pairs_over) :]))
+    wanted = parse_axis(baseline, config).settings if baseline else ()
+    found = [
+        (axis.name, label)
+        for axis in axes
+        if axis.name not in used and len(axis.labels) > 1
+        for label, settings in zip(axis.labels, axis.settings, strict=True)
+        if any(at.items() <= settings.items() for at in wanted)
+    ]
+    if baseline and not len(found) == len(wanted) == 1:
+        labels = (f"{axis.name} has {', '.join(axis.labels)}" for axis in axes)
+        raise ConfigError(
+            f"--baseline {baseline} must be one label of an axis of several that is not in "
+            f"--pairs-over or --choose; {len(found)} labels have this value; {'; '.join(labels)}"
+        )
+    baselines, pooled = found or [None], used[0] if pairs_over else ""
+    return Comparison(baselines[0], pooled, tuple(used[bool(pairs_over) :]))
 
 
 class Cell(NamedTuple):
@@ -210,13 +208,11 @@ def run_grid(
     The table has the settings of the axes, at every seed that has been run.
 
     Args:
-      config: What all runs have in common.
-      axes, seeds: Of the runs.
-      root: Folder of the grid.
+      config, axes, seeds, root: As in `make_cells`.
       folders: Where data is stored.
       complete: Trains and evaluates a run in its directory unless it is finished; returns its
         report.
-      comparison, metrics, notes, report: As in `experiments.reporting.grid.write_grid`.
+      comparison, metrics, notes, report: As in `write_grid`.
 
     Returns:
       The files of the report, the table first; and a line for every run that diverged.
@@ -256,7 +252,7 @@ def run_grid(
             axes,
             finished_runs(config, axes, root),
             metrics=metrics,
-            notes=[*filter(None, [_PAIRS_NOTES.get(comparison.pairs_over)]), *notes],
+            notes=[*([_SUBSETS] if comparison.pairs_over == "data.subset_seed" else []), *notes],
             comparison=comparison,
             pair_metrics=pair_metrics,
             **report,
@@ -269,13 +265,17 @@ def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list
     """All finished runs of a grid, of any seed, that do not differ from `config` elsewhere."""
     names = {path.name for path in root.glob("*/" * len(axes) + "seed-*")}
     seeds = [int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit()]
-    runs = []
-    for cell in make_cells(config, axes, sorted(seeds), root):
-        path = cell.directory / "report.json"
-        same = path.exists() and read_config(cell.directory) == config_to_dict(cell.config)
-        if same and (report := read_report(path)):
-            runs.append(Run(cell.place, report, read_episodes(cell.directory)))
-    return runs
+    cells = make_cells(config, axes, sorted(seeds), root)
+    return [run for cell in cells if (run := _finished(cell, config_to_dict(cell.config)))]
+
+
+def _finished(cell: Cell, config: dict[str, Any] | None = None) -> Run | None:
+    """What is stored of a run, if it is finished, and its configuration is `config`."""
+    path = cell.directory / "report.json"
+    if not path.exists() or (config and read_config(cell.directory) != config):
+        return None
+    report = read_report(path)
+    return Run(cell.place, report, read_episodes(cell.directory)) if report else None
 
 
 def evaluate_over(
@@ -293,16 +293,14 @@ def evaluate_over(
     """Evaluates a checkpoint at all combinations of values; writes their table and figure.
 
     Evaluations are kept in RUN/evaluations/SPLIT-stepSTEP/OPTION=VALUE/...; those that are there
-    are read, not repeated.
+    are read, not repeated. Those with the same episodes are compared episode by episode.
 
     Args:
       path, folders, split, which: As in `evaluate_run`.
       over: Evaluation options and their values, as `parse_axis` reads them.
       overrides: Values, by option, that all evaluations share and the run does not have.
-      metrics: As in `write_grid`, in the order of the reports.
-      baseline: As in `parse_comparison`. Evaluations with the same episodes are compared episode by
-        episode.
-      command: What was typed.
+      metrics, command: As in `write_grid`; by default the metrics of the reports, in their order.
+      baseline: As in `parse_comparison`.
 
     Raises:
       CheckpointError: There is no such checkpoint, or none is intact.
@@ -314,23 +312,19 @@ def evaluate_over(
     axes = [parse_axis(text, config) for text in over]
     comparison = parse_comparison(axes, config, baseline=baseline)
     shared = with_evaluation(config, overrides)
-    given = {option: "its values in --over" for axis in axes for option in axis.settings[0]}
-    check_not_set(shared, config, given)
+    check_not_set(shared, config, {o: "its values in --over" for a in axes for o in a.settings[0]})
     name = ",".join([f"{split}-step{run.step}", *setting_names(overrides)])
     root = run_directory(path) / "evaluations" / name
     cells = make_cells(shared, axes, [config.seed], root)
     for cell in cells:
         with_evaluation(config, {**overrides, **cell.settings})
-    evaluate, runs = evaluation_of(run, folders), []
+    evaluate = evaluation_of(run, folders)
     for cell in _announced(cells, axes):
-        file = cell.directory / "report.json"
-        report = read_report(file) if file.exists() else None
-        if report is None:
+        if not _finished(cell):
             protocol, report = evaluate(split, {**overrides, **cell.settings})
-            report["command"] = command
             cell.directory.mkdir(parents=True, exist_ok=True)
-            write_report(cell.directory, protocol, report)
-        runs.append(Run(cell.place, report, read_episodes(cell.directory)))
+            write_report(cell.directory, protocol, report | {"command": command})
+    runs = [found for cell in cells if (found := _finished(cell))]
     # Values such as the number of shots have metrics of their own.
     available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
     _check_metrics(metrics, available)

@@ -7,6 +7,8 @@ import dataclasses
 import io
 import json
 import re
+import shlex
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +19,11 @@ from experiments.cli.main import main
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.errors import ConfigError
 from experiments.grid import finished_runs, make_cells, parse_axis, parse_comparison
-from experiments.protocols import few_shot, integration
+from experiments.protocols import config_to_dict, few_shot, integration
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from experiments.storage import write_json
+from tests.experiments import test_grid_report as fakes
 from tests.experiments.tiny_runs import TINY_OPTIONS, config_of, metrics
 
 CONFIG = GroupSoftmaxConfig(
@@ -188,34 +192,6 @@ def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
     assert not re.search(r"\| softmax +\|", output)
 
 
-def test_validation_chooses_the_value_of_an_option(tmp_path, swept, capsys):
-    _, command = swept
-    command = [*command, "--directory", str(tmp_path), "--choose", "loss.num_groups"]
-    command += ["--over", "loss.name=loose", "loss.num_groups=2,4"]
-    assert main([*command, "--data.holdout", "0"]) == 2
-    assert "--choose needs the split validation" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-    assert main(command) == 0
-    stored = json.loads((tmp_path / "table.json").read_text())
-    validations = {run["place"][1]: run["report"]["validation"]["value"] for run in stored["runs"]}
-    (choice,) = stored["choices"]
-    assert validations[choice["label"]] == max(validations.values())
-    assert f"best mean validation. loose: {choice['label']}." in capsys.readouterr().out
-
-
-def test_subsets_are_repetitions_only_where_they_differ(tmp_path, swept, capsys):
-    _, command = swept
-    command = [*command, "--directory", str(tmp_path), "--pairs-over", "data.subset_seed"]
-    command += ["--over", "loss.name=loose", "data.subset_seed=0,1"]
-    assert main([*command, "--data.classes", "0"]) == 2
-    assert "data.subset_seed = 1 has no effect" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-    assert main(command) == 0
-    output = capsys.readouterr().out
-    assert "mean and standard deviation over data.subset_seed 0, 1, each" in output
-    assert "- Subsets overlap and share their test images: means and intervals over" in output
-
-
 def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
     directory, command = swept
     path = directory / "loss.name=loose" / "seed-0"
@@ -231,37 +207,17 @@ def test_a_run_of_a_sweep_can_be_evaluated_again(swept, capsys):
     assert "no split 'novel'; it has train, validation, test" in capsys.readouterr().err
 
 
-def test_runs_of_other_options_are_left_out(swept):
-    directory, _ = swept
+def test_runs_of_other_options_are_left_out(swept, capsys):
+    directory, command = swept
     config = config_of(directory / "loss.name=loose" / "seed-0")
     axes = axes_of("loss.name=softmax,loose")
     assert len(finished_runs(config, axes, directory)) == 2
     assert finished_runs(dataclasses.replace(config, steps=3), axes, directory) == []
     assert finished_runs(config, axes, directory / "nowhere") == []
-
-
-def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
-    directory, command = swept
-    command = [*command, "--steps", "4", "--over", "loss.name=tight,loose"]
-    assert main(command) == 2
+    # The directory of another run is found before training.
+    assert main([*command, "--steps", "4", "--over", "loss.name=tight,loose"]) == 2
     assert re.search(r"steps: 2 -> 4", capsys.readouterr().err)
     assert not (directory / "loss.name=tight").exists()
-
-
-def test_a_sweep_is_compared_with_a_baseline(swept, capsys):
-    directory, command = swept
-    over = ["--over", "loss.name=softmax,loose", "--seeds", "0", "1"]
-    assert main([*command, *over, "--baseline", "loss.name=softmax"]) == 0
-    assert re.search(r"\| loose +\| [^|]*\(n = 2\)", capsys.readouterr().out)
-    stored = json.loads((directory / "table.json").read_text())
-    errors = {
-        (run["place"][0], run["report"]["seed"]): run["report"]["metrics"][0]["value"]
-        for run in stored["runs"]
-    }
-    expected = [errors["loose", seed] - errors["softmax", seed] for seed in (0, 1)]
-    difference = stored["differences"][0]
-    assert (difference["metric"], difference["place"]) == ("error", ["loose"])
-    assert difference["values"] == pytest.approx(expected)
 
 
 def test_the_folder_is_named_after_the_preset_not_after_a_word(monkeypatch):
@@ -273,32 +229,95 @@ def test_the_folder_is_named_after_the_preset_not_after_a_word(monkeypatch):
     assert seen[0][3] == Path("runs", "sweep-icons")
 
 
+SWEEP = "sweep icons-groups --over loss.name=softmax,tight"
+# Short, in case it trains after all.
+SHORT = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4", "8"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seed", "3"], "the grid sets --seed in every run; use --seeds instead"),
-        (["--loss.name=loose", "--loss.name", "tight"], "sets --loss.name in every run; use its"),
-        (["--metrics", "eror"], "no metric 'eror'; available: error, accuracy, calibration error"),
-        (["--metrics", "tail accuracy"], "no metric 'tail accuracy'; available: error"),
-        (["--data.classes", "5", "--over", "data.classes=5,9"], "the grid sets --data.classes"),
+        (f"{SWEEP} --seed 3", "the grid sets --seed in every run; use --seeds instead"),
+        (f"{SWEEP} --loss.name=loose --loss.name tight", "sets --loss.name in every run; use its"),
+        (f"{SWEEP} --metrics eror", "no metric 'eror'; available: error, accuracy, calibration"),
+        (f"{SWEEP} --metrics 'tail accuracy'", "no metric 'tail accuracy'; available: error"),
+        (f"{SWEEP} --data.classes 5 --over data.classes=5,9", "the grid sets --data.classes"),
+        ("sweep icons-groups", "needs at least one axis"),
+        # Of all runs, before data is prepared.
+        ("sweep icons-groups --over loss.num_groups=4,9999", "num_groups = 9999 must be at most"),
+        ("compare icons --seed 1", "sets --seed in every run; use --seeds instead"),
+        ("compare icons --loss.name=sce", "sets --loss.name in every run; use --losses instead"),
+        ("compare icons --sampling.strategy 32x4", "every run; use --sampling instead"),
+        ("compare icons --losses", "--losses"),
+        ("compare icons --sampling", "--sampling"),
+        ("compare icons --seeds", "--seeds"),
     ],
 )
-def test_an_impossible_sweep_is_refused_before_it_trains(tmp_path, capsys, words, message):
-    places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "sweep")]
-    # Short, in case it trains after all.
-    short = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4", "8"]
-    command = ["sweep", "icons-groups", "--over", "loss.name=softmax,tight", *short, *places]
-    assert main([*command, *words]) == 2
+def test_an_impossible_grid_is_refused_before_it_trains(tmp_path, capsys, words, message):
+    places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "grid")]
+    assert main([*shlex.split(words), *SHORT, *places]) == 2
     assert message in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
-def test_options_of_all_cells_are_checked_before_data_is_prepared(tmp_path, capsys):
-    places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "sweep")]
-    command = ["sweep", "icons-groups", "--over", "loss.num_groups=4,9999", *places]
-    assert main(command) == 2
-    assert "loss.num_groups = 9999 must be at most 256" in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()
+def test_protocol_a_alone_is_compared():
+    with pytest.raises(SystemExit) as refused:
+        main(["compare", "icons-groups"])
+    assert refused.value.code == 2
+
+
+def untrained(plan, directory, *, command, **_):
+    """Stands for a run: a report with numbers that depend on its folder."""
+    value = zlib.crc32("/".join(directory.parts[-3:]).encode()) / 2**32
+    found = fakes.run(
+        (), plan.config.seed, (fakes.ERROR, value), validation=1 - value, command=command
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "config.json", config_to_dict(plan.config))
+    write_json(directory / "report.json", found.report)
+    return found.report
+
+
+def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.runs.complete_run", untrained)
+
+    def table(name, words, status=0):
+        directory = tmp_path / name
+        command = [*swept[1], "--directory", str(directory), "--over", *words.split()]
+        assert main(command) == status
+        shown = capsys.readouterr()
+        if status:
+            assert not directory.exists()
+            return shown.err
+        return shown.out, json.loads((directory / "table.json").read_text())
+
+    over = "loss.name=softmax,loose --seeds 0 1 --baseline loss.name=softmax"
+    output, stored = table("baseline", over)
+    assert re.search(r"\| loose +\| [^|]*\(n = 2\)", output)
+    errors = {
+        (run["place"][0], run["report"]["seed"]): run["report"]["metrics"][0]["value"]
+        for run in stored["runs"]
+    }
+    (difference, *_) = stored["differences"]
+    assert (difference["metric"], difference["place"]) == ("error", ["loose"])
+    expected = [errors["loose", seed] - errors["softmax", seed] for seed in (0, 1)]
+    assert difference["values"] == pytest.approx(expected)
+
+    over = "loss.name=loose loss.num_groups=2,4 --choose loss.num_groups"
+    refused = table("choice", f"{over} --data.holdout 0", 2)
+    assert "--choose needs the split validation" in refused
+    output, stored = table("choice", over)
+    validations = {run["place"][1]: run["report"]["validation"]["value"] for run in stored["runs"]}
+    (choice,) = stored["choices"]
+    assert validations[choice["label"]] == max(validations.values())
+    assert f"best mean validation. loose: {choice['label']}." in output
+
+    over = "loss.name=loose data.subset_seed=0,1 --pairs-over data.subset_seed"
+    refused = table("subsets", f"{over} --data.classes 0", 2)
+    assert "data.subset_seed = 1 has no effect" in refused
+    output, _ = table("subsets", over)
+    assert "mean and standard deviation over data.subset_seed 0, 1, each" in output
+    assert "- Subsets overlap and share their test images: means and intervals over" in output
 
 
 class Grid(NamedTuple):
@@ -386,32 +405,3 @@ def test_a_grid_is_checked_before_its_first_run(tmp_path, folders, capsys):
     assert main([*command, "--losses", "sce", "--sampling", "random", "64x64"]) == 2
     assert main([*command, "--losses", "sce", "--evaluation.ways", "60"]) == 2
     assert not (tmp_path / "grid").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "instead"),
-    [
-        (["--seed", "1"], "--seeds"),
-        (["--loss.name=sce"], "--losses"),
-        (["--sampling.strategy", "32x4"], "--sampling"),
-    ],
-)
-def test_options_that_the_comparison_sets_are_refused(tmp_path, capsys, given, instead):
-    assert main(["compare", "icons", "--directory", str(tmp_path / "grid"), *given]) == 2
-    option = given[0].partition("=")[0]
-    assert f"sets {option} in every run; use {instead} instead" in capsys.readouterr().err
-    assert not (tmp_path / "grid").exists()
-
-
-@pytest.mark.parametrize("option", ["--losses", "--sampling", "--seeds"])
-def test_an_empty_comparison_is_refused(option, capsys):
-    assert main(["compare", "icons", option]) == 2
-    assert option in capsys.readouterr().err
-
-
-def test_nothing_to_sweep_is_refused(capsys):
-    assert main(["sweep", "icons-groups"]) == 2
-    assert "needs at least one axis" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as refused:  # Not a preset of protocol A.
-        main(["compare", "icons-groups"])
-    assert refused.value.code == 2

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.cli.main import main
-from experiments.reporting.grid import write_grid
 from experiments.reporting.power import paired_power, pairs_needed, smallest_effect
-from experiments.reporting.results import Axis, Comparison
-from tests.experiments.test_grid_report import ERROR, METHODS, run, runs_of, squeezed
+from tests.experiments.test_grid_report import squeezed
 
 
 @pytest.mark.parametrize(
@@ -36,63 +34,19 @@ def test_the_smallest_effect_is_found_just_so(pairs):
     assert pairs_needed(1.001 * effect, 0.3, 0.9) == pairs
 
 
-def printed(capsys, *words):
-    assert main(["power", *words]) == 0
-    return squeezed(capsys.readouterr().out)
-
-
 def test_the_command_prints_the_numbers(capsys):
-    text = printed(capsys, "--deviation", "0.9", "--effect", "1.3", "--pairs", "6", "8")
+    def printed(*words):
+        assert main(["power", "--deviation", "0.9", *words]) == 0
+        return squeezed(capsys.readouterr().out)
+
+    text = printed("--effect", "1.3", "--pairs", "6", "8")
     assert f"{pairs_needed(1.3, 0.9, 0.8)} for 80 %, {pairs_needed(1.3, 0.9, 0.9)} for 90 %" in text
-    assert (
-        f"| 8 | {smallest_effect(8, 0.9, 0.8):.3g} | {smallest_effect(8, 0.9, 0.9):.3g} |" in text
-    )
-    assert "needed" not in printed(capsys, "--deviation", "0.9")
+    smallest = [f"{smallest_effect(8, 0.9, power):.3g}" for power in (0.8, 0.9)]
+    assert f"| 8 | {' | '.join(smallest)} |" in text
+    assert "needed" not in printed()
 
 
-def written(directory, comparison):
-    values = {"softmax": (0.137, 0.126, 0.140), "loose": (0.121, 0.124, 0.121)}
-    runs = runs_of({(m, n): of for m, of in values.items() for n in ("5", "50")}, ERROR)
-    axes = [METHODS, Axis("n", ("5", "50"))]
-    write_grid(directory, axes, runs, title="T", command="c", comparison=comparison)
-
-
-@pytest.fixture
-def directory(tmp_path):
-    written(tmp_path, Comparison(("Method", "softmax")))
-    return tmp_path
-
-
-def test_a_grid_gives_the_deviation(directory, capsys):
-    deviation = float(np.std([-1.6, -0.2, -1.9], ddof=1))
-    expected = (
-        f"| loose, 5 | error (points) ↓ | 3 | -1.23 | {deviation:.2f} | "
-        f"{smallest_effect(3, deviation, 0.8):.2f} | {pairs_needed(1, deviation, 0.8)} | "
-        f"{pairs_needed(1, deviation, 0.9)} |"
-    )
-    assert expected in printed(capsys, "--directory", str(directory), "--effect", "1")
-    # Runs that do not differ need two pairs. The two values of n have the same runs here.
-    written(directory, Comparison(("n", "5")))
-    text = printed(capsys, "--directory", str(directory), "--effect", "1")
-    assert "| loose, 50 | error (points) ↓ | 3 | +0.00 | 0.00 | 0.00 | 2 | 2 |" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "either --deviation or --directory"),
-        (["--deviation", "0"], "deviation must be above 0, got 0"),
-        (["--deviation", "1", "--effect", "0"], "effect must not be 0"),
-        (["--deviation", "1", "--pairs", "1"], "pairs must be at least 2"),
-        (["--directory", "nowhere"], "nowhere/table.json is not the table of a grid"),
-    ],
-)
-def test_what_cannot_be_computed_is_refused(words, message, capsys):
-    assert main(["power", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_grid_without_pairs_is_refused(directory, capsys):
-    write_grid(directory, [METHODS], [run(("loose",), 0, (ERROR, 1))], title="T", command="c")
-    assert main(["power", "--directory", str(directory)]) == 2
-    assert "no differences of two pairs of runs; give sweep or" in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["0", "1 --effect 0", "1 --pairs 1"])
+def test_what_cannot_be_computed_is_refused(words, capsys):
+    assert main(["power", "--deviation", *words.split()]) == 2
+    assert "power needs a deviation above 0" in capsys.readouterr().err
