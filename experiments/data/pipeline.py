@@ -16,8 +16,8 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from experiments.contracts import ImageSet, Photographs
-from experiments.data.archives import DamagedArchiveError
 from experiments.data.builders import builder_class
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.preparation import prepare
 from experiments.data.builders.tasks import FewShotBuilder

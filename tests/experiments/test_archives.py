@@ -12,7 +12,7 @@ import pytest
 from numpy._core import multiarray, numeric
 from scipy.io import savemat
 
-from experiments.data.archives import (
+from experiments.data.builders.archives import (
     DamagedArchiveError,
     UnsafeArchiveError,
     extract,

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from experiments.data import builders
-from experiments.data.archives import MissingArchiveError
 from experiments.data.builders import base
+from experiments.data.builders.archives import MissingArchiveError
 from experiments.data.builders.images import Encoding, SourceImage, encode
 from experiments.data.pipeline import load_split
 from tests.experiments import fake_archives

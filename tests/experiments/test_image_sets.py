@@ -13,7 +13,11 @@ from scipy.io import savemat
 
 from experiments.config import Folders
 from experiments.data import builders
-from experiments.data.archives import DamagedArchiveError, MissingArchiveError, UnsafeArchiveError
+from experiments.data.builders.archives import (
+    DamagedArchiveError,
+    MissingArchiveError,
+    UnsafeArchiveError,
+)
 from experiments.data.pipeline import RecordImages, class_counts, load_split
 from experiments.protocols import classification
 from tests.experiments import fake_archives as few

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiments.data import builders
-from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders import kanji
+from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.pipeline import load_split
 
 _SVG = """<?xml version="1.0" encoding="UTF-8"?>

@@ -16,7 +16,7 @@ from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, SamplingConfig, TrainConfig
 from experiments.data import pipeline
-from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.pipeline import RecordImages, load_split
 from experiments.errors import ConfigError
 from experiments.processes import Interrupted

@@ -14,8 +14,8 @@ from experiments.config import DataConfig
 from experiments.contracts import Photographs
 from experiments.data import augment as module
 from experiments.data import builders
-from experiments.data.archives import DamagedArchiveError
 from experiments.data.augment import random_box, random_resized_crop, resize_and_center_crop
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import RecordImages, load_split
 from experiments.presets import PRESETS

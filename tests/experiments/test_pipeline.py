@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.data import builders, pipeline
-from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.pipeline import RecordImages, load_split
 from tests.experiments import fake_archives
 

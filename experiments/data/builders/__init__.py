@@ -7,8 +7,8 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.data.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders import preparation
+from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.arrays import Cifar10, Cifar100, Stl10, Svhn, SvhnExtra
 from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.caltech import Caltech101, Caltech256

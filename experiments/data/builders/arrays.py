@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.archives import DamagedArchiveError, load_mat, load_pickle
+from experiments.data.builders.archives import DamagedArchiveError, load_mat, load_pickle
 from experiments.data.builders.base import DatasetSpec
 from experiments.data.builders.images import (
     ClassSplit,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow_datasets as tfds
 
-from experiments.data.archives import MissingArchiveError
+from experiments.data.builders.archives import MissingArchiveError
 from experiments.data.builders.images import LONGEST, Encoding, encode
 from experiments.data.builders.layouts import Layout, SearchPath
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.data.archives import DamagedArchiveError, extract
+from experiments.data.builders.archives import DamagedArchiveError, extract
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, list_images, split_of_files
 from experiments.data.builders.layouts import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.archives import DamagedArchiveError, load_mat
+from experiments.data.builders.archives import DamagedArchiveError, load_mat
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, open_files, text
 from experiments.data.builders.layouts import (

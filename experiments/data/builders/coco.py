@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import MultiLabelSplit, open_files, read_json
 from experiments.data.builders.layouts import Layout, Part, SearchPath

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath
 
-from experiments.data.archives import DamagedArchiveError, MissingArchiveError
+from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, list_images, read_json, split_of_files
 from experiments.data.builders.layouts import Layout, Part, SearchPath

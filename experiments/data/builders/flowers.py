@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.archives import DamagedArchiveError, load_mat
+from experiments.data.builders.archives import DamagedArchiveError, load_mat
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, split_of_files
 from experiments.data.builders.layouts import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.archives import DamagedArchiveError, TarMember, load_mat, tar_members
+from experiments.data.builders.archives import DamagedArchiveError, TarMember, load_mat, tar_members
 from experiments.data.builders.base import DatasetSpec, photograph_spec
 from experiments.data.builders.images import (
     ClassSplit,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from experiments.data.archives import DamagedArchiveError, load_pickle
+from experiments.data.builders.archives import DamagedArchiveError, load_pickle
 
 Encoding = Literal["png", "jpeg"]
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image, ImageDraw
 
-from experiments.data.archives import DamagedArchiveError, MissingArchiveError
+from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import DatasetSpec, ImageBuilder
 from experiments.data.builders.images import ClassSplit, MultiLabelSplit, SourceImage
 from experiments.data.builders.layouts import SearchPath

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from experiments.data.archives import DamagedArchiveError, MissingArchiveError, extract
+from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError, extract
 from experiments.data.builders.images import (
     ClassSplit,
     list_images,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, read_lines, split_of_files
 from experiments.data.builders.layouts import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from experiments.data.archives import DamagedArchiveError, load_pickle
+from experiments.data.builders.archives import DamagedArchiveError, load_pickle
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import (
     ClassSplit,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import MultiLabelSplit, open_files, read_lines
 from experiments.data.builders.layouts import Layout, Part, SearchPath, inside

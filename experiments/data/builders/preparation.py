@@ -10,7 +10,7 @@ from typing import TypeVar
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
-from experiments.data.archives import DamagedArchiveError, MissingArchiveError
+from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
 from experiments.storage import exclusive, is_remote, storage_path
 

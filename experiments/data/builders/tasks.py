@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from experiments.data.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.images import ClassSplit, MultiLabelSplit
 

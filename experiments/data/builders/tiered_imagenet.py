@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.archives import DamagedArchiveError, load_pickle
+from experiments.data.builders.archives import DamagedArchiveError, load_pickle
 from experiments.data.builders.base import DatasetSpec
 from experiments.data.builders.images import ClassSplit, Table, entries, split_of_rows, text
 from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath
