@@ -194,12 +194,7 @@ def build_network(
     elif abstract:
         build = {"build": jax.eval_shape}
     graphdef, state = initial_state(
-        model,
-        objective,
-        optimizer,
-        seed=config.seed,
-        weights=weights,
-        **build,
+        model, objective, optimizer, seed=config.seed, weights=weights, **build
     )
     return Network(graphdef, objective, optimizer, state)
 

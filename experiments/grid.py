@@ -20,15 +20,7 @@ from experiments.errors import ConfigError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
-from experiments.reporting.results import (
-    ALL,
-    VALIDATION,
-    Axis,
-    Comparison,
-    Place,
-    Run,
-    places,
-)
+from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run, places
 from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config

@@ -18,12 +18,7 @@ from experiments.reporting.grid import write_grid
 from experiments.reporting.linear import classes_of, write_linear_report
 from experiments.reporting.results import Axis, Comparison, Run
 from experiments.reporting.run import describe_run, read_report
-from experiments.restored import (
-    RestoredRun,
-    config_of_run,
-    restore_run,
-    run_directory,
-)
+from experiments.restored import RestoredRun, config_of_run, restore_run, run_directory
 from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
 from experiments.training.outputs import build_features

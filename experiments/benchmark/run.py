@@ -54,11 +54,7 @@ _TABLES = {
 
 
 def run_benchmark(
-    names: Sequence[str],
-    sizes: Sequence[SizeName],
-    *,
-    command: str,
-    allow_load: bool = False,
+    names: Sequence[str], sizes: Sequence[SizeName], *, command: str, allow_load: bool = False
 ) -> str:
     """Measures the losses at the sizes, one after the other.
 

@@ -74,11 +74,7 @@ def prototypical(features: Tensor, labels: Tensor, *, num_classes: int | None = 
 
 
 def sum_of_losses(
-    features: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    within: Tensor | None = None,
+    features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor, within: Tensor | None = None
 ) -> Tensor:
     """Softmax and NCA, the latter without the part `within` of the features."""
     metric_features = features if within is None else features - within

@@ -51,10 +51,7 @@ class Benchmark:
         from experiments.benchmark.run import run_benchmark
 
         text = run_benchmark(
-            self.names,
-            _SIZES[self.size],
-            command=shlex.join(command),
-            allow_load=self.allow_load,
+            self.names, _SIZES[self.size], command=shlex.join(command), allow_load=self.allow_load
         )
         self.out.mkdir(parents=True, exist_ok=True)
         path = write_atomically(self.out / "benchmark.md", text)

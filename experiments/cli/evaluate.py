@@ -28,8 +28,7 @@ class Evaluate:
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory, or its folder of checkpoints."""
     split: Annotated[
-        str | None,
-        tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)"),
+        str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)")
     ] = None
     """base, validation or novel classes; or, where no classes are held out, train, validation or
     test images."""

@@ -27,8 +27,7 @@ class Look:
     directory: Annotated[Path, tyro.conf.Positional]
     """Run directory, or its folder of checkpoints."""
     split: Annotated[
-        str | None,
-        tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)"),
+        str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)")
     ] = None
     """base, validation or novel classes; or, where no classes are held out, train, validation or
     test images."""

@@ -20,11 +20,7 @@ _LUMA = (0.299, 0.587, 0.114)
 # Principal components of ImageNet's pixels in [0, 1]: standard deviations, and directions as
 # columns (Krizhevsky et al., 2012; values of fb.resnet.torch).
 _DEVIATIONS = (0.2175, 0.0188, 0.0045)
-_DIRECTIONS = (
-    (-0.5675, 0.7192, 0.4009),
-    (-0.5808, -0.0045, -0.8140),
-    (-0.5836, -0.6948, 0.4203),
-)
+_DIRECTIONS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 
 
 def jitter(pixels: Array, key: Array, strength: float) -> Array:

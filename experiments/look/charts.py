@@ -12,25 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 import jaxloss
-from experiments.evaluation.classification import (
-    calibration,
-    predict_classes,
-    softmax_confidences,
-)
+from experiments.evaluation.classification import calibration, predict_classes, softmax_confidences
 from experiments.evaluation.subspace import span, variance_shares
 from experiments.look.page import Picture
 from experiments.look.view import View
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import terms
 from experiments.reporting.markdown import scaled, with_unit
-from experiments.reporting.style import (
-    BLUE,
-    GREY,
-    INK,
-    VERMILLION,
-    series_mark,
-    style_axes,
-)
+from experiments.reporting.style import BLUE, GREY, INK, VERMILLION, series_mark, style_axes
 
 _BINS = 15
 _POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)

@@ -19,15 +19,7 @@ from experiments.presets import (
 )
 from experiments.presets.preset import Preset
 
-MODULES = (
-    few_shot,
-    group_softmax,
-    hyperspherical,
-    multi_label,
-    two_way,
-    negative_margin,
-    instance,
-)
+MODULES = (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin, instance)
 
 PRESETS: dict[str, Preset] = {
     name: preset._replace(config=dataclasses.replace(preset.config, preset=name))

@@ -135,10 +135,7 @@ def _balanced(data: ClassificationData, *, dim: int, epoch: int):
         loss=HypersphericalLoss(reduction="sum"),
         evaluation=_COSINES,
         optimizer=replace(
-            _SGD,
-            learning_rate=0.01,
-            weight_decay=1e-4,
-            decay_steps=(100 * epoch, 200 * epoch),
+            _SGD, learning_rate=0.01, weight_decay=1e-4, decay_steps=(100 * epoch, 200 * epoch)
         ),
         steps=250 * epoch,
         validate_every=10 * epoch,
@@ -211,10 +208,7 @@ _ON_IMAGENET = HypersphericalConfig(
     sampling=SamplingConfig(batch_size=1024),
     evaluation=_COSINES,
     optimizer=OptimizerConfig(
-        weight_decay=2e-5,
-        decay_all=True,
-        warmup_steps=5 * _IMAGENET_EPOCH,
-        warmup_from=0.01,
+        weight_decay=2e-5, decay_all=True, warmup_steps=5 * _IMAGENET_EPOCH, warmup_from=0.01
     ),
     steps=100 * _IMAGENET_EPOCH,
     validate_every=_IMAGENET_EPOCH,
@@ -223,8 +217,7 @@ _ON_IMAGENET = HypersphericalConfig(
 
 PRESETS = {
     "icons-sphere": Preset(
-        "Hyperspherical classification on all 179 classes of the icons (32×32 grey, Conv4).",
-        _ICONS,
+        "Hyperspherical classification on all 179 classes of the icons (32×32 grey, Conv4).", _ICONS
     ),
     # Section 7.1, Table 9 (d = 16, 32, 64; the code also has 25 and 50). Its "Fixed W + CE":
     # --loss.name fixed-ce. Section 7.1 draws the test images at random; the code takes the test

@@ -29,5 +29,5 @@ PRESETS = {
             steps=800,
             validate_every=400,
         ),
-    ),
+    )
 }

@@ -13,15 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
-from experiments.contracts import (
-    ImageSet,
-    Metric,
-    Objective,
-    Outputs,
-    Problem,
-    Protocol,
-    measured,
-)
+from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split

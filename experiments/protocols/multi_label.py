@@ -22,15 +22,7 @@ from experiments.config import (
     TrainConfig,
     Weight,
 )
-from experiments.contracts import (
-    ImageSet,
-    Metric,
-    Objective,
-    Outputs,
-    Problem,
-    Protocol,
-    measured,
-)
+from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import load_split, load_targets
 from experiments.errors import ConfigError

@@ -142,9 +142,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             [_share_bound(part) for part in parts if part != "base"], measure_bounds
         ),
         episode_classifier=EpisodeClassifier(
-            f"a fine-tuned {classifier} classifier",
-            fewest,
-            fine_tuned,
+            f"a fine-tuned {classifier} classifier", fewest, fine_tuned
         ),
     )
 

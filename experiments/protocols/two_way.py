@@ -32,9 +32,7 @@ class TwoWayConfig(TrainConfig):
 def build(config: TwoWayConfig) -> Protocol:
     """The protocol of a run: that of classification, with the metrics of multi-label runs too."""
     protocol = classification.build(
-        config.data,
-        label=multi_label.label(config.loss),
-        objective=partial(objective, config.loss),
+        config.data, label=multi_label.label(config.loss), objective=partial(objective, config.loss)
     )
 
     def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:

@@ -20,15 +20,7 @@ from experiments.reporting.markdown import (
     metric_heading,
     table,
 )
-from experiments.reporting.results import (
-    VALIDATION,
-    Axis,
-    Frame,
-    Grid,
-    Run,
-    make_grid,
-    places,
-)
+from experiments.reporting.results import VALIDATION, Axis, Frame, Grid, Run, make_grid, places
 from experiments.reporting.run import code_version
 from experiments.storage import write_atomically, write_json, write_picture
 

@@ -84,11 +84,7 @@ def train(
     end_epoch = _end_epoch(parts)
     with (
         Recorder(
-            directory,
-            steps=steps,
-            name=name,
-            meta=meta,
-            num_classes=len(parts.class_counts),
+            directory, steps=steps, name=name, meta=meta, num_classes=len(parts.class_counts)
         ) as recorder,
         stop_requests() as stop_request,
         watchdog(stuck_after) as step_done,

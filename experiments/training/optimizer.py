@@ -33,8 +33,7 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
         after = optax.cosine_decay_schedule(config.learning_rate, steps - config.warmup_steps)
     else:
         after = optax.piecewise_constant_schedule(
-            config.learning_rate,
-            {step - config.warmup_steps: 0.1 for step in config.decay_steps},
+            config.learning_rate, {step - config.warmup_steps: 0.1 for step in config.decay_steps}
         )
     if config.warmup_steps == 0:
         return after

@@ -11,13 +11,7 @@ import numpy as np
 
 from experiments.data.builders.archives import DamagedArchiveError, load_mat, load_pickle
 from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import (
-    ClassSplit,
-    SourceImage,
-    entries,
-    read_lines,
-    text,
-)
+from experiments.data.builders.images import ClassSplit, SourceImage, entries, read_lines, text
 from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
 from experiments.data.builders.tasks import ClassificationBuilder
 
@@ -105,10 +99,7 @@ class Cifar10(ClassificationBuilder):
         folder="cifar-10-batches-py",
         names=("batches.meta", "label_names"),
         labels="labels",
-        files={
-            "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
-            "test": ("test_batch",),
-        },
+        files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
     )
 
 

@@ -284,12 +284,7 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
         def record(item: tuple[Any, Any]) -> dict[str, Any]:
             key, label = item
-            content = encode(
-                read(key),
-                spec.image_shape,
-                whole=spec.whole,
-                encoding=spec.encoding,
-            )
+            content = encode(read(key), spec.image_shape, whole=spec.whole, encoding=spec.encoding)
             return {"image": io.BytesIO(content), name: label}
 
         rest = iter(items)

@@ -6,12 +6,7 @@ from pathlib import Path
 
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import (
-    ClassSplit,
-    list_images,
-    read_lines,
-    split_of_files,
-)
+from experiments.data.builders.images import ClassSplit, list_images, read_lines, split_of_files
 from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath, labelled_pickles
 from experiments.data.builders.tasks import FewShotBuilder
 

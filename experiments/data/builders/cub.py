@@ -57,11 +57,7 @@ class Cub(ClassificationBuilder):
         citation="Wah et al.: The Caltech-UCSD Birds-200-2011 dataset. CNS-TR-2011-001.",
         folders=("cub", "CUB", "."),
         layouts=(
-            Layout(
-                "the archive of Wah et al.",
-                (_CUB.names,),
-                _read,
-            ),
+            Layout("the archive of Wah et al.", (_CUB.names,), _read),
             class_folders("cub", TRAIN_TEST_FOLDERS),
         ),
     )

@@ -86,9 +86,7 @@ class CubFewshot(FewShotBuilder):
                 _read_lists,
             ),
             Layout(
-                "images, split by class number as in Chen et al.",
-                (_IMAGES.names,),
-                _read_by_rule,
+                "images, split by class number as in Chen et al.", (_IMAGES.names,), _read_by_rule
             ),
         ),
     )

@@ -32,11 +32,7 @@ _LABELS = Part(
 
 
 def _available(
-    names: tuple[str, ...],
-    files: Sequence[str],
-    targets: np.ndarray,
-    folder: Path,
-    source: Path,
+    names: tuple[str, ...], files: Sequence[str], targets: np.ndarray, folder: Path, source: Path
 ) -> MultiLabelSplit:
     """The images that have a label and a file. Many images are no longer on Flickr."""
     keys, rows, absent = [], [], 0
