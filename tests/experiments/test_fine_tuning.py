@@ -46,8 +46,8 @@ def fine_tuned_accuracies(*arguments, **options):
     return accuracies_of(fine_tuned_predictions(*arguments, **options))
 
 
-def start_of(d, ways, samples, passes, seed=0):
-    random = np.random.default_rng(seed)
+def start_of(d, ways, samples, passes):
+    random = np.random.default_rng(0)
     weights = random.uniform(-1, 1, (d, ways)) / np.sqrt(d)
     orders = [random.permutation(samples) for _ in range(passes)]
     return weights.astype(np.float32), np.array(orders, np.int32)
@@ -84,8 +84,13 @@ def tune_with_torch(features, labels, weights, orders, settings, classifier="cos
     return weights.detach().numpy()
 
 
-def tuned(features, labels, weights, orders, settings):
-    return fine_tune(features, labels, weights, orders, classifier="cosine", settings=settings)
+def tuned_as_with_torch(features, labels, settings):
+    """Weights of the two, which are equal."""
+    weights, orders = start_of(24, 3, len(labels), settings.passes)
+    expected = tune_with_torch(features, labels, weights, orders, settings)
+    found = fine_tune(features, labels, weights, orders, classifier="cosine", settings=settings)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    return found
 
 
 @pytest.mark.parametrize("classifier", ["cosine", "linear"])
@@ -94,16 +99,12 @@ def test_weights_equal_those_of_pytorch(classifier, shots, d, passes):
     # Of 5 and 25 samples, batches of 4 leave one over; samples and weights span 10 or 30
     # dimensions, fewer or more than d.
     settings = FineTuning(passes=passes)
-    features = features_of(d=d)
-    episode = episodes_of(1, shots=shots).support[0].ravel()
+    features = features_of(d=d)[episodes_of(1, shots=shots).support[0].ravel()]
     labels = np.repeat(np.arange(5), shots)
-    weights, orders = start_of(d, 5, 5 * shots, settings.passes)
-    expected = tune_with_torch(features[episode], labels, weights, orders, settings, classifier)
+    weights, orders = start_of(d, 5, 5 * shots, passes)
+    expected = tune_with_torch(features, labels, weights, orders, settings, classifier)
     tune = jax.jit(fine_tune, static_argnames=("classifier", "settings"))
-    found = tune(
-        features[episode], labels, weights, orders, classifier=classifier, settings=settings
-    )
-    assert found.shape == (d, 5)
+    found = tune(features, labels, weights, orders, classifier=classifier, settings=settings)
     assert np.abs(expected - weights).max() > 0.01
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -119,24 +120,16 @@ def test_weights_equal_those_of_pytorch(classifier, shots, d, passes):
     ],
 )
 def test_every_setting_means_what_it_means_in_pytorch(change):
-    settings = dataclasses.replace(SHORT, **change)
     features, labels = features_of()[:15], np.arange(15) % 3
-    weights, orders = start_of(24, 3, 15, settings.passes)
-    expected = tune_with_torch(features, labels, weights, orders, settings)
-    found = tuned(features, labels, weights, orders, settings)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-    plain = tuned(features, labels, weights, orders, SHORT)
+    plain = tuned_as_with_torch(features, labels, SHORT)
+    found = tuned_as_with_torch(features, labels, dataclasses.replace(SHORT, **change))
     assert np.abs(found - plain).max() > 1e-4
 
 
 def test_samples_that_are_equal_or_zero_are_no_problem():
     features = np.zeros((6, 24), np.float32)
     features[1:4] = features_of()[0]
-    labels = np.array([0, 0, 1, 2, 1, 2])
-    weights, orders = start_of(24, 3, 6, 8)
-    expected = tune_with_torch(features, labels, weights, orders, SHORT)
-    found = tuned(features, labels, weights, orders, SHORT)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    tuned_as_with_torch(features, np.array([0, 0, 1, 2, 1, 2]), SHORT)
 
 
 @pytest.mark.parametrize("classifier", ["cosine", "linear"])
@@ -165,22 +158,27 @@ def test_accuracies_equal_those_of_pytorch(classifier, shots):
 
 
 def test_first_weights_are_uniform():
-    weights = first_weights(jax.random.key(0), 30, 40)
-    bound = 1 / np.sqrt(30)
+    weights, bound = np.asarray(first_weights(jax.random.key(0), 30, 40)), 1 / np.sqrt(30)
     assert 0.99 * bound < np.abs(weights).max() <= bound
     assert abs(weights.mean()) < 0.05 * bound
-    assert np.asarray(weights).std() == pytest.approx(bound / np.sqrt(3), rel=0.05)
+    assert weights.std() == pytest.approx(bound / np.sqrt(3), rel=0.05)
 
 
-def test_an_episode_does_not_depend_on_how_many_there_are():
-    # 130 episodes are tuned in several groups, and the first of them are those of a short list.
-    features = features_of()
-    many = fine_tuned_accuracies(features, episodes_of(130, shots=1), settings=SHORT, seed=1)
-    few = fine_tuned_accuracies(features, episodes_of(7, shots=1), settings=SHORT, seed=1)
-    np.testing.assert_array_equal(many[:7], few)
-    assert len(np.unique(many)) > 5
-    other = fine_tuned_accuracies(features, episodes_of(7, shots=1), settings=SHORT, seed=2)
-    assert (other != few).any()
+@pytest.mark.parametrize("classifier", ["cosine", "linear"])
+def test_an_episode_does_not_depend_on_how_many_there_are(classifier):
+    # 130 episodes are tuned in several groups.
+    episodes = episodes_of(130, shots=1)
+    few = Episodes(episodes.support[:7], episodes.query[:7])
+
+    def predicted(episodes, seed):
+        return fine_tuned_predictions(
+            features_of(), episodes, classifier=classifier, settings=SHORT, seed=seed
+        )
+
+    many, expected = predicted(episodes, 1), predicted(few, 1)
+    np.testing.assert_array_equal(many[:7], expected)
+    assert len(np.unique(accuracies_of(many))) > 5
+    assert (predicted(few, 2) != expected).any()
 
 
 def test_separated_classes_are_right_and_equal_features_by_chance():
@@ -205,12 +203,3 @@ def test_results_follow_the_configuration():
         assert (result.accuracy, result.interval) == mean_and_interval(accuracies)
         assert (result.hash, result.classifier) == (episodes_hash(episodes), "cosine")
     assert results[1][0].accuracy > results[0][0].accuracy
-
-
-@pytest.mark.parametrize("classifier", ["cosine", "linear"])
-def test_some_episodes_are_predicted_as_all_are(classifier):
-    features, episodes = features_of(), episodes_of(9)
-    options = {"classifier": classifier, "settings": SHORT, "seed": 3}
-    whole = fine_tuned_predictions(features, episodes, **options)
-    first = Episodes(episodes.support[:2], episodes.query[:2])
-    np.testing.assert_array_equal(fine_tuned_predictions(features, first, **options), whole[:2])
