@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy.io import savemat
 
+from experiments.config import Folders
 from tests.experiments.fake_archives import (
     PARTS,
     Counts,
@@ -493,8 +494,9 @@ _VOC = (
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
     *("train", "tvmonitor"),
 )
+_Objects = dict[str, dict[str, list[tuple[str, int]]]]
 # For every image its objects, and whether each is difficult.
-_VOC_OBJECTS = {
+_VOC_OBJECTS: _Objects = {
     "train": {"000012": [("car", 0)], "000017": [("person", 0), ("horse", 1)]},
     "val": {"000005": [("chair", 1), ("chair", 0), ("chair", 1)]},
     "test": {"000001": [("dog", 0), ("person", 0)], "000002": [("train", 1), ("train", 1)]},
@@ -506,21 +508,20 @@ def _voc_targets(objects: list[tuple[str, int]]) -> list[int]:
     return [0 if not of else 1 if 0 in of else -1 for of in kinds.values()]
 
 
-def _voc(manual_dir: Path, parts: tuple[str, ...], lists: bool) -> None:
+def _voc(manual_dir: Path, objects: _Objects, lists: bool = False) -> None:
     top = manual_dir / "VOCdevkit/VOC2007"
     values = {1: " 1", 0: "-1", -1: " 0"}
-    for part in parts:
-        images = _VOC_OBJECTS[part]
+    for part, images in objects.items():
         write_lines(top / f"ImageSets/Main/{part}.txt", list(images))
         for column, name in enumerate(_VOC if lists else ()):
             lines = [f"{n} {values[_voc_targets(of)[column]]}" for n, of in images.items()]
             write_lines(top / f"ImageSets/Main/{name}_{part}.txt", lines)
-        for number, objects in images.items():
+        for number, of in images.items():
             write_image(top / f"JPEGImages/{number}.jpg", "voc", int(number), (50, 30))
             found = "".join(
                 f"<object><name>{name}</name><difficult>{difficult}</difficult>"
                 f"<part><name>head</name></part></object>"
-                for name, difficult in objects
+                for name, difficult in of
             )
             write_lines(
                 top / f"Annotations/{number}.xml",
@@ -543,14 +544,26 @@ def voc2007_archives(manual_dir: Path) -> ExpectedLabels:
         ("VOCtest_06-Nov-2007", ("test",)),
     ):
         with packed(manual_dir / f"{name}.tar") as folder:
-            _voc(folder, parts, lists=True)
+            _voc(folder, {part: _VOC_OBJECTS[part] for part in parts}, lists=True)
     return _expect_voc()
 
 
 def voc2007_annotations(manual_dir: Path) -> ExpectedLabels:
     """The extracted folder, with annotations only."""
-    _voc(manual_dir / "voc2007", ("train", "val", "test"), lists=False)
+    _voc(manual_dir / "voc2007", _VOC_OBJECTS)
     return _expect_voc()
+
+
+def random_voc2007(root: Path) -> Folders:
+    """20, 8 and 8 images of 6 kinds, some without an object."""
+    rng, sizes = np.random.default_rng(0), {"train": (0, 20), "val": (100, 8), "test": (200, 8)}
+    objects: _Objects = {part: {} for part in sizes}
+    for part, (first, count) in sizes.items():
+        for n in range(first, first + count):
+            kinds = [kind for kind in _VOC[:6] if rng.random() < 0.3]
+            objects[part][f"{n:06}"] = [(kind, int(rng.random() < 0.2)) for kind in kinds]
+    _voc(root, objects)
+    return Folders(data_dir=root / "data", manual_dir=root)
 
 
 # An image without a label is left out, and one that is not on the disk.

@@ -194,29 +194,6 @@ def test_resnet_block_equals_its_formula():
     )
 
 
-def test_running_statistics_move_in_training_only():
-    model = build(SMALL["conv4"])
-    assert isinstance(model, Conv4)
-    images = images_of(8)
-    statistics = partial(nnx.state, model, nnx.BatchStat)
-    before = jax.tree.map(jnp.copy, statistics())
-    evaluated = apply(model, images, train=False)
-    chex.assert_trees_all_equal(statistics(), before)
-    trained = apply(model, images, train=True)
-    assert all(
-        bool((a != b).all())
-        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(statistics()), strict=True)
-    )
-    assert bool((evaluated != trained).any())
-    kernel = model.layers[0].conv.kernel[...]
-    y = lax.conv_general_dilated(
-        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    norm = model.layers[0].norm
-    np.testing.assert_allclose(norm.mean[...], 0.1 * y.mean((0, 1, 2)), rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(norm.var[...], 0.9 + 0.1 * y.var((0, 1, 2)), rtol=1e-4)
-
-
 def make_step(model, axis_name):
     """(params, rest, images, keys) → loss, updated rest, gradients, as the trainer does it."""
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
