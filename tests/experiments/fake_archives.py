@@ -77,8 +77,7 @@ def check_colours(images: Any, colours: list[tuple[int, int, int]], exact: bool)
 def write_image(path: Path, name: str, index: int, size: tuple[int, int] = (120, 100)) -> None:
     """A file of one colour; JPEG has no chroma loss on it but for a rounding or two."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lossless = {} if path.suffix == ".png" else {"quality": 100, "subsampling": 0}
-    Image.new("RGB", size, colour(name, index)).save(path, **lossless)
+    Image.new("RGB", size, colour(name, index)).save(path, quality=100, subsampling=0)
 
 
 def write_pickle(path: Path, value: object, protocol: int = 2) -> None:

@@ -397,11 +397,6 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
     return expect(_SYNSETS, exact=False)
 
 
-def imagenet_class_folders(manual_dir: Path) -> Expected:
-    """`imagenet/train/*/*.JPEG` and `imagenet/val`."""
-    return class_folders(manual_dir, "imagenet", "train", "val", ending="JPEG")
-
-
 def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
     """`ImageNet/train/*/*.JPEG`, the validation images in one folder, and the devkit."""
     folder = manual_dir / "ImageNet"
@@ -412,9 +407,9 @@ def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
 
 
 def imagenet_class_folders_and_devkit(manual_dir: Path) -> Expected:
-    """The same with a devkit, which is not needed."""
+    """`imagenet/train/*/*.JPEG` and `imagenet/val`, with a devkit, which is not needed."""
     _write_devkit(manual_dir)
-    return imagenet_class_folders(manual_dir)
+    return class_folders(manual_dir, "imagenet", "train", "val", ending="JPEG")
 
 
 def imagenet200(manual_dir: Path) -> Expected:
@@ -628,7 +623,6 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
         imagenet_archives,
         imagenet_kaggle,
         imagenet_folders_and_devkit,
-        imagenet_class_folders,
         imagenet_class_folders_and_devkit,
     ),
     "imagenet200": (imagenet200,),

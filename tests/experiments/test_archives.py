@@ -184,10 +184,7 @@ def test_variables_of_matlab_are_read(tmp_path):
     assert list(read) == ["X", "structures", "cells"]
     np.testing.assert_array_equal(read["X"], images)
     assert read["X"].dtype == np.uint8
-    assert list(read["structures"]) == [
-        {"name": "one", "number": 1},
-        {"name": "two", "number": 2},
-    ]
+    assert [*read["structures"]] == [{"name": "one", "number": 1}, {"name": "two", "number": 2}]
     assert list(read["cells"]) == ["a", "bc"]
 
 
@@ -212,7 +209,7 @@ FILES = {"top.txt": b"1", "set/images/a.png": b"22", "set/images/b.png": b"333",
 
 def _tar_bytes(members, mode="w"):
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # pyright: ignore
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 archive.addfile(member)

@@ -107,19 +107,14 @@ def test_jitter_of_colours_is_brightness_contrast_saturation():
     assert (abs(np.corrcoef(factors.T) - np.eye(3)) < 0.4).all()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_jitter_stays_in_the_range_of_pixels(channels):
-    images = images_of(50, (6, 6, channels), 0)
-    found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
-    assert found.min() == 0
-    assert found.max() == pytest.approx(1)
-    assert (found.std((1, 2, 3)) > 0).any()
-
-
-def test_jitter_of_a_grey_image_is_affine():
+def test_jitter_stays_in_the_range_of_pixels_and_is_affine_in_grey():
+    for channels in (1, 3):
+        images = images_of(50, (6, 6, channels), 0)
+        found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
+        assert found.min() == 0
+        assert found.max() == pytest.approx(1)
     images = images_of(20, (5, 5, 1), 100, 150)
     found = np.asarray(augment(images, keys_of(20), replace(PLAIN, color_jitter=0.2)))
-    assert np.isfinite(found).all()
     for image, source in zip(found, pixels_of(images), strict=True):
         line = np.polyfit(source.ravel(), image.ravel(), 1)
         np.testing.assert_allclose(image, np.polyval(line, source), atol=1e-5)

@@ -359,7 +359,7 @@ def test_the_newest_intact_checkpoint_is_read_if_there_is_one(tmp_path):
         newest(checkpoints, small_state(0))
 
 
-def test_reading_only_changes_nothing(tmp_path):
+def test_reading_only_changes_nothing_and_writing_removes_what_a_kill_left(tmp_path):
     with pytest.raises(CheckpointError, match="there is no directory"):
         Checkpoints(tmp_path / "nowhere", read_only=True)
     assert not (tmp_path / "nowhere").exists()
@@ -368,8 +368,9 @@ def test_reading_only_changes_nothing(tmp_path):
         Checkpoints(tmp_path / "empty", read_only=True)
     run = tmp_path / "run"
     fill(run, {1: 0.1, 2: 0.2})
-    (run / "3.orbax-checkpoint-tmp").mkdir()
-    (run / "3.orbax-checkpoint-tmp" / "part").write_text("x")
+    for left in ("3.orbax-checkpoint-tmp", ".trash/0"):
+        (run / left).mkdir(parents=True)
+        (run / left / "part").write_text("x")
     damage(run / "2" / "header" / "metadata", "torn")
     before = files_below(run)
     with Checkpoints(run, read_only=True) as checkpoints:
@@ -380,15 +381,9 @@ def test_reading_only_changes_nothing(tmp_path):
                 read(2)
             assert caught.value.step == 2
     assert files_below(run) == before
-
-
-def test_opening_for_writing_removes_what_a_kill_left(tmp_path):
-    fill(tmp_path, {1: 0.1})
-    for left in ("2.orbax-checkpoint-tmp", ".trash/0"):
-        (tmp_path / left).mkdir(parents=True)
-        (tmp_path / left / "part").write_text("x")
-    fill(tmp_path, {2: 0.2})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
+    # Opening for writing removes what a kill left.
+    fill(run, {3: 0.3})
+    assert sorted(p.name for p in run.iterdir()) == ["2", "3"]
 
 
 def test_killed_at_any_moment(tmp_path):

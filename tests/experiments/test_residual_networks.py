@@ -19,8 +19,6 @@ from experiments.models.layers import ConvNorm, LayerOptions
 from experiments.training.weights import load_weights
 from tests.experiments import torch_backbones
 
-RESNET18 = ModelConfig("resnet18", (64, 128, 256, 512), "mean")
-WRN_28_10 = ModelConfig("wrn28", (160, 320, 640), "mean")
 SMALL = {
     "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
     "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
@@ -131,9 +129,10 @@ def test_what_follows_the_backbone_equals_pytorch(projection, dim):
     there = torch_backbones.randomize(torch.nn.Sequential(OrderedDict(layers)))
     model: Any = build(config, images.shape[1:])
     for name in layers:
-        tensors = there.state_dict()
-        graphdef, *trees = nnx.split(nnx.Dict({name: getattr(model, name)}), nnx.Param, ...)
-        setattr(model, name, nnx.merge(graphdef, *copied(tensors, *trees, None))[name])
+        own = nnx.Dict({name: getattr(model, name)})
+        graphdef, params, rest = nnx.split(own, nnx.Param, ...)
+        filled = copied(there.state_dict(), params, rest, None)
+        setattr(model, name, nnx.merge(graphdef, *filled)[name])
     for train in (False, True):
         there.train(train)
         inner = model.backbone(images, train=train)
@@ -155,9 +154,6 @@ def test_a_projection_without_normalisation_starts_as_pytorch():
         assert np.abs(values).max() <= 60**-0.5
         assert np.abs(values).max() > 0.9 * 60**-0.5
     np.testing.assert_allclose(kernel.std(), 180**-0.5, rtol=0.03)
-    layer = torch.nn.Linear(60, 10000)
-    np.testing.assert_allclose(layer.weight.std().item(), 180**-0.5, rtol=0.03)
-    np.testing.assert_allclose(layer.bias.std().item(), 180**-0.5, rtol=0.03)
 
 
 def close_by_norm(found, expected):
