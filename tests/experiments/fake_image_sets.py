@@ -555,8 +555,9 @@ def random_voc2007(root: Path) -> Folders:
     objects: _Objects = {part: {} for part in sizes}
     for part, (first, count) in sizes.items():
         for n in range(first, first + count):
-            kinds = [kind for kind in _VOC[:6] if rng.random() < 0.3]
-            objects[part][f"{n:06}"] = [(kind, int(rng.random() < 0.2)) for kind in kinds]
+            objects[part][f"{n:06}"] = [
+                (kind, int(rng.random() < 0.2)) for kind in _VOC[:6] if rng.random() < 0.3
+            ]
     _voc(root, objects)
     return Folders(data_dir=root / "data", manual_dir=root)
 
