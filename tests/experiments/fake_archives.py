@@ -14,8 +14,10 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,14 +35,9 @@ def colour(name: str, index: int) -> tuple[int, int, int]:
     return code & 255, code >> 8 & 255, code >> 16 & 255
 
 
-def image(name: str, index: int, size: tuple[int, int]) -> Image.Image:
-    """An image of one colour; size is (width, height)."""
-    return Image.new("RGB", size, colour(name, index))
-
-
 def pixels(name: str, index: int, size: int) -> np.ndarray:
-    """The same as an array."""
-    return np.asarray(image(name, index, (size, size)))
+    """A square image of one colour as an array."""
+    return np.full((size, size, 3), colour(name, index), np.uint8)
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -78,17 +75,12 @@ def check_colours(images: Any, colours: list[tuple[int, int, int]], exact: bool)
 
 
 def write_image(path: Path, name: str, index: int, size: tuple[int, int] = (120, 100)) -> None:
-    """The same as a file; JPEG has no chroma loss on one colour but for a rounding or two."""
+    """A file of one colour; JPEG has no chroma loss on it but for a rounding or two."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = image(name, index, size)
-    if path.suffix == ".png":
-        picture.save(path)
-    else:
-        picture.save(path, quality=100, subsampling=0)
+    Image.new("RGB", size, colour(name, index)).save(path, quality=100, subsampling=0)
 
 
 def write_pickle(path: Path, value: object, protocol: int = 2) -> None:
-    """A pickle."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(value, protocol=protocol))
 
@@ -113,15 +105,10 @@ def photos(classes: Counts) -> Iterator[tuple[str, str, str, int]]:
 
 def expect(classes: Counts, exact: bool = True) -> Expected:
     """What a data set of these numbers of images must hold."""
-    return Expected(
-        {
-            split: {
-                name: [colour(f"{split} {name}", i) for i in range(of[name])] for name in sorted(of)
-            }
-            for split, of in classes.items()
-        },
-        exact,
-    )
+    found: dict = {split: {name: [] for name in sorted(of)} for split, of in classes.items()}
+    for split, name, key, i in photos(classes):
+        found[split][name].append(colour(key, i))
+    return Expected(found, exact)
 
 
 def write_photos(
@@ -147,9 +134,12 @@ def write_photos(
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    """A text file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
+
+
+def write_json(path: Path, value: object) -> None:
+    write_lines(path, [json.dumps(value)])
 
 
 def write_lists(path: Path, lists: dict[str, list[str]], *header: str) -> None:
@@ -158,17 +148,21 @@ def write_lists(path: Path, lists: dict[str, list[str]], *header: str) -> None:
         write_lines(path.with_name(path.name.format(PARTS[split])), [*header, *lines])
 
 
-def pack(folder: Path, path: Path) -> None:
-    """A folder's content as a zip, or a tar, which is compressed unless its ending is `.tar`."""
+@contextmanager
+def packed(path: Path) -> Iterator[Path]:
+    """A folder to fill; then a zip or a tar of it, compressed unless the ending is `.tar`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            for file in sorted(folder.rglob("*")):
-                archive.write(file, file.relative_to(folder))
-        return
-    with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as archive:
-        for file in sorted(folder.iterdir()):
-            archive.add(file, file.name)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        yield folder
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path, "w") as archive:
+                for file in sorted(folder.rglob("*")):
+                    archive.write(file, file.relative_to(folder))
+        else:
+            with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as archive:
+                for file in sorted(folder.iterdir(), reverse=True):
+                    archive.add(file, file.name)
 
 
 PARTS = {
@@ -194,13 +188,11 @@ def mini_imagenet_folder(manual_dir: Path) -> Expected:
 
 def _arrays(classes: Counts, size: int) -> dict[str, tuple[list[str], np.ndarray]]:
     """For every split the class of every image, and their pixels."""
-    found = {}
-    for split in classes:
-        own = [photo[1:] for photo in photos(classes) if photo[0] == split]
-        found[split] = (
-            [name for name, *_ in own],
-            np.stack([pixels(key, i, size) for _, key, i in own]),
-        )
+    found: dict = {}
+    for split, of in classes.items():
+        own = [*photos({split: of})]
+        images = np.stack([pixels(key, i, size) for *_, key, i in own])
+        found[split] = ([name for _, name, *_ in own], images)
     return found
 
 
@@ -273,24 +265,17 @@ def cub_folder(manual_dir: Path) -> Expected:
 def cub_archive(manual_dir: Path) -> Expected:
     """`CUB_200_2011.tgz` and the lists of Chen et al., with the paths of their machine."""
     classes = _birds({"base": (0, 1, 2, 3), "validation": (4, 5), "novel": (6, 7)})
-    elsewhere, file = manual_dir / "elsewhere", "CUB_200_2011/images/{name}/{name}_{i:04}.png"
-    lists = write_photos(elsewhere, classes, file, f"/home/someone/filelists/CUB/{file}")
-    write_lines(elsewhere / "attributes.txt", ["1 has_bill_shape::curved"])
-    write_lines(elsewhere / "CUB_200_2011/classes.txt", ["1 001.Bird_a"])
-    pack(elsewhere, manual_dir / "CUB_200_2011.tgz")
+    file = "CUB_200_2011/images/{name}/{name}_{i:04}.png"
+    with packed(manual_dir / "CUB_200_2011.tgz") as folder:
+        lists = write_photos(folder, classes, file, f"/home/someone/filelists/CUB/{file}")
+        write_lines(folder / "attributes.txt", ["1 has_bill_shape::curved"])
+        write_lines(folder / "CUB_200_2011/classes.txt", ["1 001.Bird_a"])
     for split, files in lists.items():
         labels = [list(_BIRDS).index(Path(file).parent.name) for file in files]
         content = {"label_names": list(_BIRDS), "image_names": files, "image_labels": labels}
         part = "val" if split == "validation" else split
-        (manual_dir / f"{part}.json").write_text(json.dumps(content))
+        write_json(manual_dir / f"{part}.json", content)
     return expect(classes)
-
-
-def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    """One file into a tar."""
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))
 
 
 _CIFAR = {
@@ -310,9 +295,8 @@ def cifar_fs_folder(manual_dir: Path) -> Expected:
 
 def cifar_fs_archive(manual_dir: Path) -> Expected:
     """The same as `cifar100.zip`."""
-    expected = cifar_fs_folder(manual_dir / "elsewhere")
-    pack(manual_dir / "elsewhere", manual_dir / "cifar100.zip")
-    return expected
+    with packed(manual_dir / "cifar100.zip") as folder:
+        return cifar_fs_folder(folder)
 
 
 def cifar_fs_pickles(manual_dir: Path) -> Expected:
@@ -332,9 +316,8 @@ def cifar_fs_pickles(manual_dir: Path) -> Expected:
 
 def cifar_fs_zipped_pickles(manual_dir: Path) -> Expected:
     """The same as `CIFAR-FS.zip`."""
-    expected = cifar_fs_pickles(manual_dir / "elsewhere")
-    pack(manual_dir / "elsewhere", manual_dir / "CIFAR-FS.zip")
-    return expected
+    with packed(manual_dir / "CIFAR-FS.zip") as folder:
+        return cifar_fs_pickles(folder)
 
 
 _SPECIES = {
@@ -349,18 +332,11 @@ _NO_BOX = _FILE.format(name="Cygnus olor", number=99)
 def _boxes(lists: dict[str, list[str]]) -> dict:
     """Two boxes on every image, but none on an image of Cygnus olor that is not in `_SPECIES`."""
     files = list(enumerate(itertools.chain(*lists.values()), 100))
-    images = [*files, (99, _NO_BOX)]
-    box = {"bbox": [0, 0, 5, 5]}
+    boxes = [{"image_id": n, "category_id": _NUMBERS[Path(file).parent.name]} for n, file in files]
     return {
-        "images": [{"id": number, "file_name": file} for number, file in images],
-        "annotations": [
-            box | {"id": n, "image_id": number, "category_id": _NUMBERS[Path(file).parent.name]}
-            for n, (number, file) in enumerate(2 * files)
-        ],
-        "categories": [
-            {"id": number, "name": name, "supercategory": "Animals"}
-            for name, number in _NUMBERS.items()
-        ],
+        "images": [{"id": n, "file_name": file} for n, file in [*files, (99, _NO_BOX)]],
+        "annotations": [box | {"id": n, "bbox": [0, 0, 5, 5]} for n, box in enumerate(2 * boxes)],
+        "categories": [{"id": number, "name": name} for name, number in _NUMBERS.items()],
     }
 
 
@@ -380,7 +356,7 @@ def inat2017_boxes(manual_dir: Path) -> Expected:
     folder = manual_dir / "inat2017"
     lists = write_photos(folder, _SPECIES, _FILE, _FILE)
     write_image(folder / _NO_BOX, "no box", 0)
-    (folder / "train_2017_bboxes.json").write_text(json.dumps(_boxes(lists)))
+    write_json(folder / "train_2017_bboxes.json", _boxes(lists))
     for split, of in _SPECIES.items():
         path = folder / f"meta_iNat_{PARTS[split]}cats.pth"
         write_torch_list(path, [_NUMBERS[name] for name in of], zipped=split == "base")
@@ -389,13 +365,12 @@ def inat2017_boxes(manual_dir: Path) -> Expected:
 
 def inat2017_archive(manual_dir: Path) -> Expected:
     """The competition's archives, and a split by the names of the species."""
-    images, boxes = manual_dir / "elsewhere/1", manual_dir / "elsewhere/2"
-    lists = write_photos(images, _SPECIES, _FILE, _FILE)
-    write_lines(images / _NO_BOX, ["no image, no box"])
-    write_lines(images / "train_val_images/Animals/Gavia immer/1.jpg", ["not in the split"])
-    write_lines(boxes / "train_2017_bboxes.json", [json.dumps(_boxes(lists))])
-    pack(images, manual_dir / "train_val_images.tar.gz")
-    pack(boxes, manual_dir / "train_2017_bboxes.zip")
+    with packed(manual_dir / "train_val_images.tar.gz") as folder:
+        lists = write_photos(folder, _SPECIES, _FILE, _FILE)
+        write_lines(folder / _NO_BOX, ["no image, no box"])
+        write_lines(folder / "train_val_images/Animals/Gavia immer/1.jpg", ["not in the split"])
+    with packed(manual_dir / "train_2017_bboxes.zip") as folder:
+        write_json(folder / "train_2017_bboxes.json", _boxes(lists))
     _write_species_split(manual_dir)
     return expect(_SPECIES, exact=False)
 
@@ -409,7 +384,7 @@ def inat2017_folder(manual_dir: Path) -> Expected:
 
 def _write_species_split(folder: Path) -> None:
     content = {split: list(of) for split, of in _SPECIES.items()}
-    (folder / "inat2017_fewshot_split.json").write_text(json.dumps(content))
+    write_json(folder / "inat2017_fewshot_split.json", content)
 
 
 def inat2017_prepared(manual_dir: Path) -> Expected:

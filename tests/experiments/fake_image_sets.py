@@ -7,10 +7,8 @@ every class of a split.
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
-import json
-import tarfile
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +16,17 @@ from pathlib import Path
 import numpy as np
 from scipy.io import savemat
 
+from experiments.config import Folders
 from tests.experiments.fake_archives import (
     PARTS,
     Counts,
     Expected,
-    add,
     colour,
-    encode_png,
     expect,
-    pack,
+    packed,
     pixels,
     write_image,
+    write_json,
     write_lines,
     write_lists,
     write_photos,
@@ -36,12 +34,11 @@ from tests.experiments.fake_archives import (
 )
 
 
-def class_folders(
-    manual_dir: Path, name: str, parts: dict[str, str], ending: str = "jpg"
-) -> Expected:
-    """`NAME/train/CLASS/*.jpg` and so on."""
-    classes = {split: {"ant": 2, "bee fly": 1 + len(split) % 2} for split in parts}
-    for split, part in parts.items():
+def class_folders(manual_dir: Path, name: str, *parts: str, ending: str = "jpg") -> Expected:
+    """`NAME/train/CLASS/*.jpg` and so on; the last part is the test split."""
+    splits = ("train", "validation", "test") if len(parts) == 3 else ("train", "test")
+    classes = {split: {"ant": 2, "bee fly": 1 + len(split) % 2} for split in splits}
+    for split, part in zip(splits, parts, strict=True):
         file = f"{name}/{part}/{{name}}/{{i:03}}.{ending}"
         write_photos(manual_dir, {split: classes[split]}, file, size=(20, 24))
     return expect(classes, exact=False)
@@ -62,21 +59,19 @@ _PARTS = {split: PARTS[split] for split in _THREE}
 def food101_folder(manual_dir: Path) -> Expected:
     """`food-101/images/*/*.jpg` and `food-101/meta/*.txt`."""
     folder, file = manual_dir / "food-101", "{name}/{split}{i}"
-    lists = write_photos(folder, _TWO, f"images/{file}.jpg", file)
-    write_lists(folder / "meta/{}.txt", lists)
+    write_lists(folder / "meta/{}.txt", write_photos(folder, _TWO, f"images/{file}.jpg", file))
     return expect(_TWO, exact=False)
 
 
 def food101_archive(manual_dir: Path) -> Expected:
     """The same as `food-101.tar.gz`."""
-    expected = food101_folder(manual_dir / "elsewhere")
-    pack(manual_dir / "elsewhere", manual_dir / "food101/food-101.tar.gz")
-    return expected
+    with packed(manual_dir / "food101/food-101.tar.gz") as folder:
+        return food101_folder(folder)
 
 
 def food101_class_folders(manual_dir: Path) -> Expected:
     """`food101/train/*/*.jpg` and `food101/val`."""
-    return class_folders(manual_dir, "food101", {"train": "train", "test": "val"})
+    return class_folders(manual_dir, "food101", "train", "val")
 
 
 _SCENES: Counts = {
@@ -85,43 +80,36 @@ _SCENES: Counts = {
 }
 
 
-def _write_scenes(images: Path, partitions: Path) -> None:
+def _write_scenes(images: Path, partitions: Path) -> Expected:
     file = "/a/{name}/sun_{split}{i}.jpg"
     lists = write_photos(images, _SCENES, f"SUN397{file}", file, size=(30, 40))
     write_lines(partitions / "ClassName.txt", [f"/a/{name}" for name in _SCENES["train"]])
     write_lines(partitions / "Training_01.txt", lists["train"])
     write_lines(partitions / "Testing_01.txt", lists["test"])
+    return expect(_SCENES, exact=False)
 
 
 def sun397(manual_dir: Path) -> Expected:
     """`SUN397.tar.gz`, with images that no list names, and `Partitions.zip`."""
-    images, lists = manual_dir / "elsewhere/1", manual_dir / "elsewhere/2"
-    _write_scenes(images, lists)
-    write_lines(images / "SUN397/a/abbey/sun_none.jpg", ["no image, in no list"])
-    pack(images, manual_dir / "SUN397.tar.gz")
-    pack(lists, manual_dir / "Partitions.zip")
-    return expect(_SCENES, exact=False)
+    images, lists = manual_dir / "SUN397.tar.gz", manual_dir / "Partitions.zip"
+    with packed(images) as folder, packed(lists) as partitions:
+        write_lines(folder / "SUN397/a/abbey/sun_none.jpg", ["no image, in no list"])
+        return _write_scenes(folder, partitions)
 
 
 def sun397_folder(manual_dir: Path) -> Expected:
     """`SUN397/a/abbey/*.jpg` and so on, with the lists in `SUN397/Partitions`."""
-    _write_scenes(manual_dir, manual_dir / "SUN397/Partitions")
-    return expect(_SCENES, exact=False)
+    return _write_scenes(manual_dir, manual_dir / "SUN397/Partitions")
 
 
 def dtd(manual_dir: Path) -> Expected:
     """`dtd-r1.0.1.tar.gz`, which has ten splits."""
-    folder, file = manual_dir / "elsewhere/dtd", "{name}/{name}_{split}{i:04}.jpg"
-    lists = write_photos(folder, _THREE, f"images/{file}", file)
-    write_lists(folder / "labels/{}1.txt", lists)
-    write_lists(folder / "labels/{}2.txt", {split: of[:1] for split, of in lists.items()})
-    pack(manual_dir / "elsewhere", manual_dir / "dtd-r1.0.1.tar.gz")
+    file = "{name}/{name}_{split}{i:04}.jpg"
+    with packed(manual_dir / "dtd-r1.0.1.tar.gz") as folder:
+        lists = write_photos(folder / "dtd", _THREE, f"images/{file}", file)
+        write_lists(folder / "dtd/labels/{}1.txt", lists)
+        write_lists(folder / "dtd/labels/{}2.txt", {split: of[:1] for split, of in lists.items()})
     return expect(_THREE, exact=False)
-
-
-def dtd_class_folders(manual_dir: Path) -> Expected:
-    """`dtd/train/*/*.jpg` and so on, in a folder of the name that is in the archive."""
-    return class_folders(manual_dir, "dtd", _PARTS, "png")
 
 
 def aircraft(manual_dir: Path) -> Expected:
@@ -137,21 +125,15 @@ def aircraft(manual_dir: Path) -> Expected:
 def pets(manual_dir: Path) -> Expected:
     """`images.tar.gz` and `annotations.tar.gz`."""
     classes = {split: {"Abyssinian": 2, "american_bulldog": 2} for split in _TWO}
-    images, lists = manual_dir / "elsewhere/1", manual_dir / "elsewhere/2"
-    file = "{name}_{number}"
-    found = write_photos(images, classes, f"images/{file}.jpg", f"{file} 1 1 1")
-    write_lines(images / "images/Abyssinian_101.mat", [""])
-    write_lines(lists / "annotations/list.txt", ["#Image CLASS-ID SPECIES BREED ID"])
-    write_lines(lists / "annotations/trainval.txt", found["train"])
-    write_lines(lists / "annotations/test.txt", found["test"])
-    pack(images, manual_dir / "oxford-iiit-pet/images.tar.gz")
-    pack(lists, manual_dir / "oxford-iiit-pet/annotations.tar.gz")
+    file, top = "{name}_{number}", manual_dir / "oxford-iiit-pet"
+    with packed(top / "images.tar.gz") as folder:
+        lists = write_photos(folder, classes, f"images/{file}.jpg", f"{file} 1 1 1")
+        write_lines(folder / "images/Abyssinian_101.mat", [""])
+    with packed(top / "annotations.tar.gz") as folder:
+        write_lines(folder / "annotations/list.txt", ["#Image CLASS-ID SPECIES BREED ID"])
+        write_lines(folder / "annotations/trainval.txt", lists["train"])
+        write_lines(folder / "annotations/test.txt", lists["test"])
     return expect(classes, exact=False)
-
-
-def pets_class_folders(manual_dir: Path) -> Expected:
-    """`pets/train/*/*.jpg` and `pets/test`."""
-    return class_folders(manual_dir, "pets", {"train": "train", "test": "test"})
 
 
 # --- With files of their own --------------------------------------------------------------------
@@ -163,18 +145,20 @@ def cub(manual_dir: Path) -> Expected:
         "train": {"001.Bird_a": 2, "002.Bird_b": 1},
         "test": {"001.Bird_a": 1, "002.Bird_b": 2},
     }
-    folder, file = manual_dir / "elsewhere/CUB_200_2011", "{name}/{split}_{i}.jpg"
-    lists = write_photos(folder, classes, f"images/{file}", f"{{number}} {file}")
-    names = [*itertools.chain(*lists.values())]
-    training = [f"{name.split()[0]} {int(name in lists['train'])}" for name in names]
-    write_lines(folder / "images.txt", names)
-    write_lines(folder / "train_test_split.txt", training[::-1])
-    pack(manual_dir / "elsewhere", manual_dir / "CUB_200_2011.tgz")
+    file = "{name}/{split}_{i}.jpg"
+    with packed(manual_dir / "CUB_200_2011.tgz") as top:
+        folder = top / "CUB_200_2011"
+        lists = write_photos(folder, classes, f"images/{file}", f"{{number}} {file}")
+        names = [*itertools.chain(*lists.values())]
+        training = [f"{name.split()[0]} {int(name in lists['train'])}" for name in names]
+        write_lines(folder / "images.txt", names)
+        write_lines(folder / "train_test_split.txt", training[::-1])
     return expect(classes, exact=False)
 
 
 _CARS = {split: {"AM General Hummer SUV 2000": 2, "Acura RL Sedan 2012": 1} for split in _TWO}
 _CAR_NAMES = np.array([*_CARS["train"]], object)[None]
+_CAR_CLASSES = [1, 1, 2]
 
 
 def _structures(**columns: Iterable) -> np.ndarray:
@@ -183,42 +167,31 @@ def _structures(**columns: Iterable) -> np.ndarray:
     return np.array([*zip(*columns.values(), strict=True)], kinds)[None]
 
 
-def _car_classes(lines: list[str]) -> list[int]:
-    return [[*_CARS["train"]].index(line) + 1 for line in lines]
-
-
 def cars(manual_dir: Path) -> Expected:
     """`cars_train.tgz`, `cars_test.tgz`, `car_devkit.tgz` and the classes of the test images."""
-    elsewhere, folder = manual_dir / "elsewhere", manual_dir / "stanford_cars"
-    devkit = elsewhere / "devkit/devkit"
-    devkit.mkdir(parents=True)
-    savemat(devkit / "cars_meta.mat", {"class_names": _CAR_NAMES})
+    folder, files = manual_dir / "stanford_cars", [f"{number:05}.jpg" for number in (1, 2, 3)]
     for split, of in _CARS.items():
-        file = f"cars_{split}/{{number:05}}.jpg"
-        classes = _car_classes(write_photos(elsewhere / split, {split: of}, file, "{name}")[split])
-        pack(elsewhere / split, folder / f"cars_{split}.tgz")
-        files = [f"{number:05}.jpg" for number in range(1, len(classes) + 1)]
-        labelled = _structures(**{"bbox_x1": classes, "class": classes, "fname": files})
-        if split == "train":
-            savemat(devkit / "cars_train_annos.mat", {"annotations": labelled})
-        else:
-            unlabelled = _structures(bbox_x1=classes, fname=files)
-            savemat(devkit / "cars_test_annos.mat", {"annotations": unlabelled})
-            savemat(folder / "cars_test_annos_withlabels.mat", {"annotations": labelled})
-    pack(elsewhere / "devkit", folder / "car_devkit.tgz")
+        with packed(folder / f"cars_{split}.tgz") as images:
+            write_photos(images, {split: of}, f"cars_{split}/{{number:05}}.jpg")
+    unlabelled = {"bbox_x1": _CAR_CLASSES, "fname": files}
+    labelled = {"annotations": _structures(**{"class": _CAR_CLASSES}, **unlabelled)}
+    with packed(folder / "car_devkit.tgz") as top:
+        (devkit := top / "devkit").mkdir()
+        savemat(devkit / "cars_meta.mat", {"class_names": _CAR_NAMES})
+        savemat(devkit / "cars_train_annos.mat", labelled)
+        savemat(devkit / "cars_test_annos.mat", {"annotations": _structures(**unlabelled)})
+    savemat(folder / "cars_test_annos_withlabels.mat", labelled)
     return expect(_CARS, exact=False)
 
 
 def cars_in_one(manual_dir: Path) -> Expected:
     """`car_ims.tgz` and `cars_annos.mat`."""
-    file = "car_ims/{number:06}.jpg"
-    lists = write_photos(manual_dir / "elsewhere", _CARS, file, "{name}")
-    pack(manual_dir / "elsewhere", manual_dir / "car_ims.tgz")
-    classes = _car_classes([*itertools.chain(*lists.values())])
+    with packed(manual_dir / "car_ims.tgz") as folder:
+        write_photos(folder, _CARS, "car_ims/{number:06}.jpg")
     entries = {
-        "relative_im_path": [file.format(number=n + 1) for n in range(len(classes))],
-        "class": classes,
-        "test": [0] * len(lists["train"]) + [1] * len(lists["test"]),
+        "relative_im_path": [f"car_ims/{number:06}.jpg" for number in range(1, 7)],
+        "class": 2 * _CAR_CLASSES,
+        "test": [0, 0, 0, 1, 1, 1],
     }
     content = {"annotations": _structures(**entries), "class_names": _CAR_NAMES}
     savemat(manual_dir / "cars_annos.mat", content)
@@ -228,12 +201,11 @@ def cars_in_one(manual_dir: Path) -> Expected:
 def flowers102(manual_dir: Path) -> Expected:
     """`102flowers.tgz`, `imagelabels.mat` and `setid.mat`."""
     classes = {split: {"flower 001": 1, "flower 002": 2} for split in _PARTS}
-    folder, file = manual_dir / "flowers-102", "jpg/image_{number:05}.jpg"
-    lists = write_photos(manual_dir / "elsewhere", classes, file, "{number} {name}")
-    pack(manual_dir / "elsewhere", folder / "102flowers.tgz")
-    labels = [int(line[-3:]) for line in itertools.chain(*lists.values())]
-    savemat(folder / "imagelabels.mat", {"labels": np.array(labels, np.uint8)[None]})
-    numbers = [np.array([int(line.split()[0]) for line in of])[None] for of in lists.values()]
+    folder = manual_dir / "flowers-102"
+    with packed(folder / "102flowers.tgz") as images:
+        write_photos(images, classes, "jpg/image_{number:05}.jpg")
+    savemat(folder / "imagelabels.mat", {"labels": np.array([3 * [1, 2, 2]], np.uint8)})
+    numbers = np.arange(1, 10).reshape(3, 1, 3)
     savemat(folder / "setid.mat", dict(zip(("trnid", "valid", "tstid"), numbers, strict=True)))
     return expect(classes, exact=False)
 
@@ -253,12 +225,12 @@ def _drawn(folder: Path, names: tuple[str, ...], count: int, train: int) -> Expe
 
 def caltech101(manual_dir: Path) -> Expected:
     """`caltech-101.zip`, which holds `101_ObjectCategories.tar.gz`."""
-    elsewhere = manual_dir / "elsewhere"
-    names = ("BACKGROUND_Google", "Faces", "accordion")
-    expected = _drawn(elsewhere / "1/101_ObjectCategories", names, 32, 30)
-    pack(elsewhere / "1", elsewhere / "2/caltech-101/101_ObjectCategories.tar.gz")
-    pack(elsewhere / "2", manual_dir / "caltech-101.zip")
-    return expected
+    names, inner = ("BACKGROUND_Google", "Faces", "accordion"), "101_ObjectCategories"
+    with (
+        packed(manual_dir / "caltech-101.zip") as folder,
+        packed(folder / f"caltech-101/{inner}.tar.gz") as images,
+    ):
+        return _drawn(images / inner, names, 32, 30)
 
 
 def caltech101_folder(manual_dir: Path) -> Expected:
@@ -269,14 +241,12 @@ def caltech101_folder(manual_dir: Path) -> Expected:
 
 def caltech256(manual_dir: Path) -> Expected:
     """`256_ObjectCategories.tar`, which has a class of clutter and files that are no images."""
-    elsewhere = manual_dir / "elsewhere"
-    folder = elsewhere / "256_ObjectCategories"
-    expected = _drawn(folder, ("001.ak47", "056.dog"), 62, 60)
-    write_image(folder / "257.clutter/257_0001.jpg", "clutter", 0)
-    (folder / "056.dog/greg").mkdir()
-    (folder / "056.dog/RENAME2").write_bytes(b"")
-    pack(elsewhere, manual_dir / "256_ObjectCategories.tar")
-    return expected
+    with packed(manual_dir / "256_ObjectCategories.tar") as top:
+        folder = top / "256_ObjectCategories"
+        write_image(folder / "257.clutter/257_0001.jpg", "clutter", 0)
+        (folder / "056.dog/greg").mkdir(parents=True)
+        (folder / "056.dog/RENAME2").write_bytes(b"")
+        return _drawn(folder, ("001.ak47", "056.dog"), 62, 60)
 
 
 # --- Arrays -------------------------------------------------------------------------------------
@@ -300,30 +270,25 @@ class _Rows:
 
     def expected(self) -> Expected:
         """What a data set made from them must hold."""
-        return Expected(
-            {
-                split: {
-                    name: [colour(split, i) for i, label in enumerate(of) if label == number]
-                    for number, name in enumerate(self.names)
-                }
-                for split, of in self.labels.items()
-            }
-        )
+        splits: dict = {split: {name: [] for name in self.names} for split in self.labels}
+        for split, of in self.labels.items():
+            for i, label in enumerate(of):
+                splits[split][self.names[label]].append(colour(split, i))
+        return Expected(splits)
 
 
 def cifar10(manual_dir: Path) -> Expected:
     """`cifar-10-python.tar.gz`: five batches, as Python 2 wrote them."""
     training = [i % 3 % 2 for i in range(10)]
     rows = _Rows(["airplane", "automobile"], {"train": training, "test": [1, 0, 1]})
-    folder = manual_dir / "elsewhere/cifar-10-batches-py"
-    for batch in range(5):
-        part = slice(2 * batch, 2 * batch + 2)
-        content = {b"data": rows.planes("train")[part], b"labels": training[part]}
-        write_pickle(folder / f"data_batch_{batch + 1}", content)
-    test = {b"data": rows.planes("test"), b"labels": rows.labels["test"]}
-    write_pickle(folder / "test_batch", test)
-    write_pickle(folder / "batches.meta", {b"label_names": [n.encode() for n in rows.names]})
-    pack(manual_dir / "elsewhere", manual_dir / "cifar-10-python.tar.gz")
+    names = [name.encode() for name in rows.names]
+    parts = {f"data_batch_{n + 1}": ("train", slice(2 * n, 2 * n + 2)) for n in range(5)}
+    with packed(manual_dir / "cifar-10-python.tar.gz") as top:
+        folder = top / "cifar-10-batches-py"
+        for file, (split, part) in (parts | {"test_batch": ("test", slice(None))}).items():
+            content = {b"data": rows.planes(split)[part], b"labels": rows.labels[split][part]}
+            write_pickle(folder / file, content)
+        write_pickle(folder / "batches.meta", {b"label_names": names})
     return rows.expected()
 
 
@@ -339,17 +304,14 @@ def cifar100(manual_dir: Path) -> Expected:
     return rows.expected()
 
 
-def svhn(manual_dir: Path) -> Expected:
-    """`train_32x32.mat` and `test_32x32.mat`, in which the digit 0 is 10."""
-    return _digits(manual_dir, {"train": 13})
-
-
 def svhn_extra(manual_dir: Path) -> Expected:
-    """The same, and `extra_32x32.mat`."""
-    return _digits(manual_dir, {"train": 13, "extra": 21})
+    """The same as `svhn`, and `extra_32x32.mat`."""
+    return svhn(manual_dir, extra=21)
 
 
-def _digits(manual_dir: Path, sizes: dict[str, int]) -> Expected:
+def svhn(manual_dir: Path, **extra: int) -> Expected:
+    """`train_32x32.mat` and `test_32x32.mat`, in which the digit 0 is 10."""
+    sizes = {"train": 13} | extra
     labels = {split: [(3 * i + 1) % 10 for i in range(size)] for split, size in sizes.items()}
     rows = _Rows([*map(str, range(10))], labels | {"test": list(range(10))})
     folder = manual_dir / "svhn"
@@ -364,13 +326,13 @@ def _digits(manual_dir: Path, sizes: dict[str, int]) -> Expected:
 def stl10(manual_dir: Path) -> Expected:
     """`stl10_binary.tar.gz`, with images without labels."""
     rows = _Rows(["airplane", "bird"], {"train": [1, 0, 0, 1], "test": [0, 1, 1]})
-    folder = manual_dir / "elsewhere/stl10_binary"
-    write_lines(folder / "class_names.txt", rows.names)
-    for split, of in rows.labels.items():
-        rows.images(split, 96).transpose(0, 3, 2, 1).tofile(folder / f"{split}_X.bin")
-        (np.array(of, np.uint8) + 1).tofile(folder / f"{split}_y.bin")
-    np.zeros(3 * 96 * 96, np.uint8).tofile(folder / "unlabeled_X.bin")
-    pack(manual_dir / "elsewhere", manual_dir / "stl10/stl10_binary.tar.gz")
+    with packed(manual_dir / "stl10/stl10_binary.tar.gz") as top:
+        folder = top / "stl10_binary"
+        write_lines(folder / "class_names.txt", rows.names)
+        for split, of in rows.labels.items():
+            rows.images(split, 96).transpose(0, 3, 2, 1).tofile(folder / f"{split}_X.bin")
+            (np.array(of, np.uint8) + 1).tofile(folder / f"{split}_y.bin")
+        np.zeros(3 * 96 * 96, np.uint8).tofile(folder / "unlabeled_X.bin")
     return rows.expected()
 
 
@@ -409,19 +371,14 @@ def _write_devkit(folder: Path) -> None:
 
 def imagenet_archives(manual_dir: Path) -> Expected:
     """The three tars of the challenge; that of training images holds a tar for every class."""
-    validation, devkit = manual_dir / "elsewhere/1", manual_dir / "elsewhere/2"
-    _write_validation(validation)
-    pack(validation, manual_dir / "ILSVRC2012_img_val.tar")
-    _write_devkit(devkit)
-    pack(devkit, manual_dir / "ILSVRC2012_devkit_t12.tar.gz")
-    with tarfile.open(manual_dir / "ILSVRC2012_img_train.tar", "w") as outer:
-        for name, count in reversed(_TRAINING["train"].items()):
-            buffer = io.BytesIO()
-            with tarfile.open(fileobj=buffer, mode="w") as inner:
-                for i in range(count):
-                    content = encode_png(pixels(f"train {name}", i, 50))
-                    add(inner, f"{name}_{i}.JPEG", content)
-            add(outer, f"{name}.tar", buffer.getvalue())
+    with packed(manual_dir / "ILSVRC2012_img_val.tar") as folder:
+        _write_validation(folder)
+    with packed(manual_dir / "ILSVRC2012_devkit_t12.tar.gz") as folder:
+        _write_devkit(folder)
+    with packed(manual_dir / "ILSVRC2012_img_train.tar") as outer:
+        for name, count in _TRAINING["train"].items():
+            with packed(outer / f"{name}.tar") as folder:
+                write_photos(folder, {"train": {name: count}}, "{name}_{i}.JPEG")
     return expect(_SYNSETS, exact=False)
 
 
@@ -440,11 +397,6 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
     return expect(_SYNSETS, exact=False)
 
 
-def imagenet_class_folders(manual_dir: Path) -> Expected:
-    """`imagenet/train/*/*.JPEG` and `imagenet/val`."""
-    return class_folders(manual_dir, "imagenet", {"train": "train", "test": "val"}, "JPEG")
-
-
 def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
     """`ImageNet/train/*/*.JPEG`, the validation images in one folder, and the devkit."""
     folder = manual_dir / "ImageNet"
@@ -455,23 +407,22 @@ def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
 
 
 def imagenet_class_folders_and_devkit(manual_dir: Path) -> Expected:
-    """The same with a devkit, which is not needed."""
+    """`imagenet/train/*/*.JPEG` and `imagenet/val`, with a devkit, which is not needed."""
     _write_devkit(manual_dir)
-    return imagenet_class_folders(manual_dir)
+    return class_folders(manual_dir, "imagenet", "train", "val", ending="JPEG")
 
 
 def imagenet200(manual_dir: Path) -> Expected:
     """`tiny-imagenet-200.zip`."""
-    folder = manual_dir / "elsewhere/tiny-imagenet-200"
-    size = (64, 64)
-    write_photos(folder, _TRAINING, "train/{name}/images/{name}_{i}.JPEG", size=size)
-    file, test = "val_{number}.JPEG", {"test": _SYNSETS["test"]}
+    file, test, size = "val_{number}.JPEG", {"test": _SYNSETS["test"]}, (64, 64)
     line = f"{file}\t{{name}}\t0\t32\t44\t62"
-    lists = write_photos(folder, test, f"val/images/{file}", line, size=size)
-    write_image(folder / "test/images/test_0.JPEG", "unlabelled", 0, size)
-    write_lines(folder / "val/val_annotations.txt", lists["test"])
-    write_lines(folder / "wnids.txt", list(_SYNSETS["train"]))
-    pack(manual_dir / "elsewhere", manual_dir / "tiny-imagenet-200.zip")
+    with packed(manual_dir / "tiny-imagenet-200.zip") as top:
+        folder = top / "tiny-imagenet-200"
+        write_photos(folder, _TRAINING, "train/{name}/images/{name}_{i}.JPEG", size=size)
+        lists = write_photos(folder, test, f"val/images/{file}", line, size=size)
+        write_image(folder / "test/images/test_0.JPEG", "unlabelled", 0, size)
+        write_lines(folder / "val/val_annotations.txt", lists["test"])
+        write_lines(folder / "wnids.txt", list(_SYNSETS["train"]))
     return expect(_SYNSETS, exact=False)
 
 
@@ -509,7 +460,7 @@ def _coco(manual_dir: Path, year: int) -> ExpectedLabels:
             ],
             "categories": [{"id": n, "name": name} for n, name in categories.items()],
         }
-        write_lines(manual_dir / f"annotations/instances_{part}.json", [json.dumps(content)])
+        write_json(manual_dir / f"annotations/instances_{part}.json", content)
         expected[split] = [
             (colour(split, n), [int(category in of) for category in sorted(categories)])
             for n, of in images.items()
@@ -520,13 +471,11 @@ def _coco(manual_dir: Path, year: int) -> ExpectedLabels:
 
 def coco_2014(manual_dir: Path) -> ExpectedLabels:
     """The zips of 2014."""
-    expected = _coco(manual_dir / "elsewhere", 2014)
+    expected = _coco(manual_dir / "coco", 2014)
     for part in ("train2014", "val2014", "annotations"):
-        apart = manual_dir / "apart" / part
-        apart.mkdir(parents=True)
-        (manual_dir / "elsewhere" / part).rename(apart / part)
         name = "annotations_trainval2014" if part == "annotations" else part
-        pack(apart, manual_dir / f"coco/{name}.zip")
+        with packed(manual_dir / f"coco/{name}.zip") as folder:
+            shutil.move(manual_dir / "coco" / part, folder)
     return expected
 
 
@@ -540,8 +489,9 @@ _VOC = (
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
     *("train", "tvmonitor"),
 )
+_Objects = dict[str, dict[str, list[tuple[str, int]]]]
 # For every image its objects, and whether each is difficult.
-_VOC_OBJECTS = {
+_VOC_OBJECTS: _Objects = {
     "train": {"000012": [("car", 0)], "000017": [("person", 0), ("horse", 1)]},
     "val": {"000005": [("chair", 1), ("chair", 0), ("chair", 1)]},
     "test": {"000001": [("dog", 0), ("person", 0)], "000002": [("train", 1), ("train", 1)]},
@@ -553,21 +503,20 @@ def _voc_targets(objects: list[tuple[str, int]]) -> list[int]:
     return [0 if not of else 1 if 0 in of else -1 for of in kinds.values()]
 
 
-def _voc(manual_dir: Path, parts: tuple[str, ...], lists: bool) -> None:
+def _voc(manual_dir: Path, objects: _Objects, lists: bool = False) -> None:
     top = manual_dir / "VOCdevkit/VOC2007"
     values = {1: " 1", 0: "-1", -1: " 0"}
-    for part in parts:
-        images = _VOC_OBJECTS[part]
+    for part, images in objects.items():
         write_lines(top / f"ImageSets/Main/{part}.txt", list(images))
         for column, name in enumerate(_VOC if lists else ()):
             lines = [f"{n} {values[_voc_targets(of)[column]]}" for n, of in images.items()]
             write_lines(top / f"ImageSets/Main/{name}_{part}.txt", lines)
-        for number, objects in images.items():
+        for number, of in images.items():
             write_image(top / f"JPEGImages/{number}.jpg", "voc", int(number), (50, 30))
             found = "".join(
                 f"<object><name>{name}</name><difficult>{difficult}</difficult>"
                 f"<part><name>head</name></part></object>"
-                for name, difficult in objects
+                for name, difficult in of
             )
             write_lines(
                 top / f"Annotations/{number}.xml",
@@ -589,15 +538,28 @@ def voc2007_archives(manual_dir: Path) -> ExpectedLabels:
         ("VOCtrainval_06-Nov-2007", ("train", "val")),
         ("VOCtest_06-Nov-2007", ("test",)),
     ):
-        _voc(manual_dir / "elsewhere" / name, parts, lists=True)
-        pack(manual_dir / "elsewhere" / name, manual_dir / f"{name}.tar")
+        with packed(manual_dir / f"{name}.tar") as folder:
+            _voc(folder, {part: _VOC_OBJECTS[part] for part in parts}, lists=True)
     return _expect_voc()
 
 
 def voc2007_annotations(manual_dir: Path) -> ExpectedLabels:
     """The extracted folder, with annotations only."""
-    _voc(manual_dir / "voc2007", ("train", "val", "test"), lists=False)
+    _voc(manual_dir / "voc2007", _VOC_OBJECTS)
     return _expect_voc()
+
+
+def random_voc2007(root: Path) -> Folders:
+    """20, 8 and 8 images of 6 kinds, some without an object."""
+    rng, sizes = np.random.default_rng(0), {"train": (0, 20), "val": (100, 8), "test": (200, 8)}
+    objects: _Objects = {part: {} for part in sizes}
+    for part, (first, count) in sizes.items():
+        for n in range(first, first + count):
+            objects[part][f"{n:06}"] = [
+                (kind, int(rng.random() < 0.2)) for kind in _VOC[:6] if rng.random() < 0.3
+            ]
+    _voc(root, objects)
+    return Folders(data_dir=root / "data", manual_dir=root)
 
 
 # An image without a label is left out, and one that is not on the disk.
@@ -627,17 +589,18 @@ def _expect_nus() -> ExpectedLabels:
 
 def nus_wide_published(manual_dir: Path) -> ExpectedLabels:
     """`Flickr/*/*.jpg` and the published lists, some as archives."""
-    folder, elsewhere = manual_dir / "nus-wide", manual_dir / "elsewhere"
-    for split, images in _NUS.items():
-        part = split.capitalize()
-        for file in images:
-            if "missing" not in file:
-                write_image(folder / "Flickr" / file.replace("\\", "/"), file, 0)
-        write_lines(folder / f"ImageList/{part}Imagelist.txt", list(images))
-        for name in _NUS_NAMES:
-            lines = [str(int(name in labels)) for labels in images.values()]
-            write_lines(elsewhere / f"Groundtruth/TrainTestLabels/Labels_{name}_{part}.txt", lines)
-    pack(elsewhere, folder / "Groundtruth.zip")
+    folder = manual_dir / "nus-wide"
+    with packed(folder / "Groundtruth.zip") as elsewhere:
+        for split, images in _NUS.items():
+            part = split.capitalize()
+            for file in images:
+                if "missing" not in file:
+                    write_image(folder / "Flickr" / file.replace("\\", "/"), file, 0)
+            write_lines(folder / f"ImageList/{part}Imagelist.txt", list(images))
+            for name in _NUS_NAMES:
+                lines = [str(int(name in labels)) for labels in images.values()]
+                path = elsewhere / f"Groundtruth/TrainTestLabels/Labels_{name}_{part}.txt"
+                write_lines(path, lines)
     write_lines(folder / "ConceptsList/Concepts81.txt", list(_NUS_NAMES))
     return _expect_nus()
 
@@ -661,7 +624,6 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
         imagenet_archives,
         imagenet_kaggle,
         imagenet_folders_and_devkit,
-        imagenet_class_folders,
         imagenet_class_folders_and_devkit,
     ),
     "imagenet200": (imagenet200,),
@@ -677,9 +639,9 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "caltech101": (caltech101, caltech101_folder),
     "cars": (cars, cars_in_one),
     "cub": (cub,),
-    "dtd": (dtd, dtd_class_folders),
+    "dtd": (dtd,),
     "flowers102": (flowers102,),
-    "pets": (pets, pets_class_folders),
+    "pets": (pets,),
 }
 """Every data set for classification with the functions that write a fake of it."""
 

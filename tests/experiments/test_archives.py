@@ -4,6 +4,7 @@ import pickle
 import stat
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,6 @@ from experiments.data.builders.archives import (
     load_torch_list,
     tar_members,
 )
-from tests.experiments import fake_archives
 
 PLAIN = {
     "image_data": np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8),
@@ -92,8 +92,6 @@ MALICIOUS = {
     "os.system": b"cos\nsystem\n(S'touch touched-by-a-pickle'\ntR.",
     "INST": b"(S'touch touched-by-a-pickle'\nios\nsystem\n.",
     "STACK_GLOBAL": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R.",
-    "EXT": b"\x80\x02\x82\x01.",
-    "persistent id": b"\x80\x02K\x01Q.",
     "eval": pickle.dumps(_Call(eval, f"open({_MARK!r}, 'w')")),
     "a function of this module": pickle.dumps(_Call(_touch, _MARK)),
     "numpy.load": pickle.dumps(_Call(np.load, "x", None, True)),
@@ -118,36 +116,29 @@ MALICIOUS = {
 }
 
 
-@pytest.mark.parametrize("kind", MALICIOUS)
-def test_a_pickle_that_asks_for_more_is_refused(tmp_path, monkeypatch, kind):
+# Without a global it is no attack, but nothing that could be read either.
+_WHOLE = pickle.dumps(PLAIN["image_data"])
+_SHORT = (1, (1000,), np.dtype("u1"), False, b"12")
+DAMAGED = {
+    "EXT": b"\x80\x02\x82\x01.",
+    "persistent id": b"\x80\x02K\x01Q.",
+    **{f"cut at {length}": _WHOLE[:length] for length in (0, 40, 150, -1)},
+    "fewer bytes than the shape takes": pickle.dumps(
+        _Call(multiarray._reconstruct, np.ndarray, (0,), b"b", state=_SHORT)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MALICIOUS | DAMAGED)
+def test_a_pickle_that_asks_for_more_or_is_damaged_is_refused(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "data.pkl"
-    path.write_bytes(MALICIOUS[kind])
-    # Without a global it is no attack, but nothing that could be read either.
-    error = DamagedArchiveError if kind in ("EXT", "persistent id") else UnsafeArchiveError
+    path.write_bytes((MALICIOUS | DAMAGED)[kind])
     named = r"data\.pkl requests os\.system" if kind == "os.system" else r"data\.pkl"
+    error = UnsafeArchiveError if kind in MALICIOUS else DamagedArchiveError
     with pytest.raises(error, match=named):
         load_pickle(path)
     assert not (tmp_path / _MARK).exists()
-
-
-_SHORT = (1, (1000,), np.dtype("u1"), False, b"12")
-_WHOLE = pickle.dumps(PLAIN["image_data"])
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(_WHOLE[:length] for length in (0, 40, 150, -1)),
-        # Fewer bytes than the shape takes.
-        pickle.dumps(_Call(multiarray._reconstruct, np.ndarray, (0,), b"b", state=_SHORT)),
-    ],
-)
-def test_a_pickle_cut_off_is_damaged(tmp_path, content):
-    path = tmp_path / "data.pkl"
-    path.write_bytes(content)
-    with pytest.raises(DamagedArchiveError, match=r"data\.pkl"):
-        load_pickle(path)
 
 
 def test_list_written_by_torch_is_read(tmp_path):
@@ -158,18 +149,21 @@ def test_list_written_by_torch_is_read(tmp_path):
         assert load_torch_list(path) == [5, 2]
 
 
-def test_other_content_of_torch_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content", "error"),
+    [
+        ("data.pkl", MALICIOUS["os.system"], UnsafeArchiveError),
+        ("other", b"", DamagedArchiveError),
+        (None, b"", DamagedArchiveError),
+    ],
+)
+def test_other_content_of_torch_is_refused(tmp_path, file, content, error):
     path = tmp_path / "cats.pth"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("cats/data.pkl", MALICIOUS["os.system"])
-    with pytest.raises(UnsafeArchiveError, match=r"cats\.pth requests os\.system"):
-        load_torch_list(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("cats/other", b"")
-    with pytest.raises(DamagedArchiveError, match=r"cats\.pth"):
-        load_torch_list(path)
-    path.write_bytes(b"")
-    with pytest.raises(DamagedArchiveError, match=r"cats\.pth"):
+    if file:
+        _zip(path, [(f"cats/{file}", content)])
+    else:
+        path.write_bytes(content)
+    with pytest.raises(error, match=r"cats\.pth"):
         load_torch_list(path)
 
 
@@ -190,10 +184,7 @@ def test_variables_of_matlab_are_read(tmp_path):
     assert list(read) == ["X", "structures", "cells"]
     np.testing.assert_array_equal(read["X"], images)
     assert read["X"].dtype == np.uint8
-    assert list(read["structures"]) == [
-        {"name": "one", "number": 1},
-        {"name": "two", "number": 2},
-    ]
+    assert [*read["structures"]] == [{"name": "one", "number": 1}, {"name": "two", "number": 2}]
     assert list(read["cells"]) == ["a", "bc"]
 
 
@@ -216,20 +207,28 @@ def test_other_matlab_files_are_named(tmp_path):
 FILES = {"top.txt": b"1", "set/images/a.png": b"22", "set/images/b.png": b"333", "set/list": b""}
 
 
-def _tar(path, members, mode="w"):
-    with tarfile.open(path, mode) as archive:  # pyright: ignore
+def _tar_bytes(members, mode="w"):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # pyright: ignore
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 archive.addfile(member)
             else:
-                fake_archives.add(archive, *member)
+                name, content = member
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _tar(path, members, mode="w"):
+    path.write_bytes(_tar_bytes(members, mode))
     return path
 
 
 def _member(name, kind, target=""):
     member = tarfile.TarInfo(name)
-    member.type = kind
-    member.linkname = target
+    member.type, member.linkname = kind, target
     return member
 
 
@@ -248,36 +247,30 @@ def _content(folder):
     }
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
-def test_an_archive_is_extracted_whole(tmp_path, kind):
-    path = tmp_path / f"data.{kind}"
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz"])
+def test_an_archive_is_extracted_whole_or_what_is_kept_of_it(tmp_path, kind):
+    path, target = tmp_path / f"data.{kind}", tmp_path / "out/data"
     if kind == "zip":
         _zip(path, [("set/", b""), *FILES.items()])
     else:
-        mode = "w:" + kind.partition(".")[2]
-        _tar(path, [_member("set", tarfile.DIRTYPE), *FILES.items()], mode)
-    target = tmp_path / "out" / "data"
+        members = [_member("set", tarfile.DIRTYPE), *FILES.items()]
+        _tar(path, members, "w:" + kind.partition(".")[2])
     assert extract(path, target) == target
     assert _content(target) == FILES
     assert [p.name for p in target.parent.iterdir()] == ["data"]
+    some = extract(path, tmp_path / "some", keep=lambda name: name.endswith(".png"))
+    assert _content(some) == {k: v for k, v in FILES.items() if k.endswith(".png")}
+    # What is extracted stays.
+    extract(path, some)
+    assert len(_content(some)) == 2
 
 
-@pytest.mark.parametrize("write", [_tar, _zip])
-def test_only_what_is_kept_is_extracted(tmp_path, write):
-    path = write(tmp_path / "data", FILES.items())
-    extract(path, tmp_path / "out", keep=lambda name: name.endswith(".png"))
-    assert _content(tmp_path / "out") == {k: v for k, v in FILES.items() if k.endswith(".png")}
-
-
+# Whatever the filter of the library refuses; these show that it is used.
 OUTSIDE = {
-    "parent": [("../out.txt", b"x")],
-    "hidden parent": [("a/../../out.txt", b"x")],
-    "symbolic link out": [_member("a", tarfile.SYMTYPE, "../out.txt")],
+    "parent": [("a/../../out.txt", b"x")],
     "absolute symbolic link": [_member("a", tarfile.SYMTYPE, "/etc/passwd")],
     "file through a link": [_member("a", tarfile.SYMTYPE, ".."), ("a/out.txt", b"x")],
-    "hard link out": [_member("a/b", tarfile.LNKTYPE, "../out.txt")],
     "device": [_member("a", tarfile.CHRTYPE)],
-    "pipe": [_member("a", tarfile.FIFOTYPE)],
 }
 
 
@@ -304,58 +297,39 @@ def test_a_zip_stays_in_its_folder(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.zip", "inner"]
 
 
-@pytest.mark.parametrize("write", [lambda p, m: _tar(p, m, "w:gz"), _tar, _zip])
-def test_a_damaged_archive_leaves_nothing(tmp_path, write):
-    noise = np.random.default_rng(0).bytes(50_000)
-    path = write(tmp_path / "data", [("a", noise), ("b", noise)])
-    path.write_bytes(path.read_bytes()[:70_000])
+_NOISE = np.random.default_rng(0).bytes(50_000)
+_TGZ = partial(_tar, mode="w:gz")
+
+
+@pytest.mark.parametrize(
+    ("write", "damage"),
+    [
+        *((write, lambda content: content[:70_000]) for write in (_TGZ, _tar, _zip)),
+        # A wrong sum.
+        (_TGZ, lambda content: content[:-8] + bytes([content[-8] ^ 1]) + content[-7:]),
+        (_zip, lambda content: content.replace(_NOISE, _NOISE[::-1], 1)),
+    ],
+)
+def test_a_damaged_archive_leaves_nothing(tmp_path, write, damage):
+    path = write(tmp_path / "data", [("a", _NOISE), ("b", _NOISE)])
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DamagedArchiveError, match="data"):
         extract(path, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
 
 
-def test_an_archive_whose_sum_is_wrong_is_damaged(tmp_path):
-    tar = _tar(tmp_path / "data.tgz", FILES.items(), "w:gz")
-    content = bytearray(tar.read_bytes())
-    content[-8] ^= 1
-    tar.write_bytes(content)
-    zipped = _zip(tmp_path / "data.zip", [("a", b"0123456789" * 10)])
-    zipped.write_bytes(zipped.read_bytes().replace(b"0123456789", b"0123456788", 1))
-    for path in (tar, zipped):
-        with pytest.raises(DamagedArchiveError, match=path.name):
-            extract(path, tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-
-
-def test_what_is_extracted_stays(tmp_path):
-    path = _zip(tmp_path / "data.zip", FILES.items())
-    (tmp_path / "out").mkdir()
-    extract(path, tmp_path / "out")
-    assert _content(tmp_path / "out") == {}
-
-
 # --- Tars read in place -------------------------------------------------------------------------
-
-
-def _tar_bytes(members, compression=""):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz" if compression else "w") as archive:
-        for name, content in members.items():
-            fake_archives.add(archive, name, content)
-    return buffer.getvalue()
 
 
 _INNER = {"n1/a.JPEG": b"a" * 700, "b.JPEG": b"", "x" * 150 + ".JPEG": b"long name"}
 
 
 def test_members_are_read_where_they_are(tmp_path):
-    path = tmp_path / "outer.tar"
-    path.write_bytes(
-        _tar_bytes(
-            {"n1.tar": _tar_bytes(_INNER), "../plain.JPEG": b"p", "n2.tar": _tar_bytes(_INNER)}
-        )
-    )
-    members = tar_members(path)
+    kinds = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE)
+    others = [_member(f"kind{kind!r}", kind, "/etc/passwd") for kind in kinds]
+    inner = _tar_bytes([*_INNER.items(), *others])
+    outer = [("n1.tar", inner), *others, ("../plain.JPEG", b"p"), ("n2.tar", inner)]
+    members = tar_members(_tar(tmp_path / "outer.tar", outer))
     assert [member.name for member in members] == [
         *(f"n1.tar/{name}" for name in _INNER),
         "../plain.JPEG",
@@ -363,27 +337,16 @@ def test_members_are_read_where_they_are(tmp_path):
     ]
     contents = list(_INNER.values())
     assert [member.read() for member in members] == [*contents, b"p", *contents]
-    assert not (tmp_path.parent / "plain.JPEG").exists()
-    assert [file.name for file in tmp_path.rglob("*")] == ["outer.tar"]
-
-
-def test_links_and_folders_are_no_members(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE):
-            member = tarfile.TarInfo(f"kind{kind!r}")
-            member.type, member.linkname = kind, "/etc/passwd"
-            archive.addfile(member)
-    assert tar_members(tmp_path / "a.tar") == []
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        _tar_bytes(_INNER, "gz"),
+        _tar_bytes(_INNER.items(), "w:gz"),
         b"",
         b"something" * 100,
-        _tar_bytes({"n1.tar": b"no tar" * 200}),
-        _tar_bytes({"n1.tar": _tar_bytes(_INNER)[:600]}),
+        _tar_bytes([("n1.tar", b"no tar" * 200)]),
+        _tar_bytes([("n1.tar", _tar_bytes(_INNER.items())[:600])]),
     ],
     ids=["compressed", "empty", "text", "inner text", "inner cut off"],
 )
@@ -394,8 +357,7 @@ def test_other_files_are_no_tars(tmp_path, content):
 
 
 def test_a_member_cut_off_is_named(tmp_path):
-    path = tmp_path / "a.tar"
-    path.write_bytes(_tar_bytes({"a.JPEG": b"a" * 5000}))
+    path = _tar(tmp_path / "a.tar", [("a.JPEG", b"a" * 5000)])
     [member] = tar_members(path)
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(DamagedArchiveError, match=r"a\.tar is truncated within a\.JPEG"):

@@ -107,19 +107,14 @@ def test_jitter_of_colours_is_brightness_contrast_saturation():
     assert (abs(np.corrcoef(factors.T) - np.eye(3)) < 0.4).all()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_jitter_stays_in_the_range_of_pixels(channels):
-    images = images_of(50, (6, 6, channels), 0)
-    found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
-    assert found.min() == 0
-    assert found.max() == pytest.approx(1)
-    assert (found.std((1, 2, 3)) > 0).any()
-
-
-def test_jitter_of_a_grey_image_is_affine():
+def test_jitter_stays_in_the_range_of_pixels_and_is_affine_in_grey():
+    for channels in (1, 3):
+        images = images_of(50, (6, 6, channels), 0)
+        found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
+        assert found.min() == 0
+        assert found.max() == pytest.approx(1)
     images = images_of(20, (5, 5, 1), 100, 150)
     found = np.asarray(augment(images, keys_of(20), replace(PLAIN, color_jitter=0.2)))
-    assert np.isfinite(found).all()
     for image, source in zip(found, pixels_of(images), strict=True):
         line = np.polyfit(source.ravel(), image.ravel(), 1)
         np.testing.assert_allclose(image, np.polyval(line, source), atol=1e-5)
@@ -127,10 +122,11 @@ def test_jitter_of_a_grey_image_is_affine():
 
 
 def test_light_is_one_colour_along_the_components_of_imagenet():
-    images = images_of(3000, (2, 2, 3), 100, 150)
-    config = replace(PLAIN, lighting=0.1)
-    found = np.asarray(augment(images, keys_of(3000), config), np.float64)
-    added = found - pixels_of(images)
+    """And leaves the other random numbers as they are."""
+    images, keys = images_of(3000, (2, 2, 3), 100, 150), keys_of(3000)
+    config = replace(PLAIN, pad=1, flip=True, color_jitter=0.4)
+    unlit = np.asarray(augment(images, keys, config), np.float64)
+    added = augment(images, keys, replace(config, lighting=0.1)) - unlit
     np.testing.assert_allclose(added, added[:, :1, :1] + np.zeros((1, 2, 2, 1)), atol=1e-6)
     # The covariance of ImageNet's pixels: its values and vectors were published rounded.
     values = np.array([0.2175, 0.0188, 0.0045])
@@ -141,17 +137,6 @@ def test_light_is_one_colour_along_the_components_of_imagenet():
     amounts = added[:, 0, 0] @ vectors.T / values
     np.testing.assert_allclose(np.cov(amounts.T), 0.01 * np.eye(3), atol=1.5e-3)
     np.testing.assert_allclose(amounts.mean(0), 0, atol=0.01)
-
-
-def test_light_leaves_the_other_random_numbers_as_they_are():
-    config = replace(PLAIN, pad=3, flip=True, color_jitter=0.4)
-    images, keys = images_of(4), keys_of(4)
-    lit, unlit = (
-        augment(images, keys, replace(config, lighting=lighting)) for lighting in (0.1, 0.0)
-    )
-    added = lit - unlit
-    chex.assert_trees_all_close(added, added[:, :1, :1] + jnp.zeros_like(added), atol=1e-6)
-    assert float(jnp.abs(added).max()) > 1e-4
 
 
 @pytest.mark.parametrize("resize", [10, 0])

@@ -48,10 +48,8 @@ def assert_same(actual, expected) -> None:
         assert np.asarray(got).tobytes() == want.tobytes()
 
 
-def files_below(directory: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
-    }
+def files_below(directory: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def large_state(step: int) -> dict:
@@ -192,6 +190,12 @@ def test_what_cannot_be_saved_says_so(tmp_path):
 
 
 def damage(path: Path, how: str) -> None:
+    """Damages a file, or every file of a folder that has any content."""
+    if path.is_dir():
+        for file in path.rglob("*"):
+            if file.is_file() and file.stat().st_size:
+                damage(file, how)
+        return
     content = path.read_bytes()
     if how == "missing":
         path.unlink()
@@ -238,9 +242,7 @@ def test_any_damaged_file_is_noticed_or_harmless(tmp_path, how, caplog):
 @pytest.mark.parametrize("part", ["state", "header"])
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, part, caplog):
     fill(tmp_path, {1: 0.1, 2: 0.9})
-    for path in (tmp_path / "2" / part).rglob("*"):
-        if path.is_file() and path.stat().st_size:
-            damage(path, "torn")
+    damage(tmp_path / "2" / part, "torn")
     caplog.set_level(logging.WARNING)
     with Checkpoints(tmp_path) as checkpoints:
         assert newest(checkpoints, small_state(0)).step == 1
@@ -253,9 +255,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, par
         assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
         assert best_step(checkpoints) == 2
     assert (tmp_path / "damaged-2").is_dir()
-    for path in (tmp_path / "2" / "header").rglob("*"):
-        if path.is_file() and path.stat().st_size:
-            damage(path, "torn")
+    damage(tmp_path / "2/header", "torn")
     with Checkpoints(tmp_path) as checkpoints:
         assert best_step(checkpoints) == 1
     assert (tmp_path / "damaged-2-2").is_dir()
@@ -267,9 +267,7 @@ def test_another_checkpoint_is_named_in_place_of_a_damaged_best_one(
     tmp_path, part, read_only, caplog
 ):
     fill(tmp_path, {1: 0.1, 2: 0.9, 3: 0.5, 4: 0.4})
-    for path in (tmp_path / "2" / part).rglob("*"):
-        if path.is_file() and path.stat().st_size:
-            damage(path, "0.5")
+    damage(tmp_path / "2" / part, "0.5")
     with Checkpoints(tmp_path, read_only=read_only) as checkpoints:
         read, damaged = checkpoints.read_intact(
             lambda step: checkpoints.restore(small_state(0), step), best=True
@@ -279,14 +277,6 @@ def test_another_checkpoint_is_named_in_place_of_a_damaged_best_one(
         assert (2 in checkpoints.steps()) is read_only
     assert "using step 3 in place of step 2" in caplog.text
     assert (tmp_path / "damaged-2").exists() is not read_only
-
-
-def test_the_newest_but_one_is_read_where_the_newest_and_the_best_are_damaged(tmp_path):
-    fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.1})
-    for step in ("1", "3"):
-        damage(tmp_path / step / "state" / "manifest.ocdbt", "zeroed")
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
 
 
 def test_a_checkpoint_that_another_process_removes_is_no_damage(tmp_path, caplog):
@@ -353,20 +343,23 @@ def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypa
         assert checkpoints.steps() == [1]
 
 
-def test_nothing_intact(tmp_path):
-    with Checkpoints(tmp_path / "new") as checkpoints:
-        assert checkpoints.steps() == []
-        with pytest.raises(CheckpointError, match="holds no checkpoint"):
-            newest(checkpoints, small_state(0))
-    fill(tmp_path, {1: 0.1})
+def test_the_newest_intact_checkpoint_is_read_if_there_is_one(tmp_path):
+    fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.1})
+    for step in ("1", "3"):
+        damage(tmp_path / step / "state" / "manifest.ocdbt", "zeroed")
     with Checkpoints(tmp_path) as checkpoints:
-        damage(next((tmp_path / "1" / "state").rglob("ocdbt*/d/*")), "missing")
-        damage(tmp_path / "1" / "state" / "manifest.ocdbt", "zeroed")
-        with pytest.raises(CheckpointError, match=r"no intact checkpoint \(damaged: 1\)"):
+        assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
+        damage(tmp_path / "2/state", "missing")
+        with pytest.raises(CheckpointError, match=r"no intact checkpoint \(damaged: 2, 1\)"):
             newest(checkpoints, small_state(0))
+    with (
+        Checkpoints(tmp_path / "new") as checkpoints,
+        pytest.raises(CheckpointError, match="holds no checkpoint"),
+    ):
+        newest(checkpoints, small_state(0))
 
 
-def test_reading_only_changes_nothing(tmp_path):
+def test_reading_only_changes_nothing_and_writing_removes_what_a_kill_left(tmp_path):
     with pytest.raises(CheckpointError, match="there is no directory"):
         Checkpoints(tmp_path / "nowhere", read_only=True)
     assert not (tmp_path / "nowhere").exists()
@@ -375,8 +368,9 @@ def test_reading_only_changes_nothing(tmp_path):
         Checkpoints(tmp_path / "empty", read_only=True)
     run = tmp_path / "run"
     fill(run, {1: 0.1, 2: 0.2})
-    (run / "3.orbax-checkpoint-tmp").mkdir()
-    (run / "3.orbax-checkpoint-tmp" / "part").write_text("x")
+    for left in ("3.orbax-checkpoint-tmp", ".trash/0"):
+        (run / left).mkdir(parents=True)
+        (run / left / "part").write_text("x")
     damage(run / "2" / "header" / "metadata", "torn")
     before = files_below(run)
     with Checkpoints(run, read_only=True) as checkpoints:
@@ -387,15 +381,9 @@ def test_reading_only_changes_nothing(tmp_path):
                 read(2)
             assert caught.value.step == 2
     assert files_below(run) == before
-
-
-def test_opening_for_writing_removes_what_a_kill_left(tmp_path):
-    fill(tmp_path, {1: 0.1})
-    for left in ("2.orbax-checkpoint-tmp", ".trash/0"):
-        (tmp_path / left).mkdir(parents=True)
-        (tmp_path / left / "part").write_text("x")
-    fill(tmp_path, {2: 0.2})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
+    # Opening for writing removes what a kill left.
+    fill(run, {3: 0.3})
+    assert sorted(p.name for p in run.iterdir()) == ["2", "3"]
 
 
 def test_killed_at_any_moment(tmp_path):

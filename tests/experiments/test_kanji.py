@@ -43,15 +43,18 @@ _CHARACTERS = {
 }
 
 
-def _write(folder, character, components, path="M9,54.5c30,0,60,0,91,0", suffix=""):
+def _write_groups(folder, character, groups, suffix=""):
     code = f"{ord(character):05x}"
-    groups = "\n".join(
-        f'<g id="kvg:{code}-g{i}" kvg:element="{name}" kvg:part="{i}"><path d="{path}"/></g>'
-        for i, name in enumerate(components or [character])
-    )
-    (folder / f"{code}{suffix}.svg").write_text(
-        _SVG.format(code=code, character=character, components=groups), encoding="utf-8"
-    )
+    text = _SVG.format(code=code, character=character, components="\n".join(groups))
+    (folder / f"{code}{suffix}.svg").write_text(text, encoding="utf-8")
+
+
+def _write(folder, character, components, path="M9,54.5c30,0,60,0,91,0", suffix=""):
+    groups = [
+        f'<g kvg:element="{name}" kvg:part="{i}"><path d="{path}"/></g>'
+        for i, name in enumerate(components or character)
+    ]
+    _write_groups(folder, character, groups, suffix)
 
 
 @pytest.fixture
@@ -123,16 +126,11 @@ def test_without_the_package(tmp_path, monkeypatch):
     assert "kanjivg" in status.needs
 
 
-@pytest.mark.parametrize("path", ["M1,2l3,4", "M1,2c3,4", "M1,2c3,4,5,6,7,x"])
+@pytest.mark.parametrize("path", ["M1,2l3,4", "M1,2c3,4", "M1,2c3,4,5,6,7,x", "not XML: <"])
 def test_a_stroke_that_cannot_be_read_is_named(package, tmp_path, path):
     _write(package, "明", "日月", path)
-    with pytest.raises(DamagedArchiveError, match=r"0660e\.svg has a stroke that cannot be read"):
-        load_split("kanji", "train", data_dir=tmp_path)
-
-
-def test_a_damaged_file_is_named(package, tmp_path):
-    (package / "0660e.svg").write_text("<svg")
-    with pytest.raises(DamagedArchiveError, match=r"0660e\.svg is not an SVG file"):
+    named = "is not an SVG file" if "<" in path else "has a stroke that cannot be read"
+    with pytest.raises(DamagedArchiveError, match=rf"0660e\.svg {named}"):
         load_split("kanji", "train", data_dir=tmp_path)
 
 
@@ -166,19 +164,14 @@ def radicals(package, monkeypatch):
             element, _, original = name.partition("/")
             form = f' kvg:original="{original}"' * bool(original)
             groups.append(f'<g kvg:element="{element}"{form} kvg:radical="{kind}"/>')
-        code = f"{ord(character):05x}"
-        text = _SVG.format(code=code, character=character, components="\n".join(groups))
-        (package / f"{code}.svg").write_text(text, encoding="utf-8")
+        _write_groups(package, character, groups)
     monkeypatch.setattr(kanji, "_MIN_RADICAL", 2)
     monkeypatch.setattr(kanji, "_tenth", {"日": 0, "木": 4, "水": 5, "月": 9}.__getitem__)
     return package
 
 
 def test_every_character_has_one_traditional_radical(radicals, tmp_path):
-    code_points = [[chr(int(p.stem, 16)) for p in paths] for paths in _members(radicals).values()]
-    assert dict(zip(_members(radicals), map("".join, code_points), strict=True)) == {
-        radical: "".join(sorted(members)) for radical, members in _CLASSES.items()
-    }
+    assert _members() == {radical: sorted(members) for radical, members in _CLASSES.items()}
     expected = {"base": ("日", "木"), "validation": ("水",), "novel": ("月",)}
     assert builders.split_names("kanji_radicals") == tuple(expected)
     for split, names in expected.items():
@@ -191,17 +184,23 @@ def test_every_character_has_one_traditional_radical(radicals, tmp_path):
     assert builders.share_images("kanji_radicals@32", "kanji")
 
 
-def _members(folder):
+def _members():
+    """The characters of every radical."""
     splits = kanji._read_radicals(48).values()
-    return {name: paths for split in splits for name, paths in split.classes.items()}
+    classes = [of for split in splits for of in split.classes.items()]
+    return {name: [chr(int(path.stem, 16)) for path in paths] for name, paths in classes}
 
 
 def test_a_radical_of_few_characters_is_no_class(radicals, monkeypatch):
     monkeypatch.setattr(kanji, "_MIN_RADICAL", 3)
-    assert _members(radicals).keys() == {"木"}
+    assert _members().keys() == {"木"}
 
 
 # --- Paths --------------------------------------------------------------------------------------
+
+
+_CURVE = "M10,20C13,50,40,60,70.5-5"
+_CURVES = "M0,0C0,10,5,20,20,20C35,20,40,15,40,0C40,-15,50,-30,60,-30"
 
 
 def _curve(a, b, c, d, t):
@@ -213,7 +212,7 @@ def _curve(a, b, c, d, t):
 
 
 def test_a_curve_goes_through_its_points():
-    points = list(kanji._points("M10,20C13,50,40,60,70.5-5"))
+    points = list(kanji._points(_CURVE))
     assert points[0] == 10 + 20j
     steps = len(points) - 1
     assert steps > 10
@@ -223,27 +222,19 @@ def test_a_curve_goes_through_its_points():
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "same"),
     [
-        "m10,20c3,30,30,40,60.5-25",  # relative
-        "M10,20 C 13 50 40 60 70.5 -5",  # spaces
-        "M 10.0,20 c3 30,+30 40,60.5-25.0",
+        ("m10,20c3,30,30,40,60.5-25", _CURVE),  # relative
+        ("M10,20 C 13 50 40 60 70.5 -5", _CURVE),  # spaces
+        ("M 10.0,20 c3 30,+30 40,60.5-25.0", _CURVE),
+        # Smooth and repeated.
+        ("M0,0C0,10,5,20,20,20S40,15,40,0S50-30,60-30", _CURVES),
+        ("M0,0c0,10,5,20,20,20s20-5,20-20s10-30,20-30", _CURVES),
+        ("M0,0c0,10,5,20,20,20,15,0,20-5,20-20,0-15,10-30,20-30", _CURVES),
     ],
 )
-def test_forms_of_the_same_path(path):
-    expected = list(kanji._points("M10,20C13,50,40,60,70.5-5"))
-    np.testing.assert_allclose(list(kanji._points(path)), expected)
-
-
-def test_smooth_and_repeated_curves():
-    whole = "M0,0C0,10,5,20,20,20C35,20,40,15,40,0C40,-15,50,-30,60,-30"
-    expected = list(kanji._points(whole))
-    for path in (
-        "M0,0C0,10,5,20,20,20S40,15,40,0S50-30,60-30",
-        "M0,0c0,10,5,20,20,20s20-5,20-20s10-30,20-30",
-        "M0,0c0,10,5,20,20,20,15,0,20-5,20-20,0-15,10-30,20-30",
-    ):
-        np.testing.assert_allclose(list(kanji._points(path)), expected)
+def test_forms_of_the_same_path(path, same):
+    np.testing.assert_allclose(list(kanji._points(path)), list(kanji._points(same)))
 
 
 # --- The package itself -------------------------------------------------------------------------
@@ -289,10 +280,8 @@ def test_the_real_radicals():
     splits = kanji._read_radicals(48)
     published = builders.BUILDERS["kanji_radicals"].SPEC
     assert {name: len(split.classes) for name, split in splits.items()} == published.classes
-    classes = {name: paths for split in splits.values() for name, paths in split.classes.items()}
-    assert len(classes) == 67
-    assert sum(map(len, classes.values())) == 5407
-    assert min(map(len, classes.values())) == kanji._MIN_RADICAL
-    characters = {chr(int(path.stem, 16)): name for name, of in classes.items() for path in of}
+    sizes = list(map(len, (members := _members()).values()))
+    assert (len(sizes), sum(sizes), min(sizes)) == (67, 5407, kanji._MIN_RADICAL)
+    characters = {character: name for name, of in members.items() for character in of}
     # 相 is under 目 in traditional dictionaries, and under 木 in Nelson's.
     assert [characters[c] for c in "海相休語"] == ["水", "目", "人", "言"]

@@ -380,13 +380,8 @@ def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained,
     tight = np.asarray(panels["loss"].lines[2].get_ydata())
     np.testing.assert_array_equal(tight, [4, np.nan])
     assert panels["validation: accuracy (%)"].lines[0].get_ydata() == pytest.approx([25])
-    assert picture.numbers["last"] == {
-        "loss": 2.0,
-        "softmax_loss": 1.0,
-        "tight_loss": None,
-        "train_accuracy": 0.5,
-        "validation": 0.25,
-    }
+    last = {"loss": 2.0, "softmax_loss": 1.0, "tight_loss": None, "train_accuracy": 0.5}
+    assert picture.numbers["last"] == last | {"validation": 0.25}
 
 
 def test_a_long_tail_has_an_axis_for_its_training_images():

@@ -44,21 +44,7 @@ TINY = MultiLabelConfig(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Folders:
-    """A small VOC 2007: 20, 8 and 8 images of 6 of its kinds, some without an object."""
-    root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
-    objects = {
-        part: {
-            f"{first + n:06}": [
-                (kind, int(rng.random() < 0.2)) for kind in KINDS if rng.random() < 0.3
-            ]
-            for n in range(count)
-        }
-        for part, first, count in (("train", 0, 20), ("val", 100, 8), ("test", 200, 8))
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
-        fake_image_sets.voc2007_annotations(root)
-    return Folders(data_dir=root / "data", manual_dir=root)
+    return fake_image_sets.random_voc2007(tmp_path_factory.mktemp("voc"))
 
 
 SOFT_GAP = {"positive_temperature": 2.0, "negative_temperature": 0.5, "margin": 0.7}

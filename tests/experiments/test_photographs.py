@@ -281,10 +281,3 @@ def test_centre_squares_of_earlier_versions_are_refused(tmp_path, name):
     if name == "food101@32":
         fake_image_sets.food101_folder(folders["manual_dir"])
         assert len(load_split(name, "train", **folders).labels) == 5
-
-
-def test_sets_of_images_of_one_size_keep_their_version():
-    for name, cls in builders.BUILDERS.items():
-        assert str(cls.VERSION) == ("2.0.0" if cls.SPEC.whole else "1.0.0"), name
-    fixed = {name for name, cls in builders.BUILDERS.items() if not cls.SPEC.whole}
-    assert {"icons", "kanji", "cifar10", "cifar100", "cifar_fs", "svhn", "stl10"} <= fixed

@@ -1,7 +1,7 @@
 """Weights to start from: files with torchvision's names, and other runs."""
 
-import builtins
 import re
+import sys
 from dataclasses import replace
 
 import chex
@@ -87,33 +87,7 @@ def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path, monkeypat
         assert len(wanted) == 53 * 5
     else:
         assert "layer1.0.downsample.0.weight" not in wanted
-        assert wanted["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
         assert len(wanted) == 20 * 5
-
-
-def test_a_file_is_read_with_every_entry_in_its_place(file):
-    params, statistics = load_weights(file, *trees())
-    stored = load_file(file)
-    stem = params["stem"]["conv"]["kernel"][...]
-    chex.assert_trees_all_equal(stem, stored["conv1.weight"].transpose(2, 3, 1, 0))
-    block = params["stages"][1][0]
-    found = (
-        block["layers"][1]["conv"]["kernel"][...],
-        block["shortcut"]["norm"]["scale"][...],
-        block["layers"][0]["norm"]["bias"][...],
-        statistics["stages"][1][0]["shortcut"]["norm"]["var"][...],
-    )
-    chex.assert_trees_all_equal(
-        found,
-        (
-            stored["layer2.0.conv2.weight"].transpose(2, 3, 1, 0),
-            stored["layer2.0.downsample.1.weight"],
-            stored["layer2.0.bn1.bias"],
-            stored["layer2.0.downsample.1.running_var"],
-        ),
-    )
-    for leaf in jax.tree.leaves((params, statistics)):
-        assert leaf.dtype == jnp.float32
 
 
 def test_other_float_types_are_widened(file):
@@ -166,14 +140,7 @@ def test_files_are_for_residual_networks_alone(file):
 
 
 def test_the_missing_package_is_named(file, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name.startswith("safetensors"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(WeightsError, match=r"pip install \"jaxloss\[weights\]\""):
         load_weights(file, *trees())
 
@@ -208,8 +175,7 @@ def test_a_run_gives_the_backbone_of_its_best_checkpoint(tmp_path, accuracies, s
 
 def test_a_run_of_another_backbone_is_refused(tmp_path):
     save_run(tmp_path / "checkpoints", replace(SMALL, blocks=(1, 1, 1, 1)), [None])
-    with pytest.raises(WeightsError) as error:
+    named = "params/backbone/stages/0/1/layers/0/conv/kernel.*: not in the checkpoint"
+    with pytest.raises(WeightsError, match=named) as error:
         load_weights(tmp_path, *trees())
-    assert "params/backbone/stages/0/1/layers/0/conv/kernel" in str(error.value)
-    assert "not in the checkpoint" in str(error.value)
     assert "classifier" not in str(error.value)

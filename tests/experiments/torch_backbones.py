@@ -21,13 +21,8 @@ class Residual(nn.Module):
             self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
         self.bottleneck = bottleneck
-        self.padding = 0
-        self.downsample = None
-        if stride == 1 and channels_in == channels_out:
-            return
-        if shortcut == 0:
-            self.padding = (channels_out - channels_in) // 2
-        else:
+        self.padding, self.downsample = (channels_out - channels_in) // 2, None
+        if shortcut and (stride > 1 or channels_in != channels_out):
             self.downsample = nn.Sequential(
                 nn.Conv2d(channels_in, channels_out, shortcut, stride, shortcut // 2, bias=False),
                 nn.BatchNorm2d(channels_out),
@@ -77,18 +72,10 @@ class Wide(nn.Module):
 
     def __init__(self, channels_in, channels_out, stride):
         super().__init__()
-        self.first = nn.ModuleDict(
-            {
-                "norm": nn.BatchNorm2d(channels_in),
-                "conv": nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False),
-            }
-        )
-        self.second = nn.ModuleDict(
-            {
-                "norm": nn.BatchNorm2d(channels_out),
-                "conv": nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False),
-            }
-        )
+        first = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
+        second = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        self.first = nn.ModuleDict({"norm": nn.BatchNorm2d(channels_in), "conv": first})
+        self.second = nn.ModuleDict({"norm": nn.BatchNorm2d(channels_out), "conv": second})
         self.shortcut = None
         if channels_in != channels_out:
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
@@ -124,12 +111,8 @@ class SwinBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attn = SwinAttention(dim, shift)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, 4 * dim),
-            nn.GELU(),
-            nn.Identity(),
-            nn.Linear(4 * dim, dim),
-        )
+        layers = nn.Linear(dim, 4 * dim), nn.GELU(), nn.Identity(), nn.Linear(4 * dim, dim)
+        self.mlp = nn.Sequential(*layers)
 
     def forward(self, x):
         x = x + self.attn(self.norm1(x))
