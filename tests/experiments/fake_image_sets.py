@@ -45,11 +45,7 @@ def class_folders(manual_dir: Path, name: str, *parts: str, ending: str = "jpg")
 
 
 _TWO: Counts = {"train": {"ant": 3, "bee": 2}, "test": {"ant": 1, "bee": 2}}
-_THREE: Counts = {
-    "train": _TWO["train"],
-    "validation": {"ant": 1, "bee": 1},
-    "test": _TWO["test"],
-}
+_THREE: Counts = {"train": _TWO["train"], "validation": {"ant": 1, "bee": 1}, "test": _TWO["test"]}
 _PARTS = {split: PARTS[split] for split in _THREE}
 
 

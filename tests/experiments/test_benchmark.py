@@ -59,10 +59,7 @@ def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))
     monkeypatch.setitem(solvers.ASSIGNMENTS, "paper", ((6, 4),))
     text = run_benchmark(
-        ["softmax", "nca", *SOLVERS],
-        ["paper"],
-        command="a command",
-        allow_load=True,
+        ["softmax", "nca", *SOLVERS], ["paper"], command="a command", allow_load=True
     )
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert text.startswith("**Other programs used 1.3 of ")

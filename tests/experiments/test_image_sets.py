@@ -250,7 +250,7 @@ _DAMAGE = {
         ("003.Bird_c", shutil.rmtree, "004.Bird_d is at position 3"),
     ],
     few.cifar_fs_folder: [
-        ("val.txt", text("otter\nwhale\n"), "{} lists the class 'whale', without images"),
+        ("val.txt", text("otter\nwhale\n"), "{} lists the class 'whale', without images")
     ],
     few.cifar_fs_archive: [("cifar100.zip", emptied, "{}")],
     few.inat2017_boxes: [
@@ -258,7 +258,7 @@ _DAMAGE = {
         ("train_2017_bboxes.json", cut(), "{}"),
     ],
     few.inat2017_folder: [
-        ("inat2017_few*.json", text(json.dumps(_SPLIT)), "{} lists the class 'Lynx lynx'"),
+        ("inat2017_few*.json", text(json.dumps(_SPLIT)), "{} lists the class 'Lynx lynx'")
     ],
     many.food101_class_folders: [
         ("val/ant", renamed("wasp"), "one of them, for example '{}'"),
@@ -271,23 +271,23 @@ _DAMAGE = {
         ("ant/train1.jpg", Path.unlink, "{}"),
     ],
     many.aircraft: [
-        ("*_val.txt", replaced(" 707-320", ""), "{}, line 1: expected an image and a class"),
+        ("*_val.txt", replaced(" 707-320", ""), "{}, line 1: expected an image and a class")
     ],
     many.sun397: [("SUN397.tar.gz", cut(50), "{}")],
     many.caltech101_folder: [
-        ("accordion/image_0000.jpg", Path.unlink, "accordion has 30 images; more than 30 are"),
+        ("accordion/image_0000.jpg", Path.unlink, "accordion has 30 images; more than 30 are")
     ],
     many.imagenet_archives: [("ILSVRC2012_img_train.tar", cut(12_000), "{}")],
     many.imagenet_kaggle: [
-        ("*val_00000002.JPEG", Path.unlink, "1 of 3 images, for example ILSVRC2012_val_00000002"),
+        ("*val_00000002.JPEG", Path.unlink, "1 of 3 images, for example ILSVRC2012_val_00000002")
     ],
     many.cub: [("CUB_200_2011.tgz", text("something"), "{}")],
     many.cars_in_one: [("cars_annos.mat", cut(), "{} is not a readable MATLAB file")],
     many.flowers102: [
-        ("setid.mat", copied("imagelabels.mat"), "{} has no variable trnid, valid, tstid"),
+        ("setid.mat", copied("imagelabels.mat"), "{} has no variable trnid, valid, tstid")
     ],
     many.svhn: [
-        ("test_*.mat", lambda path: savemat(path, _DIGITS), "{}: a label is not one of the 10"),
+        ("test_*.mat", lambda path: savemat(path, _DIGITS), "{}: a label is not one of the 10")
     ],
     many.cifar100: [
         ("train", lambda path: path.write_bytes(_PROGRAM), "{} requests os.system"),
@@ -304,7 +304,7 @@ _DAMAGE = {
         ("000017.xml", replaced("horse", "unicorn"), "{} has an object of the unknown class 'un"),
     ],
     many.nus_wide_published: [
-        ("TestImagelist.txt", replaced("sky\\0001_5.jpg\n", ""), "animal_Test.txt should have 1 l"),
+        ("TestImagelist.txt", replaced("sky\\0001_5.jpg\n", ""), "animal_Test.txt should have 1 l")
     ],
     many.nus_wide_table: [
         ("nus_wid_data.csv", replaced("['animal']", "print('a')"), "{}, line 4: expected a list"),

@@ -12,12 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from experiments.assembly import check_data, plan_run
 from experiments.cli.main import main
-from experiments.config import (
-    Folders,
-    ModelConfig,
-    SamplingConfig,
-    replace_option,
-)
+from experiments.config import Folders, ModelConfig, SamplingConfig, replace_option
 from experiments.contracts import Metric, Outputs, Problem
 from experiments.data.pipeline import load_split, load_targets
 from experiments.errors import ConfigError

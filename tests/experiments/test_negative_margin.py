@@ -14,13 +14,7 @@ import pytest
 import jaxloss
 from experiments.assembly import check_data, plan_run
 from experiments.cli.main import main
-from experiments.config import (
-    Folders,
-    ModelConfig,
-    OptimizerConfig,
-    SamplingConfig,
-    replace_option,
-)
+from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem
 from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import episodes_hash, evaluation_episodes
@@ -33,11 +27,7 @@ from experiments.evaluation.fine_tuning import (
 )
 from experiments.protocols import margin_data, negative_margin
 from experiments.protocols.margin_data import MarginData
-from experiments.protocols.negative_margin import (
-    MarginEvaluation,
-    MarginLoss,
-    NegativeMarginConfig,
-)
+from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
 from experiments.reporting.results import interval
 from experiments.reporting.run import read_episodes, report_lines
 from experiments.restored import evaluate_run, restore_run
@@ -326,10 +316,7 @@ def test_episodes_can_take_another_classifier_than_the_training():
             },
             *(2, 20, partial(prototype_predictions, distance="euclidean")),
         ),
-        (
-            {"seed": 1},
-            *(3, 6, partial(fine_tuned_predictions, settings=TINY.fine_tuning, seed=1)),
-        ),
+        ({"seed": 1}, *(3, 6, partial(fine_tuned_predictions, settings=TINY.fine_tuning, seed=1))),
     ],
 )
 def test_validations_classify_as_they_say(changes, shots, num_episodes, predict):

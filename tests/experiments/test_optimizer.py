@@ -101,11 +101,7 @@ def test_weight_decay_spares_biases_and_normalisation_unless_it_is_for_all(optio
 @pytest.mark.parametrize(
     ("options", "steps", "expected"),
     [
-        (
-            {"learning_rate": 0.4, "warmup_steps": 4},
-            12,
-            {0: 0, 2: 0.2, 4: 0.4, 8: 0.2, 12: 0},
-        ),
+        ({"learning_rate": 0.4, "warmup_steps": 4}, 12, {0: 0, 2: 0.2, 4: 0.4, 8: 0.2, 12: 0}),
         (
             {"learning_rate": 1.0, "schedule": "step", "decay_steps": (3, 6), "warmup_steps": 2},
             9,

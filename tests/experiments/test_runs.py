@@ -9,13 +9,7 @@ import shutil
 import pytest
 
 from experiments.assembly import check_data, plan_run
-from experiments.config import (
-    DataConfig,
-    Folders,
-    ModelConfig,
-    OptimizerConfig,
-    SamplingConfig,
-)
+from experiments.config import DataConfig, Folders, ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols.few_shot import IntegrationEvaluation

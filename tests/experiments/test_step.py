@@ -98,8 +98,7 @@ def test_a_batch_that_does_not_spread_evenly_is_refused():
 
 
 @pytest.mark.parametrize(
-    "preset",
-    ["icons", "icons-groups", "icons-sphere", "icons-longtail", "kanji", "icons-margin"],
+    "preset", ["icons", "icons-groups", "icons-sphere", "icons-longtail", "kanji", "icons-margin"]
 )
 def test_a_step_returns_the_structure_and_types_that_it_takes(preset):
     """Weak types included: otherwise a run compiles its step twice."""

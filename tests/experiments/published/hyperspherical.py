@@ -98,18 +98,13 @@ HALF = {"data.mean": (0.5, 0.5, 0.5), "data.std": (0.5, 0.5, 0.5)}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "cifar100-sphere": _balanced(
-        CIFAR100,
-        64,
-        {"data.mean": (0.507, 0.487, 0.441), "data.std": (0.267, 0.256, 0.276)},
+        CIFAR100, 64, {"data.mean": (0.507, 0.487, 0.441), "data.std": (0.267, 0.256, 0.276)}
     ),
     "imagenet200-sphere": _balanced(IMAGENET200, 50, IMAGENET_COLOURS),
     "imagenet-sphere": ON_IMAGENET
     | RESNET50
     | sgd(0.5, 2e-5, nesterov=False, decay_all=True)
-    | {
-        "data.mixup": 1.0,
-        "steps": 100 * IMAGENET,
-    },
+    | {"data.mixup": 1.0, "steps": 100 * IMAGENET},
     "imagenet-sphere-swin": ON_IMAGENET
     | {
         "model.backbone": "swin",

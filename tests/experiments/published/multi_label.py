@@ -41,11 +41,7 @@ DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = dict.fromkeys(PUBLISHED, _DE
 CHOSEN: dict[str, dict[str, Any]] = {
     "imagenet-two-way": CROPS_OF_224
     | sgd(0.1, 1e-4, nesterov=True, decay_all=False)
-    | {
-        "sampling.batch_size": 256,
-        "optimizer.schedule": "cosine",
-        "steps": 90 * (1281167 // 256),
-    },
+    | {"sampling.batch_size": 256, "optimizer.schedule": "cosine", "steps": 90 * (1281167 // 256)},
     "voc2007": {"data.train_on": "train+validation"},
 }
 """By preset and option: what the paper does not fix."""

@@ -50,10 +50,7 @@ COMMON: dict[str, Any] = {
     "fine_tuning.dampening": 0.9,
     "fine_tuning.weight_decay": 1e-3,
 }
-RESNET12: dict[str, Any] = shared.RESNET12 | {
-    "data.image_size": 84,
-    "data.resize": int(84 * 1.15),
-}
+RESNET12: dict[str, Any] = shared.RESNET12 | {"data.image_size": 84, "data.resize": int(84 * 1.15)}
 RESNET18: dict[str, Any] = {
     "model.backbone": "resnet18",
     "model.widths": (64, 128, 256, 512),
