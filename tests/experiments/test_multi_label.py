@@ -256,20 +256,14 @@ def test_images_without_any_label_are_refused():
     ("options", "label"),
     [
         ({"margin": -0.5}, "Two-way, ε = -0.5"),
+        ({"positive_temperature": 2.0, "clip": 0.1}, "Two-way, T_P = 2"),
         ({"name": "class-wise", "class_wise_over": "device"}, "Class-wise, by device"),
         ({"name": "sample-wise", "class_wise_over": "device", "margin": 1}, "Sample-wise, ε = 1"),
         ({"name": "bce", "class_wise_over": "device", "margin": 1}, "BCE"),
+        ({"name": "asl", "positive_temperature": 2.0, "clip": 0.1}, "ASL, m = 0.1"),
     ],
 )
-def test_the_label_has_the_margin_and_the_share(options, label):
-    assert multi_label.label(MultiLabelLoss(**options)) == label
-
-
-def test_the_description_has_the_options_that_differ_from_the_papers():
-    loss = MultiLabelLoss(name="two-way", positive_temperature=2.0, clip=0.1)
-    data = MultiLabelData(holdout=0.2)
-    assert multi_label.build(MultiLabelConfig(data=data, loss=loss)).description == {
-        "label": "Two-way, T_P = 2",
-        "train_on": "train",
-        "holdout": 0.2,
-    }
+def test_the_description_has_the_options_that_differ_from_the_papers(options, label):
+    config = MultiLabelConfig(data=MultiLabelData(holdout=0.2), loss=MultiLabelLoss(**options))
+    expected = {"label": label, "train_on": "train", "holdout": 0.2}
+    assert multi_label.build(config).description == expected

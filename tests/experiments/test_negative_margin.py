@@ -94,9 +94,11 @@ def test_the_objective_is_the_papers(changes, scale):
     np.testing.assert_allclose(found, scale * logits, rtol=1e-4, atol=1e-5)
 
 
-def test_the_classifier_starts_with_the_spread_of_the_authors():
-    """That of `torch.nn.init.kaiming_uniform_` with a = √5, for either loss."""
-    objective = negative_margin.build(TINY).objective(Problem(512, np.full(64, 10)))
+@pytest.mark.parametrize("name", ["cosine", "softmax"])
+def test_the_classifier_starts_with_the_spread_of_the_authors(name):
+    """That of `torch.nn.init.kaiming_uniform_` with a = √5."""
+    config = NegativeMarginConfig(loss=MarginLoss(name=name))
+    objective = negative_margin.build(config).objective(Problem(512, np.full(64, 10)))
     head = objective.init_head(jax.random.key(0))
     assert head.keys() == {"kernel"}
     assert np.std(head["kernel"]) == pytest.approx((3 * 512) ** -0.5, rel=0.03)
