@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import logging
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from experiments.assembly import Plan, check_data, plan_run
 from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
@@ -24,6 +25,8 @@ from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Pla
 from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config
+
+logger = logging.getLogger(__name__)
 
 _SUBSETS = (
     "Subsets overlap and share their test images: means and intervals over data.subset_seed "
@@ -121,8 +124,8 @@ def parse_comparison(
     used = [by_name.get(option, "") for option in named]
     if not all(used) or len({*used}) < len(used) or len(used) == len(axes):
         raise ConfigError(
-            "--pairs-over and --choose must be different axes, and leave one for the table; got "
-            f"{', '.join(named)} of {', '.join(by_name)}"
+            "--pairs-over and --choose must name different axes, and leave one for the table; got "
+            f"{', '.join(named)}, and the axes are {', '.join(by_name)}"
         )
     wanted = parse_axis(baseline, config).settings if baseline else ()
     found = [
@@ -264,7 +267,11 @@ def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list
 def _finished(cell: Cell, config: dict[str, Any] | None = None) -> Run | None:
     """What is stored of a run, if it is finished, and its configuration is `config`."""
     path = cell.directory / "report.json"
-    if not path.exists() or (config and read_config(cell.directory) != config):
+    try:
+        if not path.exists() or (config and read_config(cell.directory) != config):
+            return None
+    except ExperimentError as error:
+        logger.warning("%s is left out of the table: %s", cell.directory, error)
         return None
     report = read_report(path)
     return Run(cell.place, report, read_episodes(cell.directory)) if report else None

@@ -29,7 +29,11 @@ class Power:
         from experiments.errors import ConfigError
         from experiments.reporting.power import power_lines
 
-        if self.deviation <= 0 or self.effect == 0 or min(self.pairs, default=0) < 2:
-            raise ConfigError("power needs a deviation above 0, an effect that is not 0, 2 pairs")
+        if self.deviation <= 0:
+            raise ConfigError(f"--deviation must be above 0, got {self.deviation:g}")
+        if self.effect == 0:
+            raise ConfigError("--effect must not be 0: no number of pairs finds it")
+        if min(self.pairs, default=0) < 2:
+            raise ConfigError(f"--pairs must be numbers of at least 2, got {self.pairs}")
         print("\n".join(power_lines(self.deviation, self.effect, self.pairs)))
         return 0

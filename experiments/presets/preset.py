@@ -42,5 +42,8 @@ def by_option(options: Mapping[str, str]) -> dict[str, str]:
         for part in text.split(";"):
             section, _, names = part.rpartition(":")
             prefix = f"{section.strip()}." if section else ""
-            sources |= {prefix + name: source for name in names.split()}
+            for option in (prefix + name for name in names.split()):
+                if option in sources:
+                    raise ValueError(f"{option} has two sources: {sources[option]} and {source}")
+                sources[option] = source
     return sources

@@ -124,7 +124,8 @@ def make_grid(
     of_pair = {metric.name: metric for metric in (pair_metrics.metrics if pair_metrics else ())}
     found |= of_pair if baseline else {}
     # Runs that diverged have no metrics; the table still says that they diverged.
-    metrics = metrics or sorted(found, key=lambda name: name == VALIDATION) or ["Result"]
+    metrics = [*dict.fromkeys(metrics)] or sorted(found, key=lambda name: name == VALIDATION)
+    metrics = metrics or ["Result"]
     values = _values(axes, runs, metrics, baseline, pair_metrics)
     shown = [axis for axis in axes if axis.name != unit]
     varied = [shown[0], *(axis for axis in shown[1:] if len(axis.labels) > 1)]
@@ -174,7 +175,8 @@ def _choose(
     """Keeps, at every place on the other axes, the runs of the label with the best validation.
 
     Its mean is over the repetitions that are finished with all labels, so that more seeds are no
-    advantage. Labels of which a run diverged come last. Places lose the axes of the choice.
+    advantage. Labels of which more of these runs diverged come last. Places lose the axes of the
+    choice.
     """
     tried, names = [*comparison.choose], [axis.name for axis in axes]
     if not tried:
@@ -190,8 +192,10 @@ def _choose(
     kept, choices = [], []
     for place, found in table.groupby([n for n in rest if n not in repetition], sort=False):
         compared = found.pivot(index=repetition, columns="label", values="validation").dropna()
-        label = compared.mean().fillna(-math.inf).idxmax()
-        choices.append({"place": place, "label": label})
+        known = compared.where(compared > -math.inf)
+        order = pd.DataFrame({"count": known.count(), "mean": known.mean()})
+        label = order.sort_values(["count", "mean"], ascending=False, kind="stable").index[0]
+        choices.append({"place": place, "label": label if known.count().any() else "none"})
         of_label = found[found["label"] == label]
         at_places = of_label[rest].itertuples(index=False, name=None)
         kept += [run._replace(place=at) for run, at in zip(of_label["run"], at_places, strict=True)]

@@ -259,9 +259,10 @@ def chosen(values, axes=(METHODS, GROUPS), **options):
         ({("2", 0): 0.4, ("2", 1): 0.95, ("4", 0): 0.5}, "4"),
         # A run that diverged is none either, but it has been run.
         ({("2", 0): 0.5, ("2", 1): 0.5, ("4", 0): 0.9, ("4", 1): None}, "2"),
+        ({("2", 0): None, ("2", 1): None, ("4", 0): 0.1, ("4", 1): None}, "4"),
         # Where nothing can be compared, the first value is shown.
-        ({("2", 0): None, ("4", 0): None}, "2"),
-        ({("2", 0): 0.5, ("4", 1): 0.6}, "2"),
+        ({("2", 0): None, ("4", 0): None}, "none"),
+        ({("2", 0): 0.5, ("4", 1): 0.6}, "none"),
     ],
 )
 def test_a_choice_is_fair(values, expected):

@@ -148,9 +148,9 @@ def test_a_comparison_is_parsed():
         ({"baseline": "loss.name=tight"}, "0 labels have this value"),
         ({"baseline": "loss.name=loose,softmax"}, "must be one label"),
         ({"baseline": "model.dim=8"}, "of an axis of several"),
-        ({"pairs_over": "seed"}, "seed of loss.name, model.dim"),
-        ({"choose": ["steps"]}, "steps of loss.name"),
-        ({"pairs_over": "model.dim", "choose": ["model.dim"]}, "must be different axes"),
+        ({"pairs_over": "seed"}, "got seed, and the axes are loss.name, model.dim"),
+        ({"choose": ["steps"]}, "got steps, and the axes are loss.name"),
+        ({"pairs_over": "model.dim", "choose": ["model.dim"]}, "must name different axes"),
         ({"pairs_over": "model.dim", "choose": ["loss.name"]}, "leave one for"),
         ({"pairs_over": "loss.name", "baseline": "loss.name=loose"}, "not in --pairs-over or --ch"),
     ],
@@ -377,11 +377,15 @@ def test_a_second_command_trains_only_what_is_missing(grid, capsys, caplog):
     torn = cell(grid, "sce", "8x2") / "report.json"
     whole = json.loads(torn.read_text())
     torn.write_text('{"loss": "sce", "sam')
+    unreadable = cell(grid, "sce", "random").with_name("seed-9")  # Of another command.
+    unreadable.mkdir()
+    (unreadable / "report.json").write_text("{}")
     kept = cell(grid, "sce", "random") / "report.json"
     stamp = kept.stat().st_mtime_ns
     assert main([*grid.command, "--losses", "sce"]) == 0
     assert kept.stat().st_mtime_ns == stamp
     assert "8-way" not in capsys.readouterr().out.partition("###")[2]
+    assert "seed-9 is left out of the table" in caplog.text
     # A torn report is written again, from the checkpoint of the run.
     assert main([*grid.command, "--losses", "sce", "--sampling", "8x2"]) == 0
     assert "sampling.strategy=8x2/seed-0/report.json cannot be read" in caplog.text

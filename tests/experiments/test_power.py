@@ -46,7 +46,14 @@ def test_the_command_prints_the_numbers(capsys):
     assert "needed" not in printed()
 
 
-@pytest.mark.parametrize("words", ["0", "1 --effect 0", "1 --pairs 1"])
-def test_what_cannot_be_computed_is_refused(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("0", "--deviation must be above 0, got 0"),
+        ("1 --effect 0", "--effect must not be 0"),
+        ("1 --pairs 1", "--pairs must be numbers of at least 2, got (1,)"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(words, message, capsys):
     assert main(["power", "--deviation", *words.split()]) == 2
-    assert "power needs a deviation above 0" in capsys.readouterr().err
+    assert message in capsys.readouterr().err

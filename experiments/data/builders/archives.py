@@ -133,6 +133,8 @@ def _unpickle(file: IO[bytes], source: str) -> Any:
             f"{source} {error}. Only arrays, numbers, strings and containers are read from a "
             "pickle. No code of the file was run."
         ) from None
+    except MemoryError:
+        raise
     except Exception as error:
         # A pickle is a program, so a damaged one can raise almost any exception.
         raise DamagedArchiveError(
@@ -156,12 +158,15 @@ def load_torch_list(path: Path) -> list:
     The file is in the zip format of PyTorch 1.6 or in the older format.
     """
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.split("/")[-1] == "data.pkl"]
-            if len(names) != 1:
-                raise DamagedArchiveError(f"{path} was not written by torch.save")
-            with archive.open(names[0]) as file:
-                value = _unpickle(file, str(path))
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = [name for name in archive.namelist() if name.split("/")[-1] == "data.pkl"]
+                if len(names) != 1:
+                    raise DamagedArchiveError(f"{path} was not written by torch.save")
+                with archive.open(names[0]) as file:
+                    value = _unpickle(file, str(path))
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise DamagedArchiveError(f"{path} is not a readable zip file: {error}") from error
     else:
         with open(path, "rb") as file:
             # The old format: a magic number, the protocol, system information, the object.
@@ -188,6 +193,8 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
 
     try:
         content = loadmat(path, appendmat=False, simplify_cells=True, variable_names=names)
+    except MemoryError:
+        raise
     except Exception as error:
         # The reader checks little, and raises almost any exception.
         raise DamagedArchiveError(
