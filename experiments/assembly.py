@@ -96,12 +96,12 @@ def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | N
             )
         if path.is_file():
             check_local(path, "model.weights, a file,")
-    if model.weights and (model.dim or model.projection != "linear-norm"):
-        raise ConfigError(
-            f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
-            f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
-            "model.projection = linear-norm"
-        )
+        if model.dim or model.projection != "linear-norm":
+            raise ConfigError(
+                f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
+                f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
+                "model.projection = linear-norm"
+            )
     check_data_options(data, image_shape(data.name)[-1])
 
 

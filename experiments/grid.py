@@ -23,7 +23,13 @@ from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
 from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run, places
 from experiments.reporting.run import read_episodes, read_report, write_report
-from experiments.restored import evaluation_of, restore_run, run_directory, with_evaluation
+from experiments.restored import (
+    evaluation_of,
+    restore_run,
+    run_directory,
+    split_of,
+    with_evaluation,
+)
 from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)
@@ -307,7 +313,7 @@ def evaluate_over(
         do not give the evaluation, or there is no such split, metric or baseline.
     """
     run = restore_run(path, which)
-    config, split = run.plan.config, split or run.plan.protocol.splits[-1]
+    config, split = run.plan.config, split_of(run.plan, split)
     axes = [parse_axis(text, config) for text in over]
     comparison = parse_comparison(axes, config, baseline=baseline)
     shared = with_evaluation(config, overrides)
@@ -318,12 +324,14 @@ def evaluate_over(
     for cell in cells:
         with_evaluation(config, {**overrides, **cell.settings})
     evaluate = evaluation_of(run, folders)
+    runs = []
     for cell in _announced(cells, axes):
-        if not _finished(cell):
+        if not (found := _finished(cell)):
             protocol, report = evaluate(split, {**overrides, **cell.settings})
             cell.directory.mkdir(parents=True, exist_ok=True)
             write_report(cell.directory, protocol, report | {"command": command})
-    runs = [found for cell in cells if (found := _finished(cell))]
+            found = _finished(cell)
+        runs += [found] if found else []
     # Values such as the number of shots have metrics of their own.
     available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
     _check_metrics(metrics, available)

@@ -147,12 +147,7 @@ def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
     ) -> tuple[Protocol, dict[str, Any]]:
         config = with_evaluation(run.plan.config, overrides)
         protocol = build_protocol(config)
-        split = split or protocol.splits[-1]
-        if split not in protocol.splits:
-            raise ConfigError(
-                f"protocol {config.protocol} has no split {split!r}; it has "
-                f"{', '.join(protocol.splits)}"
-            )
+        split = split_of(run.plan, split)
         validation = run.plan.protocol.validation.measured(run.validation)
         return protocol, {
             **describe_run(config, protocol),
@@ -165,6 +160,17 @@ def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
         }
 
     return evaluate
+
+
+def split_of(plan: Plan, split: str | None) -> str:
+    """A split of a protocol, by default the one for evaluation; raises a `ConfigError`."""
+    splits = plan.protocol.splits
+    split = split or splits[-1]
+    if split not in splits:
+        raise ConfigError(
+            f"protocol {plan.config.protocol} has no split {split!r}; it has {', '.join(splits)}"
+        )
+    return split
 
 
 def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -16,6 +16,8 @@ TURNS = 100
 _FEWEST_TURNS = 3
 _TURN = 0.005
 """Seconds."""
+_SECONDS = 8.0
+"""Of all turns of all forms, after the third turn."""
 _MOST_CALLS = 50
 TOLERANCE = 1e-3
 """Largest disagreement of forms that are timed."""
@@ -116,15 +118,12 @@ def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> float:
     return float(np.max(differences))
 
 
-def measure(
-    forms: Mapping[str, Form], *, few: bool = False, seconds: float = 8.0
-) -> dict[str, dict[str, Any]]:
+def measure(forms: Mapping[str, Form], *, few: bool = False) -> dict[str, dict[str, Any]]:
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
     Args:
       forms: Forms, ready to run; `jaxloss` is one of them.
       few: Take a tenth of the turns.
-      seconds: After this time, turns end with the third.
 
     Returns:
       For each form the median, the interquartile range and the fastest of its calls in
@@ -143,7 +142,7 @@ def measure(
     samples = {name: [_timed(run)] for name, run in runs.items()}
     started = time.perf_counter()
     for turn in range(TURNS // 10 if few else TURNS):
-        if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
+        if turn >= _FEWEST_TURNS and time.perf_counter() - started > _SECONDS:
             break
         for name, run in runs.items():
             fastest = min(samples[name])

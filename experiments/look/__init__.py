@@ -15,8 +15,8 @@ from experiments.look.examples import hard_episodes, neighbours
 from experiments.look.maps import class_map, overview
 from experiments.look.page import FONTS, Picture, write_page
 from experiments.look.view import View, some_rows, view_run
-from experiments.reporting.run import code_version, describe_run
-from experiments.restored import restore_run, run_directory
+from experiments.reporting.run import describe_run, version_text
+from experiments.restored import restore_run, run_directory, split_of
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     overview,
@@ -49,12 +49,7 @@ def look_at_run(
     """
     run = restore_run(path, which)
     protocol = run.plan.protocol
-    wanted = split or protocol.splits[-1]
-    if wanted not in protocol.splits:
-        raise ConfigError(
-            f"protocol {run.plan.config.protocol} has no split {wanted!r}; it has "
-            f"{', '.join(protocol.splits)}"
-        )
+    wanted = split_of(run.plan, split)
     folder, pictures, notes, parts = run_directory(path), [], [], []
     view = view_run(run, folder, folders, wanted)
     for side in view.sides:
@@ -82,6 +77,6 @@ def look_at_run(
             summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint "
             f"of step {run.step}, {described['sampling']} batches, seed {described['seed']}.",
             pictures=pictures,
-            notes=[*notes, *run.notes, code_version(described)],
+            notes=[*notes, *run.notes, version_text(described)],
             command=command,
         )

@@ -21,7 +21,7 @@ from experiments.reporting.markdown import (
     table,
 )
 from experiments.reporting.results import VALIDATION, Axis, Frame, Grid, Run, make_grid, places
-from experiments.reporting.run import code_version
+from experiments.reporting.run import version_text
 from experiments.storage import write_atomically, write_json, write_picture
 
 
@@ -187,5 +187,5 @@ def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
     # Reports of evaluations have no time.
     minutes = sum(report.get("seconds", 0) for report in reports) / 60
     yield f"Runs: {len(runs)}" + (f", {minutes:.1f} minutes in total." if minutes else ".")
-    yield f"Code: {'; '.join(dict.fromkeys(map(code_version, reports)))}."
+    yield f"Code: {'; '.join(dict.fromkeys(map(version_text, reports)))}."
     yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments import version
 from experiments.config import TrainConfig
 from experiments.contracts import Protocol
 from experiments.reporting.markdown import format_value, table, with_unit
 from experiments.storage import write_atomically, write_json
+from experiments.version import code_version
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
         "seed": config.seed,
         "data": config.data.name,
         "weights": config.model.weights,
-        **version.code_version(),
+        **code_version(),
         **protocol.description,
     }
 
@@ -99,7 +99,7 @@ def origin_lines(report: dict[str, Any]) -> list[str]:
     """A list, after an empty line: what the backbone started from, notes, and the code."""
     weights = report.get("weights")
     started = [f"The backbone started from {weights}."] if weights else []
-    lines = [*started, *report.get("notes", ()), code_version(report)]
+    lines = [*started, *report.get("notes", ()), version_text(report)]
     return ["", *(f"- {line}" for line in lines)]
 
 
@@ -129,7 +129,7 @@ def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
     return table(list(columns), zip(*columns.values(), strict=True))
 
 
-def code_version(report: dict[str, Any]) -> str:
+def version_text(report: dict[str, Any]) -> str:
     """The version of the code that wrote a report, and the commit if it is known."""
     commit = f", commit {report['commit']}" if report["commit"] else ""
     return f"jaxloss {report['version']}{commit}"
