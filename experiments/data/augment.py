@@ -55,7 +55,7 @@ def check_data_options(config: DataConfig, channels: int) -> None:
     for name in ("mean", "std"):
         given = vars(config)[name]
         if len(given) not in (1, channels):
-            raise ConfigError(f"data.{name} needs one number, or one a channel; got {given}")
+            raise ConfigError(f"data.{name} needs one number, or one for each channel; got {given}")
 
 
 def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Array:

@@ -236,7 +236,7 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
         (2, {"color_jitter": 0.1}, "1 or 3 channels, got 2"),
         (2, {"trivial_augment": True}, "trivial_augment needs 1 or 3 channels, got 2"),
         (3, {"mixed_labels": "larger"}, "larger needs data.mixup or data.cutmix"),
-        (3, {"mean": (0.1, 0.2)}, r"data\.mean needs one number, or one a channel"),
+        (3, {"mean": (0.1, 0.2)}, r"data\.mean needs one number, or one for each channel"),
         (1, {"std": (0.1, 0.2, 0.3)}, r"data\.std needs one number"),
         (1, {"lighting": 0.1}, "lighting needs 3 channels, got 1"),
         (3, {"image_size": 8, "resize": 7}, "resize = 7 must not be below .* = 8"),

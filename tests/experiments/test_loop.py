@@ -131,8 +131,15 @@ def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("validate_every", "expected"),
+    [
+        (8, [(3, False), (6, False), (8, True)]),
+        (5, [(3, False), (5, True), (6, False), (8, True)]),  # The last step is validated, too.
+    ],
+)
 def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_limited(
-    tmp_path, folders, monkeypatch
+    tmp_path, folders, monkeypatch, validate_every, expected
 ):
     saved, waited = [], []
     save, wait = Checkpoints.save, jax.block_until_ready
@@ -145,9 +152,9 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
     monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
     monkeypatch.setattr(loop, "_AHEAD", 2)
     monkeypatch.setattr(loop.jax, "block_until_ready", lambda x: (waited.append(x), wait(x))[1])
-    config = replace(TINY, steps=8, validate_every=8, log_every=100)
+    config = replace(TINY, steps=8, validate_every=validate_every, log_every=100)
     train(config, tmp_path / "run", folders)
-    assert saved == [(3, False), (6, False), (8, True)]
+    assert saved == expected
     assert len(waited) == 8 - 2
 
 
