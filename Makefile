@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 QUICK := .venv-quick
+OLDEST := .venv-oldest
 
 FAULTS ?= 30
 SEED ?= 0
 
-.PHONY: train test quick soak setup lint clean
+.PHONY: train test quick oldest soak setup lint clean
 
 # glibc keeps freed memory: on CPUs, XLA allocates the temporary arrays of every step anew.
 train: export MALLOC_MMAP_MAX_ = 0
@@ -24,6 +25,10 @@ test: lint
 quick: $(QUICK)/.quick
 	$(QUICK)/bin/python -m pytest -n 2 -m "not slow" tests/jaxloss jaxloss
 
+# The same with the oldest supported versions; needs Python 3.11.
+oldest: $(OLDEST)/.oldest
+	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow" tests/jaxloss jaxloss
+
 # Random faults in runs of several processes, for about 20 minutes. It needs the right to mount.
 soak: $(VENV)/.test
 	$(BIN)/python -u -m tests.soak --faults $(FAULTS) --seed $(SEED)
@@ -35,9 +40,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 clean:
-	rm -rf $(VENV) $(QUICK) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(QUICK) $(OLDEST) .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -55,4 +61,9 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 $(QUICK)/.quick: pyproject.toml
 	$(PYTHON) -m venv $(QUICK)
 	$(QUICK)/bin/python -m pip install --quiet --editable ".[quick]"
+	touch $@
+
+$(OLDEST)/.oldest: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --editable ".[quick]" jax==0.7.2 jaxlib==0.7.2 optax==0.2.5 jaxtyping==0.3.0
 	touch $@

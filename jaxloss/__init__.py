@@ -12,9 +12,16 @@ Common keywords:
   reduction: `"mean"` is `Σ s_i ℓ_i / Σ s_i`, `"sum"` is `Σ s_i ℓ_i`, `"none"` gives `s_i ℓ_i` as
     `[n]`. Both sums run over the samples that count; the others are 0 in `"none"`. If no sample
     counts, the mean is 0.
-  axis_name: the mapped axis, or a tuple of them, over which the batch is split. Every device then
-    returns the value of the global batch, and `jax.lax.pmean` of the gradients equals the gradient
-    on a single device. A `jax.jit` over sharded global arrays needs no `axis_name`.
+  axis_name: for use inside `jax.shard_map` or `jax.pmap`: the mapped axis, or a tuple of them, over
+    which the batch is split. Every device then returns the value of the global batch, and
+    `jax.lax.pmean` of the gradients equals the gradient on a single device.
+
+Sharded arrays need no `axis_name`:
+  On a mesh of Explicit axes, as `jax.make_mesh` makes it, every function reads the sharding of its
+  arguments, and the devices divide the work. A value is then replicated, the losses of `"none"` are
+  sharded like the rows, and a gradient like its argument. On a mesh of Auto axes, values and
+  gradients are right, too, but `jax.jit` decides what a device computes, and gives all pairs of a
+  pairwise loss to each; `sharded_loss` divides the work there.
 
 A sample counts if it is not padding, its label is not negative, and the loss is defined for it.
 
@@ -83,6 +90,7 @@ from jaxloss._prototypes import (
     uniform_prototypes,
 )
 from jaxloss._prototypical import prototypical_loss
+from jaxloss._sharding import sharded_loss
 from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss._subspace import (
     SpectralBasis,
@@ -124,6 +132,7 @@ __all__ = [
     "random_groups",
     "robust_multilabel_loss",
     "sample_wise_loss",
+    "sharded_loss",
     "sigmoid_loss",
     "simplex_prototypes",
     "softmax_loss",

@@ -198,10 +198,15 @@ def vary_alike(arrays: Any) -> Any:
     of these axes for each array. The mark adds the cotangents up where the array does not vary.
     """
     axes = frozenset().union(*(_varying(array) for array in jax.tree.leaves(arrays)))
-    return jax.tree.map(
-        lambda array: lax.pcast(array, tuple(axes - _varying(array)), to="varying"), arrays
-    )
+    return jax.tree.map(lambda array: _vary_over(array, tuple(axes - _varying(array))), arrays)
 
 
 def _varying(array: Array) -> frozenset[Hashable]:
-    return jax.typeof(array).manual_axis_type.varying
+    kind: Any = jax.typeof(array)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
+
+
+def _vary_over(array: Array, axes: tuple[Hashable, ...]) -> Array:
+    if hasattr(lax, "pcast"):
+        return lax.pcast(array, axes, to="varying")
+    return lax.pvary(array, axes)  # pyright: ignore  # Before JAX 0.8.

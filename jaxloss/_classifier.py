@@ -31,6 +31,7 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, l2_normalize, on_cpu, wide_dtype
 from jaxloss._logsumexp import Partial, logsumexp
+from jaxloss._sharding import divided
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
 _Carry = TypeVar("_Carry")
@@ -47,6 +48,7 @@ class _Rows(NamedTuple):
     """Sum over the classes."""
 
 
+@divided()
 def classifier_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxloss._batch import AxisName, gather, labelled_rows, mean_over
 from jaxloss._linear import l2_normalize, widen
+from jaxloss._sharding import divided
 
 
 class Discriminability(NamedTuple):
@@ -21,6 +22,7 @@ class Discriminability(NamedTuple):
     ratio: Float[Array, ""]
 
 
+@divided("replicated")
 def discriminability(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -22,10 +22,12 @@ from jaxloss._batch import (
     zero_invalid,
 )
 from jaxloss._linear import exact_product, widen
+from jaxloss._sharding import divided
 
 Bound: TypeAlias = Literal["tight", "loose"]
 
 
+@divided()
 def group_softmax_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -135,6 +137,7 @@ def _group_logits(
     return logits if bias is None else logits + (bias / num_groups)[None, None, :]
 
 
+@divided("rows")
 def discriminative_groups(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -29,8 +29,10 @@ from jaxloss._linear import (
     unit_gaps,
     widen,
 )
+from jaxloss._sharding import divided
 
 
+@divided("replicated")
 def update_class_means(
     class_means: Float[Array, "d C"],
     features: Float[Array, "n d"],
@@ -104,6 +106,7 @@ def _class_sums(
     return sum_over(jax.ops.segment_sum(rows, group, num_classes), axis_name)
 
 
+@divided("replicated")
 def class_balanced_lengths(
     labels: Integer[Array, " n"],
     num_classes: int,
@@ -150,6 +153,7 @@ def class_balanced_lengths(
     return jnp.where(sizes > 0, lengths, 1)
 
 
+@divided()
 def prototype_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -200,6 +204,7 @@ def prototype_loss(
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
+@divided()
 def dot_regression_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -15,6 +15,7 @@ from jaxloss._batch import AxisName, Reduction, labelled_rows
 from jaxloss._checks import Number
 from jaxloss._linear import linear_logits
 from jaxloss._metric import nca_loss
+from jaxloss._sharding import divided
 from jaxloss._softmax import softmax_loss
 from jaxloss._subspace import SpectralBasis, project_complement, project_spectral_complement
 
@@ -22,6 +23,7 @@ Loss: TypeAlias = Callable[..., Array]
 Transform: TypeAlias = Callable[[Array, Array], Array]
 
 
+@divided()
 def sum_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -79,6 +81,7 @@ def sum_loss(
     )
 
 
+@divided()
 def direct_sum_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -133,6 +136,7 @@ def direct_sum_loss(
     )
 
 
+@divided()
 def spectral_sum_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxloss import _checks
+from jaxloss._sharding import divided
 
 
 def widen(*arrays: Float[Array, " ..."]) -> tuple[Float[Array, " ..."], ...]:
@@ -141,6 +142,7 @@ def _cosine_gaps_jvp(
     return gaps, part(a, b, inverse_a, inverse_b, d_a) + part(b, a, inverse_b, inverse_a, d_b)
 
 
+@divided("rows")
 def linear_logits(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -176,6 +178,7 @@ def linear_logits(
     return exact_product(features, weights) + bias[None, :]
 
 
+@divided("rows")
 def cosine_logits(
     features: Float[Array, "n d"], weights: Float[Array, "d C"]
 ) -> Float[Array, "n C"]:

@@ -16,9 +16,11 @@ from jaxloss._batch import (
     reference_rows,
 )
 from jaxloss._checks import Number
+from jaxloss._sharding import divided
 from jaxloss._tiles import LOGSUMEXP, Statistic, anchors_and_references, pair_statistics
 
 
+@divided()
 def nca_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -15,6 +15,7 @@ from jaxloss._batch import AxisName, Reduction, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
 from jaxloss._logsumexp import finite_from_below, logsumexp
+from jaxloss._sharding import divided
 
 
 def _prepare(
@@ -40,6 +41,7 @@ def _checked(
     return logits, targets, known
 
 
+@divided()
 def sample_wise_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -97,6 +99,7 @@ def sample_wise_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
+@divided("losses of classes")
 def class_wise_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -167,6 +170,7 @@ def class_wise_loss(
     return reduce(values, defined, None, reduction, None)
 
 
+@divided()
 def two_way_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -275,6 +279,7 @@ def _log_weights(
     return jnp.log(jnp.where(used, weights, 1)), targets
 
 
+@divided()
 def multilabel_softmax_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -323,6 +328,7 @@ def multilabel_softmax_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
+@divided()
 def asymmetric_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -411,6 +417,7 @@ def _power(
     return jnp.exp(exponent * log_base)
 
 
+@divided()
 def warp_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -455,6 +462,7 @@ def warp_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
+@divided()
 def robust_multilabel_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],

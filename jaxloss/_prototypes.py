@@ -14,6 +14,7 @@ from jaxtyping import Float, Int32, Key, UInt32
 from jaxloss import _checks
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, l2_normalize, widen
+from jaxloss._sharding import divided
 
 # The separation does not depend on it between 0.003 and 0.03.
 _LEARNING_RATE = 0.01
@@ -186,6 +187,7 @@ class PrototypeSeparation(NamedTuple):
     mean_largest_cosine: Float[Array, ""]
 
 
+@divided("replicated")
 def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation:
     r"""The largest cosine of all pairs, and the mean over prototypes of their largest cosine.
 
@@ -224,6 +226,7 @@ def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation
     return PrototypeSeparation(jnp.max(nearest), jnp.mean(nearest))
 
 
+@divided("replicated")
 def assign_prototypes(
     class_means: Float[Array, "d C"], prototypes: Float[Array, "d M"]
 ) -> Int32[Array, " C"]:

@@ -28,8 +28,10 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, widen
 from jaxloss._logsumexp import Partial
+from jaxloss._sharding import divided
 
 
+@divided()
 def prototypical_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

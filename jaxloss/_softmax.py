@@ -14,8 +14,10 @@ from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, checked_rows, nan_where_no_class, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
+from jaxloss._sharding import divided
 
 
+@divided()
 def softmax_loss(
     logits: Float[Array, "n C"],
     labels: Integer[Array, " n"],
@@ -65,6 +67,7 @@ def softmax_loss(
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
+@divided()
 def margin_softmax_loss(
     logits: Float[Array, "n C"],
     labels: Integer[Array, " n"],
@@ -139,6 +142,7 @@ def cross_entropy(
     return nan_where_no_class(log_total - own, labels, valid, num_classes)
 
 
+@divided()
 def sigmoid_loss(
     logits: Float[Array, "n C"],
     labels: Integer[Array, " n"] | Real[Array, "n C"] | Bool[Array, "n C"],

@@ -12,8 +12,10 @@ from jaxtyping import Bool, Float
 from jaxloss import _checks
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, widen
+from jaxloss._sharding import divided
 
 
+@divided("rows")
 def project_classifier(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -61,6 +63,7 @@ def project_classifier(
     return _split(features, weights, epsilon)[0]
 
 
+@divided("rows")
 def project_complement(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -210,6 +213,7 @@ class SpectralBasis(NamedTuple):
     """Singular values λ, largest first. They are exactly 0 for null directions."""
 
 
+@divided("replicated")
 def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
     r"""Left singular vectors and singular values of a classifier's weights.
 
@@ -247,6 +251,7 @@ def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
     return basis
 
 
+@divided("rows")
 def project_spectral_complement(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -306,6 +311,7 @@ def project_spectral_complement(
     return features - _weighted_projection(features, vectors, _spectral_weights(values, power))
 
 
+@divided("replicated")
 def spectral_overlap(
     weights: Float[Array, "d C"], power: Number, *, basis: SpectralBasis | None = None
 ) -> Float[Array, ""]:

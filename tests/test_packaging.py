@@ -1,36 +1,63 @@
 """What `pip install` of the checkout puts into an environment."""
 
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
+import jaxloss
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, timeout=300)
-    (path,) = folder.glob("*.whl")
+def distributions(tmp_path_factory):
+    """The folder of the sdist, and of the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions):
+    (path,) = distributions.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         yield archive
 
 
-def test_the_wheel_holds_the_library_alone(wheel):
-    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+def test_the_sdist_and_the_wheel_hold_the_library_alone(distributions, wheel):
     modules = {f"jaxloss/{path.name}" for path in (ROOT / "jaxloss").glob("*.py")}
-    assert set(names) == modules | {"jaxloss/py.typed"}
+    modules |= {"jaxloss/py.typed"}
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert set(names) == modules
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    about = {"PKG-INFO", "pyproject.toml", "README.md", "LICENSE", ".gitignore"}
+    assert files - {""} == modules | about
+
+
+def test_the_version_has_one_source():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    found = dict(line.split(": ", 1) for line in citation.splitlines() if ": " in line)
+    assert found["version"] == jaxloss.__version__
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = re.escape(jaxloss.__version__)
+    (released,) = re.findall(rf"(?m)^## \[{version}\](?: – (\d{{4}}-\d\d-\d\d))?$", changes)
+    assert found.get("date-released", "") == released
 
 
 def test_the_wheel_needs_little(wheel):
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = Parser().parsestr(wheel.read(name).decode())
+    for minor in (11, 12, 13, 14):
+        assert f"Programming Language :: Python :: 3.{minor}" in metadata.get_all("Classifier", [])
     needed = [item for item in metadata.get_all("Requires-Dist", []) if "extra ==" not in item]
     assert {item.split(">=")[0] for item in needed} == {"jax", "optax", "jaxtyping"}
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())

@@ -29,6 +29,16 @@ def test_the_example_runs(capsys):
     assert np.isfinite(loss)
 
 
+def test_the_training_steps_on_several_devices_run(capsys):
+    text = (ROOT / "docs/devices.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "devices"}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, "docs/devices.md", "exec"), names)
+    on_mesh, pairs, in_shard_map, in_pmap = map(float, capsys.readouterr().out.split())
+    assert on_mesh == pytest.approx(in_shard_map, rel=1e-5)
+    assert np.isfinite([pairs, in_pmap]).all()
+
+
 def table(heading: str) -> str:
     """The rows under a heading of a table."""
     return MANUAL.partition(heading)[2].partition("\n\n")[0]

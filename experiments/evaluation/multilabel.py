@@ -90,8 +90,9 @@ def _precisions(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
     positive = targets > 0
     # A score ranks behind all that are at least as high. Unknown items are behind every other.
-    ranks = rankdata(-np.where(targets < 0, -np.inf, scores), method="max", axis=1)
-    hits = rankdata(-np.where(positive, scores, -np.inf), method="max", axis=1)
+    # Newer versions of SciPy rank float32 scores by float32 numbers.
+    orders = (np.where(targets < 0, -np.inf, scores), np.where(positive, scores, -np.inf))
+    ranks, hits = (rankdata(-x, method="max", axis=1).astype(np.float64) for x in orders)
     count = positive.sum(1)
     total = np.where(positive, hits / ranks, 0).sum(1)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)

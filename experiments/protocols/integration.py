@@ -16,6 +16,7 @@ import jaxloss
 from experiments.config import NamedLoss, Positive, Weight
 from experiments.contracts import Outputs, Problem
 from experiments.evaluation.subspace import span
+from experiments.protocols.linear_head import over_devices
 
 _Single = Literal["sce", "bce", "nca", "proto"]
 _Sum = Literal["sce+nca", "sce+proto", "bce+nca", "bce+proto"]
@@ -94,31 +95,28 @@ def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
 
 def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array]:
     """The loss of a batch: `(features, labels, kernel, bias) -> scalar`."""
-    axis_name = problem.axis_name
     classification, metric = _parts(options, problem.num_features, len(problem.class_counts))
 
-    def single(features: Array, labels: Array, kernel: Array, bias: Array) -> Array:
+    def single(
+        features: Array, labels: Array, weights: Array, bias: Array, *, axis_name: Any = None
+    ) -> Array:
         if classification is None:
             assert metric is not None
             return metric(features, labels, axis_name=axis_name)
-        logits = jaxloss.linear_logits(features, kernel, bias)
+        logits = jaxloss.linear_logits(features, weights, bias)
         return classification(logits, labels, axis_name=axis_name)
 
     if classification is None or metric is None:
-        return single
+        return over_devices(single, problem)
     projection: dict[str, Any] = {"stop_gradient": options.stop_gradient}
     integrate = {
         "sum": jaxloss.sum_loss,
         "direct": partial(jaxloss.direct_sum_loss, epsilon=options.epsilon, **projection),
         "spectral": partial(jaxloss.spectral_sum_loss, power=options.power, **projection),
     }[terms(options.name).integration or ""]
-    return partial(
-        integrate,
-        classification_loss=classification,
-        metric_loss=metric,
-        metric_weight=options.metric_weight,
-        axis_name=axis_name,
-    )
+    parts = {"classification_loss": classification, "metric_loss": metric}
+    loss = partial(integrate, **parts, metric_weight=options.metric_weight)
+    return over_devices(loss, problem)
 
 
 def _parts(

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec
 
 import jaxloss
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Loss, Objective, Problem
@@ -76,30 +75,26 @@ def build_classifier_loss(
     [d, C]: the mean over all devices, and the mean probability of the target over this device.
     """
     losses = partial(jaxloss.classifier_loss, reduction="none", **options)
+    mesh = problem.mesh
+    divided = losses if mesh is None else jaxloss.sharded_loss(losses, mesh, BATCH_AXIS)
 
-    def mean(values: Array, axis_name: str | None) -> tuple[Array, Array]:
+    def mean(features: Array, labels: Array, kernel: Array) -> tuple[Array, Array]:
+        if mesh is None:
+            values = losses(features, labels, kernel)
+        else:
+            # Classes that fill up the last devices do not count.
+            real = jnp.arange(kernel.shape[1]) < len(problem.class_counts)
+            bias = jnp.where(real, 0, -jnp.inf).astype(kernel.dtype)
+            values = divided(features, labels, kernel, bias, class_axis_name=CLASS_AXIS)
         value = jnp.mean(values)
-        value = value if axis_name is None else lax.pmean(value, axis_name)
+        value = value if problem.axis_name is None else lax.pmean(value, problem.axis_name)
         return value, jnp.mean(jnp.exp(-values))
 
-    def whole(features: Array, labels: Array, kernel: Array) -> tuple[Array, Array]:
-        return mean(losses(features, labels, kernel), problem.axis_name)
+    return mean
 
-    def spread(features: Array, labels: Array, kernel: Array) -> tuple[Array, Array]:
-        own = kernel.shape[1]
-        classes = lax.axis_index(CLASS_AXIS) * own + jnp.arange(own)
-        # Those that fill up the last devices do not count.
-        bias = jnp.where(classes < len(problem.class_counts), 0, -jnp.inf).astype(kernel.dtype)
-        values = losses(features, labels, kernel, bias, class_axis_name=CLASS_AXIS)
-        value, probability = mean(values, BATCH_AXIS)
-        return value, lax.pmean(probability, BATCH_AXIS)
 
+def over_devices(loss: Callable[..., Array], problem: Problem) -> Callable[..., Array]:
+    """The loss of the whole batch, whose work the devices divide, also in a sharded jit."""
     if problem.mesh is None:
-        return whole
-    rows = PartitionSpec(BATCH_AXIS)
-    return jax.shard_map(
-        spread,
-        mesh=problem.mesh,
-        in_specs=(rows, rows, PartitionSpec(None, CLASS_AXIS)),
-        out_specs=PartitionSpec(),
-    )
+        return partial(loss, axis_name=problem.axis_name)
+    return jaxloss.sharded_loss(loss, problem.mesh, (BATCH_AXIS, CLASS_AXIS))

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from tests.jaxloss.loss_table import LossRow
@@ -24,6 +23,10 @@ QUICK = {
 
 For tests of transformations, which compare their results with those of `evaluate`.
 """
+
+
+# The former since JAX 0.8.
+enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # pyright: ignore
 
 
 @contextlib.contextmanager
@@ -84,7 +87,7 @@ def with_scored(args: tuple[np.ndarray, ...], rows: Any, value: Any) -> tuple[np
 
 def precision(dtype: Any) -> contextlib.AbstractContextManager:
     """The context in which arrays of this dtype exist."""
-    return jax.enable_x64(True) if jnp.dtype(dtype) == np.float64 else contextlib.nullcontext()
+    return enable_x64(True) if jnp.dtype(dtype) == np.float64 else contextlib.nullcontext()
 
 
 def cast(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) -> tuple:
@@ -205,8 +208,12 @@ def finite(tree: Any) -> bool:
 P = PartitionSpec
 
 
-def mesh(shape: tuple[int, ...] = (4,), names: tuple[str, ...] = ("batch",)) -> Mesh:
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
+def mesh(
+    shape: tuple[int, ...] = (4,),
+    names: tuple[str, ...] = ("batch",),
+    kind: AxisType = AxisType.Auto,
+) -> Mesh:
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
 
 
 def equations(function, *args):
@@ -215,8 +222,10 @@ def equations(function, *args):
     def visit(jaxpr):
         for equation in jaxpr.eqns:
             yield equation
-            for inner in jaxprs_in_params(equation.params):
-                yield from visit(inner)
+            for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(value, "jaxpr", value)  # Some are closed.
+                if hasattr(inner, "eqns"):
+                    yield from visit(inner)
 
     return list(visit(jax.make_jaxpr(function)(*args).jaxpr))
 

@@ -11,7 +11,7 @@ from jax import lax
 
 import jaxloss
 from tests.jaxloss import harness
-from tests.jaxloss.harness import QUICK, P, compiled, magnitude
+from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, magnitude
 
 CLASSES = 12
 OPTIONS = {
@@ -73,7 +73,7 @@ def results(name, dtype, block_size=None, loss=jaxloss.classifier_loss):
     options = OPTIONS[name]
     similarity = {k: v for k, v in options.items() if k == "similarity"}
     static = similarity if block_size is None else similarity | {"block_size": block_size}
-    with jax.enable_x64(dtype == np.float64):
+    with enable_x64(dtype == np.float64):
         features, labels, weights, bias = problem(options, dtype)
         numbers = {k: jnp.asarray(v, dtype) for k, v in options.items() if k != "similarity"}
 
@@ -123,7 +123,7 @@ def test_a_single_class_is_certain(block_size):
 
 @every_option
 def test_reverse_over_reverse(options):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         features, labels, weights, bias = problem(options, np.float64)
         leaves = (features, weights, bias)
         direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), leaves)
@@ -239,7 +239,7 @@ def objective(params, batch, **options):
 
 @cache
 def on_one_device(name, masked):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         single = jax.jit(jax.value_and_grad(partial(objective, **OPTIONS[name])))
         return jax.tree.map(np.asarray, single(*sharded_problem(name, masked)))
 
@@ -251,7 +251,7 @@ def check_sharded(name, run, shape, masked=True, **shard_map_options):
     """Compares `run(loss)`, a function of parameters and batch, with one device."""
     options = {**OPTIONS[name], "block_size": 2}
     expected = on_one_device(name, masked)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         params, batch = sharded_problem(name, masked)
         sharded = partial(objective, axis_name="batch", class_axis_name="classes", **options)
         function = run(sharded, partial(jax.shard_map, mesh=mesh(shape), **shard_map_options))

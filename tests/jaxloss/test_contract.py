@@ -18,6 +18,7 @@ from tests.jaxloss import harness
 from tests.jaxloss.harness import (
     QUICK,
     cast,
+    enable_x64,
     evaluate,
     finite,
     magnitude,
@@ -108,7 +109,7 @@ def test_masked_rows_equal_removed_rows(row):
     assert 0 < keep.sum() < 12
     got = evaluate(row, batch, np.float64)
     args = tuple(a[keep] if k < 2 else a for k, a in enumerate(batch.args))
-    with jax.enable_x64(True):
+    with enable_x64(True):
         run = jax.jit(value_and_grad(row), compiler_options=QUICK)
         value, grads = jax.tree.map(np.asarray, run(cast(args, row.differentiable, np.float64)))
     chex.assert_trees_all_close(got["mean"], value, rtol=1e-12, atol=1e-12)
@@ -283,7 +284,7 @@ def test_bfloat16_features_beside_float32_parameters(row):
 @every_loss
 def test_float32_beside_float64(row):
     """With x64 enabled, float32 inputs still give float32, whatever the dtype of the labels."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         args = [
             jnp.asarray(a, np.float32 if k != 1 else np.int64)
             for k, a in enumerate(make_batch(row).args)
@@ -494,7 +495,7 @@ def default(row: LossRow, name: str):
 @every_loss
 def test_hyperparameters_widen_nothing(row):
     numbers = [name for name in row.invalid if isinstance(default(row, name), float)]
-    with jax.enable_x64(True):
+    with enable_x64(True):
         wide = {name: np.float64(default(row, name)) for name in numbers}
         run = partial(row.function, **{**row.kwargs, **wide})
         assert jax.eval_shape(run, *specs(row)).dtype == np.float32
@@ -507,7 +508,7 @@ def test_hyperparameters_widen_nothing(row):
 def test_vmap_of_a_checkpoint_equals_a_loop(row):
     batches = [make_batch(row, seed) for seed in (20, 21, 22)]
     stack = [np.stack(leaves) for leaves in zip(*(b.args for b in batches), strict=True)]
-    with jax.enable_x64(True):
+    with enable_x64(True):
         args = cast(stack, row.differentiable, np.float64)
         where = jnp.asarray(np.stack([b.where for b in batches]))
         run = jax.vmap(value_and_grad(row, jax.checkpoint))
@@ -531,7 +532,7 @@ def test_forward_over_reverse(row):
     direction = tuple(
         rng.normal(size=batch.args[k].shape) * (k not in row.constant) for k in row.differentiable
     )
-    with jax.enable_x64(True):
+    with enable_x64(True):
         args = cast(batch.args, row.differentiable, np.float64)
         where = jnp.asarray(batch.where)
 

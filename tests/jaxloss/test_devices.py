@@ -4,6 +4,8 @@ The features or logits are inputs times a kernel, so every loss has a replicated
 weights and the bias of a classifier are replicated parameters too.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -12,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
+from jaxloss import sharded_loss
 from tests.jaxloss.harness import QUICK, P, magnitude, mesh, precision
 from tests.jaxloss.loss_table import CASES, LOSSES, ONE_OF_A_KIND, LossRow
 
@@ -27,9 +30,9 @@ def over(rows):
     return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
 
 
-every_loss, one_of_a_kind = over(LOSSES), over(ONE_OF_A_KIND)
+every_loss = over(LOSSES)
 # Other variants exchange the same numbers as the plain loss, or none.
-every_exchange = over(tuple(row for row in CASES if row in LOSSES or row.kind == "features"))
+EXCHANGES = tuple(row for row in CASES if row in LOSSES or row.kind == "features")
 
 
 @pytest.fixture(autouse=True)
@@ -124,35 +127,28 @@ def merged(own: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1), own)
 
 
+# Ways to spread the batch: parameters and batch to the results of every device that has its own,
+# and the losses of all rows. ----
+
+
 @cache
 def pmapped(row: LossRow) -> Any:
     return jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
 
 
-def check_pmap(row: LossRow, dtype: Any) -> None:
-    with precision(dtype):
-        params, batch = make_problem(row, dtype)
-        results, own = jax.tree.map(np.asarray, pmapped(row)(params, per_device(batch)))
-    for device in range(DEVICES):
-        on_device = jax.tree.map(lambda x, device=device: x[device], results)
-        check((on_device, merged(own)), single_device(row, dtype), dtype)
+def of_devices(results: Any) -> list[Any]:
+    return [jax.tree.map(lambda x, at=at: x[at], results) for at in range(DEVICES)]
 
 
-@every_loss
-def test_pmap(row):
-    check_pmap(row, np.float64)
+def by_pmap(row: LossRow, params: Any, batch: Any) -> tuple[list[Any], Any]:
+    results, own = pmapped(row)(params, per_device(batch))
+    return of_devices(results), merged(own)
 
 
-@pytest.mark.slow
-@over(tuple(row for row in CASES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")))
-def test_pmap_in_float32(row):
-    check_pmap(row, np.float32)
-
-
-def sharded_step(
-    row: LossRow, axes: Any, devices: Any, params: Any, batch: Any, check_vma: bool = True
-) -> Any:
-    """`step` by `shard_map`, as NumPy. Without its checks, the results of every device."""
+def by_shard_map(
+    row: LossRow, params: Any, batch: Any, *, shape: Any = (4,), check_vma: bool = True
+) -> tuple[list[Any], Any]:
+    axes = ("host", "chip")[-len(shape) :]
     specs = (P(), P(axes))
 
     def run(params, batch):
@@ -161,21 +157,82 @@ def sharded_step(
 
     sharded = jax.shard_map(
         run,
-        mesh=devices,
+        mesh=mesh(shape, axes),
         in_specs=specs,
+        # Without the checks, the results of every device must be compared.
         out_specs=specs if check_vma else P(axes),
         check_vma=check_vma,
     )
-    return jax.tree.map(np.asarray, jax.jit(sharded, compiler_options=QUICK)(params, batch))
+    results, own = jax.jit(sharded, compiler_options=QUICK)(params, batch)
+    return [results] if check_vma else of_devices(results), own
+
+
+def by_jit(
+    row: LossRow, params: Any, batch: Any, *, kind: AxisType, shape: Any = (4,)
+) -> tuple[list[Any], Any]:
+    """Sharded global arrays, without an axis name."""
+    axes = ("host", "chip")[-len(shape) :]
+    devices = mesh(shape, axes, kind)
+    params = jax.device_put(params, NamedSharding(devices, P()))
+    batch = jax.device_put(batch, NamedSharding(devices, P(axes)))
+    results, own = jax.jit(partial(step, row, None), compiler_options=QUICK)(params, batch)
+    if kind == AxisType.Explicit:
+        of_rows = batch["labels"].sharding.spec[0]
+        assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(results))
+        assert all(leaf.sharding.spec[0] == of_rows for leaf in jax.tree.leaves(own))
+    return [results], own
+
+
+def by_sharded_loss(row: LossRow, params: Any, batch: Any) -> tuple[list[Any], Any]:
+    divided = sharded_loss(row.function, mesh(), "batch")
+    row = replace(row, function=lambda *args, axis_name, **more: divided(*args, **more))
+    batch = jax.device_put(batch, NamedSharding(mesh(), P("batch")))
+    results, own = jax.jit(partial(step, row, None), compiler_options=QUICK)(params, batch)
+    return [results], own
+
+
+on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
+WAYS = {
+    "pmap": (by_pmap, LOSSES),
+    "shard_map": (by_shard_map, EXCHANGES),
+    "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND),
+    "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND),
+    "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND),
+    "Explicit mesh": (partial(by_jit, kind=AxisType.Explicit), EXCHANGES),
+    "Explicit mesh of two axes": (
+        partial(by_jit, kind=AxisType.Explicit, shape=(2, 2)),
+        ONE_OF_A_KIND,
+    ),
+    "sharded_loss": (by_sharded_loss, ONE_OF_A_KIND),
+}
+"""Each way, and the losses that it is tested with: those that exchange different numbers, or one of
+each kind where the way is the same for all."""
+QUICK_WAYS = ("pmap", "Explicit mesh")
+
+
+def ways_and_rows() -> Iterator[Any]:
+    for name, (way, rows) in WAYS.items():
+        for row in rows:
+            quick = name in QUICK_WAYS and row in LOSSES
+            marks = () if quick else pytest.mark.slow
+            yield pytest.param(way, row, id=f"{name}-{row.name}", marks=marks)
+
+
+@pytest.mark.parametrize(("way", "row"), ways_and_rows())
+def test_value_and_gradients(way, row):
+    with precision(np.float64):
+        results, own = way(row, *make_problem(row, np.float64))
+    for result in results:
+        check((result, own), single_device(row, np.float64), np.float64)
 
 
 @pytest.mark.slow
-@every_exchange
-def test_shard_map(row):
-    with precision(np.float64):
-        params, batch = make_problem(row, np.float64)
-        got = sharded_step(row, "batch", mesh(), params, batch)
-    check(got, single_device(row, np.float64), np.float64)
+@over(tuple(row for row in CASES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")))
+def test_pmap_in_float32(row):
+    with precision(np.float32):
+        results, own = by_pmap(row, *make_problem(row, np.float32))
+    for result in results:
+        check((result, own), single_device(row, np.float32), np.float32)
 
 
 @pytest.mark.slow
@@ -184,53 +241,13 @@ def test_without_masks(row):
     """Without masks and weights, `check_vma` sees constants in their place."""
     with precision(np.float64):
         params, batch = make_problem(row, np.float64, masked=False)
-        specs = (P(), P("batch"))
-        run = partial(step, row, "batch")
-        jax.eval_shape(
-            jax.shard_map(run, mesh=mesh(), in_specs=specs, out_specs=specs), params, batch
-        )
-        if row not in ONE_OF_A_KIND:
+        if row in ONE_OF_A_KIND:
+            (result,), own = by_shard_map(row, params, batch)
+            check((result, own), single_device(row, np.float64, masked=False), np.float64)
             return
-        got = sharded_step(row, "batch", mesh(), params, batch)
-    check(got, single_device(row, np.float64, masked=False), np.float64)
-
-
-# The rooms below the formulas, alike for all losses ----
-
-
-@pytest.mark.slow
-@one_of_a_kind
-def test_shard_map_without_check_vma(row):
-    """Without this check, the results of every device must be compared."""
-    with precision(np.float64):
-        params, batch = make_problem(row, np.float64)
-        results, own = sharded_step(row, "batch", mesh(), params, batch, check_vma=False)
-    for device in range(DEVICES):
-        on_device = jax.tree.map(lambda x, device=device: x[device], results)
-        check((on_device, own), single_device(row, np.float64), np.float64)
-
-
-@pytest.mark.slow
-@one_of_a_kind
-def test_jit_over_sharded_arrays(row):
-    """The single-device loss of a global array needs no axis name."""
-    with precision(np.float64):
-        params, batch = make_problem(row, np.float64)
-        params = jax.device_put(params, NamedSharding(mesh(), P()))
-        batch = jax.device_put(batch, NamedSharding(mesh(), P("batch")))
-        run = jax.jit(partial(step, row, None), compiler_options=QUICK)
-        got = jax.tree.map(np.asarray, run(params, batch))
-    check(got, single_device(row, np.float64), np.float64)
-
-
-@pytest.mark.slow
-@one_of_a_kind
-def test_two_axis_names(row):
-    axes = ("host", "chip")
-    with precision(np.float64):
-        params, batch = make_problem(row, np.float64)
-        got = sharded_step(row, axes, mesh((2, 2), axes), params, batch)
-    check(got, single_device(row, np.float64), np.float64)
+        specs, run = (P(), P("chip")), partial(step, row, "chip")
+        spread = jax.shard_map(run, mesh=mesh((4,), ("chip",)), in_specs=specs, out_specs=specs)
+        jax.eval_shape(spread, params, batch)
 
 
 @every_loss

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jaxloss
 from jaxloss._grouping import Bound
 from tests.jaxloss import references
-from tests.jaxloss.harness import compiled, equations, finite, precision
+from tests.jaxloss.harness import compiled, enable_x64, equations, finite, precision
 from tests.jaxloss.loss_table import CLASSES, DIM, classifier_inputs, make_features, make_weights
 
 BOUNDS: tuple[Bound, ...] = ("tight", "loose")
@@ -118,7 +118,7 @@ def test_scores_are_those_of_the_formula(classes):
     expected = references.ranked_groups(
         references.discriminativity(features, labels, weights), num_groups=4
     )
-    with jax.enable_x64(True):
+    with enable_x64(True):
         got = discriminative(*map(jnp.asarray, (features, labels, weights)), 4)
     np.testing.assert_array_equal(np.asarray(got), expected)
     assert [np.sum(expected[0] == g) for g in range(4)] == [3, 3, 3, 2]
@@ -222,7 +222,7 @@ def test_proposition_1(seed, scale, offset, kind, num_groups):
     features = 10**scale * rng.normal(size=(8, 6))
     weights, bias = rng.normal(offset, 1, (6, 4)), rng.normal(0, 10 ** min(scale, 1), 4)
     labels = rng.integers(0, 4, 8)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         args = tuple(map(jnp.asarray, (features, labels, weights, bias)))
         groups = {
             "discriminative": lambda: discriminative(*args[:3], num_groups),
@@ -255,7 +255,7 @@ def test_lemma_1(num_groups):
     everything = equal_groupings(6, num_groups)
     assert len(everything) == {2: 20, 3: 90}[num_groups]
     features, labels, weights, bias = problem(118, n=40, dim=6)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         args = tuple(map(jnp.asarray, (features, labels, weights)))
         groups = np.asarray(discriminative(*args, num_groups))
         bounds = {bound: np.asarray(losses(num_groups, bound)(*args)) for bound in BOUNDS}
@@ -321,7 +321,7 @@ def test_given_groups_equal_references(bound, with_bias):
 
     # The groups of rows that do not count have no effect.
     groups[~where], groups[5] = 99, -7
-    with jax.enable_x64(True):
+    with enable_x64(True):
         run = jax.jit(
             jax.value_and_grad(partial(jaxloss.group_softmax_loss, **options), argnums=positions)
         )

@@ -13,7 +13,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import P, mesh, precision
+from tests.jaxloss.harness import P, enable_x64, mesh, precision
 
 DEVICES = 4
 CLASSES = 5
@@ -198,7 +198,7 @@ def make_problem(seed, n=9, dim=6):
 
 
 def gradient(loss, features, labels, prototypes, **options):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         run = partial(loss, reduction="sum", **options)
         numpy = {k: v for k, v in run.keywords.items() if isinstance(v, np.ndarray)}
         run = partial(run, **jax.tree.map(jnp.asarray, numpy))
@@ -285,7 +285,7 @@ def test_small_gaps_keep_their_digits(loss):
     features = (prototypes.T[labels] + noise).astype(np.float32)
     run = jax.jit(jax.value_and_grad(loss))
     got = run(jnp.asarray(features), labels, jnp.asarray(prototypes))
-    with jax.enable_x64(True):
+    with enable_x64(True):
         wide = (jnp.asarray(features, jnp.float64), labels, jnp.asarray(prototypes, jnp.float64))
         expected = jax.tree.map(np.asarray, run(*wide))
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-4)

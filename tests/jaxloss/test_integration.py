@@ -9,7 +9,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import magnitude, raises
+from tests.jaxloss.harness import enable_x64, magnitude, raises
 from tests.jaxloss.loss_table import CLASSES, classifier_inputs
 
 SUMS = {
@@ -56,7 +56,7 @@ def problem(seed=90, n=12):
 
 def gradients(loss, args, **options):
     """Float64 gradients of the features, weights and bias."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         features, labels, *rest = map(jnp.asarray, args)
 
         def objective(features, *rest):
@@ -98,7 +98,7 @@ def test_any_two_losses(name, classification, metric):
         where=where,
         sample_weights=weights,
     )
-    with jax.enable_x64(True):
+    with enable_x64(True):
         loss = partial(SUMS[name], classification_loss=ours, metric_loss=theirs, metric_weight=0.7)
         got = jax.jit(loss)(*map(jnp.asarray, args), where=where, sample_weights=weights)
         np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-9)
@@ -136,7 +136,7 @@ def test_direct_sum_needs_more_dimensions_than_classes(dim):
 def test_direct_sum_with_just_enough_dimensions():
     rng = np.random.default_rng(97)
     args = classifier_inputs(rng, 12, np.float64, dim=CLASSES + 1)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         got = np.asarray(jax.jit(jaxloss.direct_sum_loss)(*map(jnp.asarray, args)))
     np.testing.assert_allclose(got, references.direct_sum_loss(*args), rtol=1e-9)
 
@@ -154,7 +154,7 @@ def test_classification_losses_of_a_classifier(name, classification):
     args = problem(101)
     args = args[:3] if classification == "cosine" else args
     common = {"where": np.arange(12) != 4, "sample_weights": np.linspace(0.4, 1.6, 12)}
-    with jax.enable_x64(True):
+    with enable_x64(True):
         run = jax.jit(partial(SUMS[name], classification_loss=ours))
         got = np.asarray(run(*map(jnp.asarray, args), **common))
     of_softmax = references.softmax_loss(

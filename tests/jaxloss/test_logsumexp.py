@@ -10,6 +10,7 @@ import pytest
 
 from jaxloss import _logsumexp
 from jaxloss._logsumexp import finite_from_below
+from tests.jaxloss.harness import enable_x64
 
 CUTS = (0, 2, 3, 7, 11)
 
@@ -30,7 +31,7 @@ def merged(values, mask):
 
 
 def test_parts_merge_into_the_whole():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         values, mask = problem()
         expected = jax.nn.logsumexp(values, axis=1, where=mask)
         assert expected[1] == -np.inf
@@ -44,7 +45,7 @@ def test_parts_merge_into_the_whole():
 
 
 def test_gradient_is_the_softmax_in_the_mask():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         values, mask = problem()
         got = jax.grad(lambda v: jnp.sum(jnp.where(mask.any(1), merged(v, mask), 0)))(values)
         expected = jax.nn.softmax(jnp.where(mask, values, -jnp.inf), axis=1)

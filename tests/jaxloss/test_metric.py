@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import array_shapes, compiled
+from tests.jaxloss.harness import array_shapes, compiled, enable_x64
 from tests.jaxloss.loss_table import make_features, make_labels
 
 nca: Any = jax.jit(jaxloss.nca_loss, static_argnames=("temperature", "reduction"))
@@ -41,7 +41,7 @@ def test_large_offset_keeps_accuracy(loss):
     features[5] = -1e6  # A masked row does not move the centre.
     run = jax.jit(jax.value_and_grad(loss))
     got = jax.tree.map(np.asarray, run(jnp.asarray(features), jnp.asarray(labels), where=where))
-    with jax.enable_x64(True):
+    with enable_x64(True):
         expected = jax.tree.map(
             np.asarray, run(jnp.asarray(features, np.float64), jnp.asarray(labels), where=where)
         )
@@ -88,7 +88,7 @@ def test_blocks_bound_the_memory():
 @pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
 def test_second_derivative_at_duplicates(loss):
     """The clamp of the squared distances at 0 must not cut their curvature."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         rng = np.random.default_rng(72)
         features = rng.normal(size=(6, 3))
         features[1], features[4] = features[0], features[0]

@@ -9,7 +9,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import P, compiled, equations, magnitude, mesh
+from tests.jaxloss.harness import P, compiled, enable_x64, equations, magnitude, mesh
 from tests.jaxloss.loss_table import CASES, logits_and_targets
 
 ROWS = [row for row in CASES if row.multi_hot and not row.kwargs]
@@ -33,7 +33,7 @@ def problem():
 
 def in_float64(function, *args, **options):
     """The result of `function` for arrays in float64, as NumPy."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         result = function(*map(jnp.asarray, args), **options)
         return jax.tree.map(np.asarray, result)
 
@@ -204,7 +204,7 @@ def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
     beside = (np.abs(x[:, 0] - kink) < 1e-2) & (clip > 0)
     for kind in (1, 0):
         targets = np.full(x.shape, kind)
-        with jax.enable_x64(dtype == np.float64):
+        with enable_x64(dtype == np.float64):
             hyperparameters = (jnp.asarray(focus, dtype), jnp.asarray(clip, dtype))
             results = asymmetric_derivatives(jnp.asarray(x), jnp.asarray(targets), *hyperparameters)
             results = jax.tree.map(np.asarray, results)

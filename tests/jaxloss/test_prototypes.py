@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import jaxloss
-from tests.jaxloss.harness import P, mesh, precision
+from tests.jaxloss.harness import P, enable_x64, mesh, precision
 
 HALF = (jnp.bfloat16, jnp.float16)
 assign = jax.jit(jaxloss.assign_prototypes)
@@ -156,7 +156,7 @@ def test_uniform_prototypes_under_vmap_and_x64():
     got = jax.vmap(make)(keys)
     for key, prototypes in zip(keys, got, strict=True):
         np.testing.assert_allclose(prototypes, make(key), atol=1e-4)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         assert make(jax.random.key(12)).dtype == np.float32
 
 
@@ -228,7 +228,7 @@ def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
     rng = np.random.default_rng(14)
     for _ in range(5):
         means, prototypes = sphere(rng, dim, num_classes), sphere(rng, dim, num_prototypes)
-        with jax.enable_x64(True):
+        with enable_x64(True):
             got = assign(jnp.asarray(means), jnp.asarray(prototypes))
             got, best = check_optimal(means, prototypes, np.asarray(got), 1e-12)
         # Without ties, the optimum is unique.

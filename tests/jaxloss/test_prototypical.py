@@ -11,7 +11,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import QUICK, P, array_shapes, compiled, equations, mesh
+from tests.jaxloss.harness import QUICK, P, array_shapes, compiled, enable_x64, equations, mesh
 from tests.jaxloss.loss_table import make_features, make_labels, towers
 
 loss: Any = jaxloss.prototypical_loss
@@ -33,7 +33,7 @@ def test_with_and_without_num_classes():
     features = make_features(rng, 14, np.float64)
     labels = rng.choice(np.array([-1, 2, 5, 6, 40], np.int32), 14)
     where = rng.random(14) < 0.8
-    with jax.enable_x64(True):
+    with enable_x64(True):
         y, w = jnp.asarray(labels), jnp.asarray(where)
         run = jax.jit(
             jax.value_and_grad(
@@ -64,7 +64,7 @@ def test_as_many_tiles_as_the_batch_has_classes():
     """One compiled function, for batches of one class up to a class per pair of samples."""
     rng = np.random.default_rng(56)
     features = make_features(rng, 24, np.float64)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         run: Any = jax.jit(jax.value_and_grad(partial(loss, block_size=4)))
         whole = jax.jit(jax.value_and_grad(partial(loss, num_classes=24)))
         for count in (1, 3, 4, 5, 8, 12, 24):
@@ -128,7 +128,7 @@ def test_references(options):
     labels[:5] = [0, 1, 2, 3, -1]
     keep = np.arange(7) != 5
     support[5] = np.nan
-    with jax.enable_x64(True):
+    with enable_x64(True):
         got = np.asarray(
             proto(
                 jnp.asarray(queries),
@@ -155,7 +155,7 @@ def test_references(options):
 
 def test_references_of_another_dtype():
     queries, labels, support, support_labels = few_shot(np.random.default_rng(63))
-    with jax.enable_x64(True):
+    with enable_x64(True):
         expected = proto(
             jnp.asarray(queries, np.float32),
             jnp.asarray(labels, np.int32),
@@ -220,7 +220,7 @@ def test_second_derivatives(function, options):
     features, labels = make_features(rng, 10, np.float64, 3), make_labels(rng, 10)
     where = jnp.asarray(np.arange(10) != 4)
     direction = rng.normal(size=features.shape)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         gradient = jax.jit(
             jax.grad(lambda x: function(x, jnp.asarray(labels), where=where, **options))
         )
@@ -280,7 +280,7 @@ def test_references_of_other_devices(options, check_vma):
         value, gradient = jax.value_and_grad(mean)(kernel)
         return value, gradient if axis_name is None else jax.lax.pmean(gradient, axis_name)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         kernel = jnp.asarray(np.random.default_rng(69).normal(size=(5, 4)))
         arrays = [jnp.asarray(a) for a in (queries, labels, support, support_labels, keep)]
         expected = jax.jit(step)(kernel, *arrays)

@@ -11,7 +11,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import P, compiled, magnitude, mesh, precision, widen
+from tests.jaxloss.harness import P, compiled, enable_x64, magnitude, mesh, precision, widen
 from tests.jaxloss.loss_table import FUNCTIONS, FunctionRow
 
 every_function = pytest.mark.parametrize("row", FUNCTIONS, ids=lambda row: row.name)
@@ -105,7 +105,7 @@ def test_vmap_and_forward_over_reverse(row):
     rng = np.random.default_rng(72)
     batches = [row.make_inputs(rng, 4, np.float64) for _ in range(2)]
     function = partial(row.function, **row.kwargs)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         stacked = [jnp.asarray(np.stack(a)) for a in zip(*batches, strict=True)]
         got = np.asarray(jax.jit(jax.vmap(function))(*stacked))
         for k, args in enumerate(batches):
@@ -349,7 +349,7 @@ def test_the_spectral_gradient_does_not_depend_on_the_scale(scale):
 
 def test_spectral_overlap_gradient():
     rng = np.random.default_rng(87)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         weights, direction = (jnp.asarray(rng.normal(size=(6, 4))) for _ in range(2))
         overlap = jax.jit(partial(jaxloss.spectral_overlap, power=0.3))
         got = jnp.vdot(jax.grad(overlap)(weights), direction)
@@ -408,7 +408,7 @@ def test_a_basis_at_hand_changes_nothing(case, n):
     """Few and many samples: the order of the products depends on their number."""
     _, weights, _ = case_inputs(case)
     features = np.random.default_rng(90).normal(size=(n, len(weights)))
-    with jax.enable_x64(True):
+    with enable_x64(True):
         results = _with_and_without_basis(jnp.asarray(features), jnp.asarray(weights))
         results = jax.tree.map(np.asarray, results)
     for power, (got, own, overlap) in results.items():
@@ -433,7 +433,7 @@ def test_a_basis_of_older_weights_is_used_as_it_is():
             jaxloss.spectral_overlap(w, 0.4, basis=basis),
         )
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         basis = jaxloss.spectral_basis(jnp.asarray(older))
         value, grads, overlap = run(jnp.asarray(features), jnp.asarray(weights), basis)
         slopes = [
@@ -512,7 +512,7 @@ def test_weights_of_each_device():
 
 @pytest.mark.parametrize("options", ["stop_gradient", "basis", ""])
 def test_derivative_by_the_power(options):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         features, weights = map(jnp.asarray, case_inputs("rank deficient, d < C")[:2])
         basis = jaxloss.spectral_basis(weights) if options == "basis" else None
 

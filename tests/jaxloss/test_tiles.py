@@ -12,7 +12,7 @@ import pytest
 import jaxloss
 from jaxloss import _tiles
 from jaxloss._tiles import LOGSUMEXP, MAX, SUM, Rows, Statistic, pair_statistics
-from tests.jaxloss.harness import QUICK, P, compiled, mesh
+from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
 
 DEVICES = 4
 
@@ -96,7 +96,7 @@ def problem(seed, n=8, m=None) -> Any:
 )
 def test_statistics_and_derivatives(similarity, m, block_size):
     anchors, references, weights = problem(80, m=m)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         anchors, references = arrays(anchors), arrays(references)
         weights = jnp.asarray(weights)
         params = jax.tree.map(jnp.asarray, PARAMS)
@@ -215,7 +215,7 @@ def nca_step(axis_name, block_size, params, batch):
 
 @cache
 def on_one_device(with_references):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         run = jax.jit(partial(nca_step, None, None))
         return jax.tree.map(np.asarray, run(*nca_problem(with_references)))
 
@@ -238,7 +238,7 @@ def test_devices(with_references, how, way, monkeypatch):
     monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
     params, batch = nca_problem(with_references)
     expected = on_one_device(with_references)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         if how == "pmap":
             split = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
             run = jax.pmap(partial(nca_step, "b", 2), axis_name="b", in_axes=(None, 0))
@@ -277,7 +277,7 @@ def test_devices(with_references, how, way, monkeypatch):
 def test_second_derivatives_around_the_ring(way, monkeypatch):
     monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
     params, batch = nca_problem(with_references=True)
-    with jax.enable_x64(True):
+    with enable_x64(True):
 
         def hessian_product(axis_name, params, batch):
             def gradient(params):
@@ -322,7 +322,7 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
 def test_references_that_every_device_has(loss, axis_name):
     """A support set that is not spread over the devices, beside a batch that is."""
     rng = np.random.default_rng(41)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         features, references = jnp.asarray(rng.normal(size=(8, 3))), rng.normal(size=(5, 3))
         labels, of_references = jnp.arange(8) % 3, jnp.arange(5) % 3
 

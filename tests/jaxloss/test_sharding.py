@@ -1,0 +1,225 @@
+"""Global arrays on meshes: any dimension may be sharded, and devices divide the work.
+
+`test_devices.py` compares every loss on meshes with a single device.
+"""
+
+import re
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+import jaxloss
+from tests.jaxloss.harness import P, mesh, raises
+
+rng = np.random.default_rng(5)
+N, DIM, CLASSES, QUEUE = 12, 8, 6, 7
+X = jnp.asarray(rng.normal(size=(N, DIM)), np.float32)
+Y = jnp.asarray(rng.integers(0, CLASSES, N), np.int32)
+W = jnp.asarray(rng.normal(size=(DIM, CLASSES)), np.float32)
+B = jnp.asarray(rng.normal(size=CLASSES), np.float32)
+Z = jnp.asarray(rng.normal(size=(N, CLASSES)), np.float32)
+T = jnp.asarray(rng.integers(-1, 2, (N, CLASSES)), np.int32)
+Q = jnp.asarray(rng.normal(size=(QUEUE, DIM)), np.float32)
+L = jnp.asarray(rng.integers(0, CLASSES, QUEUE), np.int32)
+nca = partial(jaxloss.nca_loss, temperature=4.0)
+
+
+def with_queue(x, y, q, labels):
+    return nca(x, y, references=q, reference_labels=labels)
+
+
+def direct_sum_with_queue(x, y, w, q, labels):
+    metric = partial(jaxloss.nca_loss, references=q, reference_labels=labels)
+    return jaxloss.direct_sum_loss(x, y, w, metric_loss=metric)
+
+
+def direct_sum_at(x, y, w, temperature):
+    metric = partial(jaxloss.nca_loss, temperature=temperature)
+    return jaxloss.direct_sum_loss(x, y, w, metric_loss=metric)
+
+
+def with_basis(x, y, w):
+    return jaxloss.spectral_sum_loss(x, y, w, basis=jaxloss.spectral_basis(w))
+
+
+def of_groups(x, y, w):
+    groups = jaxloss.discriminative_groups(x, y, w, 4)
+    return jaxloss.group_softmax_loss(x, y, w, num_groups=4, groups=groups)
+
+
+CASES: dict[str, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {
+    "rows over two axes": (nca, (X, Y), (P(("a", "b")), P(("a", "b")))),
+    "features over an axis": (nca, (X, Y), (P("a", "b"), P("a"))),
+    "features alone over an axis": (nca, (X, Y), (P(None, "b"), P())),
+    "labels over another axis": (nca, (X, Y), (P("a"), P("b"))),
+    "replicated features": (nca, (X, Y), (P(), P("b"))),
+    "replicated": (nca, (X, Y), (P(), P())),
+    "labels on one device": (nca, (X, Y), (P("a"), None)),
+    "logits over classes": (jaxloss.softmax_loss, (Z, Y), (P("a", "b"), P("a"))),
+    "losses of classes": (
+        partial(jaxloss.class_wise_loss, reduction="none"),
+        (Z, T),
+        (P("a"), P("a")),
+    ),
+    "replicated references": (with_queue, (X, Y, Q, L), (P("a"), P("a"), P(), P())),
+    "references elsewhere": (
+        with_queue,
+        (X, Y, Q[:6], L[:6]),
+        (P("a"), P("a"), P("b"), P("b")),
+    ),
+    "references alone": (with_queue, (X, Y, Q[:6], L[:6]), (P(), P(), P("b"), P("b"))),
+    "classes": (
+        jaxloss.classifier_loss,
+        (X, Y, W, B),
+        (P("a"), P("a"), P(None, "b"), P("b")),
+    ),
+    "classes beside rows over all axes": (
+        jaxloss.classifier_loss,
+        (X, Y, W, B),
+        (P(("a", "b")), P(("a", "b")), P(None, "b"), P("b")),
+    ),
+    "classes over the axis of the rows": (
+        jaxloss.classifier_loss,
+        (X, Y, W),
+        (P("a"), P("a"), P(None, "a")),
+    ),
+    "sharded weights": (jaxloss.direct_sum_loss, (X, Y, W), (P("a"), P("a"), P("a"))),
+    "a queue in the metric loss": (
+        direct_sum_with_queue,
+        (X, Y, W, Q, L),
+        (P("a"), P("a"), P(), P(), P()),
+    ),
+    "a traced option": (direct_sum_at, (X, Y, W, jnp.asarray(3.0)), (P("a"), P("a"), P(), P())),
+    "a basis": (with_basis, (X, Y, W), (P("a"), P("a"), P())),
+    "groups": (of_groups, (X, Y, W), (P("a"), P("a"), P())),
+    "projection": (jaxloss.project_complement, (X, W), (P("a"), P())),
+    "projection of replicated rows": (jaxloss.project_complement, (X, W), (P(), P(None, "a"))),
+    "overlap": (partial(jaxloss.spectral_overlap, power=0.3), (W,), (P("a"),)),
+    "logits of sharded features": (jaxloss.linear_logits, (X, W), (P("a", "b"), P("b"))),
+    "class means": (jaxloss.update_class_means, (W, X, Y), (P(), P("a"), P("a"))),
+    "assignment": (jaxloss.assign_prototypes, (W, W[:, ::-1]), (P("a"), P("b"))),
+    "separation": (jaxloss.prototype_separation, (W,), (P(None, "a"),)),
+    "lengths": (
+        partial(jaxloss.class_balanced_lengths, num_classes=CLASSES),
+        (Y,),
+        (P("a"),),
+    ),
+    "discriminability": (jaxloss.discriminability, (X, Y), (P("a"), P("a"))),
+    "many batches": (
+        jax.vmap(nca),
+        (jnp.stack([X, X[::-1]]), jnp.stack([Y, Y[::-1]])),
+        (P(None, "a"), P(None, "a")),
+    ),
+}
+
+
+def results_of(function: Any, *arrays: Any) -> Any:
+    """The value, and the gradients by all float arrays of a sum of it."""
+
+    def total(*arrays):
+        value = function(*arrays)
+        floats = [x for x in jax.tree.leaves(value) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return sum((jnp.sum(jnp.sin(x)) for x in floats), jnp.zeros(())), value
+
+    floats = tuple(i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.floating))
+    if not floats:
+        return function(*arrays)
+    return jax.grad(total, floats, has_aux=True)(*arrays)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_dimension_may_be_sharded(case):
+    function, arrays, specs = CASES[case]
+    devices = mesh((2, 2), ("a", "b"), AxisType.Explicit)
+    placed = [
+        x if spec is None else jax.device_put(x, NamedSharding(devices, spec))
+        for x, spec in zip(arrays, specs, strict=True)
+    ]
+    expected = jax.jit(partial(results_of, function))(*arrays)
+    got = jax.jit(partial(results_of, function))(*placed)
+
+    def close(a, b):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+    jax.tree.map(close, got, expected)
+    floats = [x for x in placed if jnp.issubdtype(x.dtype, jnp.floating)]
+    for gradient, argument in zip(got[0] if floats else (), floats, strict=True):
+        assert gradient.sharding.is_equivalent_to(argument.sharding, argument.ndim)
+
+
+def test_outside_of_jit_and_in_the_context_of_a_mesh():
+    devices = mesh(kind=AxisType.Explicit)
+    rows = NamedSharding(devices, P("batch"))
+    x, y = jax.device_put((X, Y), rows)
+    expected = float(nca(X, Y))
+    assert float(nca(x, y)) == pytest.approx(expected, rel=1e-5)
+    losses = jaxloss.nca_loss(x, y, reduction="none")
+    assert losses.sharding.is_equivalent_to(rows, 1)
+    with jax.set_mesh(devices):
+        value, gradient = jax.value_and_grad(nca)(x, y)
+    assert float(value) == pytest.approx(expected, rel=1e-5)
+    assert gradient.sharding.is_equivalent_to(rows, 2)
+
+
+@pytest.mark.parametrize("way", ["Explicit", "sharded_loss"])
+def test_devices_divide_the_pairs(way):
+    devices = mesh(kind=AxisType.Explicit if way == "Explicit" else AxisType.Auto)
+    loss = nca if way == "Explicit" else jaxloss.sharded_loss(nca, devices, "batch")
+    local = np.random.default_rng(0)
+    x = local.normal(size=(4096, 16)).astype(np.float32)
+    y = local.integers(0, 64, 4096).astype(np.int32)
+    run = jax.jit(jax.value_and_grad(loss))
+    placed = jax.device_put((x, y), NamedSharding(devices, P("batch")))
+    text = str(run.lower(*placed).compile().as_text())
+    # A loop over the tiles of a device for the value, and one for the gradient: a row of the 16
+    # tiles of 1,024 rows each.
+    assert re.findall(r'known_trip_count":{"n":"(\d+)"', text) == ["4", "4"]
+    computations = {m[1]: m[2] for m in re.finditer(r"(?ms)^%(\S+) \([^\n]*{\n(.*?)^}", text)}
+    bodies = re.findall(r"body=%([\w.-]+)", text)
+    assert len(bodies) == 2
+    assert not any("all-gather" in computations[name] for name in bodies)
+
+
+def test_errors_are_those_of_the_whole_batch():
+    devices = mesh(kind=AxisType.Explicit)
+    rows = NamedSharding(devices, P("batch"))
+    x, y, w, fewer = jax.device_put((X, Y, W, Y[:8]), rows)
+    with raises(ValueError, r"`labels` and `features` must have the same number of rows.*\(8,\)"):
+        nca(x, fewer)
+    with raises(TypeError, r"`labels` must have an integer dtype, got float32"):
+        jaxloss.nca_loss(x, y.astype(jnp.float32))
+    with raises(ValueError, r"`temperature` must be"):
+        jaxloss.nca_loss(x, y, temperature=-1.0)
+    with raises(ValueError, r"with d = 6 to match `features` \(12, 6\), got \(8, 6\)"):
+        jaxloss.classifier_loss(jax.device_put(X[:, :6], rows), y, w)
+    with raises(TypeError, "labels"):
+        jaxloss.nca_loss(x)  # pyright: ignore[reportCallIssue]
+    spread = jaxloss.sharded_loss(nca, devices, "batch")
+    with raises(ValueError, r"`features` has 11 rows, .* 4 devices of 'batch'; fill them up"):
+        spread(X[:11], Y[:11])
+    with raises(ValueError, r"`axis_name` must be among the axes of the mesh"):
+        jaxloss.sharded_loss(nca, devices, "model")
+
+
+def test_sharded_loss_of_a_function_of_ones_own():
+    def scaled(outputs, classes, *, scale=1.0, where=None, axis_name=None):
+        return scale * jaxloss.softmax_loss(outputs, classes, where=where, axis_name=axis_name)
+
+    where = jnp.arange(N) % 5 != 0
+    spread = jaxloss.sharded_loss(partial(scaled, scale=3.0), mesh(), "batch")
+    got = jax.jit(spread)(Z, Y, where=where)
+    assert float(got) == pytest.approx(float(3 * jaxloss.softmax_loss(Z, Y, where=where)))
+
+
+def test_sharded_loss_with_classes_over_an_axis():
+    devices = mesh((2, 2), ("a", "b"))
+    spread = jaxloss.sharded_loss(jaxloss.classifier_loss, devices, "a")
+    run = partial(spread, class_axis_name="b")
+    got = jax.jit(jax.value_and_grad(run, (0, 2, 3)))(X, Y, W, B)
+    expected = jax.value_and_grad(jaxloss.classifier_loss, (0, 2, 3))(X, Y, W, B)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
