@@ -9,7 +9,7 @@ OLDEST := .venv-oldest
 FAULTS ?= 30
 SEED ?= 0
 
-.PHONY: train test quick oldest soak setup lint clean
+.PHONY: train test long quick oldest soak setup lint clean
 
 # glibc keeps freed memory: on CPUs, XLA allocates the temporary arrays of every step anew.
 train: export MALLOC_MMAP_MAX_ = 0
@@ -19,7 +19,11 @@ train: $(VENV)/.experiments
 	$(BIN)/python -m experiments compare icons --losses sce nca sce+nca direct:sce+nca --directory runs/train
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not long"
+
+# The tests of runs of several processes that are killed, stopped or refused.
+long: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 -m long tests
 
 # The tests of the library alone, in an environment without the experiments' dependencies.
 quick: $(QUICK)/.quick

@@ -72,7 +72,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     assert metrics_without_clock(one) == metrics_without_clock(other)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
     tmp_path, folders, compilation_cache, undisturbed
 ):
@@ -117,7 +117,7 @@ def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
     assert_equal_runs(directory, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_processes_resume_on_an_object_store(
     bucket, folders, compilation_cache, undisturbed
 ):
@@ -134,7 +134,7 @@ def test_killed_processes_resume_on_an_object_store(
     assert_equal_runs(directory, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_process_reads_what_two_have_written(tmp_path, folders, undisturbed):
     one = tmp_path / "one"
     shutil.copytree(undisturbed, one)
@@ -144,7 +144,7 @@ def test_one_process_reads_what_two_have_written(tmp_path, folders, undisturbed)
     chex.assert_trees_all_close(final_state(one), final_state(undisturbed), atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_process(
     tmp_path, folders, compilation_cache
 ):
@@ -184,7 +184,7 @@ def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_pr
         assert abs(ours["value"] - theirs["value"]) <= 1 / 1500
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_without_steps_prints_its_stacks_and_ends(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -215,7 +215,7 @@ def test_a_run_without_steps_prints_its_stacks_and_ends(tmp_path):
     assert "in wait_for_data" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders, compilation_cache):
     program = tmp_path / "program.py"
     program.write_text(
@@ -283,7 +283,7 @@ def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders,
     assert processes[1].returncode not in (0, 2, None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_all_refuse_all_end_with_status_2(tmp_path, compilation_cache):
     program = tmp_path / "program.py"
     program.write_text(
