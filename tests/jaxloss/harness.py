@@ -26,7 +26,8 @@ For tests of transformations, which compare their results with those of `evaluat
 
 
 # The former since JAX 0.8.
-enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # pyright: ignore
+x64: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # pyright: ignore
+enable_x64 = x64.enable_x64
 
 
 @contextlib.contextmanager
