@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-QUICK := .venv-quick
+QUICK := .venv-quick-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 OLDEST := .venv-oldest
 
 FAULTS ?= 30
@@ -47,7 +47,7 @@ lint: $(VENV)/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 clean:
-	rm -rf $(VENV) $(QUICK) $(OLDEST) .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-quick-* $(OLDEST) .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

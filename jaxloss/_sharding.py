@@ -16,14 +16,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import DictKey, Partial
 
 from jaxloss._batch import AxisName
 
@@ -32,8 +35,8 @@ Result: TypeAlias = Literal["loss", "losses of classes", "rows", "replicated"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ROWS = frozenset({"features", "logits", "labels", "targets", "groups", "where", "sample_weights"})
-_REFERENCES = {"references": 0, "reference_labels": -1, "reference_where": False}
-"""Arguments `[m, ...]`, and what fills them up."""
+_REFERENCES = ("references", "reference_labels", "reference_where")
+"""Arguments `[m, ...]`."""
 _CLASSES = {"weights": 1, "bias": 0}
 """Arguments with a dimension of classes."""
 
@@ -57,15 +60,10 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
             mesh = _explicit_mesh((args, kwargs))
             if mesh is None or any(kwargs.get(name) is not None for name in _AXIS_NAMES):
                 return function(*args, **kwargs)
-            try:
+            with _errors_of(function, args, kwargs):
                 given = signature.bind(*args, **kwargs).arguments
                 axes, class_axes = _axes_of(given, "class_axis_name" in signature.parameters)
-                plan = _Plan(mesh, axes, class_axes, _ROWS, reshards=True)
-                return _call(function, given, plan, result)
-            except (TypeError, ValueError):
-                # The error of the function itself has the shapes of the whole batch.
-                jax.eval_shape(*_abstract(function, args, kwargs))
-                raise
+                return _call(function, given, _Plan(mesh, axes, class_axes), result)
 
         on_any_mesh._result = result  # pyright: ignore[reportAttributeAccessIssue]
         return on_any_mesh  # pyright: ignore[reportReturnType]
@@ -76,10 +74,10 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
 def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -> Function:
     """A loss of global arrays whose work is divided over a mesh, for axes of any type.
 
-    On Explicit axes, which `jax.make_mesh` makes by default, every loss of `jaxloss` divides its
-    work by itself. On Auto axes, `jax.jit` decides what a device computes, and gives every pair of
-    a pairwise loss to every device. This function divides the work there: it calls the loss under
-    `jax.shard_map`.
+    On Explicit axes, which `jax.make_mesh` makes by default in newer versions of JAX, every loss of
+    `jaxloss` divides its work by itself. On Auto axes, `jax.jit` decides what a device computes,
+    and gives every pair of a pairwise loss to every device. This function divides the work there:
+    it calls the loss under `jax.shard_map`.
 
     Args:
       loss: A loss of `jaxloss`, a `functools.partial` of one, or any function with the same
@@ -115,23 +113,39 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
             raise ValueError(f"`loss` must be a partial of keywords only, got {function}")
         fixed, function = {**function.keywords, **fixed}, function.func
     signature = inspect.signature(function)
-    rows = _ROWS | {*list(signature.parameters)[:2]}
+    result = getattr(function, "_result", None)
+    # Of a loss of one's own, only the places of its arguments are known.
+    rows = _ROWS if result else _ROWS | {*list(signature.parameters)[:2]}
     size = _size(mesh, axis_name)
 
     @functools.wraps(loss if inspect.isroutine(loss) else function)
     def on_mesh(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **{**fixed, **kwargs}).arguments
-        class_axes = given.pop("class_axis_name", None)
-        first, scored = next(iter(given.items()))
-        if (number := jnp.shape(scored)[:1]) and number[0] % size:
-            raise ValueError(
-                f"`{first}` has {number[0]} rows, which do not spread evenly over the {size} "
-                f"devices of {axis_name!r}; fill them up with rows of where=False"
-            )
-        plan = _Plan(mesh, axis_name, class_axes, rows, reshards=False)
-        return _call(function, given, plan, _result_of(function))
+        kwargs = {**fixed, **kwargs}
+        plan = _Plan(mesh, axis_name, kwargs.pop("class_axis_name", None), rows)
+        with _errors_of(function, args, kwargs):
+            given = signature.bind(*args, **kwargs).arguments
+            first, scored = next(iter(given.items()))
+            if (number := jnp.shape(scored)[:1]) and number[0] % size:
+                raise ValueError(
+                    f"`{first}` has {number[0]} rows, which do not spread evenly over the {size} "
+                    f"devices of {axis_name!r}; fill them up with rows of where=False"
+                )
+            return _call(function, given, plan, result or "loss")
 
     return on_mesh  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def _errors_of(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """Raises the error of the function itself, which has the shapes of the whole batch."""
+    try:
+        yield
+    except (IndexError, TypeError, ValueError):
+        try:
+            jax.eval_shape(*_abstract(function, args, kwargs))
+        except Exception as error:
+            raise error from None
+        raise
 
 
 class _Plan(NamedTuple):
@@ -143,10 +157,8 @@ class _Plan(NamedTuple):
     """Those of the rows."""
     class_axes: AxisName | None
     """Those of the classes."""
-    rows: frozenset[str]
+    rows: frozenset[str] = _ROWS
     """Arguments `[n, ...]`."""
-    reshards: bool
-    """Whether arrays are moved first, which `jax.shard_map` requires on Explicit axes."""
 
     def spec(self, name: str) -> P:
         """The dimensions of an argument that are spread."""
@@ -156,59 +168,115 @@ class _Plan(NamedTuple):
             return P(*[None] * _CLASSES[name], self.class_axes)
         return P()
 
-    def placed(self, name: str, array: Any) -> Any:
-        """The array as `jax.shard_map` takes it; references are filled up."""
-        array, spec = jnp.asarray(array), self.spec(name)
-        missing = -array.shape[0] % _size(self.mesh, self.axes) if name in _REFERENCES else 0
-        if missing:
-            if self.reshards:
-                array = _reshard(array, NamedSharding(self.mesh, P()))
-            widths = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
-            array = jnp.pad(array, widths, constant_values=_REFERENCES[name])
-        return _reshard(array, NamedSharding(self.mesh, spec)) if self.reshards else array
+    def placed(self, array: Any, spec: P) -> Array:
+        """The array as `jax.shard_map` takes it: on Explicit axes, it must be sharded so."""
+        array = jnp.asarray(array)
+        if AxisType.Explicit not in self.mesh.axis_types:
+            return array
+        sharding = NamedSharding(self.mesh, spec)
+        # Only the former works outside of the context of a mesh, only the latter without devices.
+        move = jax.device_put if isinstance(self.mesh, jax.sharding.Mesh) else _reshard
+        return move(array, sharding)
 
 
 def _call(function: Any, given: Mapping[str, Any], plan: _Plan, result: Result) -> Any:
     """Calls a function by `jax.shard_map`, with its arguments by name."""
-    arrays: list[Any] = []
-    specs: list[P] = []
-
-    def take(name: str, value: Any) -> Callable[[tuple[Any, ...]], Any]:
-        """Takes the arrays out of an argument; returns what puts those of a device in."""
-        if isinstance(value, functools.partial):
-            parts = {key: take(key, part) for key, part in value.keywords.items()}
-            return lambda own: functools.partial(
-                value.func, *value.args, **{key: part(own) for key, part in parts.items()}
-            )
-        leaves, structure = jax.tree.flatten(value)
-        first = len(arrays)
-        taken = [leaf for leaf in leaves if _is_array(leaf)]
-        arrays.extend(plan.placed(name, leaf) for leaf in taken)
-        specs.extend(plan.spec(name) for _ in taken)
-
-        def put(own: tuple[Any, ...]) -> Any:
-            rest = iter(own[first : first + len(taken)])
-            return jax.tree.unflatten(
-                structure, [next(rest) if _is_array(leaf) else leaf for leaf in leaves]
-            )
-
-        return put
-
-    names = dict(zip(_AXIS_NAMES, (plan.axes, plan.class_axes), strict=True))
-    parameters = inspect.signature(function).parameters
-    names = {name: axes for name, axes in names.items() if axes is not None and name in parameters}
-    arguments = {n: take(n, value) for n, value in given.items() if n not in _AXIS_NAMES}
-
-    def on_device(*own: Any) -> Any:
-        return function(**{name: put(own) for name, put in arguments.items()}, **names)
-
     of_rows = result == "rows" or (result == "loss" and given.get("reduction") == "none")
-    return jax.shard_map(
-        on_device,
-        mesh=plan.mesh,
-        in_specs=tuple(specs),
-        out_specs=P(plan.axes) if of_rows else P(),
-    )(*arrays)
+    accepted, given = set(inspect.signature(function).parameters), dict(given)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+            accepted |= {"axis_name"}
+    names = dict(zip(_AXIS_NAMES, (plan.axes, plan.class_axes), strict=True))
+    names = {name: axes for name, axes in names.items() if axes is not None and name in accepted}
+    given = {name: value for name, value in given.items() if name not in _AXIS_NAMES}
+    paths, structure = jax.tree_util.tree_flatten_with_path(_prepared(given, plan))
+    leaves = [leaf for _, leaf in paths]
+    # The name of an array is that of the innermost argument, as the keyword of a partial function.
+    specs = [
+        plan.spec([key.key for key in path if isinstance(key, DictKey)][-1]) for path, _ in paths
+    ]
+    which = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
+    arrays = [plan.placed(leaves[k], specs[k]) for k in which]
+    others = tuple((k, type(x), x) for k, x in enumerate(leaves) if k not in which)
+    program = _Program(
+        function,
+        tuple(names.items()),
+        structure,
+        tuple(which),
+        others,
+        plan.mesh,
+        tuple(specs[k] for k in which),
+        P(plan.axes) if of_rows else P(),
+    )
+    if any(isinstance(array, Tracer) for array in arrays):
+        return program.mapped()(*arrays)
+    try:
+        compiled = _compiled(program)
+    except TypeError:  # An argument that is not hashable.
+        compiled = jax.jit(program.mapped())
+    return compiled(*arrays)
+
+
+class _Program(NamedTuple):
+    """What a device computes: all of a call but its arrays."""
+
+    function: Any
+    names: tuple[tuple[str, AxisName], ...]
+    structure: Any
+    """Of the arguments, with partial functions as pytrees."""
+    which: tuple[int, ...]
+    """The leaves of the arguments that are arrays."""
+    others: tuple[tuple[int, type, Any], ...]
+    """The other leaves: their places, types and values."""
+    mesh: Any
+    specs: tuple[P, ...]
+    out_spec: P
+
+    def mapped(self) -> Callable[..., Any]:
+        def on_device(*own: Any) -> Any:
+            found = dict(zip(self.which, own, strict=True)) | {k: x for k, _, x in self.others}
+            arguments = jax.tree.unflatten(self.structure, [found[k] for k in sorted(found)])
+            return self.function(**arguments, **dict(self.names))
+
+        return jax.shard_map(
+            on_device, mesh=self.mesh, in_specs=self.specs, out_specs=self.out_spec
+        )
+
+
+@functools.lru_cache(maxsize=128)
+def _compiled(program: _Program) -> Callable[..., Any]:
+    """Without `jax.jit`, `jax.shard_map` would compile every operation of every call by itself."""
+    return jax.jit(program.mapped())
+
+
+def _prepared(arguments: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
+    """Returns the arguments of a function or of a partial one as a pytree.
+
+    References that do not spread evenly are filled up with rows that are ignored.
+    """
+
+    def prepare(value: Any) -> Any:
+        if not isinstance(value, functools.partial):
+            return value
+        return Partial(value.func, *value.args, **_prepared(value.keywords, plan))
+
+    found = {name: prepare(value) for name, value in arguments.items()}
+    given = {name: found[name] for name in _REFERENCES if found.get(name) is not None}
+    lengths = {jnp.shape(value)[:1] for value in given.values()}
+    number = next(iter(lengths), (0,))
+    if len(lengths) > 1 or len(number) != 1:
+        raise ValueError(f"{', '.join(given)} must have the same number of rows")
+    missing = -number[0] % _size(plan.mesh, plan.axes)
+    if "references" not in given or not missing:
+        return found
+    given.setdefault("reference_where", jnp.ones(number, bool))
+
+    def fill(array: Any) -> Array:
+        array = plan.placed(array, P())
+        return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
+
+    return found | {name: fill(value) for name, value in given.items()}
 
 
 def _explicit_mesh(arguments: Any) -> Any:
@@ -229,7 +297,7 @@ def _axes_of(
     for name, value in given.items():
         if not isinstance(value, jax.Array):
             continue
-        spec = _spec(value)
+        spec = (*_spec(value), None, None)
         if name in _ROWS and not rows:
             rows = _as_tuple(spec[0])
         elif takes_class_axis and name in _CLASSES and not classes:
@@ -266,10 +334,6 @@ def _arrays(arguments: Any) -> Iterator[Any]:
             yield from _arrays(leaf.keywords)
         elif _is_array(leaf):
             yield leaf
-
-
-def _result_of(function: Any) -> Result:
-    return getattr(function, "_result", "loss")
 
 
 def _abstract(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:

@@ -198,7 +198,7 @@ WAYS = {
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND),
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND),
-    "Explicit mesh": (partial(by_jit, kind=AxisType.Explicit), EXCHANGES),
+    "Explicit mesh": (partial(by_jit, kind=AxisType.Explicit), CASES),
     "Explicit mesh of two axes": (
         partial(by_jit, kind=AxisType.Explicit, shape=(2, 2)),
         ONE_OF_A_KIND,

@@ -3,6 +3,7 @@
 `test_devices.py` compares every loss on meshes with a single device.
 """
 
+import contextlib
 import re
 from functools import partial
 from typing import Any
@@ -197,6 +198,10 @@ def test_errors_are_those_of_the_whole_batch():
         jaxloss.nca_loss(x, y, temperature=-1.0)
     with raises(ValueError, r"with d = 6 to match `features` \(12, 6\), got \(8, 6\)"):
         jaxloss.classifier_loss(jax.device_put(X[:, :6], rows), y, w)
+    with raises(ValueError, r"`weights` must have shape \[d, C\], got \(6,\)"):
+        jaxloss.classifier_loss(x, y, W[0])
+    with raises(ValueError, r"`reference_labels` and `references` .* \(6,\) and \(7, 8\)"):
+        with_queue(x, y, Q, L[:6])
     with raises(TypeError, "labels"):
         jaxloss.nca_loss(x)  # pyright: ignore[reportCallIssue]
     spread = jaxloss.sharded_loss(nca, devices, "batch")
@@ -204,6 +209,55 @@ def test_errors_are_those_of_the_whole_batch():
         spread(X[:11], Y[:11])
     with raises(ValueError, r"`axis_name` must be among the axes of the mesh"):
         jaxloss.sharded_loss(nca, devices, "model")
+
+
+def test_references_that_fill_up_devices_do_not_count():
+    """Whatever their label would be: -1 is a class of unsigned labels."""
+    devices = mesh(kind=AxisType.Explicit)
+    x, y = jax.device_put((X, Y), NamedSharding(devices, P("batch")))
+    labels = L.astype(jnp.uint8)
+    expected = with_queue(X, Y, Q, L)
+    spread = jaxloss.sharded_loss(with_queue_by_keywords, mesh(), "batch")
+    for value in (
+        jax.jit(with_queue)(x, y, Q, labels),
+        jax.jit(spread)(X, Y, references=Q, reference_labels=labels),
+    ):
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def with_queue_by_keywords(features, labels, *, references, reference_labels, **options):
+    options |= {"references": references, "reference_labels": reference_labels}
+    return nca(features, labels, **options)
+
+
+def test_a_second_call_outside_of_jit_compiles_nothing():
+    devices = mesh(kind=AxisType.Explicit)
+    x, y = jax.device_put((X, Y), NamedSharding(devices, P("batch")))
+    expected = nca(x, y)
+    with no_compilation():
+        np.testing.assert_allclose(nca(x, y), expected)
+    np.testing.assert_allclose(nca(x, y, temperature=2.0), nca(X, Y, temperature=2.0), rtol=1e-5)
+
+
+@contextlib.contextmanager
+def no_compilation():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    yield
+    assert not compiled
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_loss_takes_arrays_of_any_sharding(kind):
+    devices = mesh(kind=kind)
+    spread = jaxloss.sharded_loss(nca, devices, "batch")
+    rows = NamedSharding(devices, P("batch"))
+    expected = nca(X, Y)
+    for x, y in ((X, Y), (np.asarray(X), np.asarray(Y)), jax.device_put((X, Y), rows)):
+        np.testing.assert_allclose(spread(x, y), expected, rtol=1e-5)  # pyright: ignore
+        np.testing.assert_allclose(jax.jit(spread)(x, y), expected, rtol=1e-5)  # pyright: ignore
 
 
 def test_sharded_loss_of_a_function_of_ones_own():
