@@ -181,16 +181,16 @@ class _Plan(NamedTuple):
 
 def _call(function: Any, given: Mapping[str, Any], plan: _Plan, result: Result) -> Any:
     """Calls a function by `jax.shard_map`, with its arguments by name."""
-    of_rows = result == "rows" or (result == "loss" and given.get("reduction") == "none")
-    accepted, given = set(inspect.signature(function).parameters), dict(given)
+    accepted = set(inspect.signature(function).parameters)
+    named: dict[str, Any] = {k: value for k, value in given.items() if k not in _AXIS_NAMES}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            given |= given.pop(name, {})
+            named |= named.pop(name, {})
             accepted |= {"axis_name"}
+    of_rows = result == "rows" or (result == "loss" and named.get("reduction") == "none")
     names = dict(zip(_AXIS_NAMES, (plan.axes, plan.class_axes), strict=True))
     names = {name: axes for name, axes in names.items() if axes is not None and name in accepted}
-    given = {name: value for name, value in given.items() if name not in _AXIS_NAMES}
-    paths, structure = jax.tree_util.tree_flatten_with_path(_prepared(given, plan))
+    paths, structure = jax.tree_util.tree_flatten_with_path(_prepared(named, plan))
     leaves = [leaf for _, leaf in paths]
     # The name of an array is that of the innermost argument, as the keyword of a partial function.
     specs = [
