@@ -20,6 +20,7 @@ from experiments.data.augment import check_data_options, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
 from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, index_classes
+from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
 from experiments.protocols import build_protocol
@@ -48,7 +49,7 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
     Args:
       config: The options.
       num_devices: Of the machines that will train it. None: those of all processes.
-      check: Whether the options must fit each other and the devices. A checkpoint's need not.
+      check: Whether options must fit each other and the devices; False to restore a checkpoint.
 
     Raises:
       ConfigError: A value is out of bounds, or does not fit the others or the devices.
@@ -79,7 +80,7 @@ def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | N
                 f"data.{name} = {value} needs a loss of single samples, and {config.loss.name} "
                 f"compares samples with each other; set data.{name} = 0"
             )
-    learning_rate(config.optimizer, config.steps)
+    learning_rate(config.optimizer, config.steps)  # Raises if the schedule does not fit.
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     parallel.check_batch_size(batch_size, num_devices or jax.device_count())
     if not model.weights and config.optimizer.backbone_rate < 1:
@@ -125,8 +126,8 @@ def check_data(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     of_training = class_counts[protocol.splits[0]]
     # The images of a multi-label set cannot be counted by class: the protocol checks the batch.
     if not is_multi_label(config.data.name):
-        index = index_classes(np.repeat(np.arange(len(of_training)), of_training))
-        draw_batch(
+        index = index_classes(labels_of(of_training))
+        draw_batch(  # Raises if the data cannot give a batch.
             index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
         )
     protocol.check_data(plan.num_features, class_counts)
@@ -155,7 +156,6 @@ def build_network(
     """Builds what a run trains.
 
     Args:
-      plan: The run.
       class_counts: int64 [C], training images of every class.
       steps_per_epoch: For the number of epochs.
       axis_name: See `Problem.axis_name`.
@@ -204,11 +204,7 @@ def assemble(
 ) -> Parts:
     """Builds what the training loop runs.
 
-    Args:
-      plan: The run.
-      folders: Where data is stored.
-      mode: How the batch is spread over devices.
-      mesh_shape: How the devices are arranged, as in `parallel.device_mesh`.
+    `mode` and `mesh_shape` spread it over devices, as in `parallel.device_mesh`.
 
     Raises:
       ConfigError: The configuration does not fit the data or the mode.

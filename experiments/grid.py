@@ -79,7 +79,7 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
         options = options[:1]
     labels = tuple(
         "/".join(
-            ALL if option in _ALL_AT_0 and at[option] == 0 else _text(at[option])
+            ALL if option in _ALL_AT_0 and at[option] == 0 else option_text(at[option])
             for option in options
         )
         for at in settings
@@ -102,13 +102,14 @@ def _parse(expected: Any, option: str, text: str) -> Any:
         raise ConfigError(f"{option}: {text!r} must be {kind}") from None
 
 
-def _text(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def option_text(value: Any, separator: str = "+") -> str:
+    """The value of an option as it is typed, by default on an axis."""
+    return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def setting_names(settings: Mapping[str, Any]) -> list[str]:
     """Options with their values, for names of files."""
-    return [f"{option}={_text(value)}" for option, value in settings.items()]
+    return [f"{option}={option_text(value)}" for option, value in settings.items()]
 
 
 def parse_comparison(
@@ -200,6 +201,7 @@ def run_grid(
     complete: Callable[[Plan, Path], dict[str, Any]],
     *,
     comparison: Comparison,
+    title: str = "",
     metrics: Sequence[str] = (),
     notes: Sequence[str] = (),
     **report: Any,
@@ -214,6 +216,7 @@ def run_grid(
       complete: Trains and evaluates a run in its directory unless it is finished; returns its
         report.
       comparison, metrics, notes, report: As in `write_grid`.
+      title: As in `write_grid`; by default the protocol, the data set and the loss.
 
     Returns:
       The files of the report, the table first; and a line for every run that diverged.
@@ -240,6 +243,11 @@ def run_grid(
                 f"--choose needs the split {held_out}, which {config.data.name} lacks with these "
                 "options; hold images out, for example with --data.holdout 0.2"
             )
+    losses = {plan.protocol.description["label"] for plan in plans}
+    if len(losses) > 1:
+        losses = {plan.config.loss.name for plan in plans}
+    loss = losses if len(losses) == 1 else ()  # The axes name several.
+    title = title or ", ".join([f"{config.protocol} on {config.data.name}", *loss])
     diverged = []
     for cell, plan in zip(_announced(cells, axes), plans, strict=True):
         found = complete(plan, cell.directory)
@@ -252,6 +260,7 @@ def run_grid(
             root,
             axes,
             finished_runs(config, axes, root),
+            title=title,
             metrics=metrics,
             notes=[*([_SUBSETS] if comparison.pairs_over == "data.subset_seed" else []), *notes],
             comparison=comparison,

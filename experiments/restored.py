@@ -126,10 +126,6 @@ Evaluation = Callable[[str | None, Mapping[str, Any]], tuple[Protocol, dict[str,
 def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
     """Evaluates a checkpoint, any number of times; the features of a split are computed once.
 
-    Args:
-      run: The checkpoint.
-      folders: Where data is stored.
-
     Returns:
       A function of a split (None: the protocol's split for evaluation), and of values that replace
       those of the run, by option, such as `evaluation.episodes`.

@@ -36,12 +36,8 @@ def train_run(
     call this with the same arguments, see the directory, and read their shards of every batch.
 
     Args:
-      plan: The run.
-      directory: The run directory.
-      folders: Where data is stored.
-      mode: How the batch is spread over devices.
-      mesh_shape: How the devices are arranged, as in `parallel.device_mesh`.
-      stuck_after: Minutes without a step after which the process ends; 0: never.
+      plan, folders, mode, mesh_shape: As in `assemble`.
+      directory, stuck_after: As in `experiments.training.loop.train`.
 
     Returns:
       Seconds spent on the run, over all calls that trained it.
@@ -61,7 +57,7 @@ def train_run(
         steps=config.steps,
         validate_every=config.validate_every,
         log_every=config.log_every,
-        name=config.loss.name,
+        name=plan.protocol.description["label"],
         meta={
             "config": values,
             "class_counts": parts.class_counts.tolist(),

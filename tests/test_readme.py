@@ -13,7 +13,7 @@ import torch
 import tyro
 
 import jaxloss
-from experiments.cli.main import verbs
+from experiments.cli.main import command_type
 from experiments.data.builders import BUILDERS
 from experiments.presets import PRESETS
 
@@ -69,7 +69,7 @@ def test_every_command_parses(document):
     commands = re.findall(r"python -m experiments ([^`\n#]*)", text)
     assert len(commands) > (0 if document == "README.md" else 5)
     # The runs that `evaluate` evaluates there are of this preset, and need not exist.
-    known: Any = verbs(PRESETS["icons"].config)
+    known: Any = command_type(PRESETS["icons"].config)
     for command in commands:
         tyro.cli(known, args=[word for word in shlex.split(command) if word != "--help"])
 

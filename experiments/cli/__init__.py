@@ -1,1 +1,1 @@
-"""The command line: one file a verb, which parses its options, calls the code, and prints."""
+"""The command line: one file a command, which parses its options, calls the code, and prints."""

@@ -1,4 +1,4 @@
-"""The verb `benchmark`."""
+"""The command `benchmark`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ class Benchmark:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
-    """Losses such as `softmax nca direct_sum`, and `uniform_prototypes`, `assign_prototypes` (by
-    default all)."""
+    """Such as `softmax nca direct_sum`, `uniform_prototypes`, `assign_prototypes`; default: all."""
     size: Literal["paper", "large", "own", "all"] = "paper"
-    """The size of each loss's paper, one ten times larger, further sizes of single losses, or
-    all."""
+    """The size of each loss's paper, ten times larger, further sizes of single losses, or all."""
     out: Path = Path("runs", "benchmark")
     """Folder for benchmark.md."""
     allow_load: bool = False

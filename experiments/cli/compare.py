@@ -1,4 +1,4 @@
-"""The verb `compare`: the table of protocol A, as a grid of losses and samplings."""
+"""The command `compare`: the table of protocol A, as a grid of losses and samplings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.cli.options import (
     Comparing,
-    Comparison,
+    ComparisonOptions,
     Execution,
     HowToRun,
     preset_choice,
@@ -36,22 +36,21 @@ class Compare:
     """Compare losses and samplings of few-shot transfer; write their table and figure.
 
     Finished runs are kept: the same command continues where it was stopped, and a command with
-    other losses, samplings or seeds reuses the runs that it shares. A run that diverges is shown
-    as such; the others continue, and the exit status is 3 in the end.
+    other losses, samplings or seeds reuses the runs that it shares. If a run diverges, the others
+    continue; the table shows which one it was, and the exit status is 3.
     """
 
     config: _FewShotPreset
     """The preset to start from."""
     losses: tuple[Name, ...] = _DEFAULT_LOSSES
-    """Single losses, sums as sce+nca, direct sums as direct:sce+nca, spectral sums as
-    spectral:sce+nca."""
+    """Losses such as sce, sce+nca (sum), direct:sce+nca (direct sum) and spectral:sce+nca."""
     sampling: tuple[str, ...] = ("random",)
     """`random`, or NxK for N classes with K images each."""
     seeds: tuple[int, ...] = (0,)
     """Every combination is trained once for each seed."""
     directory: Path | None = None
     """Folder of the comparison (by default runs/compare-PRESET)."""
-    comparison: Comparing = field(default_factory=Comparison)
+    comparison: Comparing = field(default_factory=ComparisonOptions)
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:
@@ -79,12 +78,9 @@ class Compare:
             )
         ]
         return run_and_print(
-            config,
+            self,
             axes,
-            self.seeds,
-            self.directory or Path("runs", f"compare-{config.preset}"),
-            self.execution,
-            self.comparison,
+            f"compare-{config.preset}",
             command,
             title=f"Few-shot accuracy on {config.data.name}",
             notes=integration.notation(losses, config.loss),

@@ -1,4 +1,4 @@
-"""The verb `compile`."""
+"""The command `compile`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from experiments.config import ParallelMode, Pixels
 class Compile:
     """Compile a preset's training step for a TPU pod, and print what a chip needs.
 
-    No TPU and no data are needed, but the extra `tpu` (pip install -e ".[tpu]"). The exit status is
-    1 if the step does not fit into the memory of a chip.
+    No TPU and no data are needed, but the extra `tpu` (pip install -e ".[tpu]"). If a step does not
+    fit into the memory of a chip, the exit status is 1.
     """
 
     config: AnyPreset

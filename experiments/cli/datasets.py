@@ -1,4 +1,4 @@
-"""The verb `datasets`."""
+"""The command `datasets`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from experiments.errors import ConfigError
 
 @dataclass(frozen=True)
 class Datasets:
-    """List the data sets: which are ready, and what each of the others needs."""
+    """List the data sets: which are prepared, or can be; with names, what each of these needs."""
 
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Data sets to describe; by default all, with a line each."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
         """Prints the list."""
-        from experiments.data.builders import dataset_status
+        from experiments.data.builders import describe, overview
 
-        for status in dataset_status(**vars(self.folders)):
-            print(status)
+        found = [str(describe(name, **vars(self.folders))) for name in self.names]
+        print("\n".join(found or overview(**vars(self.folders))))
         return 0
 
 

@@ -1,4 +1,4 @@
-"""The verb `evaluate`."""
+"""The command `evaluate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments.cli.options import DataFolders
+from experiments.cli.options import DataFolders, print_written
 from experiments.config import Folders, TrainConfig, evaluation_sections
 from experiments.errors import ConfigError, ExperimentError
 from experiments.storage import storage_path
@@ -30,8 +30,7 @@ class Evaluate:
     split: Annotated[
         str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)")
     ] = None
-    """base, validation or novel classes; or, where no classes are held out, train, validation or
-    test images."""
+    """base, validation or novel classes; without held-out classes: train, validation or test."""
     checkpoint: str = "best"
     """`best` by validation, `latest`, or the number of a step."""
     over: tuple[str, ...] = ()
@@ -40,8 +39,7 @@ class Evaluate:
     metrics: tuple[str, ...] = ()
     """With --over: metrics that the table and figure show, in this order (by default all)."""
     baseline: str = ""
-    """With --over: OPTION=VALUE of one axis, such as fine_tuning.margin=0; adds a table and a
-    figure of the differences to it, with 95 % confidence intervals over the episodes."""
+    """With --over: OPTION=VALUE of an axis, as fine_tuning.margin=0; adds the differences to it."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:
@@ -49,61 +47,50 @@ class Evaluate:
         for option, given in {"--metrics": self.metrics, "--baseline": self.baseline}.items():
             if given and not self.over:
                 raise ConfigError(f"{option} is for a table of evaluations; it needs --over")
-        paths = self._evaluate_over(command) if self.over else self._evaluate_once(command)
-        print("\nwrote", ", ".join(map(str, paths)))
+        print_written(self._evaluate_over(command) if self.over else self._evaluate_once(command))
         return 0
 
     def _evaluate_once(self, command: Sequence[str]) -> list[Path]:
         from experiments.grid import setting_names
-        from experiments.reporting.run import report_lines, run_report, write_report
+        from experiments.reporting.run import write_report
         from experiments.restored import evaluate_run, run_directory
 
-        overrides = self._overrides()
-        protocol, report = evaluate_run(
-            self.directory,
-            self.folders,
-            split=self.split,
-            which=self.checkpoint,
-            overrides=overrides,
-        )
+        how = self._how()
+        protocol, report = evaluate_run(self.directory, self.folders, **how)
         report["command"] = shlex.join(command)
-        print(run_report(report, report_lines(protocol, report)))
         # A name with the settings, so that evaluations of a run do not overwrite each other.
         checkpoint = f"evaluation-{report['split']}-step{report['step']}"
-        name = ",".join([checkpoint, *setting_names(overrides)])
+        name = ",".join([checkpoint, *setting_names(how["overrides"])])
         return write_report(run_directory(self.directory), protocol, report, name)
 
     def _evaluate_over(self, command: Sequence[str]) -> list[Path]:
         from experiments.grid import evaluate_over
 
-        paths = evaluate_over(
+        return evaluate_over(
             self.directory,
             self.folders,
             self.over,
-            split=self.split,
-            which=self.checkpoint,
-            overrides=self._overrides(),
+            **self._how(),
             metrics=self.metrics,
             baseline=self.baseline,
             command=shlex.join(command),
         )
-        print("\n" + paths[0].read_text(encoding="utf-8"))
-        return paths
 
-    def _overrides(self) -> dict[str, Any]:
-        """The evaluation options that do not have the run's value, by name."""
+    def _how(self) -> dict[str, Any]:
+        """Split, checkpoint, and the evaluation options that do not have the run's value."""
         own = {field.name for field in dataclasses.fields(Evaluate)}
-        return {
+        overrides = {
             f"{part.name}.{option}": value
             for part in dataclasses.fields(self)
             if part.name not in own
             for option, value in vars(vars(self)[part.name]).items()
             if value != vars(part.default)[option]
         }
+        return {"split": self.split, "which": self.checkpoint, "overrides": overrides}
 
 
-def evaluate_verb(config: TrainConfig | None) -> type[Evaluate]:
-    """The verb with the evaluation options of a run, whose values are the defaults."""
+def evaluate_command(config: TrainConfig | None) -> type[Evaluate]:
+    """The command with the evaluation options of a run, whose values are the defaults."""
     if config is None:
         return Evaluate
     sections = [

@@ -1,4 +1,4 @@
-"""The verb `linear`."""
+"""The command `linear`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from experiments.cli.options import DataFolders
+from experiments.cli.options import DataFolders, print_written
 from experiments.config import Folders
 
 
@@ -35,8 +35,7 @@ class Linear:
     holdout: float = 0.2
     """Fraction of each class's training images on which the penalty is chosen."""
     baseline: str = ""
-    """With several runs: a loss by its label, such as Two-way; adds a table and a figure of the
-    differences to it, pair by pair of the same seed, with 95 % confidence intervals."""
+    """With several runs: a loss by its label, as Two-way; adds the paired differences to it."""
     directory: Path | None = None
     """With several runs: folder of the table (by default runs/linear-DATA)."""
     folders: DataFolders = field(default_factory=Folders)
@@ -55,6 +54,5 @@ class Linear:
             baseline=self.baseline,
             command=shlex.join(command),
         )
-        print("\n" + paths[0].read_text(encoding="utf-8"))
-        print("wrote", ", ".join(map(str, paths)))
+        print_written(paths)
         return 0

@@ -1,4 +1,4 @@
-"""The verb `look`."""
+"""The command `look`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Look:
     split: Annotated[
         str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)")
     ] = None
-    """base, validation or novel classes; or, where no classes are held out, train, validation or
-    test images."""
+    """base, validation or novel classes; without held-out classes: train, validation or test."""
     checkpoint: str = "best"
     """`best` by validation, `latest`, or the number of a step."""
     folders: DataFolders = field(default_factory=Folders)

@@ -1,4 +1,4 @@
-"""From arguments to a verb and an exit status."""
+"""From arguments to a command and an exit status."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from experiments.cli.benchmark import Benchmark
 from experiments.cli.compare import Compare
 from experiments.cli.compile import Compile
 from experiments.cli.datasets import Datasets, Prepare
-from experiments.cli.evaluate import config_of_arguments, evaluate_verb
+from experiments.cli.evaluate import config_of_arguments, evaluate_command
 from experiments.cli.linear import Linear
 from experiments.cli.look import Look
-from experiments.cli.options import paths
+from experiments.cli.options import storage_paths
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings
 from experiments.cli.sweep import Sweep
@@ -30,13 +30,13 @@ from experiments.processes import Interrupted, is_first, run_together
 from experiments.storage import cache_folder
 
 
-def verbs(evaluated: TrainConfig | None = None) -> Any:
-    """The type of a verb with its options.
+def command_type(evaluated: TrainConfig | None = None) -> Any:
+    """The type of a command with its options.
 
     Args:
       evaluated: The configuration of the run that `evaluate` evaluates, where it is known.
     """
-    evaluate: Any = Annotated[evaluate_verb(evaluated), tyro.conf.subcommand("evaluate")]
+    evaluate: Any = Annotated[evaluate_command(evaluated), tyro.conf.subcommand("evaluate")]
     return (
         Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
         | evaluate
@@ -54,7 +54,7 @@ def verbs(evaluated: TrainConfig | None = None) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one verb; an error that the user can fix is a message without a traceback."""
+    """Runs one command; an error that the user can fix is a message without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
@@ -62,14 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
-        with paths():
-            verb: Any = tyro.cli(
-                verbs(evaluated),
+        with storage_paths():
+            command: Any = tyro.cli(
+                command_type(evaluated),
                 prog="python -m experiments",
                 description="The papers' experiments on losses that shape a feature space.",
                 args=arguments,
             )
-        return _run(verb, ["python", "-m", "experiments", *arguments])
+        return _run(command, ["python", "-m", "experiments", *arguments])
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -78,12 +78,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _run(verb: Any, command: list[str]) -> int:
-    execution = vars(verb).get("execution")
+def _run(command: Any, typed: list[str]) -> int:
+    execution = vars(command).get("execution")
     if execution is not None and execution.distributed:
-        return run_together(lambda: _status(verb, command, distributed=True))
+        return run_together(lambda: _status(command, typed, distributed=True))
     try:
-        return _status(verb, command)
+        return _status(command, typed)
     except KeyboardInterrupt:
         message, status = "stopped; run the same command to continue from the last checkpoint", 130
     except ExperimentError as error:
@@ -92,11 +92,11 @@ def _run(verb: Any, command: list[str]) -> int:
     return status
 
 
-def _status(verb: Any, command: list[str], *, distributed: bool = False) -> int:
-    """The exit status of a verb; with several processes, the first one alone prints to stdout."""
+def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int:
+    """The exit status of a command; of several processes, the first one alone prints to stdout."""
     try:
         with contextlib.redirect_stdout(sys.stdout if not distributed or is_first() else None):
-            return verb.run(command)
+            return command.run(typed)
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 128 + stop.signal_number

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from experiments.presets.preset import Preset
 from experiments.storage import storage_path
 
 if TYPE_CHECKING:
+    from experiments.cli.compare import Compare
+    from experiments.cli.sweep import Sweep
     from experiments.reporting.results import Axis
 
 
@@ -36,7 +38,7 @@ else:
     AnyPreset = preset_choice(PRESETS)
 
 
-def paths() -> tyro.constructors.ConstructorRegistry:
+def storage_paths() -> tyro.constructors.ConstructorRegistry:
     """How tyro reads options that are paths while this context lasts: by `storage_path`."""
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -65,24 +67,21 @@ class Execution:
     """How runs are trained."""
 
     parallel: ParallelMode = "pmap"
-    """How the batch is spread over all devices: by jax.pmap, or by jax.jit with sharded arrays.
-    Both compute the same; pmap is the faster one on CPUs, and --mesh needs jit."""
+    """Spread the batch by jax.pmap (faster on CPUs), or by jax.jit with sharded arrays."""
     mesh: Annotated[str, tyro.conf.arg(metavar="BATCHxCLASSES")] = ""
-    """With --parallel jit, for icons-instances alone: 2x4 spreads the classes of the classifier
-    over 4 devices, which no device then holds whole, in 2 rows that share the batch. By default,
-    every device holds all classes. The run directory must be on a disk that all processes see."""
+    """For icons-instances, with --parallel jit and a disk that all processes see: 2x4 spreads the
+    classes over 4 devices, in 2 rows that share the batch. By default, each has all classes."""
     distributed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train with several processes. Start the same command in each, under a scheduler that JAX
     knows (Slurm, Open MPI, Kubernetes, cloud TPU) or with JAX_COORDINATOR_ADDRESS (HOST:PORT),
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment. Without --mesh, the first process alone
-    uses the run directory."""
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment."""
     stuck_after: float = 30.0
     """Minutes without a training step, validation and compilation included, after which a process
-    prints the stacks of its threads and ends with status 75; 0: never."""
+    prints the stacks of its threads and ends with status 1; 0: never."""
     folders: DataFolders = field(default_factory=Folders)
 
-    def of_a_run(self) -> dict[str, Any]:
-        """As `complete_run` takes them."""
+    def run_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `complete_run`."""
         return {
             "folders": self.folders,
             "mode": self.parallel,
@@ -95,55 +94,51 @@ HowToRun = Annotated[Execution, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonOptions:
     """How the runs of a grid are compared."""
 
     baseline: str = ""
-    """OPTION=VALUE of one axis, such as loss.name=softmax: adds tables of the differences to it,
-    pair by pair, with 95 % confidence intervals."""
+    """OPTION=VALUE of an axis, as loss.name=softmax: adds tables of paired differences to it."""
     pairs_over: str = ""
-    """Option whose values are repetitions, such as data.subset_seed: means and intervals are over
-    its values, after averaging the seeds of each."""
+    """Option whose values are repetitions, as data.subset_seed; each is the mean of its seeds."""
     choose: tuple[str, ...] = ()
-    """Options, each with an --over of its own, of which validation chooses the value for every
-    combination of the others."""
+    """Options, each with its own --over, whose values validation chooses at every combination."""
 
 
-Comparing = Annotated[Comparison, tyro.conf.arg(name="")]
+Comparing = Annotated[ComparisonOptions, tyro.conf.arg(name="")]
+
+
+def print_written(paths: Sequence[Path]) -> None:
+    """Prints the first file, which is Markdown, without its pictures; then the names of all."""
+    lines = paths[0].read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("!["))
+    print(f"\n{text.rstrip()}\n\nwrote {', '.join(map(str, paths))}")
 
 
 def run_and_print(
-    config: TrainConfig,
-    axes: Sequence[Axis],
-    seeds: Sequence[int],
-    directory: Path,
-    execution: Execution,
-    comparison: Comparison,
-    command: Sequence[str],
-    **report: Any,
+    grid: Compare | Sweep, axes: Sequence[Axis], folder: str, command: Sequence[str], **report: Any
 ) -> int:
     """Runs the missing part of a grid and prints its table; returns the exit status.
 
-    `command` is what was typed; `report` is what else `run_grid` takes for the report.
+    Its directory is runs/FOLDER by default; `report` is what else `run_grid` takes for the report.
     """
     from experiments.grid import parse_comparison, run_grid
     from experiments.runs import complete_run
 
     typed = shlex.join(command)
     paths, diverged = run_grid(
-        config,
+        grid.config,
         axes,
-        seeds,
-        directory,
-        execution.folders,
-        partial(complete_run, command=typed, **execution.of_a_run()),
-        comparison=parse_comparison(axes, config, **vars(comparison)),
+        grid.seeds,
+        grid.directory or Path("runs", folder),
+        grid.execution.folders,
+        partial(complete_run, command=typed, **grid.execution.run_arguments()),
+        comparison=parse_comparison(axes, grid.config, **vars(grid.comparison)),
         command=typed,
         **report,
     )
-    for path in paths[:1]:
-        print("\n" + path.read_text(encoding="utf-8"))
-    print("wrote", ", ".join(str(path) for path in paths))
+    if paths:
+        print_written(paths)
     if diverged:
         message = f"{len(diverged)} runs diverged (delete the folder of one to train it again):"
         print(message, *diverged, sep="\n  ")

@@ -1,4 +1,4 @@
-"""The verb `power`."""
+"""The command `power`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The verb `settings`."""
+"""The command `settings`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -27,7 +27,7 @@ class Settings:
     """List the settings of a preset, and where each of them comes from.
 
     Options that have their default and no source are left out. If the data set is prepared, steps
-    are in epochs, too. Below is what differs from the published training and has no option.
+    are also given in epochs. Below is what differs from the published training and has no option.
     """
 
     preset: Annotated[str, tyro.conf.Positional]
@@ -53,15 +53,17 @@ class Settings:
 
 
 def _rows(
-    config: TrainConfig, sources: Mapping[str, str], steps_per_epoch: float | None
+    config: TrainConfig, sources: Mapping[str, str], steps_per_epoch: int | None
 ) -> list[tuple[str, str, str | None]]:
+    from experiments.grid import option_text
+
     default = type(config)()
     rows = []
     for option in option_types(config):
         value = get_option(config, option)
         if option not in sources and value == get_option(default, option):
             continue
-        text = _text(value)
+        text = option_text(value, " ") or "none"
         if steps_per_epoch and value and option in _IN_STEPS:
             steps = value if isinstance(value, tuple) else (value,)
             epochs = " ".join(f"{number / steps_per_epoch:.4g}" for number in steps)
@@ -70,13 +72,7 @@ def _rows(
     return rows
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " ".join(map(_text, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
-
-
-def _steps_per_epoch(config: TrainConfig, folders: Folders) -> float | None:
+def _steps_per_epoch(config: TrainConfig, folders: Folders) -> int | None:
     """None unless all data is prepared and has one label an image."""
     from experiments.data.builders import describe, is_multi_label
     from experiments.protocols import build_protocol
@@ -87,4 +83,4 @@ def _steps_per_epoch(config: TrainConfig, folders: Folders) -> float | None:
         return None
     protocol = build_protocol(config)
     images = int(protocol.class_counts(folders)[protocol.splits[0]].sum())
-    return images / batch_size_of(config.sampling.strategy, config.sampling.batch_size)
+    return images // batch_size_of(config.sampling.strategy, config.sampling.batch_size)

@@ -1,4 +1,4 @@
-"""The verb `sweep`."""
+"""The command `sweep`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.cli.options import (
     AnyPreset,
     Comparing,
-    Comparison,
+    ComparisonOptions,
     Execution,
     HowToRun,
     run_and_print,
@@ -23,8 +23,8 @@ class Sweep:
 
     Writes table.md, table.json and figure.png. Finished runs are kept: the same command continues
     where it was stopped. The table has the values that the command names, at every seed that has
-    been run. A run that diverges is shown as such; the others continue, and the exit status is
-    3 in the end.
+    been run. If a run diverges, the others continue; the table shows which one it was, and the
+    exit status is 3.
     """
 
     config: AnyPreset
@@ -36,13 +36,12 @@ class Sweep:
     seeds: tuple[int, ...] = (0,)
     """Every combination is trained once for each seed."""
     directory: Path | None = None
-    """Folder of the sweep (by default runs/sweep-PRESET). Its table and figure are those of the
-    last command."""
+    """Folder of the sweep (by default runs/sweep-PRESET); its table is that of the last command."""
     title: str = ""
-    """Title of the table and figure."""
+    """Title of the table and figure (by default protocol, data set and, if there is one, loss)."""
     metrics: tuple[str, ...] = ()
     """Metrics that the table and figure show, in this order (by default all)."""
-    comparison: Comparing = field(default_factory=Comparison)
+    comparison: Comparing = field(default_factory=ComparisonOptions)
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:
@@ -56,14 +55,5 @@ class Sweep:
         axes = [parse_axis(text, config) for text in self.over]
         swept = {option: "its values in --over" for axis in axes for option in axis.settings[0]}
         check_not_set(config, PRESETS[config.preset].config, {**swept, "seed": "--seeds"})
-        return run_and_print(
-            config,
-            axes,
-            self.seeds,
-            self.directory or Path("runs", f"sweep-{config.preset}"),
-            self.execution,
-            self.comparison,
-            command,
-            title=self.title or f"{config.protocol} on {config.data.name}",
-            metrics=self.metrics,
-        )
+        report = {"title": self.title, "metrics": self.metrics}
+        return run_and_print(self, axes, f"sweep-{config.preset}", command, **report)

@@ -1,4 +1,4 @@
-"""The verb `train`."""
+"""The command `train`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Train:
         name = f"{config.preset}-{config.loss.name.replace(':', '-')}-{config.sampling.strategy}"
         directory = self.directory or Path("runs", f"{name}-seed{config.seed}")
         plan = plan_run(config)
-        how = self.execution.of_a_run()
+        how = self.execution.run_arguments()
         report = complete_run(plan, directory, command=shlex.join(command), **how)
         print(run_report(report, report_lines(plan.protocol, report)))
-        print(f"\n{directory}: config.json, metrics.jsonl, checkpoints, report.md, report.json")
+        print(f"\nwrote {directory / 'report.md'}")
         return 3 if "diverged" in report else 0

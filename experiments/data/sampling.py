@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import re
 from typing import NamedTuple
 
 import numpy as np
 
+from experiments.config import parse_product
 from experiments.errors import ConfigError
 
 # Tags of random streams: one seed gives independent numbers for every tag.
@@ -52,13 +52,13 @@ def parse_strategy(strategy: str) -> tuple[int, int] | None:
     """The N and K of a sampling strategy `NxK`, None for `random`; or raises a `ConfigError`."""
     if strategy == "random":
         return None
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", strategy)
-    if match is None:
+    ways_shots = parse_product(strategy)
+    if ways_shots is None:
         raise ConfigError(
             f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
             f"for example `32x4`; got {strategy!r}"
         )
-    return int(match[1]), int(match[2])
+    return ways_shots
 
 
 def describe_strategy(strategy: str) -> str:

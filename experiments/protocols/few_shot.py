@@ -57,10 +57,10 @@ class FewShotEvaluation(EpisodeConfig):
 
 @dataclass(frozen=True)
 class IntegrationEvaluation(FewShotEvaluation):
-    """The same, beside the subspace of the classifier."""
+    """Few-shot evaluation by the nearest prototype, and measures of the classifier's span."""
 
     span: bool = False
-    """Also measure rank, variance, accuracies and gradients inside the classifier's span."""
+    """Add metrics of the classifier's span: accuracies, cosine of gradients, variance and rank."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,10 @@ def evaluate(
     split: str,
     outputs_of: Callable[[str], Outputs],
 ) -> dict[str, Any]:
-    """The results of `evaluate_episodes`, and of the subspace of the classifier if there is one."""
+    """The results of `evaluate_distances`, and of the classifier's subspace if there is one."""
     outputs = outputs_of(split)
     found = _subspace(loss, outputs)
-    results = evaluate_episodes(evaluation, outputs)
+    results = evaluate_distances(evaluation, outputs)
     if evaluation.span:
         metrics = _span_metrics(evaluation)
         values: list[float | None] = [None] * len(metrics)  # Where no classifier is trained.
@@ -241,7 +241,7 @@ def evaluate(
     return results | {"subspace": None if found is None else found._asdict()}
 
 
-def evaluate_episodes(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:
+def evaluate_distances(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:
     """Few-shot accuracy for each distance and number of shots, in the mean and in every episode."""
     results, metrics, episodes = [], [], {}
     for distance in dict.fromkeys(evaluation.distances):
@@ -288,7 +288,7 @@ def report(results: dict[str, Any]) -> list[str]:
         lines += [
             "",
             f"Span of the classifier ({len(subspace['singular_values'])} singular values, "
-            f"effective rank {subspace['effective_rank']:.1f}): it has {inside} % of the variance "
-            f"of the features, and {classes} % of the variance between their classes.",
+            f"effective rank {subspace['effective_rank']:.1f}): it contains {inside} % of the "
+            f"variance of the features, and {classes} % of the variance between their classes.",
         ]
     return lines

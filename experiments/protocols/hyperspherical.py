@@ -71,8 +71,7 @@ class HypersphericalEvaluation:
     """How a run is evaluated."""
 
     calibration: Literal["logits", "cosines"] = "logits"
-    """Confidences are the softmax of the logits, or of plain cosines as in the authors' code (not
-    of the loss softmax, which has none)."""
+    """Confidences: softmax of the logits, or of plain cosines as the authors (not of softmax)."""
 
 
 @dataclass(frozen=True)

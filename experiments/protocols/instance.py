@@ -60,7 +60,7 @@ def build(config: InstanceConfig) -> Protocol:
         validation=Metric("1-shot accuracy"),
         validate=partial(few_shot.validate_prototypes, evaluation),
         metrics=few_shot.metrics(evaluation),
-        evaluate=lambda split, outputs_of: few_shot.evaluate_episodes(
+        evaluate=lambda split, outputs_of: few_shot.evaluate_distances(
             evaluation, outputs_of(split)
         ),
         description={

@@ -41,9 +41,9 @@ class IntegratedLoss(NamedLoss):
     name: Name = "direct:sce+nca"
     """One loss, a sum, a direct sum or a spectral sum."""
     metric_weight: Weight = 1.0
-    """Weight of the metric loss within a sum."""
+    """Weight of the metric loss in a sum, direct sum or spectral sum."""
     temperature: Positive = 1.0
-    """T/d of the metric losses, which divide squared distances of d features by T."""
+    """The metric losses divide squared distances by this number times d, the number of features."""
     epsilon: Weight = 1e-4
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: Weight = 0.3

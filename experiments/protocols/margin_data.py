@@ -32,8 +32,7 @@ class MarginData(DataConfig):
     holdout: Share = 0.0
     """Fraction of each base class's images that is held out for the episodes of base classes."""
     base_test: str = ""
-    """Data set with test images of the base classes for their episodes, such as imagenet for
-    mini_imagenet; empty: held-out images, or those of training if none are held out."""
+    """Data set with test images of the base classes; empty: held-out or training images."""
     novel: str = ""
     """Few-shot data set of the validation and novel classes, with all classes of NAME as base."""
     base_classes: Pixels = 0

@@ -77,25 +77,25 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
     With a baseline, tables of the differences to it follow. `runs` are all that were tried.
     """
     headings = [metric_heading(metric) for metric in grid.metrics.values()]
-    lines = _tables(grid.axes, headings, _mean_texts(grid))
-    caption = [
-        f"a ± b: mean and standard deviation over {grid.repeated}; of a single run, its value and "
-        "95 % interval over its episodes. (k of n): k of n runs have a value. Bold: the best of a "
-        "column, among entries whose runs all have a value. ↓: lower is better."
-    ]
-    if grid.comparison.baseline and not grid.differences.empty:
-        above = "Difference from {} = {}".format(*grid.comparison.baseline)
+    compares = grid.comparison.baseline is not None and not grid.differences.empty
+    texts = _mean_texts(grid, best_in_bold=not compares)
+    lines = _tables(grid.axes, headings, texts, bold("Means") if compares else "")
+    caption = [("Means: " if compares else "") + _mean_caption(grid, texts)]
+    if compares:
+        above = "Difference from {} = {}".format(*grid.comparison.baseline or ())
         names = grid.differences.index.unique("metric")
         headings = [difference_heading(grid.metrics[name]) for name in names]
-        lines += _tables(grid.compared, headings, _difference_texts(grid), bold(above))
-        caption += [
-            f"{above}, of runs of the same seed and other settings, in percentage points for %: "
-            f"mean ± 95 % interval (Student's t) over {grid.repeated}; bold: it excludes 0, not "
-            "corrected for the number of comparisons. episodes ±: mean 95 % interval over the "
-            "episodes of a pair, which does not describe other training runs."
-        ]
+        texts = _difference_texts(grid)
+        lines += _tables(grid.compared, headings, texts, bold(above))
+        same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
+        above += f" between runs of the same {same}, in percentage points for %"
+        caption += [f"{above}: {_difference_caption(grid, texts)}"]
+    if any(metric.higher_is_better is False for metric in grid.metrics.values()):
+        caption += ["↓: lower is better."]
     if VALIDATION in grid.metrics:
-        caption += [f"{VALIDATION}: on the validation split, by which checkpoints were chosen."]
+        found = [run.report["validation"] for run in runs if run.report["validation"]]
+        of = " or ".join(dict.fromkeys(value["name"] for value in found)) or "the metric"
+        caption += [f"{VALIDATION}: {of} on the validation split, which selects the checkpoint."]
     caption += [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
     if grid.choices:
         chosen = [f"{', '.join(row['place'])}: {row['label']}" for row in grid.choices]
@@ -130,8 +130,36 @@ def _tables(
     return lines
 
 
-def _mean_texts(grid: Grid) -> list[str]:
-    """Means ± deviations. The best values as printed are bold, if all runs have them."""
+def _mean_caption(grid: Grid, texts: Sequence[str]) -> str:
+    """Sentences on the marks that the tables of means have."""
+    rows: Frame = grid.means.dropna(subset="mean")
+    several = ((rows["found"] > 1) & rows["deviation"].notna()).any()
+    lacking = (rows["found"] < rows["expected"]).any()
+    best = "best in its column" + (", among entries with all runs" if lacking else "")
+    sentences = {
+        f"{'±: standard deviation over' if several else 'Values of'} {grid.repeated}.": True,
+        "± of one run: 95 % interval over its episodes.": rows["own"][rows["found"] == 1].any(),
+        "(k of n): k of n runs have a value.": lacking,
+        f"Bold: {best}.": "**" in "".join(texts),
+    }
+    return " ".join(sentence for sentence, holds in sentences.items() if holds)
+
+
+def _difference_caption(grid: Grid, texts: Sequence[str]) -> str:
+    """The same for the tables of differences."""
+    numbers = grid.differences["n"][grid.differences["n"] > 0].unique()
+    text = f"{grid.repeated}."
+    if (numbers > 1).any():
+        n = f", n = {numbers[0]}" if len(numbers) == 1 else ""
+        text = f"mean ± 95 % interval (Student's t) over {grid.repeated}{n}. "
+        text += "Bold: the interval excludes 0 (not corrected for the number of comparisons)."
+    if "episodes" in "".join(texts):
+        text += " episodes ±: 95 % interval over episodes; it does not cover other seeds."
+    return text
+
+
+def _mean_texts(grid: Grid, *, best_in_bold: bool) -> list[str]:
+    """Means ± deviations. The best values as printed may be bold, if all runs have them."""
     means: Frame = grid.means
     metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
     signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
@@ -150,23 +178,23 @@ def _mean_texts(grid: Grid) -> list[str]:
             text += f" ± {format_value(half_width, metric.unit)}"
         if row.found < row.expected:
             text += f" ({row.found} of {row.expected})"
-        texts.append(bold(text) if in_bold else text)
+        texts.append(bold(text) if in_bold and best_in_bold else text)
     return texts
 
 
 def _difference_texts(grid: Grid) -> list[str]:
     """Mean differences ± intervals; bold where the interval over the repetitions excludes 0."""
-    texts = []
+    texts, several_n = [], grid.differences["n"].replace(0, np.nan).nunique() > 1
     for row in grid.differences.itertuples():
         unit, lacking = grid.metrics[row.Index[0]].unit, row.expected - row.found
         text, details = MISSING, [f"{lacking} missing"] if lacking else []
         if row.n:
             text = format_difference(row.mean, unit)
-            details = [f"n = {row.n}", *details]
+            details = [*([f"n = {row.n}"] if several_n else []), *details]
         if row.n > 1:
             text += f" ± {format_difference(row.interval, unit, signed=False)}"
             text = bold(text) if abs(row.mean) > row.interval else text
-        if not math.isnan(row.own):
+        if row.n == 1 and not math.isnan(row.own):
             details.append(f"episodes ± {format_difference(row.own, unit, signed=False)}")
         texts.append(f"{text} ({', '.join(details)})" if details else text)
     return texts
@@ -186,6 +214,7 @@ def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{'All' if 1 < len(noted) == len(runs) else names(noted)}: {note}"
     # Reports of evaluations have no time.
     minutes = sum(report.get("seconds", 0) for report in reports) / 60
-    yield f"Runs: {len(runs)}" + (f", {minutes:.1f} minutes in total." if minutes else ".")
+    time = f", {minutes:.1f} minutes of training" if minutes else ""
+    yield f"{len(runs)} run{'s' * (len(runs) != 1)}{time}."
     yield f"Code: {'; '.join(dict.fromkeys(map(version_text, reports)))}."
     yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))

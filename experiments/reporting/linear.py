@@ -48,7 +48,7 @@ def linear_report(report: dict[str, Any]) -> str:
         lines.append(f"The backbone was trained on {data}: this is no transfer.")
     if missed := result["unconverged"] + (not result["converged"]):
         lines.append(f"{missed} solves ended before they met the tolerance.")
-    return "\n".join([*lines, *origin_lines(report)])
+    return "\n".join([*lines, "", *origin_lines(report)])
 
 
 def linear_figure(report: dict[str, Any], *, command: str) -> Figure:

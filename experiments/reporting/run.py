@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.config import TrainConfig
 from experiments.contracts import Protocol
-from experiments.reporting.markdown import format_value, table, with_unit
+from experiments.reporting.markdown import bullets, format_value, table, with_unit
 from experiments.storage import write_atomically, write_json
 from experiments.version import code_version
 
@@ -47,14 +47,19 @@ def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
       lines: The results in Markdown, as the protocol writes them: first what was evaluated, in a
         phrase. Not used for a run that diverged.
     """
-    run = "{label} on {data}, {sampling} batches, seed {seed}: ".format(**report)
+    facts = ["Loss: {label}", "Data: {data}", "Training batches: {sampling}, seed {seed}"]
+    results = []
     if "diverged" in report:
-        text = [f"{run}{report['diverged']}; there is nothing to evaluate"]
+        facts.append("Result: {diverged}; there is nothing to evaluate")
     else:
-        evaluated, *rest = lines
-        checkpoint = "checkpoint of step {step}, {split} split".format(**report)
-        text = [f"{run}{checkpoint}, {evaluated}, d = {report['num_features']}", *rest]
-    return "\n".join([*text, *origin_lines(report)])
+        evaluated, *results = lines
+        facts += ["Checkpoint: step {step}", "Features: {num_features} dimensions"]
+        facts.append(f"Evaluation: {{split}} split, {evaluated}")
+    if found := report["validation"]:
+        value = format_value(found["value"], found["unit"])
+        facts.append(f"Validation: {found['name']} {value} {found['unit']}".rstrip())
+    facts = [fact.format(**report) for fact in facts]
+    return "\n".join([*bullets(facts), *origin_lines(report), *results])
 
 
 def write_report(
@@ -96,11 +101,10 @@ def report_lines(protocol: Protocol, report: dict[str, Any]) -> list[str]:
 
 
 def origin_lines(report: dict[str, Any]) -> list[str]:
-    """A list, after an empty line: what the backbone started from, notes, and the code."""
+    """A list: what the backbone started from, notes, and the code."""
     weights = report.get("weights")
     started = [f"The backbone started from {weights}."] if weights else []
-    lines = [*started, *report.get("notes", ()), version_text(report)]
-    return ["", *(f"- {line}" for line in lines)]
+    return bullets([*started, *report.get("notes", ()), f"Code: {version_text(report)}"])
 
 
 def metrics_table(metrics: Sequence[dict[str, Any]]) -> list[str]:
@@ -112,7 +116,7 @@ def metrics_table(metrics: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The accuracy over lists of episodes: an `EpisodeResult` a row, perhaps of several splits."""
+    """The accuracy over lists of episodes, an `EpisodeResult` a row, and a note."""
     columns = {
         "classes": [result.get("split") for result in results],
         "classifier": [result["classifier"] for result in results],
@@ -126,7 +130,9 @@ def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
         del columns["classes"]
     if len(set(columns["classifier"])) < 2:
         del columns["classifier"]
-    return table(list(columns), zip(*columns.values(), strict=True))
+    note = "95 % interval: over the episodes of this run; it does not cover other seeds."
+    note += " Episode list: equal hashes mean equal episodes."
+    return [*table(list(columns), zip(*columns.values(), strict=True)), "", note]
 
 
 def version_text(report: dict[str, Any]) -> str:

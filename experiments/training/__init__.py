@@ -1,1 +1,1 @@
-"""Training: objectives, optimiser, steps, device placement, checkpoints and the loop."""
+"""Training: optimiser, steps, device placement, checkpoints and the loop."""

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _CHECKPOINT_STEPS = 1000
 """Largest number of steps between two checkpoints, where validations are further apart."""
 
-_AHEAD = 8
+_MAX_IN_FLIGHT = 8
 """Largest number of dispatched steps: with many more, several CPU devices deadlock."""
 
 
@@ -164,7 +164,7 @@ def _end_epoch(parts: Parts) -> Callable[[Any], tuple[Any, Mapping[str, Any]]] |
 
 def _wait_for_oldest(in_flight: deque[Any], newest: Any) -> None:
     in_flight.append(newest)
-    if len(in_flight) > _AHEAD:
+    if len(in_flight) > _MAX_IN_FLIGHT:
         jax.block_until_ready(in_flight.popleft())
 
 

@@ -8,7 +8,6 @@ the whole head.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import numpy as np
 from flax import jax_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.config import ParallelMode
+from experiments.config import ParallelMode, parse_product
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS
 from experiments.errors import ConfigError
 from experiments.training.checkpoints import class_sharding
@@ -62,19 +61,19 @@ def device_mesh(mode: ParallelMode, shape: str, devices: Sequence[Any] | None = 
       devices: All devices by default.
 
     Raises:
-      ConfigError: The shape is none, or fits neither the mode nor the devices.
+      ConfigError: The shape is not ROWSxCOLUMNS, or does not fit the mode or the devices.
     """
     devices = jax.devices() if devices is None else devices
     rows, columns = len(devices), 1
     if shape:
-        match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", shape)
-        if match is None:
+        factors = parse_product(shape)
+        if factors is None:
             raise ConfigError(
                 f"--mesh must be BATCHxCLASSES, such as 2x4 for eight devices; got {shape!r}"
             )
         if mode == "pmap":
             raise ConfigError(f"--mesh {shape} needs --parallel jit")
-        rows, columns = int(match[1]), int(match[2])
+        rows, columns = factors
         if rows * columns != len(devices):
             raise ConfigError(
                 f"--mesh {shape} needs {rows * columns} devices, but JAX has {len(devices)}; "

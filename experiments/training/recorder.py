@@ -153,7 +153,7 @@ class Recorder:
 class MetricsLog:
     """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
 
-    Opening removes lines after `resume_step` and a torn last line, as a killed run leaves them.
+    Opening removes lines after `resume_step`, and an incomplete last line of a killed run.
     A step may have two lines, one of training and one of validation. TensorBoard's earlier events
     stay on disk, but it ignores those after `resume_step`. An object store gets both files by
     `store` and at the end: nothing can be appended there.

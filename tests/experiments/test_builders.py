@@ -207,10 +207,9 @@ def test_status_of_every_set(dirs):
     status = {s.name: s for s in builders.dataset_status(**dirs)}
     assert list(status) == list(builders.BUILDERS)
     assert not any(s.ready for s in status.values())
-    assert status["icons"].missing == "" == status["icons"].needs
+    assert status["icons"].missing == ""
     assert "prepared on first use" in str(status["icons"])
     assert status["cub_fewshot"].classes == {"base": 100, "validation": 50, "novel": 50}
-    assert "CUB_200_2011.tgz" in status["cub_fewshot"].needs
     assert "CUB_200_2011.tgz" in str(status["cub_fewshot"])
     assert status["cub_fewshot"].found == ()
     assert not dirs["data_dir"].exists()
@@ -219,7 +218,7 @@ def test_status_of_every_set(dirs):
 def test_status_follows_the_data(dirs):
     fake_archives.cub_archive(dirs["manual_dir"])
     before = builders.describe("cub_fewshot", **dirs)
-    assert (before.ready, before.missing, before.images) == (False, "", {})
+    assert (before.state, before.missing) == ("available", "")
     files = {"CUB_200_2011.tgz", "base.json", "val.json", "novel.json"}
     assert {path.name for path in before.found} == files
     assert str(dirs["manual_dir"] / "val.json") in str(before)
@@ -227,7 +226,7 @@ def test_status_follows_the_data(dirs):
     after = builders.describe("cub_fewshot", **dirs)
     assert after.ready
     assert after.classes == {"base": 4, "validation": 2, "novel": 2}
-    assert after.images == {"base": 10, "validation": 5, "novel": 5}
+    assert after.state == "prepared"
     assert after.location.is_dir()
     assert f"prepared in {after.location}" in str(after)
 

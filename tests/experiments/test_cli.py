@@ -108,6 +108,10 @@ def test_datasets_lists_the_set_of_every_preset(folders, capsys):
     listed = capsys.readouterr().out
     for preset in PRESETS.values():
         assert preset.config.data.name.partition("@")[0] in listed
+    assert str(folders.data_dir) in listed
+    assert listed.count("\n") < 40
+    assert main(["datasets", "cub_fewshot", "--data-dir", str(folders.data_dir)]) == 0
+    assert "CUB_200_2011.tgz" in capsys.readouterr().out
 
 
 def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
@@ -145,8 +149,7 @@ def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):
 
 
 def test_settings_has_epochs_of_prepared_data(run, folders, monkeypatch, capsys):
-    # A fraction: the steps of the presets do not leave out the last batch of an epoch either.
-    steps_per_epoch = 4650 / 128
+    steps_per_epoch = 4650 // 128  # As in training, which leaves out the rest of an epoch.
     preset = PRESETS["icons"]
     model = dataclasses.replace(preset.config.model, drop_block_steps=290)
     config = dataclasses.replace(preset.config, model=model)
@@ -154,7 +157,7 @@ def test_settings_has_epochs_of_prepared_data(run, folders, monkeypatch, capsys)
     assert main(["settings", "icons", "--data-dir", str(folders.data_dir)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
-    assert "| model.drop_block_steps | 290 (7.983 epochs) | – |" in text
+    assert "| model.drop_block_steps | 290 (8.056 epochs) | – |" in text
 
 
 def test_help_does_not_import_what_only_runs_need():

@@ -87,8 +87,13 @@ def test_the_table_has_the_differences(tmp_path):
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "**Difference from Method = softmax**" in text
     assert "| Method | error (points) ↓ | discriminability |" in text
-    assert "| loose | **−2.17 ± 0.72** (n = 3) | **−0.022 ± 0.007** (n = 3) |" in text
-    assert "mean ± 95 % interval (Student's t) over seeds 0, 1, 2; bold: it excludes 0" in text
+    assert "| loose | **−2.17 ± 0.72** | **−0.022 ± 0.007** |" in text
+    assert (
+        "mean ± 95 % interval (Student's t) over seeds 0, 1, 2, n = 3. Bold: the interval" in text
+    )
+    # Only differences have bold entries: the best mean need not be better than the baseline.
+    assert "**Means**" in text
+    assert "Bold: best" not in text
     error, _ = stored["differences"]
     assert (error["metric"], error["place"], error["n"]) == ("error", ["loose"], 3)
     assert error["values"] == pytest.approx([-0.02, -0.02, -0.025])
@@ -97,7 +102,7 @@ def test_the_table_has_the_differences(tmp_path):
     runs = runs_of({"softmax": (0.2, 0.2, 0.2, 0.2), "loose": (0.1, 0.12)}, ERROR)
     runs += [diverged(("loose",), 2)]
     text, stored = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
-    assert "| loose | −9.00 ± 12.71 (n = 2, 2 missing) |" in text
+    assert "| loose | −9.00 ± 12.71 (2 missing) |" in text
     assert [stored["differences"][0][key] for key in ("found", "expected")] == [2, 4]
     runs = [*runs_of({"softmax": (0.2,)}, ERROR), diverged(("loose",), 0)]
     text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
@@ -116,10 +121,10 @@ def test_the_baseline_can_be_on_any_axis(tmp_path):
     text, _ = written(tmp_path, axes, runs, comparison=Comparison(("n", "50")))
     assert "**Difference from n = 50**: **error (points) ↓** against n" in text
     assert "| Method | 5 |" in text
-    assert "| softmax | **+20.00 ± 0.00** (n = 2) |" in text
-    assert "| loose | **+5.00 ± 0.00** (n = 2) |" in text
+    assert "| softmax | **+20.00 ± 0.00** |" in text
+    assert "| loose | **+5.00 ± 0.00** |" in text
     text, _ = written(tmp_path, axes, runs, comparison=Comparison(BASELINE))
-    assert "| loose | **−10.00 ± 0.00** (n = 2) | **+5.00 ± 0.00** (n = 2) |" in text
+    assert "| loose | **−10.00 ± 0.00** | **+5.00 ± 0.00** |" in text
 
 
 def subset_runs(lacking=()):
@@ -145,15 +150,15 @@ def test_pooled_repetitions_are_clusters(tmp_path):
     assert (difference["found"], len(difference["values"])) == (12, 4)
     assert difference["values"] == pytest.approx(of_pairs.mean(1))
     assert difference["interval"] == pytest.approx(by_scipy(of_pairs.mean(1)))
-    assert "(n = 4) |" in text
-    assert "over subset 0, 1, 2, 3, each a mean of seeds 0, 1, 2; of a single run" in text
+    assert "between runs of the same seed and subset, in percentage points for %: mean ± " in text
+    assert "over subset 0, 1, 2, 3, each a mean of seeds 0, 1, 2, n = 4." in text
     grid = make_grid(axes, runs, comparison=Comparison(pairs_over="subset"))
     assert [axis.name for axis in grid.axes] == ["Method"]
     row = grid.means.loc["error", "loose"]
     assert (row["n"], row["found"], row["expected"]) == (4, 12, 12)
     # A cluster that lacks a run says so.
     text, stored = written(tmp_path, axes, subset_runs(lacking={("loose", "1", 2)})[0], **options)
-    assert "(n = 4, 1 missing) |" in text
+    assert "(1 missing) |" in text
     assert "(11 of 12) |" in text
     assert stored["differences"][0]["values"][1] == pytest.approx(of_pairs[1, :2].mean())
 
@@ -174,7 +179,7 @@ def test_one_seed_is_compared_episode_by_episode(tmp_path):
     (difference,) = stored["differences"]
     assert difference["interval"] is None
     assert difference["own"] == pytest.approx(half_width)
-    assert f"(n = 1, episodes ± {100 * half_width:.2f}) |" in text
+    assert f"(episodes ± {100 * half_width:.2f}) |" in text
     # However narrow, this interval says nothing on other seeds: neither bold nor filled.
     assert difference["mean"] > half_width
     assert "| loose | +" in text
@@ -226,15 +231,15 @@ def test_validation_chooses_at_every_place(tmp_path):
     text, stored = written(tmp_path, [METHODS, GROUPS], tuned_runs(), comparison=comparison)
     assert "- G: the best mean validation. softmax: 4; loose: 2." in text
     assert "| softmax | 30.0 ± 0.0 | 70.5 ± 0.7 |" in text
-    assert "| loose | **20.0 ± 0.0** | **80.5 ± 0.7** |" in text
-    assert "| loose | **−10.00 ± 0.00** (n = 2)" in text
+    assert "| loose | 20.0 ± 0.0 | 80.5 ± 0.7 |" in text
+    assert "| loose | **−10.00 ± 0.00** |" in text
     assert stored["choices"] == [
         {"place": ["softmax"], "label": "4"},
         {"place": ["loose"], "label": "2"},
     ]
     # All runs that were tried are in the file and in the count.
     assert len(stored["runs"]) == 12
-    assert "- Runs: 12, " in text
+    assert "- 12 runs, " in text
 
 
 def chosen(values, axes=(METHODS, GROUPS), **options):

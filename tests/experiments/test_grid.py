@@ -1,4 +1,4 @@
-"""Grids: axes and cells, and the verbs `compare` and `sweep`."""
+"""Grids: axes and cells, and the commands `compare` and `sweep`."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_the_folder_is_named_after_the_preset_not_after_a_word(monkeypatch):
         "experiments.cli.sweep.run_and_print", lambda *given, **_: seen.append(given)
     )
     main(["sweep", "--title", "kanji", "icons", "--over", "steps=3"])
-    assert seen[0][3] == Path("runs", "sweep-icons")
+    assert seen[0][2] == "sweep-icons"
 
 
 SWEEP = "sweep icons-groups --over loss.name=softmax,tight"
@@ -293,7 +293,9 @@ def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatc
 
     over = "loss.name=softmax,loose --seeds 0 1 --baseline loss.name=softmax"
     output, stored = table("baseline", over)
-    assert re.search(r"\| loose +\| [^|]*\(n = 2\)", output)
+    assert "over seeds 0, 1, n = 2." in output
+    assert "![" not in output
+    assert "![" in (tmp_path / "baseline" / "table.md").read_text()
     errors = {
         (run["place"][0], run["report"]["seed"]): run["report"]["metrics"][0]["value"]
         for run in stored["runs"]
@@ -316,7 +318,7 @@ def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatc
     refused = table("subsets", f"{over} --data.classes 0", 2)
     assert "data.subset_seed = 1 has no effect" in refused
     output, _ = table("subsets", over)
-    assert "mean and standard deviation over data.subset_seed 0, 1, each" in output
+    assert "±: standard deviation over data.subset_seed 0, 1, each" in output
     assert "- Subsets overlap and share their test images: means and intervals over" in output
 
 

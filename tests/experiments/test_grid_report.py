@@ -94,9 +94,13 @@ def test_table_of_two_axes():
     # One seed is not compared with three.
     assert "| softmax | 30.0 ± 10.0 | 10.0 (1 of 3) |" in text
     assert "| loose | 25.0 (1 of 3) | diverged |" in text
-    assert "mean and standard deviation over seeds 0, 1, 2; of a single run, " in text
+    assert (
+        "\n- ±: standard deviation over seeds 0, 1, 2. (k of n): k of n runs have a value.\n"
+        in text
+    )
+    assert "\n- ↓: lower is better.\n" in text
     assert "- Diverged: loose, 50 (seed 0)." in text
-    assert "- Runs: 6, 3.0 minutes in total." in text
+    assert "- 6 runs, 3.0 minutes of training." in text
     # A third axis has its combinations with the second as columns.
     batches = ("32x4", "random")
     places = itertools.product(METHODS.labels, ("5",), batches)
@@ -115,6 +119,8 @@ def test_table_of_one_axis_has_metrics_as_columns():
     text = text_of([METHODS], runs)
     assert "| Method | accuracy (%) | error (%) ↓ | validation (%) |" in text
     assert "| softmax | 50.0 | 10.0 | **70.0** |" in text
+    assert "Bold: best in its column." in text
+    assert "validation: accuracy on the validation split, which selects the checkpoint." in text
     assert "| loose | **60.0** | – | **70.0** |" in text
     # In the order requested; of a metric that no run has, nothing is known.
     text = text_of([METHODS], runs, metrics=["error", "recall", "accuracy"])
@@ -143,6 +149,7 @@ def test_ties_as_printed_are_all_best():
     text = text_of([axis], [*runs_of({"a": (0.5, 0.5), "b": (0.5, 0.5)}, ACCURACY), best])
     assert "| a | **50.0 ± 0.0** |" in text
     assert "| c | 90.0 (1 of 2) |" in text
+    assert "Bold: best in its column, among entries with all runs." in text
     # Nothing to compare with.
     assert "**" not in text_of([axis], [best])
 
@@ -156,6 +163,10 @@ def test_a_single_seed_shows_the_interval_of_its_metric():
     assert np.ptp(bar_of(figure_of([METHODS], [single]).axes[0])) == pytest.approx(2.46)
     # Of several seeds, the standard deviation tells more.
     several = [measured(0.5, 0.3), measured(0.6, 0.3, seed=1)]
+    assert "- Values of seed 0. ± of one run: 95 % interval over its" in text_of(
+        [METHODS], [single]
+    )
+    assert "± of one run" not in text_of([METHODS], several)
     text = text_of([METHODS], [*several, measured(0.4, 0.02, place="softmax")])
     assert "| loose | 55.0 ± 7.1 |" in text
     assert "| softmax | 40.0 ± 2.0 (1 of 2) |" in text

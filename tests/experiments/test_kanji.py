@@ -123,7 +123,7 @@ def test_without_the_package(tmp_path, monkeypatch):
     status = builders.describe("kanji", data_dir=tmp_path)
     assert not status.ready
     assert 'pip install -e ".[kanji]"' in str(status)
-    assert "kanjivg" in status.needs
+    assert "kanjivg" in status.missing
 
 
 @pytest.mark.parametrize("path", ["M1,2l3,4", "M1,2c3,4", "M1,2c3,4,5,6,7,x", "not XML: <"])

@@ -59,7 +59,7 @@ def test_numbers_have_two_digits():
             {"result": REPORT["result"] | {"unconverged": 2, "converged": False}},
             "3 solves ended before they met the tolerance.",
         ),
-        ({"commit": "abc"}, "- jaxloss 0.9.0, commit abc"),
+        ({"commit": "abc"}, "- Code: jaxloss 0.9.0, commit abc"),
         ({"notes": ["Another checkpoint was taken."]}, "- Another checkpoint was taken."),
     ],
 )

@@ -150,7 +150,7 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
 
     monkeypatch.setattr(Checkpoints, "save", spy_on_save)
     monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
-    monkeypatch.setattr(loop, "_AHEAD", 2)
+    monkeypatch.setattr(loop, "_MAX_IN_FLIGHT", 2)
     monkeypatch.setattr(loop.jax, "block_until_ready", lambda x: (waited.append(x), wait(x))[1])
     config = replace(TINY, steps=8, validate_every=validate_every, log_every=100)
     train(config, tmp_path / "run", folders)

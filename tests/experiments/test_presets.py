@@ -11,7 +11,7 @@ import tyro
 
 from experiments import grid
 from experiments.assembly import plan_run
-from experiments.cli.main import verbs
+from experiments.cli.main import command_type
 from experiments.presets import (
     MODULES,
     PRESETS,
@@ -72,9 +72,9 @@ COMMANDS = [(module, command) for module in MODULES for command in stated_comman
 
 
 def test_all_kinds_of_commands_are_found():
-    verbs_of = {(module, command.split()[0]) for module, command in COMMANDS}
-    assert {(few_shot, "compare"), (few_shot, "sweep"), (group_softmax, "train")} <= verbs_of
-    assert {(multi_label, "sweep"), (two_way, "linear"), (negative_margin, "evaluate")} <= verbs_of
+    found = {(module, command.split()[0]) for module, command in COMMANDS}
+    assert {(few_shot, "compare"), (few_shot, "sweep"), (group_softmax, "train")} <= found
+    assert {(multi_label, "sweep"), (two_way, "linear"), (negative_margin, "evaluate")} <= found
 
 
 @pytest.mark.parametrize(("module", "command"), COMMANDS)
@@ -83,11 +83,11 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     weights.touch()
     words = [str(weights) if word == weights.name else word for word in shlex.split(command)]
     evaluated: Any = [*module.PRESETS.values()][-1].config if words[0] == "evaluate" else None
-    verb: Any = tyro.cli(verbs(evaluated), args=words)
+    parsed: Any = tyro.cli(command_type(evaluated), args=words)
     if words[0] == "train":
-        plan_run(verb.config)
-    if words[0] == "evaluate" and verb.over:
-        plan_ends(evaluated, [grid.parse_axis(text, evaluated) for text in verb.over])
+        plan_run(parsed.config)
+    if words[0] == "evaluate" and parsed.over:
+        plan_ends(evaluated, [grid.parse_axis(text, evaluated) for text in parsed.over])
     if words[0] in ("sweep", "compare"):
 
         def run_grid(config, over, seeds, directory, *rest, **options):
@@ -96,7 +96,7 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
 
         monkeypatch.setattr(grid, "run_grid", run_grid)
         with pytest.raises(Planned):
-            verb.run(words)
+            parsed.run(words)
 
 
 class Planned(Exception):

@@ -17,45 +17,52 @@ REPORT = {
     "split": "novel",
     "num_features": 64,
     "metrics": [],
+    "validation": {"name": "1-shot accuracy", "unit": "%", "value": 0.5},
     "version": "0.9.0",
     "commit": None,
 }
 LINES = ["5-way", "", "| shots | accuracy |"]
 PROTOCOL: Any = SimpleNamespace(report=lambda _: LINES)
-START = "SCE⊕NCA on icons, random batches, seed 3: "
+RUN = ["- Loss: SCE⊕NCA", "- Data: icons", "- Training batches: random, seed 3"]
 
 
-def test_the_first_line_names_the_run_and_what_was_evaluated():
+def test_a_list_names_the_run_and_what_was_evaluated():
     assert run_report(REPORT, LINES).splitlines() == [
-        f"{START}checkpoint of step 200, novel split, 5-way, d = 64",
+        *RUN,
+        "- Checkpoint: step 200",
+        "- Features: 64 dimensions",
+        "- Evaluation: novel split, 5-way",
+        "- Validation: 1-shot accuracy 50.0 %",
+        "- Code: jaxloss 0.9.0",
         "",
         "| shots | accuracy |",
-        "",
-        "- jaxloss 0.9.0",
     ]
+    assert "Validation" not in run_report(REPORT | {"validation": None}, LINES)
 
 
 def test_where_the_numbers_come_from_is_stated_if_known():
     notes = ["The best checkpoint (step 300) is damaged; that of step 200 is taken.", "Second."]
     report = REPORT | {"weights": "resnet18.safetensors", "notes": notes}
     lines = run_report(report | {"commit": "abc1234"}, LINES).splitlines()
-    assert lines[3:] == [
-        "",
+    assert lines[7:11] == [
         "- The backbone started from resnet18.safetensors.",
         f"- {notes[0]}",
         "- Second.",
-        "- jaxloss 0.9.0, commit abc1234",
+        "- Code: jaxloss 0.9.0, commit abc1234",
     ]
     unknown = {"weights": "", "notes": []}
-    assert run_report(REPORT | unknown, LINES).splitlines()[3:] == ["", "- jaxloss 0.9.0"]
+    assert run_report(REPORT | unknown, LINES) == run_report(REPORT, LINES)
 
 
 def test_a_run_that_diverged_has_nothing_to_evaluate():
-    failed = {"metrics": [], "diverged": "diverged: loss is nan at step 3"}
+    failed = {"metrics": [], "validation": None, "diverged": "diverged: loss is nan at step 3"}
     for key in ("label", "data", "sampling", "seed", "version", "commit"):
         failed[key] = REPORT[key]
-    text = f"{START}diverged: loss is nan at step 3; there is nothing to evaluate"
-    assert run_report(failed, []) == f"{text}\n\n- jaxloss 0.9.0"
+    assert run_report(failed, []).splitlines() == [
+        *RUN,
+        "- Result: diverged: loss is nan at step 3; there is nothing to evaluate",
+        "- Code: jaxloss 0.9.0",
+    ]
 
 
 def test_files_of_a_run(tmp_path):

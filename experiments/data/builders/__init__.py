@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "image_shape",
     "is_multi_label",
+    "overview",
     "share_images",
     "split_names",
 ]
@@ -96,22 +97,21 @@ class DatasetStatus:
     name: str
     description: str
     """One line."""
-    image_shape: tuple[int, int, int]
-    """Height, width and channels."""
     classes: dict[str, int]
     """Number of classes in every split: of the prepared data, or as published."""
-    images: dict[str, int]
-    """Number of images in every split. Empty unless the data set is prepared."""
     ready: bool
     """Whether the data set is prepared."""
     location: Path
     """The folder of the prepared data set."""
-    needs: str
-    """The files to download, or the package to install. Empty if it is part of the project."""
     found: tuple[Path, ...]
-    """Those of these files that exist."""
+    """Those of its files to download that exist."""
     missing: str
     """Why the data set cannot be prepared now. Empty if it is prepared, or can be."""
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        return "prepared" if self.ready else "missing" if self.missing else "available"
 
     def __str__(self) -> str:
         classes = " / ".join(f"{count} {split}" for split, count in self.classes.items())
@@ -261,13 +261,12 @@ def describe(
         for names in layout.needs
         for alternative in names
     )
-    ready, missing, contents, images = False, "", {}, {}
+    ready, missing, contents = False, "", {}
     try:
         builder = preparation.make_builder(cls, data_dir)
         ready = preparation.is_prepared(builder)
         if ready:
             contents = {split: builder.info.metadata[split] for split in cls.SPEC.classes}  # pyright: ignore
-            images = {split: builder.info.splits[split].num_examples for split in cls.SPEC.classes}
         else:
             preparation.check_preparable(cls, data_dir)
             cls.check_source(search_path)
@@ -277,12 +276,9 @@ def describe(
         name=name,
         description=cls.SPEC.description
         + (f", shorter side {cls.SPEC.image_shape[0]}" if cls.SPEC.whole else ""),
-        image_shape=cls.SPEC.image_shape,
         classes={split: len(c) for split, c in contents.items()} or dict(cls.SPEC.classes),
-        images=images,
         ready=ready,
         location=preparation.location(cls, data_dir),
-        needs=cls.instructions() or cls.SPEC.requires,
         found=tuple(path for path in map(search_path.find, files) if path is not None),
         missing=missing,
     )
@@ -301,3 +297,24 @@ def dataset_status(
       One status per data set.
     """
     return [describe(name, data_dir, manual_dir) for name in BUILDERS]
+
+
+def overview(data_dir: Path | None = None, manual_dir: Path | None = None) -> list[str]:
+    """Every data set in a line, below the folders.
+
+    Args:
+      data_dir: As in `describe`.
+      manual_dir: As in `describe`.
+
+    Returns:
+      The lines.
+    """
+    status = dataset_status(data_dir, manual_dir)
+    width = max(len(s.name) for s in status)
+    return [
+        f"Prepared data sets: {preparation.data_root(data_dir)}",
+        f"Files that you download: {preparation.manual_root(data_dir, manual_dir)}",
+        "Available data sets are prepared on first use. `datasets NAME` prints what one needs.",
+        "",
+        *(f"{s.name:{width}}  {s.state:9}  {s.description}" for s in status),
+    ]

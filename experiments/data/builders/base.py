@@ -43,8 +43,6 @@ class DatasetSpec:
     """Whether the images have different sizes and are stored uncropped: see `encode`."""
     encoding: Encoding = "png"
     """How images are stored: lossless, or as JPEG with a third of the bytes."""
-    requires: str = ""
-    """What must be installed."""
     folders: tuple[str, ...] = (".",)
     """Where in the manual directory the files may be: names of the data set's own folder, and `.`
     for the directory itself."""

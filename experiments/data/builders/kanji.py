@@ -244,7 +244,6 @@ _PROVENANCE: dict[str, Any] = {
     "homepage": "https://kanjivg.tagaini.net/",
     "citation": "KanjiVG, copyright Ulrich Apel, CC BY-SA 3.0.",
     "resizable": True,
-    "requires": f"It needs the package {_PACKAGE}: {_INSTALL}",
 }
 
 
