@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import DictKey, Partial
 
@@ -57,9 +57,13 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
-            mesh = _explicit_mesh((args, kwargs))
+            mesh, is_sharded = _explicit_mesh((args, kwargs))
             if mesh is None or any(kwargs.get(name) is not None for name in _AXIS_NAMES):
                 return function(*args, **kwargs)
+            if not is_sharded and isinstance(mesh, AbstractMesh):
+                # Arrays that the function makes must be on the mesh, too.
+                with jax.sharding.use_abstract_mesh(mesh):
+                    return function(*args, **kwargs)
             with _errors_of(function, args, kwargs):
                 given = signature.bind(*args, **kwargs).arguments
                 axes, class_axes = _axes_of(given, "class_axis_name" in signature.parameters)
@@ -279,14 +283,22 @@ def _prepared(arguments: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
     return found | {name: fill(value) for name, value in given.items()}
 
 
-def _explicit_mesh(arguments: Any) -> Any:
-    """The mesh of the first array that is sharded over Explicit axes; None without one."""
+def _explicit_mesh(arguments: Any) -> tuple[Any, bool]:
+    """The mesh of the first array on Explicit axes, and whether it is sharded; None without one.
+
+    Arrays that are sharded come first.
+    """
+    found = None
     for leaf in _arrays(arguments):
-        if isinstance(leaf, jax.Array) and any(_spec(leaf)):
+        if isinstance(leaf, jax.Array):
             # Outside of `jax.jit`, `jax.shard_map` needs the devices.
-            traced = isinstance(leaf, Tracer)
-            return (jax.typeof(leaf) if traced else leaf).sharding.mesh  # pyright: ignore
-    return None
+            kind: Any = jax.typeof(leaf).sharding
+            mesh = kind.mesh if isinstance(leaf, Tracer) else getattr(leaf.sharding, "mesh", None)
+            if any(kind.spec):
+                return mesh, True
+            if AxisType.Explicit in kind.mesh.axis_types:
+                found = found or mesh
+    return found, False
 
 
 def _axes_of(

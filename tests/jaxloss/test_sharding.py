@@ -159,6 +159,8 @@ def test_outside_of_jit_and_in_the_context_of_a_mesh():
     x, y = jax.device_put((X, Y), rows)
     expected = float(nca(X, Y))
     assert float(nca(x, y)) == pytest.approx(expected, rel=1e-5)
+    copies = jax.device_put((X, Y), NamedSharding(devices, P()))
+    assert float(nca(*copies)) == pytest.approx(expected, rel=1e-5)
     losses = jaxloss.nca_loss(x, y, reduction="none")
     assert losses.sharding.is_equivalent_to(rows, 1)
     with jax.set_mesh(devices):
