@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,8 +111,7 @@ Comparing = Annotated[ComparisonOptions, tyro.conf.arg(name="")]
 
 def print_written(paths: Sequence[Path]) -> None:
     """Prints the first file, which is Markdown, without its pictures; then the names of all."""
-    lines = paths[0].read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if not line.startswith("!["))
+    text = re.sub(r"(?m)^!\[.*\n\n?", "", paths[0].read_text(encoding="utf-8"))
     print(f"\n{text.rstrip()}\n\nwrote {', '.join(map(str, paths))}")
 
 

@@ -55,7 +55,7 @@ def test_a_run_on_a_mesh_from_the_command_line(tmp_path, folders, capsys):
     command = ["train", "icons-instances", "--data-dir", str(folders.data_dir), *TINY_OPTIONS]
     command += ["--directory", str(tmp_path / "run"), "--parallel", "jit", "--mesh", "2x2"]
     assert main(command) == 0
-    assert "Instances, cosine softmax on icons" in capsys.readouterr().out
+    assert "- Loss: Instances, cosine softmax\n- Data: icons\n" in capsys.readouterr().out
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     names = [metric["name"] for metric in report["metrics"]]
     assert names[:2] == ["1-shot accuracy", "5-shot accuracy"]

@@ -192,7 +192,9 @@ def test_a_report_has_the_precision_of_scikit_learn(tmp_path, folders):
     )
     assert [metric["name"] for metric in report["metrics"]] == [m.name for m in protocol.metrics]
     text = run_report(report, report_lines(protocol, report))
-    assert text.startswith("Two-way on voc2007@16, random batches, seed 0: ")
+    assert text.startswith(
+        "- Loss: Two-way\n- Data: voc2007@16\n- Training batches: random, seed 0\n"
+    )
     assert "5 labels (15 more have no image)" in text
 
 
