@@ -1,6 +1,7 @@
-"""Many random faults in runs of 2×2 devices, which must end as if nothing had happened.
+"""Many random faults in runs, which must end as if nothing had happened.
 
-    make soak FAULTS=30 SEED=0
+    make soak FAULTS=30 SEED=0                                      # two processes of two devices
+    python -m tests.soak --processes 1 --only SIGKILL --faults 30   # one process
 
 A fault hits a random process at a random moment of its start, its training or its end: SIGKILL,
 SIGTERM, Ctrl-C, SIGSTOP for up to 25 seconds, or a full disk. After each, the processes are started
@@ -34,7 +35,7 @@ from tests.experiments.several_processes import start
 from tests.experiments.tiny_runs import final_state, metrics_without_clock
 
 COMMAND = [
-    *("-m", "experiments", "train", "icons", "--distributed", "--loss.name", "nca"),
+    *("-m", "experiments", "train", "icons", "--loss.name", "nca"),
     *("--sampling.batch-size", "16", "--model.widths", "4", "4", "4", "32", "--log-every", "50"),
     *("--evaluation.validation-episodes", "20", "--evaluation.episodes", "20"),
     *("--steps", "800", "--validate-every", "20"),
@@ -58,7 +59,7 @@ def wait(processes: Processes, seconds: float) -> bool:
 
 def inflict(fault: str, processes: Processes, disk: Path, rng: np.random.Generator) -> str:
     """Lets a fault happen to one of the processes, or to all; returns what it was."""
-    rank = int(rng.integers(2))
+    rank = int(rng.integers(len(processes)))
     if fault == "full disk":
         with (disk / "ballast").open("wb") as file:
             try:
@@ -105,19 +106,23 @@ def differences(directory: Path, whole: Path) -> list[str]:
 
 def main() -> int:
     """Runs the faults; the exit status is 1 if a run differs or a process does not end."""
-    parser = argparse.ArgumentParser(description="Random faults in runs of several processes.")
+    parser = argparse.ArgumentParser(description="Random faults in runs of one or two processes.")
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--only", choices=FAULTS, help="a fault; by default any")
     arguments = parser.parse_args()
+    number_of_processes = arguments.processes
     rng = np.random.default_rng(arguments.seed)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    command = [*COMMAND, "--data-dir", str(folder / "data"), "--directory"]
+    command = [*COMMAND, "--data-dir", str(folder / "data")]
+    command += ["--distributed", "--directory"] if number_of_processes > 1 else ["--directory"]
     done, failures, number = collections.Counter(), [], 0
     with small_disk(folder / "disk") as disk, object_store(folder / "store") as variables:
         os.environ.update(variables)
         bucket = storage_path("gs://bucket")
         whole, started = folder / "whole", time.monotonic()
-        with start([[*command, str(whole)]] * 2, folder / "xla") as processes:
+        with start([[*command, str(whole)]] * number_of_processes, folder / "xla") as processes:
             outputs = [process.communicate()[0] for process in processes]
             if any(process.returncode for process in processes):
                 print(*outputs, sep="\n")
@@ -129,13 +134,15 @@ def main() -> int:
                 break
             place = disk if number % 2 else bucket
             directory, statuses = place / f"run{number}", [None]
-            while statuses != [0, 0]:
-                with start([[*command, str(directory)]] * 2, folder / "xla") as processes:
+            commands = [[*command, str(directory)]] * number_of_processes
+            while any(status != 0 for status in statuses):
+                with start(commands, folder / "xla") as processes:
                     what, fault = "no fault", ""
                     # Most moments of a run are equally likely, its start and its end among them.
                     spent = done.total() >= arguments.faults
                     if not spent and not wait(processes, rng.uniform(0, 0.7 * of_whole)):
-                        fault = str(rng.choice([*FAULTS, *["full disk"] * (place is disk)]))
+                        faults = [*FAULTS, *["full disk"] * (place is disk)]
+                        fault = arguments.only or str(rng.choice(faults))
                         what = inflict(fault, processes, disk, rng)
                         done[fault] += 1
                     moment = time.monotonic()
@@ -150,12 +157,12 @@ def main() -> int:
                 print(f"{line}: ended with {statuses} after {seconds:.0f} s", flush=True)
                 # A process that waits for one that was hit before it had joined waits rightly.
                 joined = all("steps" in output for output in outputs[:1])
-                if (not ended and joined) or (fault == "" and statuses != [0, 0]):
+                if (not ended and joined) or (fault == "" and any(statuses)):
                     failures.append(f"{line}: ended with {statuses}")
                     print(*(output[-3000:] for output in outputs), sep="\n", flush=True)
                     if fault == "":
                         break
-            failures += differences(directory, whole) if statuses == [0, 0] else []
+            failures += [] if any(statuses) else differences(directory, whole)
             if place is disk:
                 shutil.rmtree(directory)
     print(f"{number - 1} runs, {done.total()} faults: {dict(done)}")
