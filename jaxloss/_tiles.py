@@ -89,8 +89,9 @@ from jaxloss._batch import (
     pass_on,
     sum_over,
     vary_alike,
+    zero_invalid,
 )
-from jaxloss._linear import exact_product, on_cpu, wide_dtype, widen
+from jaxloss._linear import exact_product, l2_normalize, on_cpu, wide_dtype, widen
 from jaxloss._logsumexp import Partial, finite_from_below, or_zero
 
 Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
@@ -215,6 +216,13 @@ SUM = Reduction(
 """`Σ v`; 0 for no pair."""
 
 
+def over_temperature(
+    similarities: Float[Array, "a b"], _overlaps: Array, temperature: Float[Array, ""]
+) -> Float[Array, "a b"]:
+    """A value: `s / T`."""
+    return similarities / temperature
+
+
 # Statistics ----
 
 
@@ -284,22 +292,37 @@ def pair_statistics(
 
 def anchors_and_references(
     features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
+    labels: Integer[Array, " n"] | Integer[Array, "n C"],
     valid: Bool[Array, " n"],
     references: tuple[Array, Array, Array] | None,
     axis_name: AxisName | None,
+    *,
+    normalize: bool = False,
 ) -> tuple[Rows, Rows | None]:
-    """Returns the anchors of this device, and what `reference_rows` returned as rows."""
+    """Returns the anchors of this device, and what `reference_rows` returned as rows.
+
+    With `normalize`, their features are unit vectors.
+    """
     positions = own_positions(labels.shape[0], axis_name)
+    if normalize:
+        features = _unit_rows(features, valid)
     if references is None:
         return Rows(features, labels, valid, positions), None
     others, other_labels, other_valid = references
+    if normalize:
+        others = _unit_rows(others, other_valid)
     labels, other_labels = comparable(labels, other_labels)
-    elsewhere = jnp.full_like(other_labels, -1, jnp.int32)
+    elsewhere = jnp.full_like(other_valid, -1, jnp.int32)
     return (
         Rows(features, labels, valid, positions),
         Rows(others, other_labels, other_valid, elsewhere),
     )
+
+
+def _unit_rows(features: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
+    """Returns the rows divided by their norms; zeros in the invalid rows and for zero vectors."""
+    (features,) = widen(zero_invalid(features, valid))
+    return l2_normalize(features)
 
 
 def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
