@@ -35,8 +35,8 @@ Pairwise losses compare each sample, the anchor, with references:
     queue, add two losses. Gradients reach the references. By default they are the other samples of
     the batch. With `axis_name`, they are split over the devices like the batch, or the same on
     every device.
-  reference_labels: integers `[m]`. A negative label means "ignore this reference", as in the part
-    of a queue that is not filled yet.
+  reference_labels: integers `[m]`, or targets `[m, C]` beside targets `[n, C]`. A negative label
+    means "ignore this reference", as in the part of a queue that is not filled yet.
   reference_where: bool `[m]`. False marks padding.
   block_size: how many rows, or classes, are compared at a time. It limits the memory. Value and
     gradient do not depend on it. By default it suits the shapes and the backend.
@@ -60,6 +60,7 @@ Errors:
 """
 
 from jaxloss._classifier import classifier_loss
+from jaxloss._contrastive import supervised_contrastive_loss
 from jaxloss._diagnostics import Discriminability, discriminability
 from jaxloss._grouping import (
     contiguous_groups,
@@ -75,7 +76,7 @@ from jaxloss._hypersphere import (
 )
 from jaxloss._integration import direct_sum_loss, spectral_sum_loss, sum_loss
 from jaxloss._linear import cosine_logits, linear_logits
-from jaxloss._metric import nca_loss
+from jaxloss._metric import circle_loss, multi_similarity_loss, nca_loss
 from jaxloss._multilabel import (
     asymmetric_loss,
     class_wise_loss,
@@ -112,6 +113,7 @@ __all__ = [
     "SpectralBasis",
     "assign_prototypes",
     "asymmetric_loss",
+    "circle_loss",
     "class_balanced_lengths",
     "class_wise_loss",
     "classifier_loss",
@@ -124,6 +126,7 @@ __all__ = [
     "group_softmax_loss",
     "linear_logits",
     "margin_softmax_loss",
+    "multi_similarity_loss",
     "multilabel_softmax_loss",
     "nca_loss",
     "project_classifier",
@@ -143,6 +146,7 @@ __all__ = [
     "spectral_overlap",
     "spectral_sum_loss",
     "sum_loss",
+    "supervised_contrastive_loss",
     "two_way_loss",
     "uniform_prototypes",
     "update_class_means",

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
@@ -46,13 +47,36 @@ def checked_rows(
     return rows, labels, valid_rows(labels, _checks.row_mask(where, name, rows))
 
 
+def checked_rows_of_any_labels(
+    features: Any, labels: Any, where: Any
+) -> tuple[Float[Array, "n d"], Integer[Array, " n"] | Integer[Array, "n C"], Bool[Array, " n"]]:
+    """Checks the samples of a loss that takes class indices or multi-hot targets.
+
+    Returns:
+      As `checked_rows`. Multi-hot targets are 1, 0, and -1 for unknown.
+    """
+    if np.ndim(labels) != 2:
+        return checked_rows("features", features, labels, where)
+    features = _checks.floating("features", features, "n d")
+    labels = _checks.class_sets(labels, "features", features)
+    return features, labels, valid_rows(labels, _checks.row_mask(where, "features", features))
+
+
 def reference_rows(
     references: Any,
     reference_labels: Any,
     reference_where: Any,
     features: Float[Array, "n d"],
-) -> tuple[Float[Array, "m d"], Integer[Array, " m"], Bool[Array, " m"]] | None:
+    labels: Integer[Array, " n"] | Integer[Array, "n C"] | None = None,
+) -> (
+    tuple[Float[Array, "m d"], Integer[Array, " m"] | Integer[Array, "m C"], Bool[Array, " m"]]
+    | None
+):
     """Checks the references of a pairwise loss, which are rows like `features`.
+
+    Args:
+      references, reference_labels, reference_where, features: Not checked yet, but for the last.
+      labels: The checked labels of the features, if they can be multi-hot targets.
 
     Returns:
       The rows as they are, the labels, and the mask of the valid references. None if there are no
@@ -69,24 +93,36 @@ def reference_rows(
             f"got only {' and '.join(got)}"
         )
     rows = _checks.reference_features(references, features)
-    labels = _checks.class_labels(
-        reference_labels, "references", rows, name="reference_labels", shape="m"
-    )
+    if labels is not None and labels.ndim == 2:
+        own = _checks.class_sets(
+            reference_labels, "references", rows, name="reference_labels", shape="m C"
+        )
+        if own.shape[1] != labels.shape[1]:
+            raise ValueError(
+                f"`reference_labels` must have shape [m, C] with C = {labels.shape[1]} to match "
+                f"`labels` {labels.shape}, got {own.shape}"
+            )
+    else:
+        own = _checks.class_labels(
+            reference_labels, "references", rows, name="reference_labels", shape="m"
+        )
     where = _checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
-    return rows, labels, valid_rows(labels, where)
+    return rows, own, valid_rows(own, where)
 
 
 def comparable(
-    labels: Integer[Array, " n"], reference_labels: Integer[Array, " m"]
-) -> tuple[Integer[Array, " n"], Integer[Array, " m"]]:
+    labels: Integer[Array, "n ..."], reference_labels: Integer[Array, "m ..."]
+) -> tuple[Integer[Array, "n ..."], Integer[Array, "m ..."]]:
     """Returns both labels in the wider of their dtypes, in which valid labels stay different."""
     wide = max(labels.dtype, reference_labels.dtype, key=lambda dtype: dtype.itemsize)
     return labels.astype(wide), reference_labels.astype(wide)
 
 
-def valid_rows(labels: Integer[Array, " n"], where: Bool[Array, " n"] | None) -> Bool[Array, " n"]:
+def valid_rows(
+    labels: Integer[Array, " n"] | Integer[Array, "n C"], where: Bool[Array, " n"] | None
+) -> Bool[Array, " n"]:
     """Returns the samples that are neither padding nor ignored."""
-    valid = labels >= 0
+    valid = labels >= 0 if labels.ndim == 1 else jnp.any(labels >= 0, axis=1)
     return valid if where is None else valid & where
 
 

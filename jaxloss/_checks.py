@@ -84,6 +84,30 @@ def class_labels(
     return array
 
 
+def class_sets(
+    labels: Any,
+    scored_name: str,
+    scored: Float[Array, "n _"],
+    *,
+    name: str = "labels",
+    shape: str = "n C",
+) -> Integer[Array, "n C"]:
+    """Returns the multi-hot targets of the rows of `scored` as 1, 0, and -1 for unknown."""
+    array = _as_array(name, labels)
+    _check_rank(name, array, shape)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
+    same_rows(name, array, scored_name, scored)
+    if array.shape[1] < 2:
+        raise ValueError(
+            f"`{name}` must be class indices [{shape[0]}], or multi-hot targets "
+            f"{_brackets(shape)} of at least two classes, got {array.shape}"
+        )
+    if array.dtype == jnp.bool_:
+        return array.astype(jnp.int8)
+    return (array > 0).astype(jnp.int8) - (array < 0).astype(jnp.int8)
+
+
 def class_targets(name: str, targets: Any, logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
     """Returns the multi-label targets of `logits`, in the dtype of `logits`."""
     array = _as_array(name, targets)

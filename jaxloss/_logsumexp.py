@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
@@ -73,6 +74,11 @@ def logsumexp(
         return result(own)
     peak = max_over(own.peak, axis_name)
     return result(Partial(peak, sum_over(_relative_to(peak, own), axis_name)))
+
+
+def softplus_where(condition: Bool[Array, " n"], x: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `log(1 + e^x)`, and 0 where the condition is False."""
+    return jnp.where(condition, jax.nn.softplus(jnp.where(condition, x, 0)), 0)
 
 
 def finite_from_below(values: Float[Array, " *shape"]) -> Float[Array, " *shape"]:

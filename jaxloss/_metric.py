@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
@@ -16,8 +16,18 @@ from jaxloss._batch import (
     reference_rows,
 )
 from jaxloss._checks import Number
+from jaxloss._logsumexp import softplus_where
 from jaxloss._sharding import divided
-from jaxloss._tiles import LOGSUMEXP, Statistic, anchors_and_references, pair_statistics
+from jaxloss._tiles import (
+    LOGSUMEXP,
+    MAX,
+    ByClass,
+    Rows,
+    Statistic,
+    anchors_and_references,
+    over_temperature,
+    pair_statistics,
+)
 
 
 @divided()
@@ -75,7 +85,7 @@ def nca_loss(
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(features, labels, valid, given, axis_name)
     (sums,) = pair_statistics(
-        (Statistic(LOGSUMEXP, _over_temperature),),
+        (Statistic(LOGSUMEXP, over_temperature),),
         jnp.asarray(temperature),
         anchors,
         compared,
@@ -85,16 +95,234 @@ def nca_loss(
     )
     has_positive, has_negative = sums.positive != -jnp.inf, sums.negative != -jnp.inf
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
-    values = _softplus_where(has_positive & has_negative, sums.negative - sums.positive)
+    values = softplus_where(has_positive & has_negative, sums.negative - sums.positive)
     return reduce(values, valid & has_positive, sample_weights, reduction, axis_name)
 
 
-def _over_temperature(
-    similarities: Float[Array, "a b"], _positives: Bool[Array, "a b"], temperature: Float[Array, ""]
+@divided()
+def multi_similarity_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    positive_scale: Number = 2.0,
+    negative_scale: Number = 50.0,
+    threshold: Number = 0.5,
+    mining_margin: Number | None = None,
+    normalize: bool = True,
+    references: Float[Array, "m d"] | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Multi-similarity loss.
+
+    .. math:: \ell_i = \tfrac1α \log\Big(1 + \sum_{p ∈ P_i} e^{-α (s_{ip} - λ)}\Big)
+       + \tfrac1β \log\Big(1 + \sum_{n ∈ N_i} e^{β (s_{in} - λ)}\Big)
+
+    s are cosines, P the references of the anchor's own class, and N those of other classes, without
+    the anchor. With `mining_margin` ε, only pairs that are hard to tell apart are in the sums:
+    negatives with :math:`s_{in} > \min_P s - ε`, and positives with :math:`s_{ip} < \max_N s + ε`.
+    Without any positive, no negative is such a pair, and the other way round.
+
+    Memory and forward mode are as in `nca_loss`.
+
+    Args:
+      features: `[n, d]`.
+      labels: `[n]`, class indices without an upper limit.
+      positive_scale, negative_scale: α > 0 and β > 0.
+      threshold: λ, the cosine at which a single pair has half of its largest weight.
+      mining_margin: ε ≥ 0, or None for all pairs. The choice of pairs has no gradient.
+      normalize: Whether to divide features and references by their norms. Without it, s are inner
+        products. A zero vector has cosines of 0 and no gradient.
+      references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
+        `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without a positive counts: its first term is 0.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`. The authors' code has β = 40, always mines with
+      ε = 0.1, and divides by all samples of the batch.
+
+    Raises:
+      ValueError: If `positive_scale`, `negative_scale` or `block_size` is not positive, or
+        `mining_margin` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
+      >>> labels = jnp.array([0, 0, 1, 1])
+      >>> print(f"{jaxloss.multi_similarity_loss(features, labels):.4f}")
+      0.6279
+      >>> print(f"{jaxloss.multi_similarity_loss(features, labels, mining_margin=0.1):.4f}")
+      0.3889
+
+    References:
+      Wang et al., Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning,
+      CVPR 2019.
+    """
+    alpha = _checks.in_range("positive_scale", positive_scale, above=0)
+    beta = _checks.in_range("negative_scale", negative_scale, above=0)
+    threshold = _checks.in_range("threshold", threshold)
+    features, labels, valid = checked_rows("features", features, labels, where)
+    given = reference_rows(references, reference_labels, reference_where, features)
+    anchors, compared = anchors_and_references(
+        features, labels, valid, given, axis_name, normalize=normalize
+    )
+    mask = None
+    if mining_margin is not None:
+        margin = _checks.in_range("mining_margin", mining_margin, at_least=0)
+        limits = _mining_limits(anchors, compared, margin, block_size, axis_name)
+        anchors, mask = anchors._replace(given=limits), _is_hard
+    (sums,) = pair_statistics(
+        (Statistic(LOGSUMEXP, _multi_similarity_logit, mask),),
+        tuple(map(jnp.asarray, (alpha, beta, threshold))),
+        anchors,
+        compared,
+        similarity="product",
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    positive, negative = (softplus_where(total != -jnp.inf, total) for total in sums)
+    dtype = positive.dtype
+    values = positive / jnp.asarray(alpha, dtype) + negative / jnp.asarray(beta, dtype)
+    return reduce(values, valid, sample_weights, reduction, axis_name)
+
+
+def _multi_similarity_logit(
+    similarities: Float[Array, "a b"],
+    positives: Bool[Array, "a b"],
+    params: tuple[Array, Array, Array],
+    _limits: ByClass | None = None,
 ) -> Float[Array, "a b"]:
-    return similarities / temperature
+    alpha, beta, threshold = params
+    return (similarities - threshold) * jnp.where(positives, -alpha, beta)
 
 
-def _softplus_where(condition: Bool[Array, " n"], x: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Returns `log(1 + e^x)`, and 0 where the condition is False."""
-    return jnp.where(condition, jax.nn.softplus(jnp.where(condition, x, 0)), 0)
+def _mining_limits(
+    anchors: Rows,
+    references: Rows | None,
+    margin: Number,
+    block_size: int | None,
+    axis_name: AxisName | None,
+) -> ByClass:
+    """Returns the similarities below which positives and above which negatives are hard."""
+    anchors, references = lax.stop_gradient((anchors, references))
+    (largest,) = pair_statistics(
+        (Statistic(MAX, _hardness),),
+        (),
+        anchors,
+        references,
+        similarity="product",
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    margin = jnp.asarray(margin, largest.positive.dtype)
+    return ByClass(largest.negative + margin, -largest.positive - margin)
+
+
+def _hardness(
+    similarities: Float[Array, "a b"], positives: Bool[Array, "a b"], _params: tuple[()]
+) -> Float[Array, "a b"]:
+    return jnp.where(positives, -similarities, similarities)
+
+
+def _is_hard(
+    similarities: Float[Array, "a b"],
+    positives: Bool[Array, "a b"],
+    _params: tuple[Array, ...],
+    limits: ByClass,
+) -> Bool[Array, "a b"]:
+    # A NaN is hard, so that it stays visible.
+    is_easy = jnp.where(positives, similarities >= limits.positive, similarities <= limits.negative)
+    return ~is_easy
+
+
+@divided()
+def circle_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    margin: Number = 0.4,
+    scale: Number = 80.0,
+    normalize: bool = True,
+    references: Float[Array, "m d"] | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Circle loss.
+
+    .. math:: \ell_i = \log\Big(1 + \sum_{n ∈ N_i} e^{γ [s_{in} + m]_+ (s_{in} - m)}
+       \sum_{p ∈ P_i} e^{-γ [1 + m - s_{ip}]_+ (s_{ip} - 1 + m)}\Big)
+
+    s are cosines, P the references of the anchor's own class, and N those of other classes, without
+    the anchor. The brackets are weights that have no gradient.
+
+    Memory and forward mode are as in `nca_loss`.
+
+    Args:
+      features: `[n, d]`.
+      labels: `[n]`, class indices without an upper limit.
+      margin: m, between 0 and 1. A small margin asks for more.
+      scale: γ > 0.
+      normalize: Whether to divide features and references by their norms. Without it, s are inner
+        products. A zero vector has cosines of 0 and no gradient.
+      references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
+        `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without a positive or without a negative does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `scale` or `block_size` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
+      >>> print(f"{jaxloss.circle_loss(features, jnp.array([0, 0, 1, 1]), scale=4.0):.4f}")
+      3.1335
+
+    References:
+      Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR 2020,
+      eq. (4) to (8).
+    """
+    margin = _checks.in_range("margin", margin)
+    scale = _checks.in_range("scale", scale, above=0)
+    features, labels, valid = checked_rows("features", features, labels, where)
+    given = reference_rows(references, reference_labels, reference_where, features)
+    anchors, compared = anchors_and_references(
+        features, labels, valid, given, axis_name, normalize=normalize
+    )
+    (sums,) = pair_statistics(
+        (Statistic(LOGSUMEXP, _circle_logit),),
+        (jnp.asarray(margin), jnp.asarray(scale)),
+        anchors,
+        compared,
+        similarity="product",
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    defined = (sums.positive != -jnp.inf) & (sums.negative != -jnp.inf)
+    values = softplus_where(defined, sums.positive + sums.negative)
+    return reduce(values, valid & defined, sample_weights, reduction, axis_name)
+
+
+def _circle_logit(
+    similarities: Float[Array, "a b"],
+    positives: Bool[Array, "a b"],
+    params: tuple[Array, Array],
+) -> Float[Array, "a b"]:
+    margin, scale = params
+    signed = jnp.where(positives, 1 - similarities, similarities)  # 0 at best.
+    weights = lax.stop_gradient(jax.nn.relu(signed + margin))
+    return scale * weights * (signed - margin)

@@ -8,6 +8,15 @@ a log-sum-exp, a maximum or a sum. The anchor itself and invalid rows are left o
 is a short formula on these numbers. With `v = s / T`, for example, NCA is
 `softplus(negative − positive)`.
 
+**Overlaps.** Whether two samples are of one class is a bool `o_ij` for class indices. For multi-hot
+targets it is the Jaccard overlap of the sets of classes, and a pair of any overlap is of one class.
+Values depend on `o_ij`, so they can have it as a weight.
+
+**Given numbers.** Values can also depend on numbers `c_i` that are given for each anchor, such as
+statistics of an earlier call: `v_ij = v(s_ij, o_ij, c_i)`. A statistic can also have a mask of
+pairs that depends on them. With the log-sum-exp c of the negatives, for example, the sum of
+`softplus(c_i − s_ij / T)` contrasts each positive with the negatives.
+
 **Forward.** A part of the references is reduced to a peak p and a total t, and two parts merge:
 
 ============  ===========  ================  =====================================
@@ -38,7 +47,9 @@ a share of the pair, divided by t for the first two reductions:
 `_factors` turns g into `f = g / t` (or `f = g`), before the tiles are visited a second time. For a
 tile, the cotangents `f_i share_ij` of the values are pulled back through `v(s)` to
 `D_ij = Σ_statistics f_i share_ij ∂v_ij/∂s_ij`. A tile that serves both of its sides has the same
-values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. Then
+values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. With given
+numbers, its values differ: `v(s_ij, o_ij, c_i)` for one side, and `v(s_ij, o_ij, c_j)` for the
+other. Each side is then pulled back by itself, to the similarities and to the given numbers. Then
 
 - for `s = x_i · x_j`: `X_I` gets the gradient `D X_J`, and `X_J` gets `Dᵀ X_I`;
 - for `s = −‖x_i − x_j‖²`, since `∂s/∂x_i = 2 (x_j − x_i)`: `X_I` gets `2 (D X_J − (D 1) X_I)`, and
@@ -78,8 +89,9 @@ from jaxloss._batch import (
     pass_on,
     sum_over,
     vary_alike,
+    zero_invalid,
 )
-from jaxloss._linear import exact_product, on_cpu, wide_dtype, widen
+from jaxloss._linear import exact_product, l2_normalize, on_cpu, wide_dtype, widen
 from jaxloss._logsumexp import Partial, finite_from_below, or_zero
 
 Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
@@ -94,10 +106,14 @@ class Rows(NamedTuple):
     """Samples: anchors or references."""
 
     features: Float[Array, "n d"]
-    labels: Integer[Array, " n"]
+    labels: Integer[Array, " n"] | Integer[Array, "n C"]
+    """Class indices, or multi-hot targets of 1, of 0, and of -1 for an unknown class."""
     valid: Bool[Array, " n"]
     positions: Int32[Array, " n"]
     """A reference at the position of the anchor is the anchor itself, and left out."""
+    given: Any = None
+    """A pytree of float arrays `[n]` that the values of an anchor's pairs depend on. They get
+    gradients. References have none."""
 
 
 class ByClass(NamedTuple):
@@ -126,10 +142,16 @@ class Reduction(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """What a loss asks for: a reduction of `value(similarities, positives, params)`."""
+    """What a loss asks for: a reduction of `value(similarities, overlaps, params)`.
+
+    Overlaps are bools for class indices, and floats for multi-hot targets. If the anchors have
+    given numbers, they are the last argument, as a pytree of arrays `[a, 1]` or `[1, b]`.
+    """
 
     reduction: Reduction
-    value: Callable[[Float[Array, "a b"], Bool[Array, "a b"], Params], Float[Array, "a b"]]
+    value: Callable[..., Float[Array, "a b"]]
+    mask: Callable[..., Bool[Array, "a b"]] | None = None
+    """Of the same arguments: the pairs that count. None: all of them."""
 
 
 # Reductions ----
@@ -194,6 +216,13 @@ SUM = Reduction(
 """`Σ v`; 0 for no pair."""
 
 
+def over_temperature(
+    similarities: Float[Array, "a b"], _overlaps: Array, temperature: Float[Array, ""]
+) -> Float[Array, "a b"]:
+    """A value: `s / T`."""
+    return similarities / temperature
+
+
 # Statistics ----
 
 
@@ -238,7 +267,7 @@ def pair_statistics(
         center = _center(anchors if references is None else references, axis_name)
     ring = None
     if axis_name is not None:
-        references = anchors if references is None else references
+        references = anchors._replace(given=None) if references is None else references
         num_bytes = references.features.size * references.features.dtype.itemsize
         if num_bytes * axis_size(axis_name) <= GATHERED_BYTES:
             references = jax.tree.map(partial(gather, axis_name=axis_name), references)
@@ -246,7 +275,8 @@ def pair_statistics(
             ring = axis_name
     counterpart = anchors if references is None else references
     dtype = wide_dtype(anchors.features, counterpart.features)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    params, given = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, anchors.given))
+    anchors = anchors._replace(given=given)
     params, anchors, references = vary_alike((params, anchors, references))
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
     sizes = _block_sizes(*shapes, block_size)
@@ -262,22 +292,37 @@ def pair_statistics(
 
 def anchors_and_references(
     features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
+    labels: Integer[Array, " n"] | Integer[Array, "n C"],
     valid: Bool[Array, " n"],
     references: tuple[Array, Array, Array] | None,
     axis_name: AxisName | None,
+    *,
+    normalize: bool = False,
 ) -> tuple[Rows, Rows | None]:
-    """Returns the anchors of this device, and what `reference_rows` returned as rows."""
+    """Returns the anchors of this device, and what `reference_rows` returned as rows.
+
+    With `normalize`, their features are unit vectors.
+    """
     positions = own_positions(labels.shape[0], axis_name)
+    if normalize:
+        features = _unit_rows(features, valid)
     if references is None:
         return Rows(features, labels, valid, positions), None
     others, other_labels, other_valid = references
+    if normalize:
+        others = _unit_rows(others, other_valid)
     labels, other_labels = comparable(labels, other_labels)
-    elsewhere = jnp.full_like(other_labels, -1, jnp.int32)
+    elsewhere = jnp.full_like(other_valid, -1, jnp.int32)
     return (
         Rows(features, labels, valid, positions),
         Rows(others, other_labels, other_valid, elsewhere),
     )
+
+
+def _unit_rows(features: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
+    """Returns the rows divided by their norms; zeros in the invalid rows and for zero vectors."""
+    (features,) = widen(zero_invalid(features, valid))
+    return l2_normalize(features)
 
 
 def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
@@ -307,7 +352,7 @@ def _blocks(rows: Rows, size: int) -> Rows:
             array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
         return array.reshape(-1, size, *array.shape[1:])
 
-    return Rows(*map(split, rows))
+    return jax.tree.map(split, rows)
 
 
 def _center(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
@@ -377,6 +422,7 @@ def _backward(plan: _Plan, residuals: Any, cotangents: tuple[ByClass, ...]) -> A
         jax.tree.map(jnp.zeros_like, params),
         _no_gradient(plan, anchors),
         None if references is None else _no_gradient(plan, references),
+        jax.tree.map(jnp.zeros_like, anchors.given),
     )
     if plan.axis_name is not None and others is not None:
 
@@ -391,15 +437,16 @@ def _backward(plan: _Plan, residuals: Any, cotangents: tuple[ByClass, ...]) -> A
     else:
         gradients = _each_tile(partial(visit, others), gradients, own, others)
 
-    def of_rows(gradient: _RowGradient | None, rows: Rows | None) -> Any:
+    def of_rows(gradient: _RowGradient | None, rows: Rows | None, given: Any = None) -> Any:
         if gradient is None or rows is None:
             return None
-        return Rows(_feature_gradient(plan, center, gradient, rows), *(None,) * 3)  # pyright: ignore
+        d_features = _feature_gradient(plan, center, gradient, rows)
+        return Rows(d_features, None, None, None, given)  # pyright: ignore
 
     return (
         gradients.params,
         None,
-        of_rows(gradients.anchors, anchors),
+        of_rows(gradients.anchors, anchors, gradients.given),
         of_rows(gradients.references, references),
     )
 
@@ -421,7 +468,14 @@ class _Tile(NamedTuple):
     references: Float[Array, "b d"]
     similarities: Float[Array, "a b"]
     used: Bool[Array, "a b"]
-    positives: Bool[Array, "a b"]
+    overlaps: Bool[Array, "a b"] | Float[Array, "a b"]
+    given: tuple[Any, Any]
+    """Of the references and of the anchors: the numbers of the rows that do not change along an
+    axis are at its place."""
+
+    @property
+    def positives(self) -> Bool[Array, "a b"]:
+        return self.overlaps if self.overlaps.dtype == jnp.bool_ else self.overlaps > 0
 
 
 class _Side(NamedTuple):
@@ -444,6 +498,8 @@ class _Gradients(NamedTuple):
     params: Params
     anchors: _RowGradient
     references: _RowGradient | None
+    given: Any
+    """Of the anchors, in blocks."""
 
 
 def _each_tile(
@@ -482,6 +538,10 @@ def _put(blocks: Any, i: Index, block: Any) -> Any:
     return jax.tree.map(lambda x, new: lax.dynamic_update_index_in_dim(x, new, i, 0), blocks, block)
 
 
+def _add_at(blocks: Any, i: Index, block: Any) -> Any:
+    return _put(blocks, i, jax.tree.map(jnp.add, _at(blocks, i), block))
+
+
 def _side(plan: _Plan, center: Float[Array, " d"] | None, rows: Rows) -> _Side:
     if plan.similarity == "product":
         return _Side(rows, None)
@@ -489,7 +549,7 @@ def _side(plan: _Plan, center: Float[Array, " d"] | None, rows: Rows) -> _Side:
 
 
 def _no_gradient(plan: _Plan, blocks: Rows) -> _RowGradient:
-    sums = None if plan.similarity == "product" else jnp.zeros_like(blocks.labels, plan.dtype)
+    sums = None if plan.similarity == "product" else jnp.zeros_like(blocks.valid, plan.dtype)
     return _RowGradient(jnp.zeros_like(blocks.features, plan.dtype), sums)
 
 
@@ -508,7 +568,27 @@ def _tile(
     own, other = _load(plan, a, center), _load(plan, b, center)
     if similarities is None:
         similarities = _similarities(own, other, squares_a, squares_b)
-    return _Tile(own, other, similarities, used, a.labels[:, None] == b.labels[None, :])
+    overlaps = _overlaps(a.labels, b.labels, similarities.dtype)
+    return _Tile(own, other, similarities, used, overlaps, (b.given, a.given))
+
+
+def _overlaps(
+    own: Integer[Array, " a"] | Integer[Array, "a C"],
+    other: Integer[Array, " b"] | Integer[Array, "b C"],
+    dtype: Any,
+) -> Bool[Array, "a b"] | Float[Array, "a b"]:
+    """Returns whether rows are of one class, or the Jaccard overlaps of their sets of classes.
+
+    A class that is unknown for one of two rows is in neither set.
+    """
+    if own.ndim == 1:
+        return own[:, None] == other[None, :]
+    (own_in, own_known), (other_in, other_known) = (
+        ((targets > 0).astype(dtype), (targets >= 0).astype(dtype)) for targets in (own, other)
+    )
+    both = exact_product(own_in, other_in.T)
+    sizes = exact_product(own_in, other_known.T) + exact_product(own_known, other_in.T)
+    return both / jnp.maximum(sizes - both, 1)
 
 
 def _similarities(
@@ -537,20 +617,40 @@ def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[A
 
 def _nothing(plan: _Plan, anchors: Rows) -> _State:
     """Returns the statistics over no reference."""
-    zero = jnp.zeros_like(anchors.labels, plan.dtype)
+    zero = jnp.zeros_like(anchors.valid, plan.dtype)
     empty = [Partial(zero + statistic.reduction.empty, zero) for statistic in plan.statistics]
     return tuple(ByClass(part, part) for part in empty)
 
 
 def _reduce(plan: _Plan, params: Params, tile: _Tile, axis: int) -> _State:
     """Reduces a tile along an axis; the anchors are along the other one."""
+    given = tile.given[axis]
 
     def reduce(statistic: Statistic) -> ByClass:
-        values = statistic.value(tile.similarities, tile.positives, params)
-        masks = ByClass(tile.used & tile.positives, tile.used & ~tile.positives)
+        values = statistic.value(*_arguments(tile, axis, tile.similarities, params, given))
+        used = _used(statistic, tile, axis, params)
+        masks = ByClass(used & tile.positives, used & ~tile.positives)
         return statistic.reduction.reduce(values, masks, axis)
 
     return tuple(map(reduce, plan.statistics))
+
+
+def _arguments(
+    tile: _Tile, axis: int, similarities: Float[Array, "a b"], params: Params, given: Any
+) -> tuple[Any, ...]:
+    """Returns what the values of a tile depend on."""
+    if given is None:
+        return similarities, tile.overlaps, params
+    along = jax.tree.map(partial(jnp.expand_dims, axis=axis), given)
+    return similarities, tile.overlaps, params, along
+
+
+def _used(statistic: Statistic, tile: _Tile, axis: int, params: Params) -> Bool[Array, "a b"]:
+    """Returns the pairs of a tile that count in a statistic."""
+    if statistic.mask is None:
+        return tile.used
+    given = tile.given[axis]
+    return tile.used & statistic.mask(*_arguments(tile, axis, tile.similarities, params, given))
 
 
 def _merge_at(plan: _Plan, state: _State, i: Index, parts: _State) -> _State:
@@ -591,15 +691,17 @@ def _add_gradients(
     sides = [(_at(factors, i), 1)]
     if part != "rectangle":
         sides.append((_at(factors, j), 0))
-    d_tile, d_params = _tile_gradient(plan, params, tile, sides)
+    d_tile, d_params, d_given = _tile_gradient(plan, params, tile, sides)
     if part == "diagonal":  # Which holds each pair twice.
         d_params = jax.tree.map(lambda gradient: gradient / 2, d_params)
     d_params = jax.tree.map(jnp.add, gradients.params, d_params)
+    given = _add_at(gradients.given, i, d_given[0])
+    if part == "lower":
+        given = _add_at(given, j, d_given[1])
 
     def add(blocks: _RowGradient, k: Index, products: Array, axis: int) -> _RowGradient:
         sums = None if blocks.sums is None else jnp.sum(d_tile, axis=axis)
-        block = _RowGradient(products, sums)
-        return _put(blocks, k, jax.tree.map(jnp.add, _at(blocks, k), block))
+        return _add_at(blocks, k, _RowGradient(products, sums))
 
     d_anchors = add(gradients.anchors, i, exact_product(d_tile, tile.references), 1)
     d_references = gradients.references
@@ -609,7 +711,7 @@ def _add_gradients(
             d_anchors = add(d_anchors, j, products, 0)
         elif d_references is not None:
             d_references = add(d_references, j, products, 0)
-    return _Gradients(d_params, d_anchors, d_references)
+    return _Gradients(d_params, d_anchors, d_references, given)
 
 
 def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
@@ -623,28 +725,38 @@ def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> 
 
 def _tile_gradient(
     plan: _Plan, params: Params, tile: _Tile, sides: list[tuple[_State, int]]
-) -> tuple[Float[Array, "a b"], Params]:
-    """Returns the gradients of a tile's similarities and of the parameters.
+) -> tuple[Float[Array, "a b"], Params, list[Any]]:
+    """Returns the gradients of a tile's similarities, of the parameters, and of given numbers.
 
     Args:
       sides: The factors of the anchors, and the axis along which the anchor does not change.
+
+    Returns:
+      The last gradients are those of each side.
     """
     total, d_params = jnp.zeros_like(tile.similarities), jax.tree.map(jnp.zeros_like, params)
+    d_given = [jax.tree.map(jnp.zeros_like, tile.given[axis]) for _, axis in sides]
+    alike = [sides] if tile.given[1] is None else [[side] for side in sides]
     for k, statistic in enumerate(plan.statistics):
+        for at, group in enumerate(alike):
+            axis = group[0][1]
 
-        def value(similarities: Array, params: Params, of: Statistic = statistic) -> Array:
-            return of.value(similarities, tile.positives, params)
+            def value(*leaves: Any, of: Statistic = statistic, axis: int = axis) -> Array:
+                return of.value(*_arguments(tile, axis, *leaves))
 
-        values, back = jax.vjp(value, tile.similarities, params)
-        shares = [_shares(statistic, tile, values, factors[k], axis) for factors, axis in sides]
-        d_values, d_value_params = back(sum(shares[1:], shares[0]))
-        total = total + d_values
-        d_params = jax.tree.map(jnp.add, d_params, d_value_params)
-    return total, d_params
+            values, back = jax.vjp(value, tile.similarities, params, tile.given[axis])
+            shares = [
+                _shares(statistic, tile, params, values, factors[k], axis)
+                for factors, axis in group
+            ]
+            d_values, *d_others = back(sum(shares[1:], shares[0]))
+            total = total + d_values
+            d_params, d_given[at] = jax.tree.map(jnp.add, (d_params, d_given[at]), tuple(d_others))
+    return total, d_params, d_given
 
 
 def _shares(
-    statistic: Statistic, tile: _Tile, values: Array, factors: ByClass, axis: int
+    statistic: Statistic, tile: _Tile, params: Params, values: Array, factors: ByClass, axis: int
 ) -> Float[Array, "a b"]:
     """Returns the gradients of a tile's values."""
 
@@ -652,10 +764,11 @@ def _shares(
         expand = partial(jnp.expand_dims, axis=axis)
         return jnp.where(tile.positives, expand(positive), expand(negative))
 
+    used = _used(statistic, tile, axis, params)
     peaks = select(factors.positive.peak, factors.negative.peak)
     factor = select(factors.positive.total, factors.negative.total)
-    share = statistic.reduction.share(jnp.where(tile.used, values, peaks), peaks)
-    return jnp.where(tile.used, factor * share, 0)
+    share = statistic.reduction.share(jnp.where(used, values, peaks), peaks)
+    return jnp.where(used, factor * share, 0)
 
 
 def _feature_gradient(

@@ -138,6 +138,16 @@ def features_and_labels(rng, n, dtype):
     return make_features(rng, n, dtype), make_labels(rng, n)
 
 
+def features_and_targets(rng, n, dtype):
+    targets = rng.choice(np.array([-1, 0, 1], np.int32), (n, CLASSES), p=[0.1, 0.6, 0.3])
+    return make_features(rng, n, dtype), targets
+
+
+def unit_classifier_inputs(rng, n, dtype):
+    features, *rest = classifier_inputs(rng, n, dtype)
+    return features / np.linalg.norm(features, axis=1, keepdims=True), *rest
+
+
 def classifier_inputs(rng, n, dtype, dim=DIM):
     features = make_features(rng, n, dtype, dim)
     bias = rng.normal(0, 0.3, CLASSES).astype(dtype)
@@ -257,6 +267,22 @@ def metric_row(loss: str, suffix: str, size: int | None = None, **options: Any) 
     )
 
 
+def pair_row(loss: str, suffix: str, size: int | None = None, **facts: Any) -> LossRow:
+    """A variant of a loss of cosines, of the batch itself or of references made of it."""
+    of_references = suffix.startswith("references")
+    counts_positives = loss != "multi_similarity" and not facts.get("multi_hot")
+    return loss_row(
+        loss,
+        "features",
+        name=f"{loss}_{suffix}",
+        formula=f"towers_{loss}" if of_references else "",
+        bounds_labels=False,
+        needs_positives=counts_positives and not of_references,
+        **in_blocks(size),
+        **facts,
+    )
+
+
 TEMPERATURE = {"temperature": (0.0, -1.0)}
 TEMPERATURES = {f"{sign}_temperature": (0.0, -1.0) for sign in ("positive", "negative")}
 NUM_CLASSES = {"num_classes": CLASSES}
@@ -283,6 +309,33 @@ LOSSES = (
         bounds_labels=False,
         needs_positives=True,
         invalid={**TEMPERATURE, "num_classes": (0,), "block_size": (0,)},
+    ),
+    loss_row(
+        "supervised_contrastive",
+        "features",
+        bounds_labels=False,
+        needs_positives=True,
+        invalid={**TEMPERATURE, "denominator": ("positives",), "block_size": (0,)},
+    ),
+    loss_row(
+        "multi_similarity",
+        "features",
+        bounds_labels=False,
+        invalid={
+            "positive_scale": (0.0,),
+            "negative_scale": (0.0, -1.0),
+            "mining_margin": (-0.1,),
+            "block_size": (0,),
+        },
+    ),
+    loss_row(
+        "circle",
+        "features",
+        kwargs={"margin": 0.3, "scale": 6.0},
+        bounds_labels=False,
+        needs_positives=True,
+        constant=(0,),
+        invalid={"scale": (0.0, -1.0), "block_size": (0,)},
     ),
     loss_row("sum", "classifier"),
     loss_row("direct_sum", "classifier", invalid={"epsilon": (-1e-3,)}),
@@ -344,6 +397,52 @@ VARIANTS = (
     metric_row("prototypical", "references"),
     metric_row("prototypical", "references_in_tiles", 2),
     metric_row("prototypical", "references_num_classes", **NUM_CLASSES),
+    pair_row("supervised_contrastive", "in_tiles", 3),
+    pair_row("supervised_contrastive", "references_in_tiles", 3),
+    pair_row(
+        "supervised_contrastive",
+        "negatives_in_tiles",
+        3,
+        kwargs={"denominator": "negatives", "temperature": 0.4},
+    ),
+    pair_row(
+        "supervised_contrastive",
+        "references_negatives",
+        kwargs={"denominator": "negatives", "temperature": 0.4},
+    ),
+    pair_row(
+        "supervised_contrastive",
+        "multi_hot",
+        kwargs={"temperature": 0.3, "normalize": False},
+        make_inputs=features_and_targets,
+        multi_hot=True,
+    ),
+    pair_row(
+        "supervised_contrastive",
+        "multi_hot_negatives_in_tiles",
+        3,
+        kwargs={"denominator": "negatives", "temperature": 0.3},
+        make_inputs=features_and_targets,
+        multi_hot=True,
+    ),
+    pair_row("multi_similarity", "mined_in_tiles", 3, kwargs={"mining_margin": 0.2}),
+    pair_row(
+        "multi_similarity",
+        "references_mined",
+        kwargs={"mining_margin": 0.2, "threshold": 0.1, "negative_scale": 7.0},
+    ),
+    pair_row("circle", "in_tiles", 3, kwargs={"scale": 6.0}, constant=(0,)),
+    pair_row("circle", "references_in_tiles", 3, kwargs={"scale": 6.0}, constant=(0,)),
+    # A loss of cosines gets features that are normalised before they are projected.
+    loss_row(
+        "direct_sum",
+        "classifier",
+        name="direct_sum_supervised_contrastive",
+        make_inputs=unit_classifier_inputs,
+        own={"metric_loss": partial(jaxloss.supervised_contrastive_loss, normalize=False)},
+        numpy={"metric": partial(references.supervised_contrastive_loss, normalize=False)},
+        torch={"metric": from_torch("supervised_contrastive_loss", normalize=False)},
+    ),
     # Here the metric loss has no gradient for the classifier.
     *(
         loss_row(

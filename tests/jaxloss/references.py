@@ -189,6 +189,115 @@ def over_towers(values):
     return loss
 
 
+def overlap(a, b):
+    """Whether two classes are equal, or the Jaccard overlap of two sets of classes."""
+    if np.ndim(a) == 0:
+        return float(a == b)
+    both = either = 0
+    for p, q in zip(a, b, strict=True):
+        if p >= 0 and q >= 0:
+            both += p > 0 and q > 0
+            either += p > 0 or q > 0
+    return both / either if either else 0.0
+
+
+def pairs_of_anchors(features, labels, references, reference_labels, normalize):
+    """For each anchor, the (similarity, overlap) of its positives, and those of its negatives."""
+    own = references is None
+    rows, row_labels = (features, labels) if own else (references, reference_labels)
+    similarities = cosine_logits(features, rows.T) if normalize else linear_logits(features, rows.T)
+    for i in range(len(labels)):
+        pairs = [
+            (similarities[i, j], overlap(labels[i], row_labels[j]))
+            for j in range(len(rows))
+            if not (own and j == i)
+        ]
+        yield [pair for pair in pairs if pair[1] > 0], [pair for pair in pairs if pair[1] == 0]
+
+
+def supervised_contrastive_values(
+    features,
+    labels,
+    *,
+    references=None,
+    reference_labels=(),
+    temperature=0.1,
+    denominator="all",
+    normalize=True,
+):
+    """The losses of valid rows, with valid references."""
+    losses = []
+    for positives, negatives in pairs_of_anchors(
+        features, labels, references, reference_labels, normalize
+    ):
+        others = positives + negatives if denominator == "all" else negatives
+        total = weights = 0.0
+        for s, weight in positives:
+            competing = [other / temperature for other, _ in others]
+            if denominator == "negatives":
+                competing.append(s / temperature)
+            total += weight * (log_sum_exp(competing) - s / temperature)
+            weights += weight
+        losses.append(total / weights if positives else None)
+    return losses
+
+
+def multi_similarity_values(
+    features,
+    labels,
+    *,
+    references=None,
+    reference_labels=(),
+    positive_scale=2.0,
+    negative_scale=50.0,
+    threshold=0.5,
+    mining_margin=None,
+    normalize=True,
+):
+    """The losses of valid rows, with valid references."""
+    losses = []
+    for pairs in pairs_of_anchors(features, labels, references, reference_labels, normalize):
+        positives, negatives = ([s for s, _ in side] for side in pairs)
+        if mining_margin is not None:
+            least, most = min(positives, default=math.inf), max(negatives, default=-math.inf)
+            positives = [s for s in positives if s < most + mining_margin]
+            negatives = [s for s in negatives if s > least - mining_margin]
+        loss = 0.0
+        for scale, chosen in ((-positive_scale, positives), (negative_scale, negatives)):
+            exponents = [scale * (s - threshold) for s in chosen]
+            loss += log_sum_exp([0.0, *exponents]) / abs(scale)
+        losses.append(loss)
+    return losses
+
+
+def circle_values(
+    features,
+    labels,
+    *,
+    references=None,
+    reference_labels=(),
+    margin=0.4,
+    scale=80.0,
+    normalize=True,
+):
+    """The losses of valid rows, with valid references."""
+    losses = []
+    for pairs in pairs_of_anchors(features, labels, references, reference_labels, normalize):
+        positives = [-scale * max(1 + margin - s, 0) * (s - (1 - margin)) for s, _ in pairs[0]]
+        negatives = [scale * max(s + margin, 0) * (s - margin) for s, _ in pairs[1]]
+        defined = bool(positives and negatives)
+        losses.append(
+            np.logaddexp(0.0, log_sum_exp(negatives) + log_sum_exp(positives)) if defined else None
+        )
+    return losses
+
+
+supervised_contrastive_loss = over_rows(supervised_contrastive_values)
+multi_similarity_loss = over_rows(multi_similarity_values)
+circle_loss = over_rows(circle_values)
+towers_supervised_contrastive_loss = over_towers(supervised_contrastive_values)
+towers_multi_similarity_loss = over_towers(multi_similarity_values)
+towers_circle_loss = over_towers(circle_values)
 towers_nca_loss = over_towers(nca_values)
 towers_prototypical_loss = over_towers(prototypical_values)
 

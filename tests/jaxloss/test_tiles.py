@@ -27,21 +27,42 @@ def curved(similarities, positives, params):
     return jnp.where(positives, -bent, similarities * params["scale"] + bent / 4)
 
 
+def against(similarities, overlaps, params, given):
+    """Differs by anchor, with a weight of the pair."""
+    gaps = given["level"] - similarities * params["scale"]
+    return overlaps.astype(gaps.dtype) * jax.nn.softplus(gaps) + similarities * given["slope"]
+
+
+def above(similarities, overlaps, params, given):
+    positives = overlaps.astype(bool)
+    return jnp.where(positives, 0.3 - similarities, similarities) > given["slope"]
+
+
 STATISTICS = (Statistic(LOGSUMEXP, curved), Statistic(SUM, curved), Statistic(MAX, scaled))
+OF_GIVEN = (Statistic(LOGSUMEXP, against, above), Statistic(SUM, against))
 
 
-def make_rows(rng, n, dim=5, positions=None) -> Any:
+def make_rows(rng, n, dim=5, positions=None, multi_hot=False) -> Any:
     labels = rng.integers(0, 3, n).astype(np.int32)
     labels[: n // 4] = -1
     valid = (labels >= 0) & (np.arange(n) != n - 2)
     positions = np.arange(n, dtype=np.int32) if positions is None else positions
+    if multi_hot:
+        labels = rng.integers(-1, 2, (n, 4)).astype(np.int32)
     return rng.normal(0.4, 0.7, (n, dim)), labels, valid, positions
 
 
 PARAMS = {"scale": np.float64(1.3), "shift": np.float64(0.2)}
 
 
-def plain(params, anchors, references, similarity):
+def jaccard(a, b):
+    """Of the sets of classes that are known for both."""
+    known = (a >= 0) & (b >= 0)
+    union = np.sum(known & ((a > 0) | (b > 0)))
+    return np.sum(known & (a > 0) & (b > 0)) / union if union else 0.0
+
+
+def plain(statistics, params, anchors, references, similarity):
     """The statistics by arrays of all pairs, written another way."""
     products = anchors.features @ references.features.T
     if similarity != "product":
@@ -49,17 +70,28 @@ def plain(params, anchors, references, similarity):
         products = -jnp.sum(gaps**2, axis=2)
     used = anchors.valid[:, None] & references.valid[None, :]
     used &= anchors.positions[:, None] != references.positions[None, :]
-    same = anchors.labels[:, None] == references.labels[None, :]
+    if anchors.labels.ndim == 1:
+        overlaps = same = anchors.labels[:, None] == references.labels[None, :]
+    else:
+        labels = np.asarray(references.labels)
+        overlaps = jnp.array([[jaccard(a, b) for b in labels] for a in np.asarray(anchors.labels)])
+        same = overlaps > 0
     reductions = {
         LOGSUMEXP: lambda v, m: jax.nn.logsumexp(v, axis=1, where=m),
         SUM: lambda v, m: jnp.sum(v, axis=1, where=m),
         MAX: lambda v, m: jnp.max(v, axis=1, where=m, initial=-jnp.inf),
     }
     results = []
-    for statistic in STATISTICS:
-        values = statistic.value(products, same, params)
+    given = () if anchors.given is None else (jax.tree.map(lambda x: x[:, None], anchors.given),)
+    for statistic in statistics:
+        values = statistic.value(products, overlaps, params, *given)
         reduce = reductions[statistic.reduction]
-        results.append((reduce(values, used & same), reduce(values, used & ~same)))
+        mask = (
+            used
+            if statistic.mask is None
+            else used & statistic.mask(products, overlaps, params, *given)
+        )
+        results.append((reduce(values, mask & same), reduce(values, mask & ~same)))
     return results
 
 
@@ -77,46 +109,53 @@ def arrays(rows) -> Any:
     return None if rows is None else Rows(*map(jnp.asarray, rows))
 
 
-def problem(seed, n=8, m=None) -> Any:
+def problem(seed, n=8, m=None, multi_hot=False) -> Any:
     rng = np.random.default_rng(seed)
-    anchors = make_rows(rng, n)
-    references = None if m is None else make_rows(rng, m, positions=np.full(m, -1, np.int32))
+    anchors = make_rows(rng, n, multi_hot=multi_hot)
+    elsewhere = np.full(m or 0, -1, np.int32)
+    references = None if m is None else make_rows(rng, m, 5, elsewhere, multi_hot)
     weights = rng.normal(size=(len(STATISTICS), 2, n))
-    return anchors, references, weights
+    given = {name: rng.normal(0.2, 0.8, n) for name in ("level", "slope")}
+    return anchors, references, weights, given
 
 
 @pytest.mark.parametrize(
-    ("similarity", "m", "block_size"),
+    ("similarity", "m", "block_size", "kind"),
     [
-        ("product", None, 3),
-        ("negative_squared_distance", None, None),
-        ("product", 7, None),
-        ("negative_squared_distance", 7, 3),
+        ("product", None, 3, "plain"),
+        ("negative_squared_distance", None, None, "plain"),
+        ("product", 7, None, "plain"),
+        ("negative_squared_distance", 7, 3, "plain"),
+        ("product", None, None, "given"),
+        ("product", None, 3, "given, multi-hot"),
+        ("negative_squared_distance", 7, 3, "given, multi-hot"),
     ],
 )
-def test_statistics_and_derivatives(similarity, m, block_size):
-    anchors, references, weights = problem(80, m=m)
+def test_statistics_and_derivatives(similarity, m, block_size, kind):
+    statistics = OF_GIVEN if "given" in kind else STATISTICS
+    anchors, references, weights, given = problem(80, m=m, multi_hot="multi-hot" in kind)
     with enable_x64(True):
         anchors, references = arrays(anchors), arrays(references)
-        weights = jnp.asarray(weights)
+        weights = jnp.asarray(weights[: len(statistics)])
         params = jax.tree.map(jnp.asarray, PARAMS)
-        inputs = (params, anchors.features, None if m is None else references.features)
+        given = jax.tree.map(jnp.asarray, given) if "given" in kind else None
+        inputs = (params, anchors.features, None if m is None else references.features, given)
 
-        def tiled(params, own, other):
+        def tiled(params, own, other, given):
             others = None if other is None else references._replace(features=other)
             return pair_statistics(
-                STATISTICS,
+                statistics,
                 params,
-                anchors._replace(features=own),
+                anchors._replace(features=own, given=given),
                 others,
                 similarity=similarity,
                 block_size=block_size,
             )
 
-        def untiled(params, own, other):
-            rows = anchors._replace(features=own)
+        def untiled(params, own, other, given):
+            rows = anchors._replace(features=own, given=given)
             others = rows if other is None else references._replace(features=other)
-            return plain(params, rows, others, similarity)
+            return plain(statistics, params, rows, others, similarity)
 
         def scalar(statistics):
             return lambda inputs: combine(statistics(*inputs), weights)

@@ -104,6 +104,108 @@ def _nca(features, labels, rows, row_labels, temperature, *, leave_out):
     return losses
 
 
+def cosines_of_pairs(features, labels, rows=None, row_labels=None, *, normalize=True):
+    """Cosines `[n, m]`, the overlaps of the labels, and a mask without the anchors themselves."""
+    leave_out = rows is None
+    if rows is None or row_labels is None:
+        rows, row_labels = features, labels
+    if normalize:
+        features, rows = F.normalize(features), F.normalize(rows)
+    if labels.ndim == 1:
+        overlaps = (labels[:, None] == row_labels[None]).to(features)
+    else:
+        known = (labels[:, None] >= 0) & (row_labels[None] >= 0)
+        ours, theirs = labels[:, None] > 0, row_labels[None] > 0
+        both, either = ours & theirs & known, (ours | theirs) & known
+        overlaps = both.sum(dim=2).to(features) / either.sum(dim=2).clamp(min=1)
+    other = torch.ones_like(overlaps, dtype=torch.bool)
+    return features @ rows.T, overlaps, other.fill_diagonal_(False) if leave_out else other
+
+
+def of_batch(formula):
+    """The loss of a batch without references, from `formula(cosines, overlaps, mask)`."""
+
+    def loss(features, labels, *, normalize=True, **options):
+        return formula(*cosines_of_pairs(features, labels, normalize=normalize), **options)
+
+    return over_rows(loss)
+
+
+def of_towers(formula):
+    """The references are those of `loss_table.towers`, without the masked rows."""
+
+    def loss(features, labels, **options):
+        shifted = torch.where(labels > 0, labels - 1, labels)
+        return formula(*cosines_of_pairs(features, labels, -0.5 * features, shifted), **options)
+
+    return over_rows(loss)
+
+
+def of_each_anchor(formula):
+    def losses(cosines, overlaps, other, **options):
+        rows = zip(cosines, overlaps, other, strict=True)
+        return [formula(s[k], w[k], **options) for s, w, k in rows]
+
+    return losses
+
+
+@of_each_anchor
+def _supervised_contrastive(cosines, overlaps, *, temperature=0.1, denominator="all"):
+    logits, positive = cosines / temperature, overlaps > 0
+    if not positive.any():
+        return None
+    if denominator == "all":
+        total = logits.logsumexp(0)
+    else:
+        own = logits[positive][:, None]
+        total = torch.cat([own, logits[~positive].expand(len(own), -1)], 1).logsumexp(1)
+    weights = overlaps[positive]
+    return (weights * (total - logits[positive])).sum() / weights.sum()
+
+
+@of_each_anchor
+def _multi_similarity(
+    cosines,
+    overlaps,
+    *,
+    positive_scale=2.0,
+    negative_scale=50.0,
+    threshold=0.5,
+    mining_margin=None,
+):
+    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
+    if mining_margin is not None:
+        if len(positives) == 0 or len(negatives) == 0:
+            return cosines.sum() * 0
+        hard = positives[positives < negatives.max() + mining_margin]
+        negatives = negatives[negatives > positives.min() - mining_margin]
+        positives = hard
+    first = torch.exp(-positive_scale * (positives - threshold)).sum().log1p() / positive_scale
+    return (
+        first + torch.exp(negative_scale * (negatives - threshold)).sum().log1p() / negative_scale
+    )
+
+
+@of_each_anchor
+def _circle(cosines, overlaps, *, margin=0.4, scale=80.0):
+    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
+    if len(positives) == 0 or len(negatives) == 0:
+        return None
+    of_positives = F.relu(1 + margin - positives.detach()) * (positives - (1 - margin))
+    of_negatives = F.relu(negatives.detach() + margin) * (negatives - margin)
+    pairs = scale * (of_negatives[:, None] - of_positives[None])
+    # `F.softplus` is rounded above 20.
+    return torch.logaddexp(cosines.new_zeros(()), pairs.flatten().logsumexp(0))
+
+
+supervised_contrastive_loss = of_batch(_supervised_contrastive)
+multi_similarity_loss = of_batch(_multi_similarity)
+circle_loss = of_batch(_circle)
+towers_supervised_contrastive_loss = of_towers(_supervised_contrastive)
+towers_multi_similarity_loss = of_towers(_multi_similarity)
+towers_circle_loss = of_towers(_circle)
+
+
 @over_rows
 def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
     del num_classes  # The classes of the batch are the candidates with and without it.

@@ -1,0 +1,227 @@
+"""Losses of cosines equal pytorch-metric-learning; properties that the contract does not cover."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from jaxloss import _tiles
+from tests.jaxloss import harness, references
+from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
+from tests.jaxloss.loss_table import features_and_targets, make_features
+
+# Classes of one sample, ignored samples, and duplicates within a class and between classes.
+LABELS = np.array([2, 0, 1, 0, -1, 2, 4, 1, 0, 5, -1, 0, 1, 2], np.int32)
+
+
+def batch(seed, n):
+    features = make_features(np.random.default_rng(seed), n, np.float64)
+    features[3], features[7] = features[1], features[5]
+    return features
+
+
+def of_peer(loss, miner, features, labels, references=None, reference_labels=None):
+    """Value and gradients of pytorch-metric-learning, which has no ignored labels."""
+    import torch
+
+    def kept(rows, labels):
+        if rows is None:
+            return None, None
+        return torch.tensor(rows, requires_grad=True), torch.tensor(labels)
+
+    own, labels_of_own = kept(features, labels)
+    others, labels_of_others = kept(references, reference_labels)
+    keep = labels_of_own >= 0
+    own_kept, rest = (own[keep], labels_of_own[keep]), (others, labels_of_others)
+    pairs = None if miner is None else miner(*own_kept, *rest)
+    value = loss(*own_kept, pairs, *rest)
+    leaves = [own] if others is None else [own, others]
+    gradients = torch.autograd.grad(value, leaves)
+    return value.item(), tuple(gradient.numpy() for gradient in gradients)
+
+
+def check_equals_peer(loss, peer, miner=None, *, of_references=False, labels=LABELS):
+    """In float64, and in float32 for inputs that are the same in both."""
+    features = batch(90, len(labels)).astype(np.float32)
+    others = {}
+    if of_references:
+        others["references"] = batch(91, 9).astype(np.float32)
+        others["reference_labels"] = np.array([0, 1, 2, 2, 1, 7, 0, 2, 1], np.int32)
+    wide = {k: x.astype(np.float64) if k == "references" else x for k, x in others.items()}
+    expected = of_peer(peer, miner, features.astype(np.float64), labels, **wide)
+    for dtype, tolerance in ((np.float64, 1e-10), (np.float32, 1e-6)):
+        with enable_x64(dtype == np.float64):
+            arrays = [features] + ([others["references"]] if of_references else [])
+
+            def value(*rows):
+                named = {"references": rows[1]} if of_references else {}
+                rest = {k: jnp.asarray(x) for k, x in others.items() if k not in named}
+                return loss(rows[0], jnp.asarray(labels), **named, **rest)
+
+            gradients = jax.value_and_grad(value, tuple(range(len(arrays))))
+            run = jax.jit(gradients, compiler_options=QUICK)
+            got = run(*(jnp.asarray(array, dtype) for array in arrays))
+            got = jax.tree.map(lambda x: np.asarray(x, np.float64), got)
+        scale = max(1.0, harness.magnitude(expected))
+        chex.assert_trees_all_close(got, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("of_references", [False, True])
+def test_supcon_equals_pytorch_metric_learning(of_references):
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    check_equals_peer(
+        partial(jaxloss.supervised_contrastive_loss, temperature=0.3),
+        losses.SupConLoss(temperature=0.3),
+        of_references=of_references,
+    )
+
+
+def test_supcon_of_negatives_equals_nt_xent():
+    """The peer averages over pairs, which is the mean over anchors for classes of two samples."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    check_equals_peer(
+        partial(jaxloss.supervised_contrastive_loss, temperature=0.3, denominator="negatives"),
+        losses.NTXentLoss(temperature=0.3),
+        labels=np.array([3, 1, -1, 0, 1, 2, 0, 3, -1, 2], np.int32),
+    )
+
+
+@pytest.mark.parametrize("of_references", [False, True])
+@pytest.mark.parametrize("margin", [None, 0.1])
+def test_multi_similarity_equals_pytorch_metric_learning(margin, of_references):
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    miners = pytest.importorskip("pytorch_metric_learning.miners")
+    check_equals_peer(
+        partial(jaxloss.multi_similarity_loss, mining_margin=margin),
+        losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5),
+        None if margin is None else miners.MultiSimilarityMiner(epsilon=margin),
+        of_references=of_references,
+    )
+
+
+@pytest.mark.parametrize("of_references", [False, True])
+def test_circle_equals_pytorch_metric_learning(of_references):
+    """With a scale that keeps losses below 20, above which `torch.nn.Softplus` is rounded."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    check_equals_peer(
+        partial(jaxloss.circle_loss, margin=0.25, scale=5.0),
+        losses.CircleLoss(m=0.25, gamma=5),
+        of_references=of_references,
+    )
+
+
+def test_supcon_denominators_are_equal_with_one_positive():
+    labels = jnp.array([3, 1, -1, 0, 1, 2, 0, 3, -1, 2])
+    with enable_x64(True):
+        features = jnp.asarray(batch(92, 10))
+        every, negatives = (
+            jax.jit(
+                jax.value_and_grad(
+                    partial(jaxloss.supervised_contrastive_loss, denominator=denominator)
+                )
+            )(features, labels)
+            for denominator in ("all", "negatives")
+        )
+        chex.assert_trees_all_close(every, negatives, rtol=1e-11, atol=1e-12)
+
+
+def test_supcon_multi_hot_references():
+    rng = np.random.default_rng(93)
+    (features, targets), (others, of_others) = (
+        features_and_targets(rng, n, np.float64) for n in (9, 7)
+    )
+    targets[4], of_others[2] = -1, -1
+    with enable_x64(True):
+        got = jax.jit(partial(jaxloss.supervised_contrastive_loss, reduction="none", block_size=4))(
+            jnp.asarray(features),
+            jnp.asarray(targets),
+            references=jnp.asarray(others),
+            reference_labels=jnp.asarray(of_others),
+        )
+    keep = [j for j in range(7) if j != 2]
+    expected = references.supervised_contrastive_loss(
+        features,
+        targets,
+        references=others[keep],
+        reference_labels=of_others[keep],
+        reduction="none",
+    )
+    assert np.count_nonzero(expected) > 4
+    np.testing.assert_allclose(got, expected, rtol=1e-11)
+
+
+def test_supcon_labels_are_checked():
+    loss, features = jaxloss.supervised_contrastive_loss, jnp.ones((5, 3))
+    indices, targets = jnp.zeros(5, int), jnp.zeros((5, 2), int)
+    for labels, of_references, match in (
+        (indices[:, None], None, r"`labels` must be class indices \[n\], or .*\(5, 1\)"),
+        (targets[:4], None, r"`labels`.*\(4, 2\)"),
+        (targets, targets[:, :1], "`reference_labels`"),
+        (targets, jnp.zeros((5, 3), int), r"`reference_labels`.*C = 2.*\(5, 3\)"),
+        (targets, indices, r"`reference_labels` must have shape \[m, C\]"),
+        (indices, targets, r"`reference_labels` must have shape \[m\]"),
+    ):
+        more = {} if of_references is None else {"references": features}
+        with harness.raises(ValueError, match):
+            loss(features, labels, reference_labels=of_references, **more)
+    with harness.raises(TypeError, "`labels` must be bool, integers or floats"):
+        loss(features, targets.astype(jnp.complex64))
+
+
+@pytest.mark.parametrize(
+    ("loss", "multi_hot"),
+    [
+        (partial(jaxloss.supervised_contrastive_loss, denominator="negatives"), True),
+        (partial(jaxloss.multi_similarity_loss, mining_margin=0.2), False),
+    ],
+    ids=["supcon", "multi_similarity"],
+)
+@pytest.mark.parametrize("of_references", [False, True])
+def test_pairs_of_given_numbers_around_the_ring(loss, multi_hot, of_references, monkeypatch):
+    """The numbers that are given for an anchor stay on its device, and get gradients there."""
+    monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)
+    devices, rows = 4, 3
+    rng, n = np.random.default_rng(94), devices * rows
+    features, targets = features_and_targets(rng, n, np.float64)
+    labels = targets if multi_hot else rng.integers(-1, 3, n).astype(np.int32)
+    arrays = {"features": features, "labels": labels, "where": np.arange(n) != 5}
+    if of_references:
+        arrays |= {"references": batch(95, 8), "reference_labels": np.roll(labels, 2, 0)[:8]}
+    with enable_x64(True):
+        arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
+
+        def value_and_grad(axis_name, arrays):
+            rest = {name: x for name, x in arrays.items() if name not in ("features", "references")}
+            rows = {name: x for name, x in arrays.items() if name not in rest}
+            return jax.value_and_grad(lambda r: loss(**r, **rest, axis_name=axis_name))(rows)
+
+        spread = jax.shard_map(
+            partial(value_and_grad, "b"),
+            mesh=mesh(names=("b",)),
+            in_specs=P("b"),
+            out_specs=(P(), P("b")),
+        )
+        got = jax.jit(spread, compiler_options=QUICK)(arrays)
+        expected = jax.jit(partial(value_and_grad, None), compiler_options=QUICK)(arrays)
+    assert harness.magnitude(expected[1]) > 1e-3
+    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        jaxloss.supervised_contrastive_loss,
+        partial(jaxloss.supervised_contrastive_loss, denominator="negatives"),
+        partial(jaxloss.multi_similarity_loss, mining_margin=0.1),
+        jaxloss.circle_loss,
+    ],
+    ids=["supcon", "supcon_negatives", "multi_similarity_mined", "circle"],
+)
+def test_pairs_in_tiles_bound_the_memory(loss):
+    """A batch of 16,384: a matrix of all similarities would be 1 GiB."""
+    _, memory = compiled(loss, ((16384, 512), np.float32), ((16384,), np.int32))
+    assert memory < 150e6
