@@ -115,9 +115,10 @@ def classifier_loss(
         the axis, and the same features and labels. Labels stay indices among all classes. Devices
         exchange a few numbers per row. Take the gradient outside `jax.shard_map`, or inside with
         `check_vma=True`: the weights' gradient is that of the device's own columns, and the
-        features' gradient is complete on every device. Inside `jax.pmap`, or with `check_vma=False`, JAX adds up the
-        loss of all devices of the axis: divide the gradients of `weights`, `bias` and margins `[C]`
-        by the size of the axis, and take `jax.lax.pmean` of the other gradients over it.
+        features' gradient is complete on every device. Inside `jax.pmap`, or with
+        `check_vma=False`, JAX adds up the loss of all devices of the axis: divide the gradients of
+        `weights`, `bias` and margins `[C]` by the size of the axis, and take `jax.lax.pmean` of the
+        other gradients over it.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:

@@ -148,8 +148,8 @@ def barlow_twins_loss(
         return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, moments)))
 
     moments = _second_moments(views.first_centred, views.second_centred, views.shares, axis_name)
-    scales = inverse_spread(views.first_centred)[:, None] * inverse_spread(views.second_centred)
-    correlations = moments * scales
+    rows, columns = inverse_spread(views.first_centred), inverse_spread(views.second_centred)
+    correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
     others = jnp.sum(_off_diagonal(correlations) ** 2)
     value = jnp.where(views.size == 0, 0, jnp.sum((1 - own) ** 2) + off_diagonal * others)
