@@ -94,6 +94,8 @@ from jaxloss._prototypes import (
     uniform_prototypes,
 )
 from jaxloss._prototypical import prototypical_loss
+from jaxloss._proxies import proxy_anchor_loss, proxy_nca_loss
+from jaxloss._queue import Queue, make_queue, push
 from jaxloss._sharding import sharded_loss
 from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss._subspace import (
@@ -104,15 +106,18 @@ from jaxloss._subspace import (
     spectral_basis,
     spectral_overlap,
 )
+from jaxloss._views import barlow_twins_loss, vicreg_loss
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Discriminability",
     "PrototypeSeparation",
+    "Queue",
     "SpectralBasis",
     "assign_prototypes",
     "asymmetric_loss",
+    "barlow_twins_loss",
     "circle_loss",
     "class_balanced_lengths",
     "class_wise_loss",
@@ -125,6 +130,7 @@ __all__ = [
     "dot_regression_loss",
     "group_softmax_loss",
     "linear_logits",
+    "make_queue",
     "margin_softmax_loss",
     "multi_similarity_loss",
     "multilabel_softmax_loss",
@@ -135,6 +141,9 @@ __all__ = [
     "prototype_loss",
     "prototype_separation",
     "prototypical_loss",
+    "proxy_anchor_loss",
+    "proxy_nca_loss",
+    "push",
     "random_groups",
     "robust_multilabel_loss",
     "sample_wise_loss",
@@ -150,5 +159,6 @@ __all__ = [
     "two_way_loss",
     "uniform_prototypes",
     "update_class_means",
+    "vicreg_loss",
     "warp_loss",
 ]

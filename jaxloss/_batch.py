@@ -198,6 +198,41 @@ def gather(
     return rows if axis_name is None else lax.all_gather(rows, axis_name, tiled=True)
 
 
+def gather_copies(
+    rows: Real[Array, " n *shape"], axis_name: AxisName | None
+) -> Real[Array, " m *shape"]:
+    """Returns the rows of all devices, marked as the same on every device. It has no gradient.
+
+    Under `check_vma=True`, the result of `gather` counts as one that may differ.
+    """
+    if axis_name is None:
+        return lax.stop_gradient(rows)
+    num_rows = rows.shape[0]
+    everyone = jnp.zeros_like(rows, shape=(num_rows * axis_size(axis_name), *rows.shape[1:]))
+    own = lax.stop_gradient(rows)
+    first = first_position(num_rows, axis_name)
+    return lax.psum(lax.dynamic_update_slice_in_dim(everyone, own, first, 0), axis_name)
+
+
+def of_own_class(
+    per_class: Float[Array, " C"],
+    labels: Integer[Array, " n"],
+    class_axis_name: AxisName | None = None,
+) -> Float[Array, " n"]:
+    """Returns the number of each sample's class; 0 if there is no such class.
+
+    Args:
+      per_class: The numbers of this device's classes.
+      labels: Indices among all classes.
+      class_axis_name: The axis over which the classes are split.
+    """
+    num_classes = per_class.shape[0]
+    own = labels - jnp.asarray(first_position(num_classes, class_axis_name), labels.dtype)
+    is_here = (own >= 0) & (own < num_classes)
+    values = jnp.where(is_here, per_class[jnp.clip(own, 0, num_classes - 1)], 0)
+    return sum_over(values, class_axis_name)
+
+
 def axis_size(axis_name: AxisName) -> int:
     """Returns the number of devices."""
     return lax.axis_size(axis_name)

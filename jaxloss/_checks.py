@@ -137,10 +137,15 @@ def row_mask(
 
 
 def classifier(
-    features: Float[Array, "n d"], weights: Any, bias: Any = None
-) -> tuple[Float[Array, "d C"], Float[Array, " C"] | None]:
-    """Returns the weights and the bias of a classifier of `features`."""
-    weights = floating("weights", weights, "d C")
+    features: Float[Array, "n d"], weights: Any, bias: Any = None, *, sub_centres: bool = False
+) -> tuple[Float[Array, "d C *K"], Float[Array, " C"] | None]:
+    """Returns the weights and the bias of a classifier of `features`.
+
+    With `sub_centres`, a class may have several weight vectors, of shape `[d, C, K]`.
+    """
+    weights = floating(
+        "weights", weights, "d C K" if sub_centres and np.ndim(weights) == 3 else "d C"
+    )
     if weights.shape[0] != features.shape[1]:
         raise ValueError(
             f"`weights` must have shape [d, C] with d = {features.shape[1]} to match `features` "
@@ -194,6 +199,15 @@ def reduction(value: Any) -> None:
     choice("reduction", value, REDUCTIONS)
 
 
+def no_terms(loss: str, value: Any) -> None:
+    """Raises unless `value` names a reduction to a scalar."""
+    reduction(value)
+    if value == "none":
+        raise ValueError(
+            f"`reduction` must be mean or sum for {loss}, got 'none': it is no sum over samples"
+        )
+
+
 def in_range(
     name: str,
     value: Any,
@@ -227,6 +241,28 @@ def in_range(
     ):
         raise ValueError(text)
     return number
+
+
+def number_or_per_class(
+    name: str, value: Any, num_classes: int, *, at_least: int | float | None = None
+) -> Number | Float[Array, " C"]:
+    """Returns a hyperparameter as a number, checked as in `in_range`, or as an array `[C]`."""
+    if not isinstance(value, jax.Array | np.ndarray) or value.ndim == 0:
+        return in_range(name, value, at_least=at_least)
+    array = floating(name, value, "C")
+    if array.shape[0] != num_classes:
+        raise ValueError(
+            f"`{name}` must be a number or have shape [C] with C = {num_classes}, the number of "
+            f"classes, got {array.shape}"
+        )
+    return array
+
+
+def second_view(second: Any, first: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """Returns `second` as a float array with the shape of `first`."""
+    array = floating("second", second, "n d")
+    _check_same_shape("second", array, "first", first)
+    return array
 
 
 def _as_array(name: str, value: Any) -> Shaped[Array, " ..."]:

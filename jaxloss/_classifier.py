@@ -24,13 +24,22 @@ from jaxloss._batch import (
     first_position,
     labelled_rows,
     nan_where_no_class,
+    of_own_class,
     reduce,
     sum_over,
     vary_alike,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, l2_normalize, on_cpu, wide_dtype
+from jaxloss._linear import (
+    exact_product,
+    flat_columns,
+    l2_normalize,
+    largest_of_class,
+    on_cpu,
+    wide_dtype,
+)
 from jaxloss._logsumexp import Partial, logsumexp
+from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._sharding import divided
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
@@ -52,12 +61,15 @@ class _Rows(NamedTuple):
 def classifier_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
-    weights: Float[Array, "d C"],
+    weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None = None,
     *,
     similarity: Similarity = "inner",
-    margin: Number = 0.0,
+    margin: Number | Float[Array, " C"] = 0.0,
     scale: Number = 1.0,
+    sample_margin: Float[Array, " n"] | None = None,
+    angular_margin: Number | Float[Array, " C"] = 0.0,
+    sample_angular_margin: Float[Array, " n"] | None = None,
     label_smoothing: Number = 0.0,
     block_size: int | None = None,
     class_axis_name: AxisName | None = None,
@@ -69,22 +81,29 @@ def classifier_loss(
     r"""Softmax cross-entropy of a linear or cosine classifier, for any number of classes.
 
     .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{a_{ic}}}{\sum_k e^{a_{ik}}},
-       \quad a_{ic} = β (z_{ic} - m [y_i = c]),
+       \quad a_{ic} = β (z_{ic} - m_i [y_i = c]),
        \quad t_{ic} = (1-ε) [y_i = c] + ε / C
 
     It equals `margin_softmax_loss` of `linear_logits` or `cosine_logits`; with m = 0 and β = 1, it
-    equals `softmax_loss` of them. If the classes are visited in several blocks, the logits `[n, C]`
-    are never held at once: the gradient computes those of each block again.
+    equals `softmax_loss` of them. With angular margins, the target's cosine changes as in
+    `margin_softmax_loss`, before the bias is added. If the classes are visited in several blocks,
+    the logits `[n, C]`, or `[n, C, K]`, are never held at once: the gradient computes those of each
+    block again.
 
     Args:
       features: `[n, d]`.
       labels: `[n]`, class indices.
-      weights: `[d, C]`, one column per class.
+      weights: `[d, C]`, one column per class; or `[d, C, K]` for K sub-centres per class, of which
+        the largest cosine counts, with `similarity="cosine"` only.
       bias: `[C]`, or None: added to z. A class of −∞ is left out, if ε = 0; with label
         smoothing, the loss of such a class is infinite.
       similarity: `"inner"` for z of `linear_logits`, `"cosine"` for z of `cosine_logits`.
-      margin: m, any number.
+      margin: m, any number, or `[C]` for a margin per class.
       scale: β > 0.
+      sample_margin: `[n]`, or None: added to m.
+      angular_margin: Radians ≥ 0, a number or `[C]`; `similarity="cosine"` only.
+      sample_angular_margin: `[n]` of any sign, or None: added to the angular margin;
+        `similarity="cosine"` only.
       label_smoothing: ε in [0, 1). It smooths the targets of the scaled logits a, so the margin
         also lowers the target's logit in the mean over the classes.
       block_size: Number of classes in a block. By default it follows from the shapes and the
@@ -92,21 +111,23 @@ def classifier_loss(
         for the gradient. Several blocks have a custom gradient, without forward mode: `jax.jvp` of
         the loss raises a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
-        device passes its columns of `weights` and `bias`, in the order of the axis, and the same
-        features and labels. Labels stay indices among all classes. Devices exchange three numbers
-        per row. Take the gradient outside `jax.shard_map`, or inside with `check_vma=True`: the
-        weights' gradient is that of the device's own columns, and the features' gradient is
-        complete on every device. Inside `jax.pmap`, or with `check_vma=False`, JAX adds up the
-        loss of all devices of the axis: divide the gradients of `weights` and `bias` by the size
-        of the axis, and take `jax.lax.pmean` of the other gradients over it.
+        device passes its columns of `weights` and `bias`, and its margins `[C]`, in the order of
+        the axis, and the same features and labels. Labels stay indices among all classes. Devices
+        exchange a few numbers per row. Take the gradient outside `jax.shard_map`, or inside with
+        `check_vma=True`: the weights' gradient is that of the device's own columns, and the
+        features' gradient is complete on every device. Inside `jax.pmap`, or with
+        `check_vma=False`, JAX adds up the loss of all devices of the axis: divide the gradients of
+        `weights`, `bias` and margins `[C]` by the size of the axis, and take `jax.lax.pmean` of the
+        other gradients over it.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: If `scale`, `label_smoothing` or `block_size` is out of range, `similarity` is
-        unknown, or `class_axis_name` has an axis of `axis_name`.
+      ValueError: If `scale`, `label_smoothing`, `angular_margin` or `block_size` is out of range,
+        `similarity` is unknown, `similarity="inner"` comes with angular margins or sub-centres, or
+        `class_axis_name` has an axis of `axis_name`.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -116,40 +137,78 @@ def classifier_loss(
 
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), (8).
+      Deng et al., ArcFace, CVPR 2019, eq. (3); Sub-center ArcFace, ECCV 2020.
       Milakov and Gimelshein, Online Normalizer Calculation for Softmax, 2018.
     """
     _checks.choice("similarity", similarity, ("inner", "cosine"))
-    margin = _checks.in_range("margin", margin)
     scale = _checks.in_range("scale", scale, above=0)
     label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
     features, labels, valid = labelled_rows(features, labels, where)
-    weights, bias = _checks.classifier(features, weights, bias)
+    weights, bias = _checks.classifier(features, weights, bias, sub_centres=similarity == "cosine")
     if shared := axis_names(axis_name) & axis_names(class_axis_name):
         raise ValueError(
             f"`class_axis_name` and `axis_name` must have no axis in common, got {set(shared)}"
+        )
+
+    wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
+    margins = margins_of_samples(
+        margin,
+        angular_margin,
+        sample_margin,
+        sample_angular_margin,
+        labels,
+        valid,
+        wide,
+        weights.shape[1],
+        class_axis_name,
+    )
+    if margins.angle is not None and similarity == "inner":
+        raise ValueError(
+            "`angular_margin` and `sample_angular_margin` are for cosines, got "
+            "similarity='inner'; use similarity='cosine'"
         )
 
     # Of the logits β z: the target's, log Σ e^(β z) over the other classes, and Σ β z over all.
     target, rest, total = _over_classes(
         features, labels, weights, bias, scale, similarity, block_size, class_axis_name
     )
-    target = target - scale * margin
+    # Without angles, no cosine is needed.
+    cosines = target
+    if margins.angle is not None:
+        cosines = _target_cosines(target, labels, bias, scale, class_axis_name)
+    lowered_by = scale * lowering(margins, cosines)
+    target = target - lowered_by
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
     values = jax.nn.softplus(rest - target)
     num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
-        mean = (total - scale * margin) / num_classes
+        mean = (total - lowered_by) / num_classes
         values = values + label_smoothing * (target - mean)
     values = nan_where_no_class(values, labels, valid, num_classes)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
+def _target_cosines(
+    target: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    bias: Float[Array, " C"] | None,
+    scale: Number,
+    class_axis_name: AxisName | None,
+) -> Float[Array, " n"]:
+    """Returns cos θ from the target's logit `β (cos θ + b)`."""
+    if bias is None:
+        return target / scale
+    own_bias = of_own_class(bias.astype(target.dtype), labels, class_axis_name)
+    # A class that is left out has an infinite loss, whatever its cosine.
+    return jnp.where(own_bias == -jnp.inf, 0, target / scale - own_bias)
+
+
 def _over_classes(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
-    weights: Float[Array, "d C"],
+    weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
     scale: Number,
     similarity: Similarity,
@@ -164,8 +223,8 @@ def _over_classes(
     # Scaled features and a scaled bias have scaled logits.
     features = scale * features
     bias = None if bias is None else scale * bias.astype(wide)
-    (num_samples, dim), num_classes = features.shape, weights.shape[1]
-    size = _default_block_size(num_samples, dim, num_classes) if block_size is None else block_size
+    num_classes = weights.shape[1]
+    size = _default_block_size(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
     visit = _one_block if size >= num_classes else partial(_in_blocks, size)
@@ -178,16 +237,19 @@ def _over_classes(
     return _Rows(target, rest, total)
 
 
-def _default_block_size(num_samples: int, dim: int, num_classes: int) -> int:
+def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
     """Returns C where the logits are few, or not many more than the features.
 
     On a CPU, the logits and the weights of a block fit into a cache of 1 MB. Accelerators need
-    larger blocks.
+    larger blocks. Every sub-centre counts.
     """
+    (num_samples, dim), num_classes = features.shape, weights.shape[1]
+    num_columns = weights.size // dim
     kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**25)
-    if num_classes <= 4 * dim or num_samples * num_classes <= kept:
+    if num_columns <= 4 * dim or num_samples * num_columns <= kept:
         return num_classes
-    return max(256, visited // (num_samples + dim) // 128 * 128)
+    columns = max(256, visited // (num_samples + dim) // 128 * 128)
+    return max(1, columns * num_classes // num_columns)
 
 
 class _Sums(NamedTuple):
@@ -215,17 +277,24 @@ def _rows(sums: _Sums) -> _Rows:
 
 
 def _class_vectors(
-    weights: Float[Array, "d B"], dtype: Any, similarity: Similarity
-) -> Float[Array, "d B"]:
-    """Returns the vectors whose inner products with the features are the logits."""
-    weights = weights.astype(dtype)
+    weights: Float[Array, "d B *K"], dtype: Any, similarity: Similarity
+) -> Float[Array, "d _"]:
+    """Returns the vectors, as columns, whose inner products with the features are the logits."""
+    weights = flat_columns(weights.astype(dtype))
     return l2_normalize(weights, axis=0) if similarity == "cosine" else weights
 
 
 def _logits(
-    features: Float[Array, "n d"], vectors: Float[Array, "d B"], bias: Float[Array, " B"] | None
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d B *K"],
+    bias: Float[Array, " B"] | None,
+    similarity: Similarity,
 ) -> Float[Array, "n B"]:
-    logits = exact_product(features, vectors)
+    vectors = _class_vectors(weights, features.dtype, similarity)
+    return _with_bias(largest_of_class(exact_product(features, vectors), weights), bias)
+
+
+def _with_bias(logits: Float[Array, "n B"], bias: Float[Array, " B"] | None) -> Float[Array, "n B"]:
     return logits if bias is None else logits + bias[None, :]
 
 
@@ -241,10 +310,10 @@ def _one_block(
     similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
-    weights: Float[Array, "d C"],
+    weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
 ) -> _Rows:
-    logits = _logits(features, _class_vectors(weights, features.dtype, similarity), bias)
+    logits = _logits(features, weights, bias, similarity)
     return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
@@ -253,14 +322,14 @@ def _visit_blocks(
     similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
-    weights: Float[Array, "d C"],
+    weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
 ) -> _Rows:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
 
     def visit(sums: _Sums, first: Integer[Array, ""] | int, size: int) -> _Sums:
         block, block_bias = _block((weights, bias), first, size)
-        logits = _logits(features, _class_vectors(block, features.dtype, similarity), block_bias)
+        logits = _logits(features, block, block_bias, similarity)
         return _merge(sums, _sums(logits, _is_target(labels, first, size)))
 
     zero = jnp.zeros_like(features, shape=labels.shape)
@@ -273,7 +342,7 @@ def _visit_blocks_forward(
     similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
-    weights: Float[Array, "d C"],
+    weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
 ) -> tuple[_Rows, Any]:
     rows = _visit_blocks(block_size, similarity, features, labels, weights, bias)
@@ -293,15 +362,19 @@ def _visit_blocks_backward(
             lambda block: _class_vectors(block, features.dtype, similarity), block
         )
         is_target = _is_target(labels, first, size)
-        logits = _logits(features, vectors, block_bias)
+        largest, to_products = jax.vjp(
+            lambda products: largest_of_class(products, block), exact_product(features, vectors)
+        )
+        logits = _with_bias(largest, block_bias)
         softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
         d_logits = jnp.where(
             is_target, cotangents.target[:, None], cotangents.rest[:, None] * softmax
         )
         d_logits = d_logits + cotangents.total[:, None]
-        (d_block,) = pull_back(exact_product(columns, d_logits))
+        (d_products,) = to_products(d_logits)
+        (d_block,) = pull_back(exact_product(columns, d_products))
         d_features, d_weights, d_bias = gradients
-        d_features = d_features + exact_product(d_logits, vectors.T)
+        d_features = d_features + exact_product(d_products, vectors.T)
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
@@ -317,18 +390,19 @@ _in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward)
 
 
 def _block(arrays: Any, first: Integer[Array, ""] | int, size: int) -> Any:
-    """Returns `size` classes of the last axis of every array."""
+    """Returns `size` of the classes, the second axis of the weights and the only one of a bias."""
     # Without the barrier, XLA on a CPU converts all of a bfloat16 array ahead of the loop.
     arrays, first = lax.optimization_barrier((arrays, first))
     return jax.tree.map(
-        lambda array: lax.dynamic_slice_in_dim(array, first, size, array.ndim - 1), arrays
+        lambda array: lax.dynamic_slice_in_dim(array, first, size, min(1, array.ndim - 1)),
+        arrays,
     )
 
 
 def _with_block(array: Array, block: Array, first: Integer[Array, ""] | int) -> Array:
-    """Returns `array` with `block` in place of classes of its last axis."""
+    """Returns `array` with `block` in place of classes."""
     block = block.astype(array.dtype)
-    return lax.dynamic_update_slice_in_dim(array, block, first, array.ndim - 1)
+    return lax.dynamic_update_slice_in_dim(array, block, first, min(1, array.ndim - 1))
 
 
 def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:

@@ -178,9 +178,23 @@ def linear_logits(
     return exact_product(features, weights) + bias[None, :]
 
 
+def flat_columns(weights: Float[Array, "d C *K"]) -> Float[Array, "d _"]:
+    """Returns the weight vectors as columns, with the sub-centres of a class side by side."""
+    return weights.reshape(weights.shape[0], -1)
+
+
+def largest_of_class(
+    products: Float[Array, "n _"], weights: Float[Array, "d C *K"]
+) -> Float[Array, "n C"]:
+    """Returns the largest product of each class from those with `flat_columns(weights)`."""
+    if weights.ndim == 2:
+        return products
+    return jnp.max(products.reshape(products.shape[0], *weights.shape[1:]), axis=2)
+
+
 @divided("rows")
 def cosine_logits(
-    features: Float[Array, "n d"], weights: Float[Array, "d C"]
+    features: Float[Array, "n d"], weights: Float[Array, "d C *K"]
 ) -> Float[Array, "n C"]:
     r"""Cosines between features and the weight vectors of the classes.
 
@@ -190,7 +204,8 @@ def cosine_logits(
 
     Args:
       features: `[n, d]`.
-      weights: `[d, C]`, one column per class.
+      weights: `[d, C]`, one column per class; or `[d, C, K]` for K sub-centres per class, of which
+        the largest cosine counts. Equal cosines share the gradient.
 
     Returns:
       Cosines `[n, C]`.
@@ -203,8 +218,10 @@ def cosine_logits(
 
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, eq. (8).
+      Deng et al., Sub-center ArcFace, ECCV 2020 (sub-centres).
     """
     features = _checks.floating("features", features, "n d")
-    weights, _ = _checks.classifier(features, weights)
+    weights, _ = _checks.classifier(features, weights, sub_centres=True)
     features, weights = widen(features, weights)
-    return exact_product(l2_normalize(features), l2_normalize(weights, axis=0))
+    units = l2_normalize(flat_columns(weights), axis=0)
+    return largest_of_class(exact_product(l2_normalize(features), units), weights)

@@ -7,7 +7,8 @@ dimension of an argument is spread follows from its name, which is the same in a
 
 - rows `[n, ...]` over the axes of the batch;
 - references `[m, ...]` over the same axes, filled up with rows that are ignored;
-- the classes of a classifier, `[d, C]` and `[C]`, over axes of their own, as `class_axis_name`;
+- the classes of a classifier, `[d, C]`, `[d, C, K]` and `[C]`, over axes of their own, as
+  `class_axis_name`;
 - all other arrays are copied to every device.
 """
 
@@ -34,11 +35,25 @@ Result: TypeAlias = Literal["loss", "losses of classes", "rows", "replicated"]
 """What a function returns: with `"loss"`, rows for `reduction="none"`, and else a scalar."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_ROWS = frozenset({"features", "logits", "labels", "targets", "groups", "where", "sample_weights"})
+_ROWS = frozenset(
+    {
+        "features",
+        "first",
+        "second",
+        "logits",
+        "labels",
+        "targets",
+        "groups",
+        "where",
+        "sample_weights",
+        "sample_margin",
+        "sample_angular_margin",
+    }
+)
 _REFERENCES = ("references", "reference_labels", "reference_where")
 """Arguments `[m, ...]`."""
-_CLASSES = {"weights": 1, "bias": 0}
-"""Arguments with a dimension of classes."""
+_CLASSES = {"weights": 1, "bias": 0, "margin": 0, "angular_margin": 0}
+"""Arguments with a dimension of classes, unless they are numbers."""
 
 _AXIS_NAMES = ("axis_name", "class_axis_name")
 
@@ -164,11 +179,11 @@ class _Plan(NamedTuple):
     rows: frozenset[str] = _ROWS
     """Arguments `[n, ...]`."""
 
-    def spec(self, name: str) -> P:
+    def spec(self, name: str, array: Any) -> P:
         """The dimensions of an argument that are spread."""
         if name in self.rows or name in _REFERENCES:
             return P(self.axes)
-        if name in _CLASSES and self.class_axes is not None:
+        if name in _CLASSES and self.class_axes is not None and np.ndim(array):
             return P(*[None] * _CLASSES[name], self.class_axes)
         return P()
 
@@ -198,7 +213,8 @@ def _call(function: Any, given: Mapping[str, Any], plan: _Plan, result: Result) 
     leaves = [leaf for _, leaf in paths]
     # The name of an array is that of the innermost argument, as the keyword of a partial function.
     specs = [
-        plan.spec([key.key for key in path if isinstance(key, DictKey)][-1]) for path, _ in paths
+        plan.spec([key.key for key in path if isinstance(key, DictKey)][-1], leaf)
+        for path, leaf in paths
     ]
     which = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
     arrays = [plan.placed(leaves[k], specs[k]) for k in which]

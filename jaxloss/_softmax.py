@@ -14,6 +14,7 @@ from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, checked_rows, nan_where_no_class, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
+from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._sharding import divided
 
 
@@ -72,8 +73,11 @@ def margin_softmax_loss(
     logits: Float[Array, "n C"],
     labels: Integer[Array, " n"],
     *,
-    margin: Number,
-    scale: Number,
+    margin: Number | Float[Array, " C"] = 0.0,
+    scale: Number = 1.0,
+    sample_margin: Float[Array, " n"] | None = None,
+    angular_margin: Number | Float[Array, " C"] = 0.0,
+    sample_angular_margin: Float[Array, " n"] | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
@@ -81,38 +85,66 @@ def margin_softmax_loss(
 ) -> Float[Array, ""] | Float[Array, " n"]:
     r"""Softmax cross-entropy with a margin on the target's logit.
 
-    .. math:: \ell_i = -\log \frac{e^{β (z_{iy} - m)}}{e^{β (z_{iy} - m)} + \sum_{c≠y} e^{β z_{ic}}}
+    .. math:: \ell_i = -\log \frac{e^{β t_i}}{e^{β t_i} + \sum_{c≠y} e^{β z_{ic}}},
+       \quad t_i = \cos(θ_i + a_i) - m_i, \quad z_{iy} = \cos θ_i
 
-    m < 0 gives the negative-margin loss, 0 the plain loss, m > 0 the large-margin loss.
+    Without angles a, this is t = z − m for any logits: m < 0 gives the negative-margin loss, 0 the
+    plain loss, m > 0 the large-margin loss (CosFace). a > 0 is ArcFace. Margins of samples give
+    AdaFace and MagFace.
+
+    An angle θ + a below 0 counts as 0: t = 1 − m. Above π, t = cos θ + cos a − 1 − m, which
+    continues cos(θ + a) at π and keeps falling. sin θ is taken as at least 0.001, so that the
+    gradient is finite at cos θ = ±1. Above π, pytorch-metric-learning has cos θ − a sin a, which
+    jumps, and insightface has cos(θ + a), which rises again.
 
     Args:
-      logits: `[n, C]`, from `linear_logits` (eq. 7) or `cosine_logits` (eq. 8).
+      logits: `[n, C]`, from `linear_logits` (eq. 7) or `cosine_logits` (eq. 8). With angles they
+        must be cosines.
       labels: `[n]`, class indices.
-      margin: m, any number.
+      margin: m, any number, or `[C]` for a margin per class.
       scale: β > 0.
+      sample_margin: `[n]`, or None: added to m.
+      angular_margin: a ≥ 0 in radians, a number or `[C]`.
+      sample_angular_margin: `[n]` of any sign, or None: added to a.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: If `scale` is not positive.
+      ValueError: If `scale` is not positive, or `angular_margin` is a negative number.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
       >>> cosines, labels = jnp.array([[0.6, 0.2]]), jnp.array([0])
       >>> print(f"{jaxloss.margin_softmax_loss(cosines, labels, margin=-0.3, scale=10.0):.5f}")
       0.00091
+      >>> print(f"{jaxloss.margin_softmax_loss(cosines, labels, angular_margin=0.5):.5f}")
+      0.72205
 
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), (8).
+      Wang et al., CosFace, CVPR 2018. Deng et al., ArcFace, CVPR 2019, eq. (3).
+      Kim et al., AdaFace, CVPR 2022. Meng et al., MagFace, CVPR 2021.
     """
-    margin = _checks.in_range("margin", margin)
     scale = _checks.in_range("scale", scale, above=0)
     logits, labels, valid = checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
+    margins = margins_of_samples(
+        margin,
+        angular_margin,
+        sample_margin,
+        sample_angular_margin,
+        labels,
+        valid,
+        logits.dtype,
+        logits.shape[1],
+    )
     is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
-    scaled = scale * jnp.where(is_target, logits - margin, logits)
+    own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
+    lowered_by = lowering(margins, own)
+    lowered_by = lowered_by if np.ndim(lowered_by) == 0 else lowered_by[:, None]
+    scaled = scale * jnp.where(is_target, logits - lowered_by, logits)
     values = cross_entropy(*relative_to_peak(scaled, valid), labels, valid)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 

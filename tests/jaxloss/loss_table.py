@@ -56,7 +56,7 @@ class FunctionRow:
     """Values out of range, by hyperparameter."""
 
 
-Kind = Literal["logits", "targets", "features", "classifier", "prototypes"]
+Kind = Literal["logits", "targets", "features", "classifier", "prototypes", "proxies"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,6 +74,8 @@ class LossRow(FunctionRow):
     piecewise_linear: bool = False
     needs_positives: bool = False
     """Whether the loss is undefined for a sample without another sample of its class."""
+    per_class: tuple[str, ...] = ()
+    """The hyperparameters that may also be arrays `[C]`."""
     constant: tuple[int, ...] = ()
     """The positions that the loss also depends on through a stop-gradient. Finite differences along
     them differ from the gradient."""
@@ -81,7 +83,9 @@ class LossRow(FunctionRow):
     @property
     def differentiable(self) -> tuple[int, ...]:
         """The positions of the differentiated arguments: all but the labels."""
-        return {"classifier": (0, 2, 3), "prototypes": (0, 2)}.get(self.kind, (0,))
+        return {"classifier": (0, 2, 3), "prototypes": (0, 2), "proxies": (0, 2)}.get(
+            self.kind, (0,)
+        )
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -160,6 +164,23 @@ def prototype_inputs(rng, n, dtype, num_prototypes=CLASSES):
     return features, labels, make_weights(rng, dtype, classes=num_prototypes)
 
 
+def cosines_and_labels(rng, n, dtype):
+    return rng.uniform(-0.95, 0.95, (n, CLASSES)).astype(dtype), make_labels(rng, n)
+
+
+def sub_centre_inputs(rng, n, dtype):
+    features, labels = features_and_labels(rng, n, dtype)
+    return features, labels, make_sub_centres(rng, dtype)
+
+
+def make_sub_centres(rng, dtype):
+    return np.stack([make_weights(rng, dtype), make_weights(rng, dtype)], axis=2)
+
+
+def features_and_sub_centres(rng, n, dtype):
+    return make_features(rng, n, dtype), make_sub_centres(rng, dtype)
+
+
 def features_and_weights(rng, n, dtype, dim=DIM):
     return make_features(rng, n, dtype, dim), make_weights(rng, dtype, dim)
 
@@ -187,6 +208,37 @@ def towers(loss: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def sample_margins(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss with margins of the samples that depend on their features, as those of AdaFace."""
+
+    @wraps(loss)
+    def call(scored, *args, **options):
+        options["sample_margin"] = 0.25 * scored[:, 1]
+        options["sample_angular_margin"] = -0.5 * scored[:, 0]
+        return loss(scored, *args, **options)
+
+    return call
+
+
+def views(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss of the features and a second view that is made of them. A negative label is padding.
+
+    The second view has the dimensions in the reverse order and in other units.
+    """
+
+    @wraps(loss)
+    def call(features, labels, *, where=None, **options):
+        scales = jnp.asarray(np.linspace(0.5, 1.5, features.shape[1]), features.dtype)
+        where = labels >= 0 if where is None else where & (labels >= 0)
+        return loss(features, features[:, ::-1] * scales[None, :], where=where, **options)
+
+    return call
+
+
+ADAPTERS = {"towers": towers, "sample_margins": sample_margins, "views": views}
+"""By the beginning of the name of a formula."""
+
+
 # A basis of other weights than those of the classifier.
 BASIS_WEIGHTS = make_weights(np.random.default_rng(9), np.float64)
 
@@ -203,6 +255,7 @@ INPUTS: dict[Kind, Callable[..., Inputs]] = {
     "features": features_and_labels,
     "classifier": classifier_inputs,
     "prototypes": prototype_inputs,
+    "proxies": prototype_inputs,
 }
 
 
@@ -224,8 +277,9 @@ def loss_row(
     `kwargs` are hyperparameters of all three; `own`, `numpy` and `torch` of one of them.
     """
     shared, function = dict(kwargs or {}), getattr(jaxloss, f"{loss}_loss")
-    if formula.startswith("towers"):
-        function = towers(function)
+    for beginning, adapter in ADAPTERS.items():
+        if formula.startswith(beginning):
+            function = adapter(function)
     reference = f"{formula or loss}_loss"
     if kind == "targets":
         facts |= {"bounds_labels": False, "multi_hot": True}
@@ -237,19 +291,65 @@ def loss_row(
         make_inputs=make_inputs or INPUTS[kind],
         reference=partial(getattr(references, reference), **shared, **(numpy or {})),
         torch_reference=from_torch(reference, **shared, **(torch or {})),
-        kwargs=shared | dict(own or {}),
+        kwargs={key: as_jax(option) for key, option in (shared | dict(own or {})).items()},
         **facts,
     )
+
+
+def as_jax(option: Any) -> Any:
+    """The annotations say JAX arrays, whose numbers must be exact in float32."""
+    return jnp.asarray(option, np.float32) if isinstance(option, np.ndarray) else option
 
 
 def in_blocks(size: int | None) -> dict[str, Any]:
     return {} if size is None else {"own": {"block_size": size}}
 
 
-def classifier_row(name: str, block_size: int | None = None, **options: Any) -> LossRow:
+def classifier_row(
+    name: str,
+    block_size: int | None = None,
+    formula: str = "",
+    make_inputs: Callable[..., Inputs] | None = None,
+    **options: Any,
+) -> LossRow:
     """A row of `classifier_loss`. Cosines are without a bias, with the arguments of prototypes."""
     kind = "prototypes" if options.get("similarity") == "cosine" else "classifier"
-    return loss_row("classifier", kind, name=name, kwargs=options, **in_blocks(block_size))
+    return loss_row(
+        "classifier",
+        kind,
+        name=name,
+        formula=formula,
+        make_inputs=make_inputs,
+        kwargs=options,
+        **in_blocks(block_size),
+    )
+
+
+CLASS_MARGINS = np.array([0.25, -0.125, 0.0625, 0.5])
+CLASS_ANGLES = np.array([0.375, 0.0, 1.25, 2.125])
+MARGINS: Mapping[str, Mapping[str, Any]] = {
+    "class_margins": {"margin": CLASS_MARGINS, "scale": 1.7, "label_smoothing": 0.1},
+    "sample_margins": {
+        "formula": "sample_margins_classifier",
+        "similarity": "cosine",
+        "margin": 0.2,
+        "scale": 3.0,
+    },
+    "angles": {
+        "similarity": "cosine",
+        "margin": 0.1,
+        "angular_margin": CLASS_ANGLES,
+        "scale": 4.0,
+        "label_smoothing": 0.1,
+    },
+    "sub_centres": {
+        "make_inputs": sub_centre_inputs,
+        "similarity": "cosine",
+        "angular_margin": 0.3,
+        "scale": 3.0,
+    },
+}
+"""Options of `classifier_loss`, whose rows are also in blocks."""
 
 
 def metric_row(loss: str, suffix: str, size: int | None = None, **options: Any) -> LossRow:
@@ -294,7 +394,8 @@ LOSSES = (
         "margin_softmax",
         "logits",
         kwargs={"margin": -0.3, "scale": 1.7},
-        invalid={"scale": (0.0, -1.0)},
+        invalid={"scale": (0.0, -1.0), "angular_margin": (-0.1,)},
+        per_class=("angular_margin",),
     ),
     loss_row(
         "nca",
@@ -369,11 +470,15 @@ LOSSES = (
         "classifier",
         invalid={
             "scale": (0.0, -1.0),
+            "angular_margin": (-0.1,),
             "label_smoothing": (-0.1, 1.0),
             "block_size": (0,),
             "similarity": ("l2",),
         },
+        per_class=("angular_margin",),
     ),
+    loss_row("proxy_anchor", "proxies", terms=None, invalid={"scale": (0.0, -1.0)}),
+    loss_row("proxy_nca", "proxies", invalid=TEMPERATURE),
 )
 
 VARIANTS = (
@@ -536,6 +641,43 @@ VARIANTS = (
         classifier_row(name, size, similarity="cosine", margin=0.2, scale=3.0, label_smoothing=0.1)
         for name, size in (("classifier_cosine", None), ("classifier_cosine_in_blocks", 3))
     ),
+    *(
+        classifier_row(f"classifier_{name}{'_in_blocks' if size else ''}", size, **options)
+        for name, options in MARGINS.items()
+        for size in (None, 3)
+    ),
+    loss_row(
+        "margin_softmax",
+        "logits",
+        name="margin_softmax_angles",
+        make_inputs=cosines_and_labels,
+        kwargs={"margin": CLASS_MARGINS, "angular_margin": CLASS_ANGLES, "scale": 4.0},
+    ),
+    loss_row(
+        "margin_softmax",
+        "logits",
+        name="margin_softmax_sample_margins",
+        formula="sample_margins_margin_softmax",
+        make_inputs=cosines_and_labels,
+        kwargs={"angular_margin": 0.4, "scale": 4.0},
+    ),
+    loss_row(
+        "proxy_nca",
+        "proxies",
+        name="proxy_nca_without_own",
+        kwargs={"temperature": 0.7, "include_own": False},
+    ),
+    *(
+        loss_row(
+            name,
+            "features",
+            name=f"{name}_of_one_batch",
+            formula=f"views_{name}",
+            terms=None,
+            bounds_labels=False,
+        )
+        for name in ("vicreg", "barlow_twins")
+    ),
 )
 
 CASES = LOSSES + VARIANTS
@@ -587,4 +729,5 @@ FUNCTIONS = (
             ("project_spectral_complement", {"power": 0.4}),
         )
     ),
+    function_row("cosine_logits", features_and_sub_centres, suffix="_sub_centres"),
 )

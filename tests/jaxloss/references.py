@@ -63,10 +63,41 @@ def squared_distance(a, b):
 # Classification ----
 
 
-def cross_entropies(logits, labels, *, margin=0.0, scale=1.0, label_smoothing=0.0):
+def lowered(cosine, margin, angle):
+    """The logit of the target, from its cosine."""
+    if angle == 0:  # Then it need not be a cosine.
+        return cosine - margin
+    moved = math.acos(min(max(cosine, -1.0), 1.0)) + angle
+    if moved < 0:
+        return 1.0 - margin
+    if moved > math.pi:
+        return cosine + math.cos(angle) - 1.0 - margin
+    sine = math.sqrt(max(1.0 - cosine**2, 1e-6))
+    return cosine * math.cos(angle) - sine * math.sin(angle) - margin
+
+
+def cross_entropies(
+    logits,
+    labels,
+    *,
+    margin=0.0,
+    scale=1.0,
+    label_smoothing=0.0,
+    angular_margin=0.0,
+    sample_margin=None,
+    sample_angular_margin=None,
+):
+    def of(i, per_class, per_sample):
+        value = per_class if np.ndim(per_class) == 0 else per_class[labels[i]]
+        return value + (0.0 if per_sample is None else float(per_sample[i]))
+
     losses = []
-    for z, y in zip(logits, labels, strict=True):
-        scaled = [scale * (z[c] - (margin if c == y else 0.0)) for c in range(len(z))]
+    for i, (z, y) in enumerate(zip(logits, labels, strict=True)):
+        z = list(map(float, z))
+        if y < len(z):
+            angle = of(i, angular_margin, sample_angular_margin)
+            z[y] = lowered(z[y], of(i, margin, sample_margin), angle)
+        scaled = [scale * z_c for z_c in z]
         target = scaled[y] if y < len(z) else math.nan
         smoothed = (1 - label_smoothing) * target + label_smoothing * sum(scaled) / len(z)
         losses.append(log_sum_exp(scaled) - smoothed)
@@ -75,6 +106,16 @@ def cross_entropies(logits, labels, *, margin=0.0, scale=1.0, label_smoothing=0.
 
 softmax_loss = over_rows(cross_entropies)
 margin_softmax_loss = over_rows(cross_entropies)
+
+
+def of_samples(scored):
+    """The margins of `loss_table.sample_margins`."""
+    return {"sample_margin": 0.25 * scored[:, 1], "sample_angular_margin": -0.5 * scored[:, 0]}
+
+
+@over_rows
+def sample_margins_margin_softmax_loss(logits, labels, **options):
+    return cross_entropies(logits, labels, **of_samples(logits), **options)
 
 
 @over_rows
@@ -103,6 +144,9 @@ def linear_logits(features, weights, bias=None):
 
 
 def cosine_logits(features, weights):
+    if weights.ndim == 3:
+        each = [cosine_logits(features, weights[:, :, k]) for k in range(weights.shape[2])]
+        return np.max(each, axis=0)
     n, classes = len(features), weights.shape[1]
     logits = np.zeros((n, classes))
     for i in range(n):
@@ -121,6 +165,13 @@ def classifier_loss(features, labels, weights, bias=None, *, similarity="inner",
     inner = similarity == "inner"
     logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
     return cross_entropies(logits, labels, **options)
+
+
+@over_rows
+def sample_margins_classifier_loss(features, labels, weights, *, similarity, **options):
+    assert similarity == "cosine"
+    logits = cosine_logits(features, weights)
+    return cross_entropies(logits, labels, **of_samples(features), **options)
 
 
 # Metric losses ----
@@ -661,6 +712,127 @@ def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weigh
 
 
 # Diagnostics ----
+
+
+# Proxies ----
+
+
+def proxy_anchor_loss(
+    features,
+    labels,
+    proxies,
+    *,
+    margin=0.1,
+    scale=32.0,
+    where=None,
+    sample_weights=None,
+    reduction="mean",
+):
+    """The two sums over the samples of each class, a sample of weight s counted s times."""
+    rows, classes = kept_rows(labels, where), range(proxies.shape[1])
+    cosines = cosine_logits(np.asarray(features)[rows], proxies)
+    weights = np.ones(len(rows)) if sample_weights is None else np.asarray(sample_weights)[rows]
+    pulls, pushes = [], []
+    for c in classes:
+        pull = push = 0.0
+        present = False
+        for k, i in enumerate(rows):
+            if labels[i] == c:
+                present = True
+                pull += weights[k] * math.exp(-scale * (cosines[k, c] - margin))
+            else:
+                push += weights[k] * math.exp(scale * (cosines[k, c] + margin))
+        if present:
+            pulls.append(math.log1p(pull))
+        pushes.append(math.log1p(push))
+    if reduction == "sum":
+        return np.float64(sum(pulls) + sum(pushes))
+    return np.float64(sum(pulls) / max(len(pulls), 1) + sum(pushes) / len(pushes))
+
+
+@over_rows
+def proxy_nca_loss(features, labels, proxies, *, temperature=1 / 9, include_own=True):
+    def unit(x):
+        return x / (math.hypot(*map(float, x)) or 1.0)
+
+    losses = []
+    for x, y in zip(features, labels, strict=True):
+        scores = [-squared_distance(unit(x), unit(p)) / temperature for p in proxies.T]
+        if y >= len(scores):
+            losses.append(math.nan)
+            continue
+        others = [score for c, score in enumerate(scores) if include_own or c != y]
+        losses.append(log_sum_exp(others) - scores[y])
+    return losses
+
+
+# Two views ----
+
+
+def second_view(features):
+    """The view that `loss_table.views` makes."""
+    return np.asarray(features)[:, ::-1] * np.linspace(0.5, 1.5, np.shape(features)[1])
+
+
+def of_views(values):
+    """A loss of features and labels, of which a negative one is padding, and of a second view."""
+
+    def loss(features, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+        rows = kept_rows(labels, where)
+        weights = np.ones(len(labels)) if sample_weights is None else np.asarray(sample_weights)
+        first, second = np.asarray(features)[rows], second_view(features)[rows]
+        value = values(first, second, weights[rows], **options) if rows else 0.0
+        return np.float64(value * (sum(weights[rows]) if reduction == "sum" else 1.0))
+
+    return loss
+
+
+def weighted_moments(a, b, weights):
+    """`Σ s (a − ā)(b − b̄) / Σ s` of two columns. Deviations of equal numbers are exactly 0."""
+    total = sum(weights)
+    mean_a = a[0] + sum(weights * (a - a[0])) / total
+    mean_b = b[0] + sum(weights * (b - b[0])) / total
+    return sum(weights * (a - mean_a) * (b - mean_b)) / total
+
+
+def vicreg_values(
+    first, second, weights, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4
+):
+    dim, total = first.shape[1], sum(weights)
+    squared = [s * squared_distance(a, b) for s, a, b in zip(weights, first, second, strict=True)]
+    value = invariance * sum(squared) / total / dim
+    if len(weights) < 2:
+        return value
+    unbiased = 1 / (1 - sum((s / total) ** 2 for s in weights))
+    for view in (first, second):
+        for j in range(dim):
+            spread = math.sqrt(
+                weighted_moments(view[:, j], view[:, j], weights) * unbiased + epsilon
+            )
+            value += variance * max(0.0, 1.0 - spread) / dim
+            for k in range(dim):
+                moment = weighted_moments(view[:, j], view[:, k], weights) * unbiased
+                value += covariance * moment**2 / dim if k != j else 0.0
+    return value
+
+
+def barlow_twins_values(first, second, weights, *, off_diagonal=5e-3):
+    dim, value = first.shape[1], 0.0
+    spreads = [
+        [math.sqrt(weighted_moments(view[:, j], view[:, j], weights)) for j in range(dim)]
+        for view in (first, second)
+    ]
+    for j in range(dim):
+        for k in range(dim):
+            scale = spreads[0][j] * spreads[1][k]
+            moment = weighted_moments(first[:, j], second[:, k], weights)
+            correlation = moment / scale if scale > 0 else 0.0
+            value += (1 - correlation) ** 2 if j == k else off_diagonal * correlation**2
+    return value
+
+
+views_vicreg_loss = of_views(vicreg_values)
+views_barlow_twins_loss = of_views(barlow_twins_values)
 
 
 def discriminability(features, labels, *, where=None):

@@ -347,13 +347,13 @@ def edge_batches(row: LossRow):
         yield "zero column", plain._replace(args=(features, labels, weights * [1, 0, 1, 1], bias))
         everything = (0 * features, labels, 0 * weights, 0 * bias)
         yield "all zero", plain._replace(args=everything)
-    if row.kind == "prototypes":
+    if row.kind in ("prototypes", "proxies"):
         features, labels, prototypes = plain.args
         yield "zero prototypes", plain._replace(args=(features, labels, 0 * prototypes))
         yield "all zero", plain._replace(args=(0 * features, labels, 0 * prototypes))
         same = prototypes[:, :1] + 0 * prototypes
         for sign in (1, -1):
-            args = with_scored(plain.args, slice(None), sign * same[:, 0])
+            args = with_scored(plain.args, slice(None), sign * same.reshape(width, -1)[:, 0])
             yield f"cosine {sign}", plain._replace(args=(*args[:2], same))
 
 
@@ -476,7 +476,8 @@ def wrong_arguments(row: LossRow):
             yield TypeError, [option], None, {option: 2.5}
         if isinstance(default(row, option), float):
             for value in ("1.0", [1.0], np.ones(2), 1j):
-                yield TypeError, [option], None, {option: value}
+                wrong_shape = option in row.per_class and isinstance(value, np.ndarray)
+                yield ValueError if wrong_shape else TypeError, [option], None, {option: value}
             for value in (np.inf, -np.inf, np.nan):
                 yield ValueError, [option], None, {option: value}
 
@@ -597,6 +598,8 @@ def test_signature(row):
     if row.kind == "prototypes":
         expected += ["prototypes"]
         assert parameters["assignment"].default is None
+    if row.kind == "proxies":
+        expected += ["proxies"]
     assert positional == expected
     common = {"where": None, "sample_weights": None, "reduction": "mean", "axis_name": None}
     for name, p in parameters.items():

@@ -41,13 +41,48 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
-def cross_entropies(logits, labels, *, margin=0.0, scale=1.0, label_smoothing=0.0):
-    lowered = scale * (logits - margin * F.one_hot(labels, logits.shape[1]).to(logits))
-    return list(F.cross_entropy(lowered, labels, reduction="none", label_smoothing=label_smoothing))
+def cross_entropies(
+    logits,
+    labels,
+    *,
+    margin=0.0,
+    scale=1.0,
+    label_smoothing=0.0,
+    angular_margin=None,
+    sample_margin=0.0,
+    sample_angular_margin=None,
+):
+    def of_class(value):
+        value = torch.as_tensor(value, dtype=logits.dtype)
+        return value[labels] if value.ndim else value
+
+    is_target = F.one_hot(labels, logits.shape[1]).bool()
+    target = logits[is_target]
+    moved = target - of_class(margin) - sample_margin
+    if angular_margin is not None or sample_angular_margin is not None:
+        angle = of_class(angular_margin or 0.0 if np.ndim(angular_margin) == 0 else angular_margin)
+        angle = angle + (0.0 if sample_angular_margin is None else sample_angular_margin)
+        total = target.acos() + angle
+        turned = torch.where(total > torch.pi, target + angle.cos() - 1, total.cos())
+        moved = moved - target + torch.where(total < 0, torch.ones_like(total), turned)
+    changed = logits.masked_scatter(is_target, moved)
+    return list(
+        F.cross_entropy(scale * changed, labels, reduction="none", label_smoothing=label_smoothing)
+    )
 
 
 softmax_loss = over_rows(cross_entropies)
 margin_softmax_loss = over_rows(cross_entropies)
+
+
+def of_samples(scored):
+    """The margins of `loss_table.sample_margins`."""
+    return {"sample_margin": 0.25 * scored[:, 1], "sample_angular_margin": -0.5 * scored[:, 0]}
+
+
+@over_rows
+def sample_margins_margin_softmax_loss(logits, labels, **options):
+    return cross_entropies(logits, labels, **of_samples(logits), **options)
 
 
 @over_rows
@@ -68,6 +103,8 @@ def linear_logits(features, weights, bias=None):
 
 
 def cosine_logits(features, weights):
+    if weights.ndim == 3:
+        return torch.stack([cosine_logits(features, w) for w in weights.unbind(2)]).amax(0)
     return F.cosine_similarity(features[:, :, None], weights[None], dim=1)
 
 
@@ -76,6 +113,13 @@ def classifier_loss(features, labels, weights, bias=None, *, similarity="inner",
     inner = similarity == "inner"
     logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
     return cross_entropies(logits, labels, **options)
+
+
+@over_rows
+def sample_margins_classifier_loss(features, labels, weights, *, similarity, **options):
+    assert similarity == "cosine"
+    logits = cosine_logits(features, weights)
+    return cross_entropies(logits, labels, **of_samples(features), **options)
 
 
 @over_rows
@@ -422,6 +466,84 @@ def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weigh
         binary = ramps(x[t > 0]).sum() + ramps(-x[t == 0]).sum()
         values.append((ramps(gaps).sum(dim=1) * harmonic).sum() + binary_weight * binary)
     return values
+
+
+def proxy_anchor_loss(
+    features,
+    labels,
+    proxies,
+    *,
+    margin=0.1,
+    scale=32.0,
+    where=None,
+    sample_weights=None,
+    reduction="mean",
+):
+    rows = kept_rows(labels, where)
+    cosines = cosine_logits(features[rows], proxies)
+    log_weights = cosines.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
+    log_weights = log_weights.log()[:, None]
+    own = F.one_hot(labels[rows].clamp(min=0), proxies.shape[1]).bool()
+    zero = cosines.new_zeros(1, proxies.shape[1])
+
+    def log1p_sum(exponents, members):
+        kept = (exponents + log_weights).masked_fill(~members, -torch.inf)
+        return torch.cat([zero, kept]).logsumexp(0)
+
+    pulls = log1p_sum(-scale * (cosines - margin), own)[own.any(dim=0)]
+    pushes = log1p_sum(scale * (cosines + margin), ~own)
+    if reduction == "sum":
+        return pulls.sum() + pushes.sum()
+    return pulls.sum() / max(len(pulls), 1) + pushes.mean()
+
+
+@over_rows
+def proxy_nca_loss(features, labels, proxies, *, temperature=1 / 9, include_own=True):
+    units, own = F.normalize(features), F.one_hot(labels, proxies.shape[1]).bool()
+    scores = -torch.cdist(units, F.normalize(proxies.T)).pow(2) / temperature
+    others = scores if include_own else scores.masked_fill(own, -torch.inf)
+    return list(others.logsumexp(1) - scores[own])
+
+
+def of_views(values):
+    """A loss of features and labels, of which a negative one is padding, and of a second view."""
+
+    def loss(features, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+        rows = kept_rows(labels, where)
+        if not len(rows):
+            return (features * 0).nan_to_num().sum()
+        weights = features.new_ones(len(labels)) if sample_weights is None else sample_weights
+        scales = torch.linspace(0.5, 1.5, features.shape[1], dtype=features.dtype)
+        first, second, weights = features[rows], (features.flip(1) * scales)[rows], weights[rows]
+        value = values(first, second, weights / weights.sum(), **options)
+        return value * weights.sum() if reduction == "sum" else value
+
+    return loss
+
+
+def _vicreg(first, second, shares, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4):
+    dim = first.shape[1]
+    value = invariance * (shares @ (first - second).pow(2)).mean()
+    for view in (first, second):
+        centred = view - shares @ view
+        matrix = (centred.T * shares) @ centred / (1 - shares.pow(2).sum())
+        value = value + variance * F.relu(1 - (matrix.diag() + epsilon).sqrt()).mean()
+        value = value + covariance * (matrix - matrix.diag().diag()).pow(2).sum() / dim
+    return value
+
+
+def _barlow_twins(first, second, shares, *, off_diagonal=5e-3):
+    def standardized(view):
+        centred = view - shares @ view
+        return centred / (shares @ centred.pow(2)).sqrt()
+
+    matrix = (standardized(first).T * shares) @ standardized(second)
+    own = torch.eye(len(matrix)).to(matrix)
+    return ((matrix - own).pow(2) * (own + off_diagonal * (1 - own))).sum()
+
+
+views_vicreg_loss = of_views(_vicreg)
+views_barlow_twins_loss = of_views(_barlow_twins)
 
 
 def evaluate(loss, args, differentiable, *, reductions, where, sample_weights, cotangent):

@@ -1,0 +1,131 @@
+"""A queue of the rows of earlier batches, as references of pairwise losses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float, Int32, Integer
+
+from jaxloss import _checks
+from jaxloss._batch import AxisName, gather_copies, labelled_rows
+from jaxloss._sharding import divided
+
+
+class Queue(NamedTuple):
+    """The latest rows, in a ring: `references=queue.features, reference_labels=queue.labels`.
+
+    A pytree of arrays, which can be a part of a training state and of a checkpoint. See
+    `make_queue` and `push`.
+    """
+
+    features: Float[Array, "m d"]
+    """The rows. They have no gradient."""
+    labels: Integer[Array, " m"]
+    """The class indices of the rows; −1, which losses ignore, in empty places."""
+    position: Int32[Array, ""]
+    """The place of the next row, from 0 to m − 1."""
+
+
+def make_queue(size: int, dim: int, dtype: DTypeLike = jnp.float32) -> Queue:
+    """An empty queue of rows.
+
+    Args:
+      size: m, the largest number of rows.
+      dim: d of the rows `[m, d]`.
+      dtype: Of the rows, any float dtype. bfloat16 halves the memory.
+
+    Returns:
+      A `Queue` whose places are all empty. On a mesh of Explicit axes, copy it to all devices, as
+      in `jax.device_put(queue, NamedSharding(mesh, PartitionSpec()))`, if a scan carries it.
+
+    Raises:
+      TypeError: If `size` or `dim` is not an integer, or `dtype` is not a float dtype.
+      ValueError: If `size` or `dim` is below 1.
+
+    Example:
+      >>> import jaxloss
+      >>> queue = jaxloss.make_queue(size=3, dim=2)
+      >>> print(queue.features.shape, queue.labels, queue.position)
+      (3, 2) [-1 -1 -1] 0
+
+    References:
+      Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020.
+      He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
+    """
+    _checks.positive_count("size", size)
+    _checks.positive_count("dim", dim)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"`dtype` must be a float dtype, got {jnp.dtype(dtype)}")
+    # The widest integers that are enabled, so that no label wraps around.
+    return Queue(jnp.zeros((size, dim), dtype), jnp.full(size, -1, int), jnp.zeros((), jnp.int32))
+
+
+@divided("replicated")
+def push(
+    queue: Queue,
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    where: Bool[Array, " n"] | None = None,
+    axis_name: AxisName | None = None,
+) -> Queue:
+    r"""Puts rows into a queue, in place of the oldest ones.
+
+    .. math:: q_{(p + r_i) \bmod m} ← x_i, \quad p ← (p + r) \bmod m
+
+    Here r_i is the number of rows before i that count, and r that of all rows that do. Of more than
+    m rows, the last m stay.
+
+    Args:
+      queue: A `Queue` of m rows, the same on every device.
+      features: `[n, d]`. They are converted to the dtype of the queue. No gradient flows through
+        the queue.
+      labels: `[n]`, class indices. For losses without classes, such as those with a `queue` of
+        negatives only, any number that is not negative.
+      where: A common keyword of `jaxloss`. Padding and rows of negative labels are not pushed, and
+        leave no gap.
+      axis_name: A common keyword of `jaxloss`. The rows of all devices are pushed, in the order of
+        the axis, so that the queue stays the same on every device.
+
+    Returns:
+      The new `Queue`. Use the old one for the loss of the same batch: its rows would be compared
+      with themselves.
+
+    Raises:
+      ValueError: If `features` and `queue.features` have different d.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> queue = jaxloss.make_queue(size=3, dim=1)
+      >>> queue = jaxloss.push(queue, jnp.array([[1.0], [2.0]]), jnp.array([5, 6]))
+      >>> queue = jaxloss.push(queue, jnp.array([[3.0], [4.0]]), jnp.array([7, 8]))
+      >>> print(queue.features[:, 0], queue.labels, queue.position)
+      [4. 2. 3.] [8 6 7] 1
+
+    References:
+      Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020.
+      He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
+    """
+    features, labels, valid = labelled_rows(features, labels, where)
+    size, dim = queue.features.shape
+    if features.shape[1] != dim:
+        raise ValueError(
+            f"`features` must have shape [n, d] with d = {dim} to match `queue.features` "
+            f"{queue.features.shape}, got {features.shape}"
+        )
+    rows = gather_copies(features.astype(queue.features.dtype), axis_name)
+    labels = gather_copies(jnp.where(valid, labels.astype(queue.labels.dtype), -1), axis_name)
+    pushed = labels >= 0
+    rank = jnp.cumsum(pushed, dtype=jnp.int32)
+    number = rank[-1] if rank.size else jnp.zeros((), jnp.int32)
+    # Among the last m rows, no two have the same place.
+    stays = pushed & (rank > number - size)
+    place = jnp.where(stays, (queue.position + rank - 1) % size, size)
+    return Queue(
+        lax.stop_gradient(queue.features).at[place].set(rows, mode="drop"),
+        queue.labels.at[place].set(labels, mode="drop"),
+        (queue.position + number) % size,
+    )

@@ -1,0 +1,227 @@
+"""Losses on two views of the same samples, without labels, from statistics of the batch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from jaxloss import _checks
+from jaxloss._batch import AxisName, max_over, sum_over, zero_invalid
+from jaxloss._checks import Number
+from jaxloss._linear import exact_product, widen
+from jaxloss._sharding import divided
+
+
+@divided()
+def vicreg_loss(
+    first: Float[Array, "n d"],
+    second: Float[Array, "n d"],
+    *,
+    invariance: Number = 25.0,
+    variance: Number = 25.0,
+    covariance: Number = 1.0,
+    epsilon: Number = 1e-4,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""]:
+    r"""VICReg: equal views, a spread of at least 1 in every dimension, no correlation.
+
+    .. math:: \ell = λ \, \mathrm{mean}_{ij} (z_{ij} - z'_{ij})^2 + μ \, (v(Z) + v(Z'))
+       + ν \, (c(Z) + c(Z'))
+
+    .. math:: v(Z) = \mathrm{mean}_j \max\big(0, 1 - \sqrt{C(Z)_{jj} + ε}\big), \quad
+       c(Z) = \frac1d \sum_{j≠k} C(Z)_{jk}^2
+
+    C is the unbiased covariance matrix of a view over the global batch. The first mean is over
+    samples and dimensions, as in Algorithm 1 of the paper; eq. (5) sums over the dimensions, which
+    is `invariance` times d. The authors' code and pytorch-metric-learning halve v: they are at
+    `variance` divided by 2.
+
+    Args:
+      first, second: `[n, d]`, two views of each sample. Gradients reach both.
+      invariance, variance, covariance: λ, μ, ν ≥ 0.
+      epsilon: ε > 0.
+      where: A common keyword of `jaxloss`.
+      sample_weights: floats `[n]`, the weights s ≥ 0 of the samples in the means and covariances,
+        `C = Σ s_i (z_i − z̄)(z_i − z̄)ᵀ / (Σ s − Σ s² / Σ s)`. Doubling all of them changes nothing,
+        and weight 0 removes a sample.
+      reduction: `"mean"`, or `"sum"` for the value times Σ s, which is the number of samples
+        without weights.
+      axis_name: A common keyword of `jaxloss`. Devices exchange means and covariances, d² numbers.
+
+    Returns:
+      A scalar. With fewer than two samples, v and c are 0.
+
+    Raises:
+      ValueError: If `invariance`, `variance` or `covariance` is negative, `epsilon` is not
+        positive, or `reduction` is `"none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> first = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -0.5]])
+      >>> print(f"{jaxloss.vicreg_loss(first, 0.5 * first):.4f}")
+      20.3776
+
+    References:
+      Bardes et al., VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised
+      Learning, ICLR 2022, eq. (1) to (6), Algorithm 1.
+    """
+    invariance = _checks.in_range("invariance", invariance, at_least=0)
+    variance = _checks.in_range("variance", variance, at_least=0)
+    covariance = _checks.in_range("covariance", covariance, at_least=0)
+    epsilon = _checks.in_range("epsilon", epsilon, above=0)
+    views = _two_views("vicreg_loss", first, second, where, sample_weights, reduction, axis_name)
+    dim = views.first.shape[1]
+    gaps = jnp.sum((views.first - views.second) ** 2, axis=1) / dim
+    value = invariance * sum_over(jnp.sum(views.shares * gaps), axis_name)
+    for centred in (views.first_centred, views.second_centred):
+        moments = _second_moments(centred, centred, views.shares, axis_name) * views.unbiased
+        variances = jnp.diagonal(moments)
+        spread = jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
+        redundancy = jnp.sum(_off_diagonal(moments) ** 2) / dim
+        value = value + jnp.where(
+            views.unbiased > 0, variance * spread + covariance * redundancy, 0
+        )
+    return value * views.size if reduction == "sum" else value
+
+
+@divided()
+def barlow_twins_loss(
+    first: Float[Array, "n d"],
+    second: Float[Array, "n d"],
+    *,
+    off_diagonal: Number = 5e-3,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""]:
+    r"""Barlow Twins: the correlations between the dimensions of two views are the identity.
+
+    .. math:: \ell = \sum_j (1 - R_{jj})^2 + λ \sum_{j≠k} R_{jk}^2, \quad
+       R_{jk} = \frac{\sum_i (z_{ij} - \bar z_j)(z'_{ik} - \bar z'_k)}
+       {\sqrt{\sum_i (z_{ij} - \bar z_j)^2} \sqrt{\sum_i (z'_{ik} - \bar z'_k)^2}}
+
+    A dimension that is constant over the batch has the correlation 0 with all others and a zero
+    gradient. The authors' code has a batch normalisation in place of the roots, which adds 1e-5 to
+    each variance.
+
+    Args:
+      first, second: `[n, d]`, two views of each sample. Gradients reach both.
+      off_diagonal: λ ≥ 0.
+      where: A common keyword of `jaxloss`.
+      sample_weights: floats `[n]`, the weights s ≥ 0 of the samples in the sums over i and in the
+        means. Doubling all of them changes nothing, and weight 0 removes a sample.
+      reduction: `"mean"`, or `"sum"` for the value times Σ s, which is the number of samples
+        without weights.
+      axis_name: A common keyword of `jaxloss`. Devices exchange means and correlations, d² numbers.
+
+    Returns:
+      A scalar.
+
+    Raises:
+      ValueError: If `off_diagonal` is negative, or `reduction` is `"none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> first = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -0.5]])
+      >>> print(f"{jaxloss.barlow_twins_loss(first, first + jnp.eye(3, 2)):.6f}")
+      0.000711
+
+    References:
+      Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, ICML 2021,
+      eq. (1), (2).
+    """
+    off_diagonal = _checks.in_range("off_diagonal", off_diagonal, at_least=0)
+    views = _two_views(
+        "barlow_twins_loss", first, second, where, sample_weights, reduction, axis_name
+    )
+
+    def inverse_spread(centred: Float[Array, "n d"]) -> Float[Array, " d"]:
+        moments = sum_over(jnp.sum(views.shares[:, None] * centred**2, axis=0), axis_name)
+        constant = moments == 0  # False for NaN, so that NaN stays visible.
+        return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, moments)))
+
+    moments = _second_moments(views.first_centred, views.second_centred, views.shares, axis_name)
+    rows, columns = inverse_spread(views.first_centred), inverse_spread(views.second_centred)
+    correlations = rows[:, None] * moments * columns[None, :]
+    own = jnp.diagonal(correlations)
+    others = jnp.sum(_off_diagonal(correlations) ** 2)
+    value = jnp.where(views.size == 0, 0, jnp.sum((1 - own) ** 2) + off_diagonal * others)
+    return value * views.size if reduction == "sum" else value
+
+
+class _Views(NamedTuple):
+    """Two views, with zeros in the rows that do not count."""
+
+    first: Float[Array, "n d"]
+    second: Float[Array, "n d"]
+    first_centred: Float[Array, "n d"]
+    second_centred: Float[Array, "n d"]
+    shares: Float[Array, " n"]
+    """The weights of the samples, divided by their sum over all devices."""
+    size: Float[Array, ""]
+    """The sum of the weights."""
+    unbiased: Float[Array, ""]
+    """The factor that makes a variance unbiased; 0 with fewer than two samples."""
+
+
+def _two_views(
+    name: str,
+    first: Any,
+    second: Any,
+    where: Any,
+    sample_weights: Any,
+    reduction: Any,
+    axis_name: AxisName | None,
+) -> _Views:
+    """Checks the arguments, and centres the views over the global batch."""
+    _checks.no_terms(name, reduction)
+    first = _checks.floating("first", first, "n d")
+    second = _checks.second_view(second, first)
+    mask = _checks.row_mask(where, "first", first)
+    valid = jnp.ones(first.shape[0], bool) if mask is None else mask
+    first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
+    weights = valid.astype(first.dtype)
+    if sample_weights is not None:
+        sample_weights = _checks.floating("sample_weights", sample_weights, "n")
+        _checks.same_rows("sample_weights", sample_weights, "first", first)
+        weights = jnp.where(valid, sample_weights.astype(first.dtype), 0)
+    size = sum_over(jnp.sum(weights), axis_name)
+    shares = weights / jnp.where(size == 0, 1, size)
+    # Of weights 1 / n, this is n / (n − 1).
+    concentration = sum_over(jnp.sum(shares * shares), axis_name)
+    alone = sum_over(jnp.sum(weights != 0), axis_name) < 2
+    unbiased = jnp.where(alone, 0, 1 / jnp.where(alone, 1, 1 - concentration))
+
+    def centred(view: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        # The shift makes the deviations of a constant dimension exactly 0.
+        peak = jnp.max(
+            jnp.where(valid[:, None], lax.stop_gradient(view), -jnp.inf), axis=0, initial=-jnp.inf
+        )
+        peak = peak if axis_name is None else max_over(peak, axis_name)
+        shifted = jnp.where(valid[:, None], view - peak[None, :], 0)
+        mean = sum_over(jnp.sum(shares[:, None] * shifted, axis=0), axis_name)
+        return jnp.where(valid[:, None], shifted - mean[None, :], 0)
+
+    return _Views(first, second, centred(first), centred(second), shares, size, unbiased)
+
+
+def _second_moments(
+    a: Float[Array, "n d"],
+    b: Float[Array, "n d"],
+    shares: Float[Array, " n"],
+    axis_name: AxisName | None,
+) -> Float[Array, "d d"]:
+    """Returns `Σ s_i a_i b_iᵀ` over the global batch."""
+    return sum_over(exact_product((shares[:, None] * a).T, b), axis_name)
+
+
+def _off_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """Returns the matrix with zeros on its diagonal."""
+    return jnp.where(jnp.eye(matrix.shape[0], dtype=bool), 0, matrix)
