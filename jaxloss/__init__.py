@@ -93,6 +93,7 @@ from jaxloss._prototypes import (
     uniform_prototypes,
 )
 from jaxloss._prototypical import prototypical_loss
+from jaxloss._retrieval import RetrievalMetrics, retrieval_metrics
 from jaxloss._sharding import sharded_loss
 from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss._subspace import (
@@ -103,12 +104,15 @@ from jaxloss._subspace import (
     spectral_basis,
     spectral_overlap,
 )
+from jaxloss._towers import info_nce_loss, sigmoid_contrastive_loss
+from jaxloss._triplets import triplet_loss
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Discriminability",
     "PrototypeSeparation",
+    "RetrievalMetrics",
     "SpectralBasis",
     "assign_prototypes",
     "asymmetric_loss",
@@ -122,6 +126,7 @@ __all__ = [
     "discriminative_groups",
     "dot_regression_loss",
     "group_softmax_loss",
+    "info_nce_loss",
     "linear_logits",
     "margin_softmax_loss",
     "multilabel_softmax_loss",
@@ -133,9 +138,11 @@ __all__ = [
     "prototype_separation",
     "prototypical_loss",
     "random_groups",
+    "retrieval_metrics",
     "robust_multilabel_loss",
     "sample_wise_loss",
     "sharded_loss",
+    "sigmoid_contrastive_loss",
     "sigmoid_loss",
     "simplex_prototypes",
     "softmax_loss",
@@ -143,6 +150,7 @@ __all__ = [
     "spectral_overlap",
     "spectral_sum_loss",
     "sum_loss",
+    "triplet_loss",
     "two_way_loss",
     "uniform_prototypes",
     "update_class_means",
