@@ -75,8 +75,8 @@ def triplet_loss(
         has no positive or no negative, on any device, does not count.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`. Distances that are all rounding error, about 0.002
-      between unit vectors in float32, are 0, and have no gradient.
+      A scalar, or `[n]` for `reduction="none"`. A distance that is all rounding error, below 0.0014
+      between unit vectors in float32, is 0 and has no gradient.
 
     Raises:
       ValueError: If `margin` is negative, `mining` is unknown, or `block_size` is not positive.
@@ -131,6 +131,20 @@ class _Triplets(NamedTuple):
     """Whether the anchor has a positive and a negative."""
 
 
+class _Lengths(NamedTuple):
+    """Of the pairs of a block."""
+
+    distances: Float[Array, "a m"]
+    squares: Float[Array, "a m"]
+    """The squared distances."""
+    rounding: Float[Array, "a m"]
+    """Of the squares."""
+
+
+_Mining: TypeAlias = Callable[[_Rule, Rows, Rows | None, int | None, AxisName | None], _Triplets]
+"""`(rule, anchors, references, block_size, axis_name)` to the triplets."""
+
+
 def _centered(
     anchors: Rows, references: Rows | None, axis_name: AxisName | None
 ) -> tuple[Rows, Rows | None]:
@@ -139,6 +153,13 @@ def _centered(
     if references is not None:
         references = references._replace(features=references.features - center)
     return anchors._replace(features=anchors.features - center), references
+
+
+def _rounding(
+    squares: Float[Array, " *shape"], norms: Float[Array, " *#shape"]
+) -> Float[Array, " *shape"]:
+    """Returns the rounding error of squared distances from anchors of these squared norms."""
+    return 16 * jnp.finfo(squares.dtype).eps * (norms + squares)
 
 
 def _distances(
@@ -150,7 +171,7 @@ def _distances(
     """
     if squared:
         return squares
-    zero = squares <= 16 * jnp.finfo(squares.dtype).eps * norms
+    zero = squares <= _rounding(squares, norms)
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
 
 
@@ -190,10 +211,8 @@ def _farthest_positive_and_nearest_negative(
     return jnp.where(positives, -similarities, similarities)
 
 
-def _in_blocks(
-    of_block: Callable[[_Rule, Pairs, Float[Array, "a m"]], tuple[Array, Array]],
-) -> Callable[..., _Triplets]:
-    """Returns a mining from a function `(rule, pairs, distances)` to sums and counts."""
+def _in_blocks(of_block: Callable[[_Rule, Pairs, _Lengths], tuple[Array, Array]]) -> _Mining:
+    """Returns a mining from a function that returns the sums and counts of a block of anchors."""
 
     def triplets(
         rule: _Rule,
@@ -203,9 +222,13 @@ def _in_blocks(
         axis_name: AxisName | None,
     ) -> _Triplets:
         def on_pairs(pairs: Pairs) -> _Triplets:
-            norms = jnp.sum(pairs.anchors**2, axis=1)[:, None]
-            distances = _distances(-pairs.similarities, norms, rule.squared)
-            sums, counts = of_block(rule, pairs, distances)
+            squares, norms = -pairs.similarities, jnp.sum(pairs.anchors**2, axis=1)[:, None]
+            lengths = _Lengths(
+                _distances(squares, norms, rule.squared),
+                squares,
+                lax.stop_gradient(_rounding(squares, norms)),
+            )
+            sums, counts = of_block(rule, pairs, lengths)
             defined = jnp.any(pairs.positives, axis=1) & jnp.any(pairs.negatives, axis=1)
             return _Triplets(
                 jnp.where(defined, sums, 0),
@@ -226,24 +249,31 @@ def _in_blocks(
 
 
 def _sorted(
-    values: Float[Array, "a m"], first: Bool[Array, "a m"], second: Bool[Array, "a m"]
+    limits: Float[Array, "a m"],
+    first: Bool[Array, "a m"],
+    second: Bool[Array, "a m"],
+    values: Float[Array, "a m"],
 ) -> tuple[Float[Array, "a m"], Bool[Array, "a m"], Bool[Array, "a m"]]:
-    """Returns the values in two masks in their order, which of equal ones begins with the first.
+    """Returns the values of two masks in the order of their limits, and the masks in this order.
 
-    Returns:
-      The values, 0 beyond both masks, and the masks in the same order.
+    Of equal limits, those of the first mask come first. Values of neither come last, and are 0.
     """
-    used = first | second
     kinds = jnp.where(first, 0, jnp.where(second, 1, 2)).astype(jnp.int32)
-    values, kinds = lax.sort((jnp.where(used, values, jnp.inf), kinds), num_keys=2)
+    limits = lax.stop_gradient(jnp.where(kinds == 2, jnp.inf, limits))
+    _, kinds, values = lax.sort((limits, kinds, values), num_keys=2)
     return jnp.where(kinds == 2, 0, values), kinds == 0, kinds == 1
 
 
 @_in_blocks
 def _semihard(
-    rule: _Rule, pairs: Pairs, distances: Float[Array, "a m"]
+    rule: _Rule, pairs: Pairs, lengths: _Lengths
 ) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
-    distances, negatives, positives = _sorted(distances, pairs.negatives, pairs.positives)
+    """In their order, the nearest negative that is farther than a positive is the next one."""
+    # An equally far negative, up to rounding, comes before the positive.
+    limits = lengths.squares + jnp.where(pairs.positives, lengths.rounding, 0)
+    distances, negatives, positives = _sorted(
+        limits, pairs.negatives, pairs.positives, lengths.distances
+    )
     number = distances.shape[1]
     places = jnp.broadcast_to(jnp.arange(number, dtype=jnp.int32), distances.shape)
     farther = lax.cummin(jnp.where(negatives, places, number), axis=1, reverse=True)
@@ -256,28 +286,32 @@ def _semihard(
 
 @_in_blocks
 def _all(
-    rule: _Rule, pairs: Pairs, distances: Float[Array, "a m"]
+    rule: _Rule, pairs: Pairs, lengths: _Lengths
 ) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
-    """Of a positive, the sum of the terms above 0 is `k (d + m) - Σ d_n`, of k nearer negatives."""
-    # Terms are differences, which are rounded less for smaller numbers.
+    """The terms above 0 of a positive sum to `k (d + m) - Σ d_n`, over the k negatives below d + m.
+
+    In the order of d + m of positives and d of negatives, these are the negatives before it.
+    """
     used = pairs.positives | pairs.negatives
-    number = jnp.sum(used, axis=1, dtype=distances.dtype)
-    middle = jnp.sum(jnp.where(used, distances, 0), axis=1) / jnp.maximum(number, 1)
-    distances = distances - lax.stop_gradient(middle)[:, None]
+    number = jnp.sum(used, axis=1, dtype=lengths.distances.dtype)
+    middle = jnp.sum(jnp.where(used, lengths.distances, 0), axis=1) / jnp.maximum(number, 1)
+    # Only differences count, and smaller numbers are rounded less.
+    distances = lengths.distances - lax.stop_gradient(middle)[:, None]
     limits = jnp.where(pairs.positives, distances + rule.margin, distances)
-    limits, positives, negatives = _sorted(limits, pairs.positives, pairs.negatives)
-    nearer = jnp.cumsum(negatives, axis=1, dtype=jnp.int32)
+    limits, positives, negatives = _sorted(limits, pairs.positives, pairs.negatives, limits)
+    before = jnp.cumsum(negatives, axis=1, dtype=jnp.int32)
     total = jnp.cumsum(jnp.where(negatives, limits, 0), axis=1)
-    counts = jnp.where(positives, nearer, 0).astype(limits.dtype)
+    counts = jnp.where(positives, before, 0).astype(limits.dtype)
     terms = jnp.where(positives, counts * limits - total, 0)
     return jnp.sum(terms, axis=1), jnp.sum(counts, axis=1)
 
 
 @_in_blocks
 def _all_soft(
-    rule: _Rule, pairs: Pairs, distances: Float[Array, "a m"]
+    rule: _Rule, pairs: Pairs, lengths: _Lengths
 ) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
     """No order helps here: each term differs. Positives come first, and end the work."""
+    distances = lengths.distances
     order, ranked = lax.sort(
         (jnp.where(pairs.positives, 0, 1).astype(jnp.int32), distances), num_keys=1
     )
@@ -292,12 +326,12 @@ def _all_soft(
     def step(sums: Float[Array, " a"], own: tuple[Array, Array]) -> tuple[Array, None]:
         return lax.cond(jnp.any(own[0] == 0), add, lambda sums, _: sums, sums, own), None
 
-    sums, _ = lax.scan(step, jnp.zeros_like(distances[:, 0]), (order.T, ranked.T))
+    sums, _ = lax.scan(step, jnp.zeros_like(pairs.anchors[:, 0]), (order.T, ranked.T))
     sizes = [jnp.sum(mask, axis=1, dtype=sums.dtype) for mask in (pairs.positives, pairs.negatives)]
     return sums, sizes[0] * sizes[1]
 
 
-_MININGS: dict[str, Callable[..., _Triplets]] = {
+_MININGS: dict[str, _Mining] = {
     "hard": _hard,
     "semihard": _semihard,
     "all": _all,
