@@ -96,6 +96,7 @@ from jaxloss._prototypes import (
 from jaxloss._prototypical import prototypical_loss
 from jaxloss._proxies import proxy_anchor_loss, proxy_nca_loss
 from jaxloss._queue import Queue, make_queue, push
+from jaxloss._retrieval import RetrievalMetrics, retrieval_metrics
 from jaxloss._sharding import sharded_loss
 from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss._subspace import (
@@ -106,6 +107,8 @@ from jaxloss._subspace import (
     spectral_basis,
     spectral_overlap,
 )
+from jaxloss._towers import info_nce_loss, sigmoid_contrastive_loss
+from jaxloss._triplets import triplet_loss
 from jaxloss._views import barlow_twins_loss, vicreg_loss
 
 __version__ = "0.1.0"
@@ -114,6 +117,7 @@ __all__ = [
     "Discriminability",
     "PrototypeSeparation",
     "Queue",
+    "RetrievalMetrics",
     "SpectralBasis",
     "assign_prototypes",
     "asymmetric_loss",
@@ -129,6 +133,7 @@ __all__ = [
     "discriminative_groups",
     "dot_regression_loss",
     "group_softmax_loss",
+    "info_nce_loss",
     "linear_logits",
     "make_queue",
     "margin_softmax_loss",
@@ -145,9 +150,11 @@ __all__ = [
     "proxy_nca_loss",
     "push",
     "random_groups",
+    "retrieval_metrics",
     "robust_multilabel_loss",
     "sample_wise_loss",
     "sharded_loss",
+    "sigmoid_contrastive_loss",
     "sigmoid_loss",
     "simplex_prototypes",
     "softmax_loss",
@@ -156,6 +163,7 @@ __all__ = [
     "spectral_sum_loss",
     "sum_loss",
     "supervised_contrastive_loss",
+    "triplet_loss",
     "two_way_loss",
     "uniform_prototypes",
     "update_class_means",

@@ -147,6 +147,8 @@ def reduce(
     sample_weights: Any,
     reduction: Any,
     axis_name: AxisName | None,
+    *,
+    counts: Float[Array, " n"] | None = None,
 ) -> Float[Array, ""] | Float[Array, " n"]:
     """Reduces the losses of the samples in `mask`, in the same way for all losses.
 
@@ -154,6 +156,7 @@ def reduce(
       values: Losses `[n]`.
       mask: bool `[n]`, the samples that count.
       sample_weights, reduction, axis_name: The common keywords of `jaxloss`, not checked yet.
+      counts: `[n]`, of how many terms a loss is the mean. Sum and mean are then those of the terms.
 
     Returns:
       A scalar, or the weighted losses `[n]` for `"none"`.
@@ -164,6 +167,8 @@ def reduce(
         sample_weights = _checks.floating("sample_weights", sample_weights, "n")
         _checks.same_rows("sample_weights", sample_weights, "labels", mask)
         weights = jnp.where(mask, sample_weights.astype(values.dtype), 0)
+    if counts is not None and reduction != "none":
+        weights = weights * counts
     weighted = weights * jnp.where(mask, values, 0)
     if reduction == "none":
         return weighted

@@ -59,6 +59,17 @@ def reference_features(references: Any, features: Float[Array, "n d"]) -> Float[
     return array
 
 
+def key_features(keys: Any, queries: Float[Array, "n d"]) -> Float[Array, "m d"]:
+    """Returns `keys` as a float array that has a row for each of `queries`, and perhaps more."""
+    array = floating("keys", keys, "m d")
+    if array.shape[1] != queries.shape[1] or array.shape[0] < queries.shape[0]:
+        raise ValueError(
+            f"`keys` must have shape [m, d] with m at least {queries.shape[0]} and "
+            f"d = {queries.shape[1]} to match `queries` {queries.shape}, got {array.shape}"
+        )
+    return array
+
+
 def same_rows(
     name: str, array: Shaped[Array, " ..."], other_name: str, other: Shaped[Array, " ..."]
 ) -> None:

@@ -6,6 +6,7 @@ arrays that are sharded over Explicit axes, and `sharded_loss` on request, for a
 dimension of an argument is spread follows from its name, which is the same in all losses:
 
 - rows `[n, ...]` over the axes of the batch;
+- keys `[m, ...]`: the first n like the rows, the others in equal shares;
 - references `[m, ...]` over the same axes, filled up with rows that are ignored;
 - the classes of a classifier, `[d, C]`, `[d, C, K]` and `[C]`, over axes of their own, as
   `class_axis_name`;
@@ -48,10 +49,16 @@ _ROWS = frozenset(
         "sample_weights",
         "sample_margin",
         "sample_angular_margin",
+        "queries",
+        "keys",
+        "key_where",
+        "ids",
     }
 )
 _REFERENCES = ("references", "reference_labels", "reference_where")
 """Arguments `[m, ...]`."""
+_KEYS = ("keys", "key_where")
+"""Arguments `[m, ...]` whose first n rows belong to the rows of the batch."""
 _CLASSES = {"weights": 1, "bias": 0, "margin": 0, "angular_margin": 0}
 """Arguments with a dimension of classes, unless they are numbers."""
 
@@ -282,6 +289,8 @@ def _prepared(arguments: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
         return Partial(value.func, *value.args, **_prepared(value.keywords, plan))
 
     found = {name: prepare(value) for name, value in arguments.items()}
+    if found.get("queries") is not None and found.get("keys") is not None:
+        found |= _in_shares(found, plan)
     given = {name: found[name] for name in _REFERENCES if found.get(name) is not None}
     lengths = {jnp.shape(value)[:1] for value in given.values()}
     number = next(iter(lengths), (0,))
@@ -297,6 +306,30 @@ def _prepared(arguments: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
         return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
 
     return found | {name: fill(value) for name, value in given.items()}
+
+
+def _in_shares(found: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
+    """Returns the keys so that a device gets those of its queries, and then a share of the rest.
+
+    Shares are filled up with keys that are ignored.
+    """
+    given = {name: found[name] for name in _KEYS if found.get(name) is not None}
+    number, num_keys = (jnp.shape(found[name])[0] for name in ("queries", "keys"))
+    size = _size(plan.mesh, plan.axes)
+    if num_keys <= number or number % size or size == 1:
+        return given
+    missing = (number - num_keys) % size
+    if missing:
+        given.setdefault("key_where", jnp.ones(num_keys, bool))
+    rows = np.arange(num_keys + missing)
+    parts = (rows[:number], rows[number:])
+    order = np.concatenate([part.reshape(size, -1) for part in parts], axis=1).reshape(-1)
+
+    def arrange(array: Any) -> Array:
+        array = plan.placed(array, P())
+        return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))[order]
+
+    return {name: arrange(value) for name, value in given.items()}
 
 
 def _explicit_mesh(arguments: Any) -> tuple[Any, bool]:

@@ -235,7 +235,25 @@ def views(loss: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-ADAPTERS = {"towers": towers, "sample_margins": sample_margins, "views": views}
+def paired(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss of two towers as a loss of features and labels, so that a row of the table tests it.
+
+    The keys are made of the queries, by numbers that round no dtype, and the labels are the ids.
+    """
+
+    @wraps(loss)
+    def call(features, labels, *, where=None, further=False, **options):
+        valid = labels >= 0 if where is None else where & (labels >= 0)
+        keys = -0.5 * jnp.roll(features, 1, axis=1)
+        if further:
+            options["key_where"] = jnp.concatenate([valid, valid])
+            keys = jnp.concatenate([keys, 2.0 * jnp.roll(features, 2, axis=1)])
+        return loss(features, keys, ids=labels, where=valid, **options)
+
+    return call
+
+
+ADAPTERS = {"towers": towers, "sample_margins": sample_margins, "views": views, "paired": paired}
 """By the beginning of the name of a formula."""
 
 
@@ -352,6 +370,30 @@ MARGINS: Mapping[str, Mapping[str, Any]] = {
 """Options of `classifier_loss`, whose rows are also in blocks."""
 
 
+def paired_row(loss: str, name: str, size: int | None = None, **options: Any) -> LossRow:
+    """A row of a loss of two towers, which has no labels, and so no plain row."""
+    blocks = in_blocks(size)
+    formula = f"paired_{loss}"
+    return loss_row(
+        loss, "features", name=name, formula=formula, kwargs=options, bounds_labels=False, **blocks
+    )
+
+
+def triplet_row(suffix: str, size: int | None = None, **options: Any) -> LossRow:
+    """A variant of the triplet loss, of the batch itself or of references made of it."""
+    of_references = suffix.startswith("references")
+    return loss_row(
+        "triplet",
+        "features",
+        name=f"triplet_{suffix}",
+        formula="towers_triplet" if of_references else "",
+        kwargs=options,
+        bounds_labels=False,
+        needs_positives=not of_references,
+        **in_blocks(size),
+    )
+
+
 def metric_row(loss: str, suffix: str, size: int | None = None, **options: Any) -> LossRow:
     """A variant of a metric loss, of the batch itself or of references made of it."""
     of_references = suffix.startswith("references")
@@ -437,6 +479,13 @@ LOSSES = (
         needs_positives=True,
         constant=(0,),
         invalid={"scale": (0.0, -1.0), "block_size": (0,)},
+    ),
+    loss_row(
+        "triplet",
+        "features",
+        bounds_labels=False,
+        needs_positives=True,
+        invalid={"margin": (-0.1,), "mining": ("easy", None), "block_size": (0, -1)},
     ),
     loss_row("sum", "classifier"),
     loss_row("direct_sum", "classifier", invalid={"epsilon": (-1e-3,)}),
@@ -548,6 +597,22 @@ VARIANTS = (
         numpy={"metric": partial(references.supervised_contrastive_loss, normalize=False)},
         torch={"metric": from_torch("supervised_contrastive_loss", normalize=False)},
     ),
+    triplet_row("in_tiles", 3, margin=0.5, squared=True),
+    triplet_row("references_in_tiles", 3, soft=True),
+    triplet_row("semihard", mining="semihard"),
+    triplet_row("semihard_in_blocks", 3, mining="semihard", squared=True, normalize=False),
+    triplet_row("references_semihard", mining="semihard", soft=True),
+    triplet_row("all", mining="all"),
+    triplet_row("all_in_blocks", 5, mining="all", squared=True, margin=0.6),
+    triplet_row("references_all", mining="all", normalize=False),
+    triplet_row("all_soft_in_blocks", 3, mining="all", soft=True),
+    paired_row("info_nce", "info_nce", temperature=0.3),
+    paired_row(
+        "info_nce", "info_nce_one_way_in_tiles", 3, temperature=0.3, symmetric=False, further=True
+    ),
+    paired_row("info_nce", "info_nce_in_tiles", 5, temperature=0.8, normalize=False),
+    paired_row("sigmoid_contrastive", "sigmoid_contrastive", further=True),
+    paired_row("sigmoid_contrastive", "sigmoid_contrastive_in_tiles", 3, scale=2.0, bias=-1.5),
     # Here the metric loss has no gradient for the classifier.
     *(
         loss_row(

@@ -51,6 +51,27 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
+def over_terms(per_sample: Callable[..., Any]) -> Callable[..., Any]:
+    """As `over_rows`, of a function that returns the sum of the terms of a row and their number."""
+
+    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
+        scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
+        rows = kept_rows(labels, where)
+        values = per_sample(scored[rows], labels[rows], *shared, **options)
+        terms = {i: value for i, value in zip(rows, values, strict=True) if value is not None}
+        if reduction == "none":
+            means = {i: total / max(number, 1) for i, (total, number) in terms.items()}
+            return reduce_rows(means, len(labels), sample_weights, reduction)
+        weight = (
+            [1.0] * len(labels) if sample_weights is None else [float(s) for s in sample_weights]
+        )
+        total = sum(weight[i] * value for i, (value, _) in terms.items())
+        number = sum(weight[i] * number for i, (_, number) in terms.items())
+        return np.float64(total if reduction == "sum" else total / number if number else 0.0)
+
+    return loss
+
+
 def log_sum_exp(values):
     largest = max(values)
     return largest + math.log(sum(math.exp(value - largest) for value in values))
@@ -227,10 +248,10 @@ def prototypical_values(
 prototypical_loss = over_rows(prototypical_values)
 
 
-def over_towers(values):
+def over_towers(values, over=over_rows):
     """The references are those of `loss_table.towers`, without the masked rows."""
 
-    @over_rows
+    @over
     def loss(features, labels, **options):
         shifted = np.where(labels > 0, labels - 1, labels)
         return values(
@@ -351,6 +372,135 @@ towers_multi_similarity_loss = over_towers(multi_similarity_values)
 towers_circle_loss = over_towers(circle_values)
 towers_nca_loss = over_towers(nca_values)
 towers_prototypical_loss = over_towers(prototypical_values)
+
+
+def unit(x):
+    norm = math.hypot(*map(float, x))
+    return [float(value) / norm if norm else 0.0 for value in x]
+
+
+def distance(a, b, *, squared=False, normalize=True):
+    if normalize:
+        a, b = unit(a), unit(b)
+    square = squared_distance(a, b)
+    return square if squared else math.sqrt(square)
+
+
+def triplet_values(
+    features,
+    labels,
+    *,
+    references=None,
+    reference_labels=(),
+    margin=0.2,
+    mining="hard",
+    soft=False,
+    **of_distance,
+):
+    """The sum of the terms of each valid row and their number."""
+    own = references is None
+    rows, row_labels = (features, labels) if own else (references, reference_labels)
+    losses = []
+    for i in range(len(labels)):
+        others = [j for j in range(len(rows)) if not (own and j == i)]
+        far = {j: distance(features[i], rows[j], **of_distance) for j in others}
+        same = [far[j] for j in others if row_labels[j] == labels[i]]
+        rest = [far[j] for j in others if row_labels[j] != labels[i]]
+        if not same or not rest:
+            losses.append(None)
+            continue
+        if mining == "hard":
+            triplets = [(max(same), min(rest))]
+        elif mining == "semihard":
+            triplets = [(p, min((n for n in rest if n > p), default=max(rest))) for p in same]
+        else:
+            triplets = [(p, n) for p in same for n in rest]
+        gaps = [p - n + margin for p, n in triplets]
+        terms = [np.logaddexp(0.0, gap) if soft else max(gap, 0.0) for gap in gaps]
+        number = sum(term > 0 for term in terms) if mining == "all" else len(terms)
+        losses.append((sum(terms), number))
+    return losses
+
+
+triplet_loss = over_terms(triplet_values)
+towers_triplet_loss = over_towers(triplet_values, over_terms)
+
+
+def retrieval_metrics(
+    features, labels, ks, *, references=None, reference_labels=(), euclidean=False
+):
+    """Recall, R-precision and MAP@R of valid rows, with valid references."""
+    own = references is None
+    rows, row_labels = (features, labels) if own else (references, reference_labels)
+    results = []
+    for i in range(len(labels)):
+        others = [j for j in range(len(rows)) if not (own and j == i)]
+        near = {j: distance(features[i], rows[j], normalize=not euclidean) for j in others}
+        hits = [row_labels[j] == labels[i] for j in sorted(others, key=lambda j: (near[j], j))]
+        size = sum(hits)
+        if size:
+            precisions = [sum(hits[: r + 1]) / (r + 1) * hits[r] for r in range(size)]
+            recalls = [float(any(hits[:k])) for k in ks]
+            results.append([*recalls, sum(hits[:size]) / size, sum(precisions) / size])
+    return np.mean(results, axis=0) if results else np.zeros(len(ks) + 2)
+
+
+# Two towers ----
+
+
+def tower_logits(queries, keys, *, ids=None, normalize=True):
+    """The similarities, and which pairs take part, as lists of lists."""
+    if normalize:
+        queries, keys = [unit(q) for q in queries], [unit(k) for k in keys]
+    similarities = [
+        [sum(float(p) * float(r) for p, r in zip(q, k, strict=True)) for k in keys] for q in queries
+    ]
+
+    def used(i, j):
+        return i == j or ids is None or j >= len(queries) or ids[i] < 0 or ids[i] != ids[j]
+
+    return similarities, [[used(i, j) for j in range(len(keys))] for i in range(len(queries))]
+
+
+def info_nce_values(queries, keys, *, temperature=0.07, symmetric=True, **of_towers):
+    similarities, used = tower_logits(queries, keys, **of_towers)
+    number, losses = len(queries), []
+    for i in range(number):
+        row = [similarities[i][j] / temperature for j in range(len(keys)) if used[i][j]]
+        column = [similarities[j][i] / temperature for j in range(number) if used[j][i]]
+        own = similarities[i][i] / temperature
+        losses.append(log_sum_exp(row) - own)
+        if symmetric:
+            losses[-1] = (losses[-1] + log_sum_exp(column) - own) / 2
+    return losses
+
+
+def sigmoid_contrastive_values(queries, keys, *, scale=10.0, bias=-10.0, **of_towers):
+    similarities, used = tower_logits(queries, keys, **of_towers)
+    losses = []
+    for i in range(len(queries)):
+        signs = [1 if i == j else -1 for j in range(len(keys))]
+        logits = [scale * s + bias for s in similarities[i]]
+        terms = [np.logaddexp(0.0, -t * z) for t, z in zip(signs, logits, strict=True)]
+        losses.append(sum(term for term, is_used in zip(terms, used[i], strict=True) if is_used))
+    return losses
+
+
+def over_pairs(values):
+    """The keys are those of `loss_table.paired`, and the ids are the labels."""
+
+    @over_rows
+    def loss(features, labels, *, further=False, **options):
+        keys = -0.5 * np.roll(features, 1, axis=1)
+        if further:
+            keys = np.concatenate([keys, 2.0 * np.roll(features, 2, axis=1)])
+        return values(features, keys, ids=labels, **options)
+
+    return loss
+
+
+paired_info_nce_loss = over_pairs(info_nce_values)
+paired_sigmoid_contrastive_loss = over_pairs(sigmoid_contrastive_values)
 
 
 # Subspaces ----

@@ -41,6 +41,29 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
+def over_terms(per_sample: Callable[..., Any]) -> Callable[..., Any]:
+    """As `over_rows`, of a function that returns the sum of the terms of a row and their number."""
+
+    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
+        rows = kept_rows(labels, where)
+        values = per_sample(scored[rows], labels[rows], *shared, **options)
+        counted = [k for k, value in enumerate(values) if value is not None]
+        if not counted:
+            zeros = (scored * 0).nan_to_num().sum(dim=1)
+            return zeros if reduction == "none" else zeros.sum()
+        rows = rows[counted]
+        sums = torch.stack([values[k][0] for k in counted])
+        numbers = torch.tensor([float(values[k][1]) for k in counted]).to(sums)
+        weights = sums.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
+        if reduction == "none":
+            means = weights * sums / numbers.clamp(min=1)
+            return sums.new_zeros(len(labels)).index_put((rows,), means)
+        total = (weights * sums).sum()
+        return total if reduction == "sum" else total / (weights * numbers).sum()
+
+    return loss
+
+
 def cross_entropies(
     logits,
     labels,
@@ -132,6 +155,116 @@ def towers_nca_loss(features, labels, *, temperature=1.0):
     """The references are those of `loss_table.towers`, without the masked rows."""
     shifted = torch.where(labels > 0, labels - 1, labels)
     return _nca(features, labels, -0.5 * features, shifted, temperature, leave_out=False)
+
+
+def _distances(features, rows, squared, normalize):
+    if normalize:
+        features, rows = F.normalize(features), F.normalize(rows)
+    squares = (features[:, None] - rows[None]).pow(2).sum(dim=2)
+    if squared:
+        return squares
+    return torch.where(squares > 0, squares.clamp(min=1e-300).sqrt(), squares)
+
+
+def _triplets(features, labels, rows, row_labels, leave_out, margin, mining, soft, distances):
+    hinge = F.softplus if soft else F.relu
+    distances, losses = _distances(features, rows, **distances), []
+    for i in range(len(labels)):
+        other = torch.arange(len(rows)) != (i if leave_out else -1)
+        same = distances[i, other & (row_labels == labels[i])]
+        rest = distances[i, other & (row_labels != labels[i])]
+        if not len(same) or not len(rest):
+            losses.append(None)
+            continue
+        if mining == "hard":
+            terms = hinge(same.amax() - rest.amin() + margin)[None]
+        elif mining == "semihard":
+            farther = torch.where(rest[None] > same[:, None], rest[None], torch.inf).amin(dim=1)
+            terms = hinge(same - torch.where(farther.isinf(), rest.amax(), farther) + margin)
+        else:
+            terms = hinge(same[:, None] - rest[None] + margin).flatten()
+            terms = terms[terms > 0]
+        losses.append((terms.sum(), len(terms)))
+    return losses
+
+
+@over_terms
+def triplet_loss(
+    features,
+    labels,
+    *,
+    margin=0.2,
+    mining="hard",
+    soft=False,
+    squared=False,
+    normalize=True,
+):
+    options = {"squared": squared, "normalize": normalize}
+    return _triplets(features, labels, features, labels, True, margin, mining, soft, options)
+
+
+@over_terms
+def towers_triplet_loss(
+    features,
+    labels,
+    *,
+    margin=0.2,
+    mining="hard",
+    soft=False,
+    squared=False,
+    normalize=True,
+):
+    """The references are those of `loss_table.towers`, without the masked rows."""
+    options = {"squared": squared, "normalize": normalize}
+    rows, row_labels = -0.5 * features, torch.where(labels > 0, labels - 1, labels)
+    return _triplets(features, labels, rows, row_labels, False, margin, mining, soft, options)
+
+
+def _tower_logits(queries, keys, ids, normalize):
+    """The similarities, and which pairs are left out."""
+    number = len(queries)
+    if normalize:
+        queries, keys = F.normalize(queries), F.normalize(keys)
+    left_out = torch.zeros(number, len(keys), dtype=torch.bool)
+    if ids is not None:
+        left_out[:, :number] = (ids[:, None] == ids[None]) & (ids[:, None] >= 0)
+        left_out[range(number), range(number)] = False
+    return queries @ keys.T, left_out
+
+
+def info_nce_values(queries, keys, *, temperature=0.07, symmetric=True, ids=None, normalize=True):
+    similarities, left_out = _tower_logits(queries, keys, ids, normalize)
+    logits = (similarities / temperature).masked_fill(left_out, -torch.inf)
+    own = torch.arange(len(queries))
+    losses = F.cross_entropy(logits, own, reduction="none")
+    if symmetric:
+        columns = logits[:, : len(queries)].T
+        losses = (losses + F.cross_entropy(columns, own, reduction="none")) / 2
+    return list(losses)
+
+
+def sigmoid_contrastive_values(queries, keys, *, scale=10.0, bias=-10.0, ids=None, normalize=True):
+    similarities, left_out = _tower_logits(queries, keys, ids, normalize)
+    signs = 2 * torch.eye(len(queries), len(keys)).to(similarities) - 1
+    terms = -F.logsigmoid(signs * (scale * similarities + bias))
+    return list(terms.masked_fill(left_out, 0).sum(dim=1))
+
+
+def _over_pairs(values):
+    """The keys are those of `loss_table.paired`, and the ids are the labels."""
+
+    @over_rows
+    def loss(features, labels, *, further=False, **options):
+        keys = -0.5 * features.roll(1, dims=1)
+        if further:
+            keys = torch.cat([keys, 2.0 * features.roll(2, dims=1)])
+        return values(features, keys, ids=labels, **options)
+
+    return loss
+
+
+paired_info_nce_loss = _over_pairs(info_nce_values)
+paired_sigmoid_contrastive_loss = _over_pairs(sigmoid_contrastive_values)
 
 
 def _nca(features, labels, rows, row_labels, temperature, *, leave_out):

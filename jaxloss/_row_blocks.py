@@ -1,0 +1,99 @@
+"""Anchors in blocks, each compared with all references at once.
+
+For what needs the order of the references of an anchor, which tiles do not have. The largest arrays
+are `[rows of a block, m]`. A gradient computes them again, so neither value nor gradient keeps n·m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from jaxloss import _checks
+from jaxloss._batch import AxisName, gather, zero_invalid
+from jaxloss._linear import exact_product, l2_normalize, on_cpu, widen
+from jaxloss._tiles import Rows, Similarity
+
+Results = TypeVar("Results")
+
+
+class Pairs(NamedTuple):
+    """The pairs of a block of anchors with all references."""
+
+    anchors: Float[Array, "a d"]
+    similarities: Float[Array, "a m"]
+    positives: Bool[Array, "a m"]
+    """References of the same class, without the anchor itself."""
+    negatives: Bool[Array, "a m"]
+
+
+def prepared_rows(
+    anchors: Rows, references: Rows | None, normalize: bool
+) -> tuple[Rows, Rows | None]:
+    """Returns the rows in a wide dtype, with zeros in the invalid ones, and normalized if asked."""
+    sides = [anchors] if references is None else [anchors, references]
+    widened = widen(*(zero_invalid(rows.features, rows.valid) for rows in sides))
+    if normalize:
+        widened = map(l2_normalize, widened)
+    sides = [rows._replace(features=x) for rows, x in zip(sides, widened, strict=True)]
+    return sides[0], None if references is None else sides[1]
+
+
+def over_row_blocks(
+    of_block: Callable[[Pairs], Results],
+    anchors: Rows,
+    references: Rows | None,
+    *,
+    similarity: Similarity,
+    block_size: int | None,
+    axis_name: AxisName | None,
+) -> Results:
+    """Returns the arrays `[n, ...]` of `of_block`, which gets the pairs of a block of anchors.
+
+    Args:
+      of_block: Results of each anchor, `[a, ...]`, from its pairs alone.
+      anchors: The rows of this device, with finite numbers in the invalid ones.
+      references: The references of this device. None: the anchors of all devices.
+      similarity: Of a pair: the inner product, or the negative squared distance.
+      block_size: Anchors of a block. By default it depends on the shapes and the backend.
+      axis_name: Mapped axis over which anchors and references are spread. References are gathered.
+    """
+    if block_size is not None:
+        _checks.positive_count("block_size", block_size)
+    others = jax.tree.map(partial(gather, axis_name=axis_name), references or anchors)
+    number, num_references = anchors.labels.shape[0], others.labels.shape[0]
+    if block_size is None:
+        block_size = (2**20 if on_cpu() else 2**24) // max(num_references, 1)
+    size = max(min(block_size, number), 1)
+
+    def results(block: Rows) -> Results:
+        return of_block(_pairs(block, others, similarity))
+
+    if number <= size:
+        return results(anchors)
+
+    def split(array: Array) -> Array:
+        padding = ((0, -number % size),) + ((0, 0),) * (array.ndim - 1)
+        return jnp.pad(array, padding).reshape(-1, size, *array.shape[1:])
+
+    blocks = lax.map(jax.checkpoint(results), jax.tree.map(split, anchors))
+    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:number], blocks)
+
+
+def _pairs(anchors: Rows, references: Rows, similarity: Similarity) -> Pairs:
+    used = anchors.valid[:, None] & references.valid[None, :]
+    used = used & (anchors.positions[:, None] != references.positions[None, :])
+    positives = anchors.labels[:, None] == references.labels[None, :]
+    similarities = exact_product(anchors.features, references.features.T)
+    if similarity == "negative_squared_distance":
+        own, other = (jnp.sum(rows.features**2, axis=1) for rows in (anchors, references))
+        squared = own[:, None] + other[None, :] - 2 * similarities
+        # Clamp the value only: a clamped gradient has wrong second derivatives.
+        similarities = -(squared + lax.stop_gradient(jnp.maximum(-squared, 0)))
+    return Pairs(anchors.features, similarities, used & positives, used & ~positives)

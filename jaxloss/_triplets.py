@@ -1,0 +1,338 @@
+"""Triplet loss: a positive is closer to the anchor than a negative, by a margin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Integer
+
+from jaxloss import _checks
+from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_rows
+from jaxloss._checks import Number
+from jaxloss._row_blocks import Pairs, over_row_blocks, prepared_rows
+from jaxloss._sharding import divided
+from jaxloss._tiles import MAX, Rows, Statistic, _center, anchors_and_references, pair_statistics
+
+Mining: TypeAlias = Literal["hard", "semihard", "all"]
+
+
+@divided()
+def triplet_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    margin: Number = 0.2,
+    mining: Mining = "hard",
+    soft: bool = False,
+    squared: bool = False,
+    normalize: bool = True,
+    references: Float[Array, "m d"] | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Triplet loss, with the mining of positives p and negatives n for every anchor a.
+
+    .. math:: \ell_a = \underset{(p, n)}{\mathrm{mean}} \, [d_{ap} - d_{an} + m]_+, \quad
+       d_{aj} = \|x_a - x_j\|, \quad y_p = y_a, \quad y_n ≠ y_a
+
+    The triplets of an anchor are
+
+    - `"hard"`: its farthest positive with its nearest negative;
+    - `"semihard"`: every positive with the nearest negative that is farther than it, or with the
+      farthest negative if none is;
+    - `"all"`: every positive with every negative, as far as the term is above 0.
+
+    `"mean"` is the mean over the triplets of all anchors, and not over anchors: `Σ s_i·sum_i /
+    Σ s_i·count_i`. `"sum"` is its numerator, and `"none"` gives s_i times each anchor's own mean.
+    For memory that grows with n·m, `"hard"` visits the pairs in tiles. The others sort the
+    distances of a block of anchors; `axis_name` gathers the references for them. With `soft`,
+    `"all"` computes a term for each triplet, in n·m times as many steps as an anchor has positives.
+
+    With `"hard"`, there is no forward mode: `jax.jvp` of the loss raises a `TypeError`. `jax.jvp`
+    and `jax.grad` of its gradient work.
+
+    Args:
+      features: `[n, d]`.
+      labels: `[n]`, class indices without an upper limit.
+      margin: m ≥ 0.
+      mining: `"hard"`, `"semihard"` or `"all"`.
+      soft: Whether `log(1 + e^z)` takes the place of `[z]_+`.
+      squared: Whether d is the squared distance.
+      normalize: Whether features are divided by their norms.
+      references, reference_labels, reference_where: The keywords of pairwise losses in `jaxloss`.
+      block_size: The keyword of pairwise losses in `jaxloss`; for `"semihard"` and `"all"` the
+        number of anchors in a block.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample that
+        has no positive or no negative, on any device, does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`. A distance that is all rounding error, below 0.0014
+      between unit vectors in float32, is 0 and has no gradient.
+
+    Raises:
+      ValueError: If `margin` is negative, `mining` is unknown, or `block_size` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[0.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
+      >>> labels = jnp.array([0, 0, 1])
+      >>> print(f"{jaxloss.triplet_loss(features, labels, normalize=False):.4f}")
+      0.6000
+      >>> print(f"{jaxloss.triplet_loss(features, labels, mining='all', normalize=False):.4f}")
+      1.2000
+
+    References:
+      Schroff et al., FaceNet, CVPR 2015 (`"semihard"`, with `squared`).
+      Hermans et al., In Defense of the Triplet Loss for Person Re-Identification, 2017 (`"hard"`
+        and `"all"`; `soft` with a margin of 0).
+    """
+    margin = _checks.in_range("margin", margin, at_least=0)
+    _checks.choice("mining", mining, tuple(_MININGS))
+    features, labels, valid = checked_rows("features", features, labels, where)
+    given = reference_rows(references, reference_labels, reference_where, features)
+    anchors, compared = anchors_and_references(features, labels, valid, given, axis_name)
+    anchors, compared = prepared_rows(anchors, compared, normalize)
+    if mining == "hard" or not normalize:  # Unit vectors need no centre for their order.
+        anchors, compared = _centered(anchors, compared, axis_name)
+    rule = _Rule(
+        jnp.asarray(margin, anchors.features.dtype),
+        jax.nn.softplus if soft else jax.nn.relu,
+        squared,
+    )
+    triplets = _all_soft if soft and mining == "all" else _MININGS[mining]
+    sums, counts, defined = triplets(rule, anchors, compared, block_size, axis_name)
+    values = sums / jnp.maximum(counts, 1)
+    return reduce(values, valid & defined, sample_weights, reduction, axis_name, counts=counts)
+
+
+class _Rule(NamedTuple):
+    """What becomes of a pair and of a triplet."""
+
+    margin: Float[Array, ""]
+    hinge: Callable[[Array], Array]
+    squared: bool
+
+
+class _Triplets(NamedTuple):
+    """The triplets of each anchor."""
+
+    sums: Float[Array, " n"]
+    counts: Float[Array, " n"]
+    defined: Bool[Array, " n"]
+    """Whether the anchor has a positive and a negative."""
+
+
+class _Lengths(NamedTuple):
+    """Of the pairs of a block."""
+
+    distances: Float[Array, "a m"]
+    squares: Float[Array, "a m"]
+    """The squared distances."""
+    rounding: Float[Array, "a m"]
+    """Of the squares."""
+
+
+_Mining: TypeAlias = Callable[[_Rule, Rows, Rows | None, int | None, AxisName | None], _Triplets]
+"""`(rule, anchors, references, block_size, axis_name)` to the triplets."""
+
+
+def _centered(
+    anchors: Rows, references: Rows | None, axis_name: AxisName | None
+) -> tuple[Rows, Rows | None]:
+    """Returns the rows relative to the mean of the references: distances are rounded less."""
+    center = _center(references or anchors, axis_name)[None, :]
+    if references is not None:
+        references = references._replace(features=references.features - center)
+    return anchors._replace(features=anchors.features - center), references
+
+
+def _rounding(
+    squares: Float[Array, " *shape"], norms: Float[Array, " *#shape"]
+) -> Float[Array, " *shape"]:
+    """Returns the rounding error of squared distances from anchors of these squared norms."""
+    return 16 * jnp.finfo(squares.dtype).eps * (norms + squares)
+
+
+def _distances(
+    squares: Float[Array, " *shape"], norms: Float[Array, " *#shape"], squared: bool
+) -> Float[Array, " *shape"]:
+    """Returns the distances, from their squares and the squared norms of the anchors.
+
+    The root has no gradient at 0. There, the square is all rounding error, which the root enlarges.
+    """
+    if squared:
+        return squares
+    zero = squares <= _rounding(squares, norms)
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
+
+
+# Minings ----
+
+
+def _hard(
+    rule: _Rule,
+    anchors: Rows,
+    references: Rows | None,
+    block_size: int | None,
+    axis_name: AxisName | None,
+) -> _Triplets:
+    """The farthest positive and the nearest negative are maxima, which tiles have."""
+    (farthest,) = pair_statistics(
+        (Statistic(MAX, _farthest_positive_and_nearest_negative),),
+        (),
+        anchors,
+        references,
+        similarity="negative_squared_distance",
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    defined = (farthest.positive != -jnp.inf) & (farthest.negative != -jnp.inf)
+    norms = jnp.sum(anchors.features**2, axis=1)
+
+    def distance(squares: Float[Array, " n"]) -> Float[Array, " n"]:
+        return _distances(jnp.where(defined, squares, 0), norms, rule.squared)
+
+    gaps = distance(farthest.positive) - distance(-farthest.negative)
+    return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
+
+
+def _farthest_positive_and_nearest_negative(
+    similarities: Float[Array, "a b"], positives: Bool[Array, "a b"], _params: tuple[()]
+) -> Float[Array, "a b"]:
+    return jnp.where(positives, -similarities, similarities)
+
+
+def _in_blocks(of_block: Callable[[_Rule, Pairs, _Lengths], tuple[Array, Array]]) -> _Mining:
+    """Returns a mining from a function that returns the sums and counts of a block of anchors."""
+
+    def triplets(
+        rule: _Rule,
+        anchors: Rows,
+        references: Rows | None,
+        block_size: int | None,
+        axis_name: AxisName | None,
+    ) -> _Triplets:
+        def on_pairs(pairs: Pairs) -> _Triplets:
+            squares, norms = -pairs.similarities, jnp.sum(pairs.anchors**2, axis=1)[:, None]
+            lengths = _Lengths(
+                _distances(squares, norms, rule.squared),
+                squares,
+                lax.stop_gradient(_rounding(squares, norms)),
+            )
+            sums, counts = of_block(rule, pairs, lengths)
+            defined = jnp.any(pairs.positives, axis=1) & jnp.any(pairs.negatives, axis=1)
+            return _Triplets(
+                jnp.where(defined, sums, 0),
+                jnp.where(defined, counts, 0).astype(sums.dtype),
+                defined,
+            )
+
+        return over_row_blocks(
+            on_pairs,
+            anchors,
+            references,
+            similarity="negative_squared_distance",
+            block_size=block_size,
+            axis_name=axis_name,
+        )
+
+    return triplets
+
+
+def _sorted(
+    limits: Float[Array, "a m"],
+    first: Bool[Array, "a m"],
+    second: Bool[Array, "a m"],
+    values: Float[Array, "a m"],
+) -> tuple[Float[Array, "a m"], Bool[Array, "a m"], Bool[Array, "a m"]]:
+    """Returns the values of two masks in the order of their limits, and the masks in this order.
+
+    Of equal limits, those of the first mask come first. Values of neither come last, and are 0.
+    """
+    kinds = jnp.where(first, 0, jnp.where(second, 1, 2)).astype(jnp.int32)
+    limits = lax.stop_gradient(jnp.where(kinds == 2, jnp.inf, limits))
+    _, kinds, values = lax.sort((limits, kinds, values), num_keys=2)
+    return jnp.where(kinds == 2, 0, values), kinds == 0, kinds == 1
+
+
+@_in_blocks
+def _semihard(
+    rule: _Rule, pairs: Pairs, lengths: _Lengths
+) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
+    """In their order, the nearest negative that is farther than a positive is the next one."""
+    # An equally far negative, up to rounding, comes before the positive.
+    limits = lengths.squares + jnp.where(pairs.positives, lengths.rounding, 0)
+    distances, negatives, positives = _sorted(
+        limits, pairs.negatives, pairs.positives, lengths.distances
+    )
+    number = distances.shape[1]
+    places = jnp.broadcast_to(jnp.arange(number, dtype=jnp.int32), distances.shape)
+    farther = lax.cummin(jnp.where(negatives, places, number), axis=1, reverse=True)
+    farthest = jnp.max(jnp.where(negatives, places, 0), axis=1, keepdims=True, initial=0)
+    chosen = jnp.where(farther < number, farther, farthest)
+    gaps = distances - jnp.take_along_axis(distances, chosen, axis=1)
+    terms = jnp.where(positives, rule.hinge(gaps + rule.margin), 0)
+    return jnp.sum(terms, axis=1), jnp.sum(positives, axis=1, dtype=terms.dtype)
+
+
+@_in_blocks
+def _all(
+    rule: _Rule, pairs: Pairs, lengths: _Lengths
+) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
+    """The terms above 0 of a positive sum to `k (d + m) - Σ d_n`, over the k negatives below d + m.
+
+    In the order of d + m of positives and d of negatives, these are the negatives before it.
+    """
+    used = pairs.positives | pairs.negatives
+    number = jnp.sum(used, axis=1, dtype=lengths.distances.dtype)
+    middle = jnp.sum(jnp.where(used, lengths.distances, 0), axis=1) / jnp.maximum(number, 1)
+    # Only differences count, and smaller numbers are rounded less.
+    distances = lengths.distances - lax.stop_gradient(middle)[:, None]
+    limits = jnp.where(pairs.positives, distances + rule.margin, distances)
+    limits, positives, negatives = _sorted(limits, pairs.positives, pairs.negatives, limits)
+    before = jnp.cumsum(negatives, axis=1, dtype=jnp.int32)
+    total = jnp.cumsum(jnp.where(negatives, limits, 0), axis=1)
+    counts = jnp.where(positives, before, 0).astype(limits.dtype)
+    terms = jnp.where(positives, counts * limits - total, 0)
+    return jnp.sum(terms, axis=1), jnp.sum(counts, axis=1)
+
+
+@_in_blocks
+def _all_soft(
+    rule: _Rule, pairs: Pairs, lengths: _Lengths
+) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
+    """No order helps here: each term differs. Positives come first, and end the work."""
+    distances = lengths.distances
+    order, ranked = lax.sort(
+        (jnp.where(pairs.positives, 0, 1).astype(jnp.int32), distances), num_keys=1
+    )
+
+    @jax.checkpoint
+    def add(sums: Float[Array, " a"], own: tuple[Array, Array]) -> Float[Array, " a"]:
+        positive, distance = own[0] == 0, own[1]
+        terms = rule.hinge(distance[:, None] - distances + rule.margin)
+        terms = jnp.sum(jnp.where(pairs.negatives, terms, 0), axis=1)
+        return sums + jnp.where(positive, terms, 0)
+
+    def step(sums: Float[Array, " a"], own: tuple[Array, Array]) -> tuple[Array, None]:
+        return lax.cond(jnp.any(own[0] == 0), add, lambda sums, _: sums, sums, own), None
+
+    sums, _ = lax.scan(step, jnp.zeros_like(pairs.anchors[:, 0]), (order.T, ranked.T))
+    sizes = [jnp.sum(mask, axis=1, dtype=sums.dtype) for mask in (pairs.positives, pairs.negatives)]
+    return sums, sizes[0] * sizes[1]
+
+
+_MININGS: dict[str, _Mining] = {
+    "hard": _hard,
+    "semihard": _semihard,
+    "all": _all,
+}
