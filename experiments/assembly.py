@@ -28,7 +28,7 @@ from experiments.storage import check_local, storage_path
 from experiments.training import parallel
 from experiments.training.loop import Parts
 from experiments.training.outputs import build_outputs
-from experiments.training.recorder import Validation
+from experiments.training.run_directory import Validation
 from experiments.training.step import (
     Batch,
     TrainState,

@@ -16,7 +16,7 @@ from experiments.data.augment import center_crops
 from experiments.evaluation.feature_space import class_membership
 from experiments.look.tiles import is_dark_on_light
 from experiments.reporting.style import BLUE, VERMILLION
-from experiments.restored import RestoredRun
+from experiments.runs import RestoredRun
 from experiments.training.outputs import build_outputs
 
 MOST_IMAGES = 10_000
