@@ -27,12 +27,12 @@ from experiments.protocols import build_protocol
 from experiments.storage import check_local, storage_path
 from experiments.training import parallel
 from experiments.training.loop import Parts
-from experiments.training.outputs import build_outputs
 from experiments.training.run_directory import Validation
 from experiments.training.step import (
     Batch,
     TrainState,
     build_optimizer,
+    build_outputs,
     build_step,
     initial_state,
     learning_rate,

@@ -29,9 +29,8 @@ from experiments.protocols import build_protocol, config_from_dict, config_to_di
 from experiments.reporting.run import code_version, describe_run, read_report, write_report
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, checkpoints_folder
 from experiments.training.loop import train
-from experiments.training.outputs import build_outputs
 from experiments.training.run_directory import check_run_directory, claim_run_directory
-from experiments.training.step import TrainState
+from experiments.training.step import TrainState, build_outputs
 
 
 def train_run(

@@ -21,8 +21,8 @@ from experiments.reporting.run import code_version, describe_run, read_report
 from experiments.runs import RestoredRun, config_of_run, restore_run, run_directory
 from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
-from experiments.training.outputs import build_features
 from experiments.training.run_directory import read_config
+from experiments.training.step import build_features
 
 _METRICS = {
     "accuracy": Metric("accuracy"),

@@ -31,7 +31,7 @@ from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, 
 from experiments.reporting.results import interval
 from experiments.reporting.run import read_episodes, report_lines
 from experiments.runs import complete_run, evaluate_run, restore_run
-from experiments.training.outputs import build_outputs
+from experiments.training.step import build_outputs
 from tests.experiments import fake_archives
 from tests.jaxloss import references
 

@@ -30,7 +30,7 @@ from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import code_version
 from experiments.runs import restore_run, train_run
-from experiments.training.outputs import build_embed
+from experiments.training.step import build_embed
 from experiments.transfer import evaluate_run_linear, seen_in_training
 from tests.experiments.test_grid_report import squeezed
 
