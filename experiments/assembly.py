@@ -27,10 +27,16 @@ from experiments.protocols import build_protocol
 from experiments.storage import check_local, storage_path
 from experiments.training import parallel
 from experiments.training.loop import Parts
-from experiments.training.optimizer import build_optimizer, learning_rate
-from experiments.training.outputs import build_outputs
-from experiments.training.recorder import Validation
-from experiments.training.step import Batch, TrainState, build_step, initial_state
+from experiments.training.run_directory import Validation
+from experiments.training.step import (
+    Batch,
+    TrainState,
+    build_optimizer,
+    build_outputs,
+    build_step,
+    initial_state,
+    learning_rate,
+)
 
 
 class Plan(NamedTuple):

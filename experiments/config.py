@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import operator
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -231,12 +230,6 @@ def check_config(config: Any, section: str = "") -> None:
             if not (finite and all(within(number, limit) for within, _, limit in bounds)):
                 allowed = " and ".join(f"{words} {limit}" for _, words, limit in bounds)
                 raise ConfigError(f"{name} must be {allowed if finite else 'finite'}, got {number}")
-
-
-def parse_product(text: str) -> tuple[int, int] | None:
-    """The numbers of a text such as `32x4`; None for any other text."""
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
 from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run, places
 from experiments.reporting.run import read_episodes, read_report, write_report
-from experiments.restored import (
+from experiments.runs import (
     evaluation_of,
     restore_run,
     run_directory,

@@ -1,24 +1,36 @@
-"""One run: trained from its newest checkpoint, evaluated and reported."""
+"""One run: trained from its newest checkpoint, restored from one, evaluated and reported."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from experiments.assembly import Plan, assemble, of_last
-from experiments.config import Folders, ParallelMode, by_name
-from experiments.errors import DivergedError
+from experiments.assembly import Network, Plan, assemble, build_network, of_last, plan_run
+from experiments.config import (
+    Folders,
+    ParallelMode,
+    TrainConfig,
+    by_name,
+    check_config,
+    evaluation_sections,
+    option_types,
+    replace_option,
+)
+from experiments.contracts import Outputs, Protocol
+from experiments.errors import ConfigError, DivergedError
 from experiments.processes import agree, check_shared, on_first
-from experiments.protocols import config_to_dict
-from experiments.reporting.run import describe_run, read_report, write_report
-from experiments.restored import evaluate_run, evaluation_of, restore_run
+from experiments.protocols import build_protocol, config_from_dict, config_to_dict
+from experiments.reporting.run import code_version, describe_run, read_report, write_report
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, checkpoints_folder
 from experiments.training.loop import train
 from experiments.training.run_directory import check_run_directory, claim_run_directory
-from experiments.version import code_version
+from experiments.training.step import TrainState, build_outputs
 
 
 def train_run(
@@ -140,3 +152,171 @@ def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dic
     if (episodes := with_last["last"].pop("episodes", None)) is not None:
         with_last["episodes"] = report["episodes"] | {of_last(k): v for k, v in episodes.items()}
     return with_last
+
+
+class RestoredRun(NamedTuple):
+    """A checkpoint with all that is needed to use it."""
+
+    plan: Plan
+    network: Network
+    state: TrainState
+    step: int
+    class_counts: np.ndarray
+    """int64 [C], training images of every class."""
+    validation: float | None
+    """What the best checkpoint is chosen by."""
+    notes: list[str]
+    """Sentences for the report."""
+
+
+def restore_run(path: Path, which: str = "best") -> RestoredRun:
+    """A checkpoint of a run, with the configuration that the checkpoint stores.
+
+    With several processes, all of them call this.
+
+    Args:
+      path: A run directory, or its folder of checkpoints.
+      which: `best` by validation (the latest where there was none), `latest`, or the number of a
+        step. Where the best or the latest is damaged, the next one is taken, and a note says
+        so.
+
+    Raises:
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: `which` is none of these.
+    """
+    if not which.isdecimal() and which not in ("best", "latest"):
+        raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {which!r}")
+    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+
+        def read(step: int) -> RestoredRun:
+            meta = checkpoints.meta(step)
+            plan = plan_run(config_from_dict(meta["config"]), check=False)
+            class_counts = np.array(meta["class_counts"], np.int64)
+            network = build_network(plan, class_counts, meta["steps_per_epoch"], abstract=True)
+            state = checkpoints.restore(network.state, step).state
+            code, notes = meta["code"], []
+            if code != code_version():
+                notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
+            accuracy = checkpoints.accuracy(step)
+            return RestoredRun(plan, network, state, step, class_counts, accuracy, notes)
+
+        if which.isdecimal():
+            return read(int(which))
+        run, damaged = checkpoints.read_intact(read, best=which == "best")
+    used = f"the checkpoint of step {run.step} is used instead."
+    return run._replace(notes=[*(f"{error}; {used}" for error in damaged), *run.notes])
+
+
+def config_of_run(path: Path) -> TrainConfig:
+    """The configuration that the newest intact checkpoint of a run stores.
+
+    Raises:
+      CheckpointError: There is no run at the path, or no checkpoint is intact.
+      ConfigError: The configuration is not one of this version.
+    """
+    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+        meta, _ = checkpoints.read_intact(checkpoints.meta)
+    return config_from_dict(meta["config"])
+
+
+def evaluate_run(
+    path: Path,
+    folders: Folders,
+    *,
+    split: str | None = None,
+    which: str = "best",
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[Protocol, dict[str, Any]]:
+    """Evaluates a checkpoint as its protocol does.
+
+    Args:
+      path, which: The run and its checkpoint, as in `restore_run`.
+      folders, split, overrides: As in `evaluation_of`, the function that it returns.
+
+    Returns:
+      The protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
+      `split`, `step`, `validation`, `notes` and the results of the protocol.
+
+    Raises:
+      CheckpointError: There is no such checkpoint, or none is intact.
+      ConfigError: There is no such split, or it cannot be evaluated so.
+      DivergedError: The features are not finite.
+    """
+    return evaluation_of(restore_run(path, which), folders)(split, overrides or {})
+
+
+Evaluation = Callable[[str | None, Mapping[str, Any]], tuple[Protocol, dict[str, Any]]]
+"""From a split, and values of evaluation options by name, what `evaluate_run` returns."""
+
+
+def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
+    """Evaluates a checkpoint, any number of times; the features of a split are computed once.
+
+    Returns:
+      A function of a split (None: the protocol's split for evaluation), and of values that replace
+      those of the run, by option, such as `evaluation.episodes`.
+    """
+    outputs_of = build_outputs(
+        run.network.graphdef, run.network.objective, run.plan.config.data, run.class_counts
+    )
+
+    @cache
+    def outputs(split: str) -> Outputs:
+        return outputs_of(run.state, run.plan.protocol.load(folders, split))
+
+    def evaluate(
+        split: str | None, overrides: Mapping[str, Any]
+    ) -> tuple[Protocol, dict[str, Any]]:
+        config = with_evaluation(run.plan.config, overrides)
+        protocol = build_protocol(config)
+        split = split_of(run.plan, split)
+        validation = run.plan.protocol.validation.measured(run.validation)
+        return protocol, {
+            **describe_run(config, protocol),
+            "num_features": run.plan.num_features,
+            "split": split,
+            "step": run.step,
+            "validation": None if run.validation is None else validation,
+            "notes": run.notes,
+            **protocol.evaluate(split, outputs),
+        }
+
+    return evaluate
+
+
+def split_of(plan: Plan, split: str | None) -> str:
+    """A split of a protocol, by default the one for evaluation; raises a `ConfigError`."""
+    splits = plan.protocol.splits
+    split = split or splits[-1]
+    if split not in splits:
+        raise ConfigError(
+            f"protocol {plan.config.protocol} has no split {split!r}; it has {', '.join(splits)}"
+        )
+    return split
+
+
+def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """A configuration with other values of evaluation options.
+
+    Raises:
+      ConfigError: An option is not one of the evaluation, or a value is out of bounds.
+    """
+    sections = evaluation_sections(config)
+    known = [
+        f"{name}.{option}" for name, section in sections.items() for option in option_types(section)
+    ]
+    if unknown := sorted(overrides.keys() - {*known}):
+        raise ConfigError(
+            f"the evaluation of protocol {config.protocol} has no {', '.join(unknown)}; "
+            f"it has {', '.join(known) or 'no options'}"
+        )
+    for option, value in overrides.items():
+        config = replace_option(config, option, value)
+    check_config(config)
+    return config
+
+
+def run_directory(path: Path) -> Path:
+    """The directory of the run that a path names: the run directory, or its checkpoints folder."""
+    inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
+    return path.resolve().parent if inside else path

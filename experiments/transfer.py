@@ -17,13 +17,12 @@ from experiments.protocols.classification import SPLITS, ClassificationData, Cla
 from experiments.reporting.grid import write_grid
 from experiments.reporting.linear import classes_of, write_linear_report
 from experiments.reporting.results import Axis, Comparison, Run
-from experiments.reporting.run import describe_run, read_report
-from experiments.restored import RestoredRun, config_of_run, restore_run, run_directory
+from experiments.reporting.run import code_version, describe_run, read_report
+from experiments.runs import RestoredRun, config_of_run, restore_run, run_directory
 from experiments.storage import storage_path
 from experiments.training.checkpoints import checkpoints_folder
-from experiments.training.outputs import build_features
 from experiments.training.run_directory import read_config
-from experiments.version import code_version
+from experiments.training.step import build_features
 
 _METRICS = {
     "accuracy": Metric("accuracy"),

@@ -53,7 +53,7 @@ class Evaluate:
     def _evaluate_once(self, command: Sequence[str]) -> list[Path]:
         from experiments.grid import setting_names
         from experiments.reporting.run import write_report
-        from experiments.restored import evaluate_run, run_directory
+        from experiments.runs import evaluate_run, run_directory
 
         how = self._how()
         protocol, report = evaluate_run(self.directory, self.folders, **how)
@@ -109,7 +109,7 @@ def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
     Raises:
       ConfigError: There is none, and options of an evaluation are given.
     """
-    from experiments.restored import config_of_run
+    from experiments.runs import config_of_run
 
     for word in arguments:
         try:

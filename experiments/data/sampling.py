@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.config import parse_product
 from experiments.errors import ConfigError
 
 # Tags of random streams: one seed gives independent numbers for every tag.
@@ -46,6 +46,12 @@ def index_classes(labels: np.ndarray | ClassIndex) -> ClassIndex:
     order = np.argsort(labels, kind="stable")
     offsets = np.cumsum([0, *np.unique(labels, return_counts=True)[1]])
     return ClassIndex(order, offsets)
+
+
+def parse_product(text: str) -> tuple[int, int] | None:
+    """The numbers of a text such as `32x4`; None for any other text."""
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_strategy(strategy: str) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from experiments.look.maps import class_map, overview
 from experiments.look.page import FONTS, Picture, write_page
 from experiments.look.view import View, some_rows, view_run
 from experiments.reporting.run import describe_run, version_text
-from experiments.restored import restore_run, run_directory, split_of
+from experiments.runs import restore_run, run_directory, split_of
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     overview,

@@ -16,8 +16,8 @@ from experiments.data.augment import center_crops
 from experiments.evaluation.feature_space import class_membership
 from experiments.look.tiles import is_dark_on_light
 from experiments.reporting.style import BLUE, VERMILLION
-from experiments.restored import RestoredRun
-from experiments.training.outputs import build_outputs
+from experiments.runs import RestoredRun
+from experiments.training.step import build_outputs
 
 MOST_IMAGES = 10_000
 """Training images whose features are computed, and images of the shown split among which a map and

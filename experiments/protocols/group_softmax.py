@@ -13,11 +13,11 @@ from jax import Array
 import jaxloss
 from experiments.config import Count, NamedLoss, TrainConfig
 from experiments.contracts import Loss, Objective, Problem, Protocol
+from experiments.data.augment import sample_keys
 from experiments.errors import ConfigError
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
-from experiments.training.keys import sample_keys
 
 _RANDOM_GROUPS = 4
 """Stream of the run's seed that random groups are drawn from."""

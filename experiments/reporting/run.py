@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import zipfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import jaxloss
 from experiments.config import TrainConfig
 from experiments.contracts import Protocol
 from experiments.reporting.markdown import bullets, format_value, table, with_unit
 from experiments.storage import write_atomically, write_json
-from experiments.version import code_version
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,17 @@ def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
         **code_version(),
         **protocol.description,
     }
+
+
+@cache
+def code_version() -> dict[str, str | None]:
+    """The version of the code, and its git commit if it runs from a checkout."""
+    git = ("git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=12")
+    try:
+        output = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        output = ""
+    return {"version": jaxloss.__version__, "commit": output or None}
 
 
 def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.errors import DivergedError
 from experiments.processes import Interrupted, stop_requests, watchdog
 from experiments.training.parallel import DataParallel
-from experiments.training.recorder import Recorder, Validation
+from experiments.training.run_directory import Recorder, Validation
 from experiments.training.step import Batch, TrainState
 
 T = TypeVar("T")

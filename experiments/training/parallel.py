@@ -17,8 +17,9 @@ import numpy as np
 from flax import jax_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.config import ParallelMode, parse_product
+from experiments.config import ParallelMode
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS
+from experiments.data.sampling import parse_product
 from experiments.errors import ConfigError
 from experiments.training.checkpoints import class_sharding
 from experiments.training.step import Batch, Build, Step

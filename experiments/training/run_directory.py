@@ -1,18 +1,39 @@
-"""The directory of a run: one configuration owns it, and one command at a time trains in it."""
+"""The directory of a run: its configuration, its lock, and what training writes into it.
+
+One configuration owns it, and one command at a time trains in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, SupportsFloat
+
+import tensorboardX
+from tqdm import tqdm
 
 from experiments.config import by_name, differences
 from experiments.errors import ConfigError, ExperimentError
-from experiments.storage import exclusive, write_json
+from experiments.processes import is_first
+from experiments.storage import exclusive, is_remote, write_atomically, write_json
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
+from experiments.training.step import TrainState
 
 CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+
+_SECONDS_BETWEEN_LINES = 30.0
+_LINE = (
+    "{desc}: {n_fmt}/{total_fmt} steps ({percentage:.0f} %){postfix}, "
+    "{elapsed} elapsed, {remaining} left"
+)
 
 
 class ConfigMismatchError(ExperimentError):
@@ -97,7 +118,7 @@ def exclusive_run(directory: Path) -> Iterator[None]:
     Raises:
       ConfigError: Another process is training in the directory.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         try:
             stack.enter_context(exclusive(directory / ".lock", wait=False))
         except BlockingIOError:
@@ -105,3 +126,227 @@ def exclusive_run(directory: Path) -> Iterator[None]:
                 f"another process is training in {directory}; wait for it, or stop it first"
             ) from None
         yield
+
+
+class Validation(NamedTuple):
+    """What a validation found."""
+
+    value: float
+    """What the best checkpoint is chosen by."""
+    diagnostics: Mapping[str, float]
+    """Further numbers for the metrics log."""
+
+
+class Recorder:
+    """The files of a run. With several processes, all call every method.
+
+    All of them read and write checkpoints; the first one alone writes metrics and progress.
+
+    Args:
+      directory: The run directory.
+      steps: Steps of the run.
+      name: Of the run, for the progress display.
+      meta: JSON types, which every checkpoint stores, with the seconds spent on the run.
+      num_classes: Classes of the run, without those that fill up devices.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        steps: int,
+        name: str,
+        meta: Mapping[str, Any],
+        num_classes: int = 0,
+    ):
+        self._directory = directory
+        self._num_classes = num_classes
+        self._steps = steps
+        self._name = name
+        self._meta = meta
+        self._stack = ExitStack()
+        self.seconds_before = 0.0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, over all calls that trained it.
+
+        Work of a killed call after its last checkpoint is repeated, and counts once.
+        """
+        return self.seconds_before + time.monotonic() - self._started
+
+    def resume(self, initial: TrainState) -> TrainState:
+        """The state of the newest intact checkpoint, or `initial` without one.
+
+        Raises:
+          ConfigError: Another process trains in the directory.
+          CheckpointError: There are checkpoints, but none is intact or fits.
+        """
+        if is_first():
+            self._stack.enter_context(exclusive_run(self._directory))
+        folder = self._directory / CHECKPOINTS_FOLDER
+        self._checkpoints = self._stack.enter_context(Checkpoints(folder))
+        state, first = initial, 0
+        if self._checkpoints.steps():
+            restored, _ = self._checkpoints.read_intact(
+                lambda step: self._checkpoints.restore(initial, step, num_classes=self._num_classes)
+            )
+            state, first = restored.state, restored.step
+            self.seconds_before = restored.meta["seconds"]
+        elif damaged := sorted(path.name for path in folder.glob("damaged-*")):
+            raise CheckpointError(
+                f"{folder} holds damaged checkpoints only ({', '.join(damaged)}); remove this "
+                "folder to train from the start"
+            )
+        self._log = self._progress = None
+        if is_first():
+            self._log = self._stack.enter_context(MetricsLog(self._directory, resume_step=first))
+            self._progress = self._stack.enter_context(Progress(self._steps, first, self._name))
+        return state
+
+    def log(self, step: int, **scalars: SupportsFloat | None) -> None:
+        """Writes numbers to the metrics file and TensorBoard."""
+        if self._log is not None:
+            self._log.log(step, **scalars)
+
+    def show_progress(self, step: int, loss: float, images_per_second: float) -> None:
+        """Updates the progress display."""
+        if self._progress is not None:
+            self._progress.update(step, loss, images_per_second)
+
+    def save(
+        self, step: int, state: TrainState, validate: Callable[[TrainState], Validation] | None
+    ) -> None:
+        """Validates, if `validate` is given, and begins to write a checkpoint.
+
+        All processes validate, each its share of the images.
+        """
+        accuracy = None
+        if validate is not None:
+            accuracy, diagnostics = validate(state)
+            self.log(step, validation=accuracy, **diagnostics)
+        if self._log is not None:
+            # Before the checkpoint: a run that resumes from it needs the lines up to its step.
+            self._log.store()
+        self._checkpoints.save(
+            step,
+            state,
+            meta={**self._meta, "seconds": self.seconds},
+            accuracy=accuracy,
+            num_classes=self._num_classes,
+        )
+
+    def finish(self) -> None:
+        """Blocks all processes until the last checkpoint is on disk."""
+        self._checkpoints.wait()
+
+
+class MetricsLog:
+    """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
+
+    Opening removes lines after `resume_step`, and an incomplete last line of a killed run.
+    A step may have two lines, one of training and one of validation. TensorBoard's earlier events
+    stay on disk, but it ignores those after `resume_step`. An object store gets both files by
+    `store` and at the end: nothing can be appended there.
+    """
+
+    def __init__(self, directory: Path, *, resume_step: int):
+        self._stack, self._directory, self._folder = ExitStack(), directory, directory
+        if is_remote(directory):
+            temporary = tempfile.TemporaryDirectory(prefix="jaxloss-")
+            self._folder = Path(self._stack.enter_context(temporary))
+        if (directory / METRICS_FILE).exists():
+            lines = (directory / METRICS_FILE).read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if _is_at_most(line, resume_step)]
+            write_atomically(self._folder / METRICS_FILE, b"".join(kept))
+        self._file = (self._folder / METRICS_FILE).open("a", encoding="utf-8")
+        self._writer = tensorboardX.SummaryWriter(str(self._folder), purge_step=resume_step + 1)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stack:
+            self._file.close()
+            self._writer.close()
+            self.store()
+
+    def log(self, step: int, **scalars: SupportsFloat | None) -> None:
+        """Writes the numbers of a step, which are on disk at once; None is left out."""
+        values = {name: float(value) for name, value in scalars.items() if value is not None}
+        # JSON has no NaN and no Infinity: those are strings.
+        row = {k: v if math.isfinite(v) else json.dumps(v) for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def store(self) -> None:
+        """Uploads both files, if the directory is on an object store."""
+        if self._folder != self._directory:
+            for file in self._folder.iterdir():
+                (self._directory / file.name).write_bytes(file.read_bytes())
+
+
+def _is_at_most(line: bytes, step: int) -> bool:
+    """Whether a line is whole and of no later step."""
+    try:
+        return line.endswith(b"\n") and json.loads(line)["step"] <= step
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+class Progress:
+    """Shows the steps done of `total`; a resumed run has done `initial` of them before.
+
+    On a terminal this is a bar with loss, images per second and time left. Otherwise it is a line
+    for every tenth of the run, or every 30 seconds, without control characters.
+    """
+
+    def __init__(self, total: int, initial: int, description: str):
+        self._bar = tqdm(
+            total=total,
+            initial=initial,
+            desc=description,
+            unit=" steps",
+            file=sys.stdout,
+            disable=None,
+        )
+        self._initial = initial
+        self._description = description
+        self._started = self._printed = time.monotonic()
+        self._tenth = 10 * initial // total
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def update(self, step: int, loss: float, images_per_second: float) -> None:
+        """Reports the number of steps done, the loss there, and the speed."""
+        figures = f"loss {loss:.4g}, {images_per_second:,.0f} images/s"
+        if not self._bar.disable:
+            self._bar.set_postfix_str(figures, refresh=False)
+            self._bar.update(step - self._bar.n)
+            return
+        now, tenth = time.monotonic(), 10 * step // self._bar.total
+        if tenth > self._tenth or now - self._printed >= _SECONDS_BETWEEN_LINES:
+            self._tenth, self._printed = tenth, now
+            line = tqdm.format_meter(
+                step,
+                self._bar.total,
+                now - self._started,
+                prefix=self._description,
+                postfix=figures,
+                initial=self._initial,
+                bar_format=_LINE,
+            )
+            print(line, flush=True)

@@ -1,4 +1,4 @@
-"""The training state, and one training step as a pure function."""
+"""What is computed from a training state: the next one, and what it makes of images."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from experiments.config import DataConfig
-from experiments.contracts import Objective
-from experiments.data.augment import augment, mix_batch
-from experiments.training.keys import sample_keys
+from experiments.config import DataConfig, OptimizerConfig
+from experiments.contracts import ImageSet, ImageTable, Objective, Outputs
+from experiments.data.augment import augment, mix_batch, normalize, sample_keys
+from experiments.errors import ConfigError, DivergedError
+from experiments.processes import gather_rows
 from experiments.training.weights import load_weights
 
 
@@ -84,6 +88,67 @@ def initial_state(
         )
 
     return graphdef, build(start, backbone, statistics, objective.init_state())
+
+
+def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """The learning rate as a function of the step, in a run of `steps`.
+
+    Raises:
+      ConfigError: The schedule does not fit into `steps`.
+    """
+    if config.warmup_steps >= steps:
+        raise ConfigError(
+            f"optimizer.warmup_steps = {config.warmup_steps} must be below steps = {steps}"
+        )
+    if any(step <= config.warmup_steps or step >= steps for step in config.decay_steps):
+        raise ConfigError(
+            f"optimizer.decay_steps = {config.decay_steps} must lie between "
+            f"optimizer.warmup_steps = {config.warmup_steps} and steps = {steps}"
+        )
+    if (config.schedule == "step") != bool(config.decay_steps):
+        raise ConfigError(
+            f"optimizer.schedule = {config.schedule} does not fit optimizer.decay_steps = "
+            f"{config.decay_steps}: the schedule `step` needs decay steps, `cosine` takes none"
+        )
+    if config.schedule == "cosine":
+        after = optax.cosine_decay_schedule(config.learning_rate, steps - config.warmup_steps)
+    else:
+        after = optax.piecewise_constant_schedule(
+            config.learning_rate, {step - config.warmup_steps: 0.1 for step in config.decay_steps}
+        )
+    if config.warmup_steps == 0:
+        return after
+    warmup = optax.linear_schedule(
+        config.warmup_from * config.learning_rate, config.learning_rate, config.warmup_steps
+    )
+    return optax.join_schedules([warmup, after], [config.warmup_steps])
+
+
+def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """SGD with momentum or Adam, with weight decay in the gradient; or AdamW."""
+
+    def kernels(params):
+        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+    def backbone(params):
+        return {
+            part: jax.tree.map(lambda _, part=part: part == "backbone", tree)
+            for part, tree in params.items()
+        }
+
+    rate = learning_rate(config, steps)
+    decayed = None if config.decay_all else kernels
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
+    if config.kind == "adamw":
+        parts = [optax.adamw(rate, weight_decay=config.weight_decay, mask=decayed)]
+    elif config.kind == "adam":
+        parts = [decay, optax.adam(rate)]
+    else:
+        sgd = optax.sgd(rate, momentum=config.momentum, nesterov=config.nesterov)
+        parts = [decay, sgd]
+    if config.backbone_rate != 1:
+        parts.append(optax.masked(optax.scale(config.backbone_rate), backbone))
+    return optax.chain(*parts)
 
 
 _WHOLE_BATCH = 2**32 - 1
@@ -156,3 +221,116 @@ def mean_over_devices(tree: Any, axis_name: str) -> Any:
     return lax.platform_dependent(
         tree, cpu=together, default=lambda tree: lax.pmean(tree, axis_name)
     )
+
+
+def extract_features(
+    embed: Callable[[Any], Array],
+    images: ImageTable,
+    *,
+    batch_size: int = 256,
+    num_devices: int = 1,
+) -> np.ndarray:
+    """The features of every image.
+
+    Several processes share the work: all of them call this, each reads and embeds its share of the
+    images, and all receive the features of all images. The last batch is filled up with copies of
+    the last image, so that `embed` compiles once.
+
+    Args:
+      embed: Maps b stored images to features [b, d]; jitted by the caller.
+      images: The n images.
+      batch_size: Images per call and device; fewer where several devices have fewer.
+      num_devices: Devices of this process over which `embed` spreads its images.
+
+    Returns:
+      float32 [n, d].
+
+    Raises:
+      ValueError: There is no image, or `embed` does not return a row per image.
+    """
+    count = len(images)
+    if count == 0:
+        raise ValueError("there is no image to extract features from")
+    of_all = num_devices * jax.process_count()
+    if of_all > 1:
+        batch_size = min(batch_size, -(-count // of_all))
+    share, parts = batch_size * num_devices, []
+    for start in range(0, count, batch_size * of_all):
+        first = start + share * jax.process_index()
+        indices = np.minimum(np.arange(first, first + share), count - 1)
+        part = np.asarray(embed(images[indices]), np.float32)
+        if part.ndim != 2 or len(part) != share:
+            raise ValueError(f"embed must return [{share}, d], got {list(part.shape)}")
+        parts.append(gather_rows(part)[: count - start])
+    return np.concatenate(parts)
+
+
+def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Any], Array]:
+    """The features [n, d] of stored images as a compiled function of the state."""
+
+    @jax.jit
+    def embed(params, statistics, images):
+        model = nnx.merge(graphdef, params, statistics, copy=True)
+        return model(normalize(images, data), train=False)  # pyright: ignore[reportCallIssue]
+
+    return lambda state, images: embed(state.params["backbone"], state.statistics, images)
+
+
+def build_features(
+    graphdef: Any, data: DataConfig
+) -> Callable[[TrainState, ImageTable], np.ndarray]:
+    """The features float32 [n, d] of images as a function of the state; it compiles once.
+
+    They are computed on the devices of all processes, each of which calls the function. It raises a
+    `DivergedError` where a feature is not finite.
+    """
+    embed, devices = build_embed(graphdef, data), jax.local_devices()
+    mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
+    everywhere, spread = (NamedSharding(mesh, spec) for spec in (P(), P("batch")))
+
+    def features(state: TrainState, images: ImageTable) -> np.ndarray:
+        copied = state
+        if len(devices) > 1:  # Without the head, whose classes may be spread over devices.
+            backbone, statistics = jax.device_put(
+                (state.params["backbone"], state.statistics), everywhere
+            )
+            copied = state._replace(params={"backbone": backbone}, statistics=statistics)
+
+        def embed_share(rows: Any) -> Array:
+            return embed(copied, jax.device_put(rows, spread) if len(devices) > 1 else rows)
+
+        found = extract_features(embed_share, images, num_devices=len(devices))
+        _check_finite(state, "feature", found)
+        return found
+
+    return features
+
+
+def build_outputs(
+    graphdef: Any, objective: Objective, data: DataConfig, class_counts: np.ndarray
+) -> Callable[[TrainState, ImageSet], Outputs]:
+    """The outputs of images as a function of the state; it compiles once.
+
+    The features are those of `build_features`. The logits raise a `DivergedError` where one is not
+    finite.
+    """
+    features_of, logits_of = build_features(graphdef, data), jax.jit(objective.logits)
+
+    def outputs(state: TrainState, images: ImageSet) -> Outputs:
+        features = features_of(state, images.images)
+        head = state.params["classifier"]
+
+        def logits() -> np.ndarray:
+            values = np.asarray(logits_of(features, head, state.objective_state))
+            _check_finite(state, "logit", values)
+            return values
+
+        return Outputs(features, images.labels, logits, class_counts, state.objective_state, head)
+
+    return outputs
+
+
+def _check_finite(state: TrainState, what: str, values: np.ndarray) -> None:
+    """Raises a `DivergedError` unless all values are finite."""
+    if not np.isfinite(values).all():
+        raise DivergedError(int(state.step), f"a {what} of an image is not finite")

@@ -13,11 +13,11 @@ from experiments.config import DataConfig
 from experiments.data import augment as module
 from experiments.data.augment import (
     check_data_options,
+    erased_box,
     random_resized_crop,
     resize_and_center_crop,
     seen_shape,
 )
-from experiments.data.effects import erased_box
 from experiments.errors import ConfigError
 
 # Compiled as a whole: compiling one operation after the other takes several times as long.

@@ -30,8 +30,7 @@ from experiments.protocols.hyperspherical import (
     HypersphericalLoss,
     spread_prototypes,
 )
-from experiments.restored import evaluate_run
-from experiments.runs import complete_run, train_run
+from experiments.runs import complete_run, evaluate_run, train_run
 from tests.experiments.tiny_runs import final_state, metrics
 from tests.jaxloss import references
 

@@ -42,8 +42,7 @@ from experiments.protocols.hyperspherical import (
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.restored import RestoredRun, evaluation_of
-from experiments.runs import train_run
+from experiments.runs import RestoredRun, evaluation_of, train_run
 from tests.experiments import fake_image_sets
 
 DPI = 50

@@ -25,8 +25,7 @@ from experiments.runs import train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
-from experiments.training.recorder import MetricsLog
-from experiments.training.run_directory import exclusive_run
+from experiments.training.run_directory import MetricsLog, exclusive_run
 from tests.experiments.several_processes import finish, start, wait_for_step
 from tests.experiments.tiny_runs import TINY, TINY_OPTIONS, final_state, metrics_without_clock
 

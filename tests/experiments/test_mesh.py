@@ -13,8 +13,7 @@ from experiments.assembly import plan_run
 from experiments.config import ModelConfig, OptimizerConfig
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
-from experiments.restored import restore_run
-from experiments.runs import train_run
+from experiments.runs import restore_run, train_run
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
 
 CLASSES = 4650

@@ -20,9 +20,8 @@ from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols import multi_label
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
 from experiments.reporting.run import report_lines, run_report
-from experiments.restored import evaluate_run, restore_run
-from experiments.runs import train_run
-from experiments.training.outputs import build_outputs
+from experiments.runs import evaluate_run, restore_run, train_run
+from experiments.training.step import build_outputs
 from tests.experiments import fake_image_sets
 from tests.jaxloss import references
 

@@ -30,9 +30,8 @@ from experiments.protocols.margin_data import MarginData
 from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
 from experiments.reporting.results import interval
 from experiments.reporting.run import read_episodes, report_lines
-from experiments.restored import evaluate_run, restore_run
-from experiments.runs import complete_run
-from experiments.training.outputs import build_outputs
+from experiments.runs import complete_run, evaluate_run, restore_run
+from experiments.training.step import build_outputs
 from tests.experiments import fake_archives
 from tests.jaxloss import references
 

@@ -24,7 +24,7 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import complete_run, train_run
 from experiments.storage import storage_path
 from experiments.training.checkpoints import Checkpoints
-from experiments.training.recorder import MetricsLog
+from experiments.training.run_directory import MetricsLog
 from experiments.training.weights import load_weights
 from tests.experiments.tiny_runs import TINY, final_state, metrics, metrics_without_clock
 

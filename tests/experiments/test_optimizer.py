@@ -13,7 +13,7 @@ import torch
 
 from experiments.config import OptimizerConfig
 from experiments.errors import ConfigError
-from experiments.training.optimizer import build_optimizer, learning_rate
+from experiments.training.step import build_optimizer, learning_rate
 
 START = {
     "backbone": {"kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)},

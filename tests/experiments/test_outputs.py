@@ -9,8 +9,7 @@ from flax import nnx
 from experiments.config import DataConfig
 from experiments.contracts import ImageSet, Loss, Objective
 from experiments.errors import DivergedError
-from experiments.training.outputs import build_outputs, extract_features
-from experiments.training.step import TrainState
+from experiments.training.step import TrainState, build_outputs, extract_features
 
 
 def test_features_are_extracted_in_batches_of_one_shape():

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.training import recorder
-from experiments.training.recorder import MetricsLog, Progress
+from experiments.training import run_directory
+from experiments.training.run_directory import MetricsLog, Progress
 from tests.experiments.tiny_runs import metrics
 
 
@@ -75,7 +75,7 @@ def test_plain_progress_is_a_line_a_tenth(capsys):
 
 def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_directory.time, "monotonic", lambda: now[0])
     with Progress(10_000, 0, "slow") as bar:
         for step in range(1, 11):
             now[0] += 8.0

@@ -15,8 +15,7 @@ from experiments.presets import PRESETS
 from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import read_episodes
-from experiments.restored import evaluate_run, restore_run
-from experiments.runs import complete_run, train_run
+from experiments.runs import complete_run, evaluate_run, restore_run, train_run
 from experiments.training.checkpoints import CheckpointError, DamagedCheckpointError
 from experiments.training.run_directory import ConfigMismatchError
 from tests.experiments.tiny_runs import TINY

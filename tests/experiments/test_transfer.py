@@ -28,11 +28,10 @@ from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
-from experiments.restored import restore_run
-from experiments.runs import train_run
-from experiments.training.outputs import build_embed
+from experiments.reporting.run import code_version
+from experiments.runs import restore_run, train_run
+from experiments.training.step import build_embed
 from experiments.transfer import evaluate_run_linear, seen_in_training
-from experiments.version import code_version
 from tests.experiments.test_grid_report import squeezed
 
 CONFIG = FewShotConfig(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from experiments.data.effects import LEVELS, OPERATIONS, apply_operation, trivial_augment
+from experiments.data.augment import LEVELS, OPERATIONS, apply_operation, trivial_augment
 
 # One compilation for all operations, levels and images.
 apply = jax.jit(jax.vmap(apply_operation))

@@ -13,7 +13,7 @@ from experiments.assembly import Network, Plan, build_network
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.protocols import build_protocol, config_from_dict
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
-from experiments.restored import restore_run
+from experiments.runs import restore_run
 from experiments.training.run_directory import read_config
 from experiments.training.step import TrainState
 
