@@ -5,7 +5,9 @@ All of it must happen before JAX or jaxloss is imported.
 
 import gc
 import os
+from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 from jaxtyping import config, install_import_hook
 
@@ -41,23 +43,35 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 # be here, because the tests of the experiments are collected first and import jaxloss. The checks
 # are on in the tests of the library only: experiments may pass NumPy arrays, as all users may, and
 # the annotations say JAX arrays.
-install_import_hook("jaxloss", "beartype.beartype")
+import_module("tests.annotations")  # The string is evaluated after `import tests`.
+install_import_hook("jaxloss", "tests.annotations.checked")
 config.update("jaxtyping_disable", True)
 
 
 # Compiling allocates much that lives on, which the default would search for garbage every time.
 gc.set_threshold(100_000, 20, 100)
 
+_MAPS = Path("/proc/self/maps")
+_MANY_MAPS = 20_000
+
+
+def pytest_collection_finish():
+    """Modules and tests live on: they are not searched for garbage."""
+    gc.collect()
+    gc.freeze()
+
 
 def pytest_runtest_teardown(item, nextitem):
-    """Frees compiled programs after the last test of a file.
+    """Frees compiled programs after the last test of a file, when they are many.
 
     Each holds memory maps, of which Linux grants a process 65,530; beyond that the compiler dies.
-    What is left, modules above all, is not searched for garbage again.
+    Most files share some of their programs, and a process with groups of tests changes its file
+    often.
     """
-    if nextitem is None or nextitem.path != item.path:
+    if nextitem is None or nextitem.path == item.path or not _MAPS.exists():
+        return
+    if _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
         import jax
 
         jax.clear_caches()
         gc.collect()
-        gc.freeze()

@@ -268,11 +268,16 @@ def test_half_precision_is_computed_in_float32(row, dtype):
 @over(tuple(row for row in LOSSES if len(row.differentiable) > 1))
 def test_bfloat16_features_beside_float32_parameters(row):
     batch = make_batch(row, seed=13)
-    args = rounded(batch.args, row.differentiable[:1], jnp.bfloat16)
-    wide = cast(args, row.differentiable, np.float32)
-    run = jax.jit(value_and_grad(row))
-    value, grads = run((wide[0].astype(jnp.bfloat16), *wide[1:]))
-    expected, expected_grads = run(wide)
+    batch = batch._replace(
+        args=rounded(batch.args, row.differentiable[:1], jnp.bfloat16),
+        where=np.ones(12, bool),
+        sample_weights=np.ones(12),
+    )
+    features, *rest = cast(batch.args, row.differentiable, np.float32)
+    run = jax.jit(value_and_grad(row), compiler_options=QUICK)
+    value, grads = run((features.astype(jnp.bfloat16), *rest))
+    got = evaluate(row, batch, np.float32)
+    expected, expected_grads = got["mean"], got["mean_grad"][:-1]
     assert value.dtype == np.float32
     assert [g.dtype for g in grads] == [jnp.bfloat16, *[np.float32] * (len(grads) - 1)]
     np.testing.assert_allclose(value, expected, rtol=2e-6)

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 import jaxloss
 from jaxloss import sharded_loss
 from tests.jaxloss.harness import QUICK, P, magnitude, mesh, precision
-from tests.jaxloss.loss_table import CASES, LOSSES, ONE_OF_A_KIND, LossRow
+from tests.jaxloss.loss_table import CASES, LOSSES, ONE_OF_A_KIND, VARIANTS, LossRow
 
 DEVICES = 4
 ROWS = 6
@@ -31,8 +31,17 @@ def over(rows):
 
 
 every_loss = over(LOSSES)
-# Other variants exchange the same numbers as the plain loss, or none.
-EXCHANGES = tuple(row for row in CASES if row in LOSSES or row.kind == "features")
+# Other losses and variants exchange the same numbers as one of these, or none.
+EXCHANGES = (*ONE_OF_A_KIND, *(row for row in VARIANTS if row.kind == "features"))
+OTHERS = tuple(row for row in LOSSES if row not in EXCHANGES)
+# Numbers and names as options are the same on every device.
+WITH_PLAIN_OPTIONS = tuple(
+    row
+    for row in VARIANTS
+    if row not in EXCHANGES
+    and not row.has_tiles
+    and all(isinstance(value, bool | int | float | str) for value in row.kwargs.values())
+)
 
 
 @pytest.fixture(autouse=True)
@@ -99,11 +108,27 @@ def step(row: LossRow, axis_name: Any, params: Any, batch: Any) -> Any:
 
 
 @cache
+def alone(row: LossRow) -> Any:
+    return jax.jit(partial(step, row, None))
+
+
+@cache
 def single_device(row: LossRow, dtype: Any, masked: bool = True) -> Any:
-    with precision(dtype):
-        params, batch = make_problem(row, dtype, masked)
-        results = jax.jit(partial(step, row, None))(params, batch)
-        return jax.tree.map(np.asarray, results)
+    """The results in float64, rounded to the dtype.
+
+    A batch without masks is one whose rows all count alike: one program serves every problem.
+    """
+    params, batch = make_problem(row, dtype, masked)
+    if not masked:
+        n = DEVICES * ROWS
+        batch |= {"where": np.ones(n, bool), "sample_weights": np.ones(n, dtype)}
+
+    def cast(x, to):
+        return np.asarray(x, to) if np.issubdtype(x.dtype, np.floating) else np.asarray(x)
+
+    with precision(np.float64):
+        wide = jax.tree.map(partial(cast, to=np.float64), (params, batch))
+        return jax.tree.map(partial(cast, to=dtype), alone(row)(*wide))
 
 
 def check(got: Any, expected: Any, dtype: Any) -> None:
@@ -171,16 +196,23 @@ def by_jit(
     row: LossRow, params: Any, batch: Any, *, kind: AxisType, shape: Any = (4,)
 ) -> tuple[list[Any], Any]:
     """Sharded global arrays, without an axis name."""
-    axes = ("host", "chip")[-len(shape) :]
-    devices = mesh(shape, axes, kind)
-    params = jax.device_put(params, NamedSharding(devices, P()))
-    batch = jax.device_put(batch, NamedSharding(devices, P(axes)))
-    results, own = jax.jit(partial(step, row, None), compiler_options=QUICK)(params, batch)
+    params, batch = placed(params, batch, mesh(shape, ("host", "chip")[-len(shape) :], kind))
+    run = jax.jit(partial(step, row, None), compiler_options=QUICK)
+    results, own = run(params, batch)
     if kind == AxisType.Explicit:
-        of_rows = batch["labels"].sharding.spec[0]
-        assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(results))
-        assert all(leaf.sharding.spec[0] == of_rows for leaf in jax.tree.leaves(own))
+        check_shardings(results, own, batch)
     return [results], own
+
+
+def placed(params: Any, batch: Any, devices: Any) -> tuple[Any, Any]:
+    params = jax.device_put(params, NamedSharding(devices, P()))
+    return params, jax.device_put(batch, NamedSharding(devices, P(devices.axis_names)))
+
+
+def check_shardings(results: Any, own: Any, batch: Any) -> None:
+    of_rows = batch["labels"].sharding.spec[0]
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(results))
+    assert all(leaf.sharding.spec[0] == of_rows for leaf in jax.tree.leaves(own))
 
 
 def by_sharded_loss(row: LossRow, params: Any, batch: Any) -> tuple[list[Any], Any]:
@@ -198,7 +230,10 @@ WAYS = {
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND),
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND),
-    "Explicit mesh": (partial(by_jit, kind=AxisType.Explicit), CASES),
+    "Explicit mesh": (
+        partial(by_jit, kind=AxisType.Explicit),
+        tuple(row for row in CASES if row not in WITH_PLAIN_OPTIONS),
+    ),
     "Explicit mesh of two axes": (
         partial(by_jit, kind=AxisType.Explicit, shape=(2, 2)),
         ONE_OF_A_KIND,
@@ -236,18 +271,32 @@ def test_pmap_in_float32(row):
 
 
 @pytest.mark.slow
-@every_loss
+@over(ONE_OF_A_KIND)
 def test_without_masks(row):
     """Without masks and weights, `check_vma` sees constants in their place."""
     with precision(np.float64):
-        params, batch = make_problem(row, np.float64, masked=False)
-        if row in ONE_OF_A_KIND:
-            (result,), own = by_shard_map(row, params, batch)
-            check((result, own), single_device(row, np.float64, masked=False), np.float64)
-            return
-        specs, run = (P(), P("chip")), partial(step, row, "chip")
-        spread = jax.shard_map(run, mesh=mesh((4,), ("chip",)), in_specs=specs, out_specs=specs)
-        jax.eval_shape(spread, params, batch)
+        (result,), own = by_shard_map(row, *make_problem(row, np.float64, masked=False))
+    check((result, own), single_device(row, np.float64, masked=False), np.float64)
+
+
+@pytest.mark.slow
+@over(OTHERS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_check_vma_accepts(row, masked):
+    specs, run = (P(), P("chip")), partial(step, row, "chip")
+    spread = jax.shard_map(run, mesh=mesh((4,), ("chip",)), in_specs=specs, out_specs=specs)
+    with precision(np.float64):
+        jax.eval_shape(spread, *make_problem(row, np.float64, masked))
+
+
+@pytest.mark.slow
+@over(WITH_PLAIN_OPTIONS)
+def test_explicit_mesh_accepts(row):
+    devices = mesh(kind=AxisType.Explicit)
+    with precision(np.float64):
+        params, batch = placed(*make_problem(row, np.float64), devices)
+        results, own = jax.eval_shape(partial(step, row, None), params, batch)
+    check_shardings(results, own, batch)
 
 
 @every_loss
