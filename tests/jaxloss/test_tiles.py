@@ -192,7 +192,6 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
 @pytest.mark.parametrize(
     ("similarity", "block_size", "axis_name"),
     [
-        ("product", None, None),
         ("negative_squared_distance", 3, None),
         ("product", 2, "b"),
     ],
