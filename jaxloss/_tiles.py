@@ -35,6 +35,9 @@ but p and t.
 Only tiles on the diagonal and below it are visited. One below is reduced along its rows for block
 I, and along its columns for block J.
 
+**Both directions.** Two towers need the statistics of each reference over all anchors, too. They
+come from the same tiles, reduced along their columns, and are merged into the p and t of block J.
+
 **Backward.** Let g_i be the cotangent of a statistic. The derivative of the statistic by `v_ij` is
 a share of the pair, divided by t for the first two reductions:
 
@@ -64,7 +67,8 @@ differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
 
 **Devices.** Each device has its own anchors. References of all devices are gathered up to
 `GATHERED_BYTES`. Above that, they go around a ring: a device visits its anchors with the block at
-hand, and passes the block on. In the backward pass the gradient of a block travels with it.
+hand, and passes the block on. The statistics of a block travel with it, and in the backward pass
+its gradient.
 """
 
 from __future__ import annotations
@@ -233,6 +237,8 @@ class _Plan(NamedTuple):
     """Of all computations."""
     axis_name: AxisName | None
     """The axis of the ring; None without a ring."""
+    of_references: bool
+    """Whether references have statistics, too."""
 
 
 def pair_statistics(
@@ -259,6 +265,40 @@ def pair_statistics(
     Returns:
       For each statistic `[n]` for the own class, and `[n]` for the other classes.
     """
+    options = (similarity, block_size, axis_name)
+    return _directions(statistics, params, anchors, references, *options)[0]
+
+
+def statistics_in_both_directions(
+    statistics: tuple[Statistic, ...],
+    params: Params,
+    anchors: Rows,
+    references: Rows,
+    *,
+    similarity: Similarity,
+    block_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
+    """Returns `pair_statistics` of the anchors, and those of the references over all anchors.
+
+    Each similarity is computed once for both. The anchors have no given numbers.
+    """
+    options = (similarity, block_size, axis_name)
+    return _directions(statistics, params, anchors, references, *options, of_references=True)
+
+
+def _directions(
+    statistics: tuple[Statistic, ...],
+    params: Params,
+    anchors: Rows,
+    references: Rows | None,
+    similarity: Similarity,
+    block_size: int | None,
+    axis_name: AxisName | None,
+    *,
+    of_references: bool = False,
+) -> Any:
+    """Returns the statistics of the anchors, and of the references or None."""
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
     # The other rows: an anchor that is not finite then reaches no other anchor.
@@ -269,7 +309,7 @@ def pair_statistics(
     if axis_name is not None:
         references = anchors._replace(given=None) if references is None else references
         num_bytes = references.features.size * references.features.dtype.itemsize
-        if num_bytes * axis_size(axis_name) <= GATHERED_BYTES:
+        if num_bytes * axis_size(axis_name) <= GATHERED_BYTES and not of_references:
             references = jax.tree.map(partial(gather, axis_name=axis_name), references)
         else:
             ring = axis_name
@@ -280,14 +320,18 @@ def pair_statistics(
     params, anchors, references = vary_alike((params, anchors, references))
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
     sizes = _block_sizes(*shapes, block_size)
-    results = _statistics(
-        _Plan(statistics, similarity, dtype, ring),
+    results: Any = _statistics(
+        _Plan(statistics, similarity, dtype, ring, of_references),
         params,
         center,
         _blocks(anchors, sizes[0]),
         None if references is None else _blocks(references, sizes[1]),
     )
-    return jax.tree.map(lambda blocks: blocks.reshape(-1)[: shapes[0]], results)
+
+    def joined(number: int, statistics: Any) -> Any:
+        return jax.tree.map(lambda blocks: blocks.reshape(-1)[:number], statistics)
+
+    return tuple(map(joined, shapes, results))
 
 
 def anchors_and_references(
@@ -366,57 +410,74 @@ def _center(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _statistics(
     plan: _Plan, params: Params, center: Array | None, anchors: Rows, references: Rows | None
-) -> tuple[ByClass, ...]:
-    """Returns the statistics `[blocks, size]` of anchors and references in blocks."""
+) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...] | None]:
+    """Returns statistics `[blocks, size]` of anchors and of references, which are in blocks."""
     return _forward(plan, params, center, anchors, references)[0]
 
 
 def _forward(
     plan: _Plan, params: Params, center: Array | None, anchors: Rows, references: Rows | None
-) -> tuple[tuple[ByClass, ...], Any]:
+) -> tuple[Any, Any]:
     """Returns the statistics, and what the backward pass needs."""
     own = _side(plan, center, anchors)
     others = None if references is None else _side(plan, center, references)
     kept = None
 
-    def visit(block: _Side | None, state: _State, i: Index, j: Index, part: Part) -> _State:
+    def visit(block: _Side | None, states: _States, i: Index, j: Index, part: Part) -> _States:
         tile = _tile(plan, center, own, block, i, j, kept)
-        state = _merge_at(plan, state, i, _reduce(plan, params, tile, axis=1))
-        if part != "lower":
-            return state
-        return _merge_at(plan, state, j, _reduce(plan, params, tile, axis=0))
+        rows, columns = states
+        rows = _merge_at(plan, rows, i, _reduce(plan, params, tile, axis=1))
+        if part == "lower":
+            rows = _merge_at(plan, rows, j, _reduce(plan, params, tile, axis=0))
+        elif columns is not None:
+            columns = _merge_at(plan, columns, j, _reduce(plan, params, tile, axis=0))
+        return rows, columns
 
-    state = _nothing(plan, anchors)
+    states = (_nothing(plan, anchors), None)
+    if plan.of_references and references is not None:
+        states = (states[0], _nothing(plan, references))
     if plan.axis_name is not None and others is not None:
 
-        def step(carry: tuple[_State, _Side], _: None) -> tuple[tuple[_State, _Side], None]:
-            state, block = carry
-            state = _each_tile(partial(visit, block), state, own, block)
-            return (state, pass_on(block, plan.axis_name)), None
+        def step(carry: tuple[_States, _Side], _: None) -> tuple[tuple[_States, _Side], None]:
+            states, block = carry
+            rows, columns = _each_tile(partial(visit, block), states, own, block)
+            block, columns = pass_on((block, columns), plan.axis_name)
+            return ((rows, columns), block), None
 
-        (state, _), _ = lax.scan(step, (state, others), length=axis_size(plan.axis_name))
+        (states, _), _ = lax.scan(step, (states, others), length=axis_size(plan.axis_name))
     else:
         if all(side is None or side.rows.labels.shape[0] == 1 for side in (own, others)):
             kept = _tile(plan, center, own, others, 0, 0).similarities
-        state = _each_tile(partial(visit, others), state, own, others)
-    results = tuple(
-        ByClass(*map(statistic.reduction.result, parts))
-        for statistic, parts in zip(plan.statistics, state, strict=True)
-    )
-    return results, (params, center, anchors, references, state, kept)
+        states = _each_tile(partial(visit, others), states, own, others)
+
+    def results(state: _State | None) -> Any:
+        if state is None:
+            return None
+        return tuple(
+            ByClass(*map(statistic.reduction.result, parts))
+            for statistic, parts in zip(plan.statistics, state, strict=True)
+        )
+
+    return tuple(map(results, states)), (params, center, anchors, references, states, kept)
 
 
-def _backward(plan: _Plan, residuals: Any, cotangents: tuple[ByClass, ...]) -> Any:
-    params, center, anchors, references, state, kept = residuals
-    factors = _factors(plan, state, cotangents)
+def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
+    params, center, anchors, references, states, kept = residuals
+    factors, of_references = map(partial(_factors, plan), states, cotangents)
     own = _side(plan, center, anchors)
     others = None if references is None else _side(plan, center, references)
 
     def visit(
-        block: _Side | None, gradients: _Gradients, i: Index, j: Index, part: Part
+        block: _Side | None,
+        of_block: _State | None,
+        gradients: _Gradients,
+        i: Index,
+        j: Index,
+        part: Part,
     ) -> _Gradients:
         tile = _tile(plan, center, own, block, i, j, kept)
-        return _add_gradients(plan, params, tile, factors, gradients, i, j, part)
+        both = (factors, of_block)
+        return _add_gradients(plan, params, tile, both, gradients, i, j, part)
 
     gradients = _Gradients(
         jax.tree.map(jnp.zeros_like, params),
@@ -426,16 +487,18 @@ def _backward(plan: _Plan, residuals: Any, cotangents: tuple[ByClass, ...]) -> A
     )
     if plan.axis_name is not None and others is not None:
 
-        def step(carry: tuple[_Gradients, _Side], _: None) -> tuple[tuple[_Gradients, _Side], None]:
-            gradients, block = carry
-            gradients = _each_tile(partial(visit, block), gradients, own, block)
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            gradients, block, of_block = carry
+            gradients = _each_tile(partial(visit, block, of_block), gradients, own, block)
             # The gradient of a block travels with it, and is home after the last step.
-            block, gradient = pass_on((block, gradients.references), plan.axis_name)
-            return (gradients._replace(references=gradient), block), None
+            travelling = (gradients.references, block, of_block)
+            gradient, block, of_block = pass_on(travelling, plan.axis_name)
+            return (gradients._replace(references=gradient), block, of_block), None
 
-        (gradients, _), _ = lax.scan(step, (gradients, others), length=axis_size(plan.axis_name))
+        carry = (gradients, others, of_references)
+        (gradients, *_), _ = lax.scan(step, carry, length=axis_size(plan.axis_name))
     else:
-        gradients = _each_tile(partial(visit, others), gradients, own, others)
+        gradients = _each_tile(partial(visit, others, of_references), gradients, own, others)
 
     def of_rows(gradient: _RowGradient | None, rows: Rows | None, given: Any = None) -> Any:
         if gradient is None or rows is None:
@@ -461,6 +524,8 @@ Part: TypeAlias = Literal["diagonal", "lower", "rectangle"]
 """Where a tile is: on or below the diagonal of the anchors among themselves, or elsewhere."""
 _State: TypeAlias = tuple[ByClass, ...]
 """A `Partial` of arrays `[blocks, size]` for each statistic and side."""
+_States: TypeAlias = tuple[_State, _State | None]
+"""Of the anchors, and of the references if they have statistics."""
 
 
 class _Tile(NamedTuple):
@@ -615,9 +680,9 @@ def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[A
     return jnp.where(rows.valid[..., None], features, 0)
 
 
-def _nothing(plan: _Plan, anchors: Rows) -> _State:
-    """Returns the statistics over no reference."""
-    zero = jnp.zeros_like(anchors.valid, plan.dtype)
+def _nothing(plan: _Plan, rows: Rows) -> _State:
+    """Returns the statistics over no pair."""
+    zero = jnp.zeros_like(rows.valid, plan.dtype)
     empty = [Partial(zero + statistic.reduction.empty, zero) for statistic in plan.statistics]
     return tuple(ByClass(part, part) for part in empty)
 
@@ -662,8 +727,10 @@ def _merge_at(plan: _Plan, state: _State, i: Index, parts: _State) -> _State:
     return _put(state, i, merged)
 
 
-def _factors(plan: _Plan, state: _State, cotangents: tuple[ByClass, ...]) -> _State:
+def _factors(plan: _Plan, state: _State | None, cotangents: Any) -> Any:
     """Returns the peaks, and by what the share of a pair in its statistic is multiplied."""
+    if state is None:
+        return None
 
     def factor(statistic: Statistic, part: Partial, cotangent: Array) -> Partial:
         peak = or_zero(part.peak)
@@ -681,16 +748,19 @@ def _add_gradients(
     plan: _Plan,
     params: Params,
     tile: _Tile,
-    factors: _State,
+    factors: _States,
     gradients: _Gradients,
     i: Index,
     j: Index,
     part: Part,
 ) -> _Gradients:
     """Adds the gradients through the similarities of a tile."""
-    sides = [(_at(factors, i), 1)]
+    of_anchors, of_references = factors
+    sides = [(_at(of_anchors, i), 1)]
     if part != "rectangle":
-        sides.append((_at(factors, j), 0))
+        sides.append((_at(of_anchors, j), 0))
+    elif of_references is not None:
+        sides.append((_at(of_references, j), 0))
     d_tile, d_params, d_given = _tile_gradient(plan, params, tile, sides)
     if part == "diagonal":  # Which holds each pair twice.
         d_params = jax.tree.map(lambda gradient: gradient / 2, d_params)

@@ -1,6 +1,7 @@
 """Losses of cosines equal pytorch-metric-learning; properties that the contract does not cover."""
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -28,18 +29,15 @@ def of_peer(loss, miner, features, labels, references=None, reference_labels=Non
     """Value and gradients of pytorch-metric-learning, which has no ignored labels."""
     import torch
 
-    def kept(rows, labels):
-        if rows is None:
-            return None, None
-        return torch.tensor(rows, requires_grad=True), torch.tensor(labels)
-
-    own, labels_of_own = kept(features, labels)
-    others, labels_of_others = kept(references, reference_labels)
-    keep = labels_of_own >= 0
-    own_kept, rest = (own[keep], labels_of_own[keep]), (others, labels_of_others)
-    pairs = None if miner is None else miner(*own_kept, *rest)
-    value = loss(*own_kept, pairs, *rest)
-    leaves = [own] if others is None else [own, others]
+    keep = labels >= 0
+    leaves = [torch.tensor(features, requires_grad=True)]
+    compared = []
+    if references is not None:
+        leaves.append(torch.tensor(references, requires_grad=True))
+        compared = [leaves[1], torch.tensor(reference_labels)]
+    anchors = leaves[0][torch.tensor(keep)], torch.tensor(labels[keep])
+    pairs = None if miner is None else miner(*anchors, *compared)
+    value = loss(*anchors, pairs, *compared)
     gradients = torch.autograd.grad(value, leaves)
     return value.item(), tuple(gradient.numpy() for gradient in gradients)
 
@@ -155,7 +153,8 @@ def test_supcon_multi_hot_references():
 
 
 def test_supcon_labels_are_checked():
-    loss, features = jaxloss.supervised_contrastive_loss, jnp.ones((5, 3))
+    loss: Any = jaxloss.supervised_contrastive_loss
+    features = jnp.ones((5, 3))
     indices, targets = jnp.zeros(5, int), jnp.zeros((5, 2), int)
     for labels, of_references, match in (
         (indices[:, None], None, r"`labels` must be class indices \[n\], or .*\(5, 1\)"),

@@ -11,7 +11,15 @@ import pytest
 
 import jaxloss
 from jaxloss import _tiles
-from jaxloss._tiles import LOGSUMEXP, MAX, SUM, Rows, Statistic, pair_statistics
+from jaxloss._tiles import (
+    LOGSUMEXP,
+    MAX,
+    SUM,
+    Rows,
+    Statistic,
+    pair_statistics,
+    statistics_in_both_directions,
+)
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
 
 DEVICES = 4
@@ -179,6 +187,65 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
     assert any(np.isinf(values).any() for values in map(np.asarray, expected[0]))
     chex.assert_trees_all_close(got, expected, rtol=1e-8, atol=1e-10)
     chex.assert_trees_all_close(got[2], got[3], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "block_size", "axis_name"),
+    [
+        ("negative_squared_distance", 3, None),
+        ("product", 2, "b"),
+    ],
+)
+def test_statistics_in_both_directions(similarity, block_size, axis_name):
+    """They are those of anchors and references, and of references and anchors."""
+    anchors, references, weights, _ = problem(82, n=8, m=12)
+    of_references = np.random.default_rng(83).normal(size=(len(STATISTICS), 2, 12))
+    options = {"similarity": similarity, "block_size": block_size}
+    with enable_x64(True):
+        anchors, references = arrays(anchors), arrays(references)
+        params = jax.tree.map(jnp.asarray, PARAMS)
+        inputs = (params, anchors, references, *map(jnp.asarray, (weights, of_references)))
+
+        def at_once(*rows, axis_name=None):
+            return statistics_in_both_directions(*rows, **options, axis_name=axis_name)
+
+        def one_by_one(statistics, params, anchors, references):
+            rows = pair_statistics(statistics, params, anchors, references, **options)
+            return rows, pair_statistics(statistics, params, references, anchors, **options)
+
+        def derivatives(both, total, params, anchors, references, *weights):
+            """Statistics, the gradient of a scalar, and a product of its Hessian."""
+            leaves = (params, anchors.features, references.features)
+
+            def scalar(leaves):
+                params, own, other = leaves
+                rows = anchors._replace(features=own), references._replace(features=other)
+                results = both(STATISTICS, params, *rows)
+                value = sum(combine(*pair) for pair in zip(results, weights, strict=True))
+                return total(value), results
+
+            def gradient(leaves):
+                return jax.grad(scalar, has_aux=True)(leaves)
+
+            direction = jax.tree.map(lambda x: jnp.cos(3 * x + 1), leaves)
+            (gradients, results), (product, _) = jax.jvp(gradient, (leaves,), (direction,))
+            return results, gradients, product
+
+        run = partial(derivatives, at_once, lambda value: value)
+        if axis_name is not None:
+            at_once, rows = partial(at_once, axis_name=axis_name), P(axis_name)
+            of_leaves = (P(), rows, rows)
+            run = jax.shard_map(
+                partial(derivatives, at_once, partial(jax.lax.psum, axis_name=axis_name)),
+                mesh=mesh(names=(axis_name,)),
+                in_specs=(P(), rows, rows, P(None, None, axis_name), P(None, None, axis_name)),
+                out_specs=(rows, of_leaves, of_leaves),
+            )
+        got = jax.jit(run, compiler_options=QUICK)(*inputs)
+        expected = jax.jit(
+            partial(derivatives, one_by_one, lambda value: value), compiler_options=QUICK
+        )(*inputs)
+    chex.assert_trees_all_close(got, expected, rtol=1e-8, atol=1e-10)
 
 
 def test_equal_largest_values_share_the_gradient():
