@@ -122,7 +122,7 @@ def test_nothing_counts_and_nan():
 
 
 def test_equal_distances_go_by_index():
-    """Every reference is as near as any other. The others of sample 1 are 0, 2, 3, in this order."""
+    """All references are equally near. The others of sample 1 are 0, 2, 3, in this order."""
     got = metrics(jnp.ones((4, 2)), jnp.array([0, 1, 0, 1]), ks=(1, 2, 3))
     np.testing.assert_allclose(got.recall, [0.25, 0.75, 1.0])
 
