@@ -1,6 +1,7 @@
 """Retrieval metrics equal loops and pytorch-metric-learning, on one device and on many."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,17 +99,16 @@ def test_devices_equal_one(way, devices):
     features = features.astype(jnp.float32)
     expected = flat(metrics(features, labels, where=where))
 
-    def run(x, y, w, **options):
-        return jaxloss.retrieval_metrics(x, y, where=w, **options)
+    def of(x: Any, y: Any, w: Any, metrics: Any = jaxloss.retrieval_metrics, **options: Any) -> Any:
+        return metrics(x, y, where=w, **options)
 
     on = mesh((devices,), kind=AxisType.Explicit if way == "Explicit" else AxisType.Auto)
+    run: Any = of
     if way == "shard_map":
-        rows = P("batch")
-        run = partial(run, axis_name="batch")
-        run = jax.shard_map(run, mesh=on, in_specs=(rows, rows, rows), out_specs=P())
+        run = partial(of, axis_name="batch")
+        run = jax.shard_map(run, mesh=on, in_specs=(P("batch"),) * 3, out_specs=P())
     elif way == "sharded_loss":
-        of_arrays = jaxloss.sharded_loss(jaxloss.retrieval_metrics, on, "batch")
-        run = lambda x, y, w: of_arrays(x, y, where=w)  # noqa: E731
+        run = partial(of, metrics=jaxloss.sharded_loss(jaxloss.retrieval_metrics, on, "batch"))
     arrays = jax.device_put((features, labels, where), NamedSharding(on, P("batch")))
     np.testing.assert_allclose(flat(jax.jit(run)(*arrays)), expected, rtol=1e-6)
 
@@ -136,7 +136,7 @@ def test_blocks_bound_the_memory():
 
 def test_wrong_arguments_are_named():
     features, labels = jnp.ones((5, 4)), jnp.zeros(5, int)
-    for error, options in (
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (ValueError, {"ks": ()}),
         (ValueError, {"ks": 3}),
         (ValueError, {"ks": (0,)}),
@@ -145,6 +145,7 @@ def test_wrong_arguments_are_named():
         (ValueError, {"block_size": 0}),
         (ValueError, {"where": jnp.ones(4, bool)}),
         (ValueError, {"references": features}),
-    ):
+    ]
+    for error, options in wrong:
         with raises(error, next(iter(options))):
             jaxloss.retrieval_metrics(features, labels, **options)

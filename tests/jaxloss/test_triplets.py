@@ -59,6 +59,7 @@ def test_equals_pytorch_metric_learning(mining, soft, squared):
     )
     value = theirs(x, y, miners.BatchHardMiner()(x, y) if mining == "hard" else None)
     value.backward()
+    assert x.grad is not None
     got = ours(features, labels, margin=0.3, mining=mining, soft=soft, squared=squared)
     check(got, (value.item(), x.grad.numpy()))
 
