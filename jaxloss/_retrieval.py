@@ -83,7 +83,7 @@ def retrieval_metrics(
       >>> features = jnp.array([[1.0, 0.0], [1.0, 0.2], [1.0, 0.1], [0.0, 1.0]])
       >>> metrics = jaxloss.retrieval_metrics(features, jnp.array([0, 0, 1, 1]), ks=(1, 2))
       >>> print(metrics.recall, metrics.map_at_r)
-      [0.  0.5] 0.0
+      [0.   0.75] 0.0
 
     References:
       Musgrave et al., A Metric Learning Reality Check, ECCV 2020, section 3.2.

@@ -68,9 +68,8 @@ def over_row_blocks(
         _checks.positive_count("block_size", block_size)
     others = jax.tree.map(partial(gather, axis_name=axis_name), references or anchors)
     number, num_references = anchors.labels.shape[0], others.labels.shape[0]
-    if block_size is None:
-        block_size = (2**20 if on_cpu() else 2**24) // max(num_references, 1)
-    size = max(min(block_size, number), 1)
+    most = (2**20 if on_cpu() else 2**24) // max(num_references, 1)
+    size = max(min(most if block_size is None else block_size, number), 1)
 
     def results(block: Rows) -> Results:
         return of_block(_pairs(block, others, similarity))

@@ -316,13 +316,13 @@ def _all_soft(
         (jnp.where(pairs.positives, 0, 1).astype(jnp.int32), distances), num_keys=1
     )
 
-    @jax.checkpoint
     def add(sums: Float[Array, " a"], own: tuple[Array, Array]) -> Float[Array, " a"]:
         positive, distance = own[0] == 0, own[1]
         terms = rule.hinge(distance[:, None] - distances + rule.margin)
         terms = jnp.sum(jnp.where(pairs.negatives, terms, 0), axis=1)
         return sums + jnp.where(positive, terms, 0)
 
+    @jax.checkpoint
     def step(sums: Float[Array, " a"], own: tuple[Array, Array]) -> tuple[Array, None]:
         return lax.cond(jnp.any(own[0] == 0), add, lambda sums, _: sums, sums, own), None
 

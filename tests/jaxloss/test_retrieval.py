@@ -1,0 +1,151 @@
+"""Retrieval metrics equal loops and pytorch-metric-learning, on one device and on many."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.harness import P, compiled, mesh, precision, raises
+from tests.jaxloss.loss_table import make_features, make_labels
+
+KS = (1, 3, 40)
+metrics = jax.jit(
+    jaxloss.retrieval_metrics, static_argnames=("ks", "distance", "block_size", "axis_name")
+)
+
+
+def make_rows(seed, n=16):
+    """Rows with duplicates, of which some are masked and some ignored."""
+    rng = np.random.default_rng(seed)
+    features, labels = make_features(rng, n, np.float64), make_labels(rng, n)
+    features[[3, 7, 9]] = features[1]
+    labels[[4, 10]] = -1
+    return features, labels, np.arange(n) % 5 != 2
+
+
+def flat(values):
+    return np.concatenate([np.atleast_1d(x) for x in values])
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("block_size", [None, 3])
+def test_equals_loops(distance, block_size):
+    features, labels, where = make_rows(0)
+    rows = references.kept_rows(labels, where)
+    arrays, euclidean = (features[rows], labels[rows]), distance == "euclidean"
+    expected = references.retrieval_metrics(*arrays, KS, euclidean=euclidean)
+    gallery = (make_rows(1)[0], make_rows(1)[1], make_rows(2)[2])
+    kept = references.kept_rows(*gallery[1:])
+    of_gallery = references.retrieval_metrics(
+        *arrays,
+        KS,
+        references=gallery[0][kept],
+        reference_labels=gallery[1][kept],
+        euclidean=euclidean,
+    )
+    poisoned = np.where(where[:, None], features, np.nan)
+    for dtype in (np.float32, np.float64):
+        with precision(dtype):
+            run = partial(
+                metrics,
+                jnp.asarray(poisoned, dtype),
+                jnp.asarray(labels),
+                where=jnp.asarray(where),
+                ks=KS,
+                distance=distance,
+                block_size=block_size,
+            )
+            got = run()
+            assert got.recall.dtype == dtype
+            np.testing.assert_allclose(flat(got), expected, rtol=1e-6)
+            names = ("references", "reference_labels", "reference_where")
+            given = (jnp.asarray(gallery[0], dtype), *map(jnp.asarray, gallery[1:]))
+            got = run(**dict(zip(names, given, strict=True)))
+            np.testing.assert_allclose(flat(got), of_gallery, rtol=1e-6)
+    assert 0 < expected[0] < expected[1] < expected[2]
+
+
+def test_equals_pytorch_metric_learning():
+    pytest.importorskip("pytorch_metric_learning")
+    import torch
+    from pytorch_metric_learning.distances import CosineSimilarity
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+    from pytorch_metric_learning.utils.inference import CustomKNN
+
+    rng = np.random.default_rng(3)
+    features, labels = make_features(rng, 40, np.float32), make_labels(rng, 40)
+    names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
+    theirs = AccuracyCalculator(
+        include=names,
+        knn_func=CustomKNN(CosineSimilarity()),
+        kmeans_func=lambda *_: None,
+        device=torch.device("cpu"),
+    ).get_accuracy(torch.tensor(features), torch.tensor(labels))
+    got = metrics(jnp.asarray(features), jnp.asarray(labels), ks=(1,))
+    np.testing.assert_allclose(flat(got), [theirs[name] for name in names], rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["shard_map", "Explicit", "sharded_loss"])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_devices_equal_one(way, devices):
+    features, labels, where = map(jnp.asarray, make_rows(4))
+    where = where.at[: 16 // devices].set(devices == 1)  # A device without a sample.
+    features = features.astype(jnp.float32)
+    expected = flat(metrics(features, labels, where=where))
+
+    def of(x: Any, y: Any, w: Any, metrics: Any = jaxloss.retrieval_metrics, **options: Any) -> Any:
+        return metrics(x, y, where=w, **options)
+
+    on = mesh((devices,), kind=AxisType.Explicit if way == "Explicit" else AxisType.Auto)
+    run: Any = of
+    if way == "shard_map":
+        run = partial(of, axis_name="batch")
+        run = jax.shard_map(run, mesh=on, in_specs=(P("batch"),) * 3, out_specs=P())
+    elif way == "sharded_loss":
+        run = partial(of, metrics=jaxloss.sharded_loss(jaxloss.retrieval_metrics, on, "batch"))
+    arrays = jax.device_put((features, labels, where), NamedSharding(on, P("batch")))
+    np.testing.assert_allclose(flat(jax.jit(run)(*arrays)), expected, rtol=1e-6)
+
+
+def test_nothing_counts_and_nan():
+    features, labels = jnp.eye(4), jnp.arange(4)
+    assert not flat(metrics(features, labels)).any()
+    assert not flat(metrics(features, labels, where=jnp.zeros(4, bool))).any()
+    assert not flat(metrics(features[:0], labels[:0])).any()
+    assert np.isnan(flat(metrics(features.at[1].set(jnp.nan), labels // 2))).all()
+
+
+def test_equal_distances_go_by_index():
+    """All references are equally near. The others of sample 1 are 0, 2, 3, in this order."""
+    got = metrics(jnp.ones((4, 2)), jnp.array([0, 1, 0, 1]), ks=(1, 2, 3))
+    np.testing.assert_allclose(got.recall, [0.25, 0.75, 1.0])
+
+
+def test_blocks_bound_the_memory():
+    _, memory = compiled(
+        jaxloss.retrieval_metrics, ((16384, 512), np.float32), ((16384,), np.int32)
+    )
+    assert memory < 150 * 2**20
+
+
+def test_wrong_arguments_are_named():
+    features, labels = jnp.ones((5, 4)), jnp.zeros(5, int)
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+        (ValueError, {"ks": ()}),
+        (ValueError, {"ks": 3}),
+        (ValueError, {"ks": (0,)}),
+        (TypeError, {"ks": (1.5,)}),
+        (ValueError, {"distance": "l1"}),
+        (ValueError, {"block_size": 0}),
+        (ValueError, {"where": jnp.ones(4, bool)}),
+        (ValueError, {"references": features}),
+    ]
+    for error, options in wrong:
+        with raises(error, next(iter(options))):
+            jaxloss.retrieval_metrics(features, labels, **options)
