@@ -360,7 +360,7 @@ def test_margins_take_the_dtype_of_the_logits():
         "sample_angular_margin": np.full(3, 0.5),
     }
     with enable_x64(True):
-        arrays = {name: jnp.asarray(value) for name, value in options.items()}
+        arrays: Any = {name: jnp.asarray(value) for name, value in options.items()}
         assert jaxloss.margin_softmax_loss(logits, labels, **arrays).dtype == np.float32
 
 
@@ -368,7 +368,7 @@ def test_wrong_margins_are_named():
     leaves, labels = leaves_and_labels(np.float32)
     features, centres = leaves[:2]
     weights = centres[:, :, 0]
-    inner = partial(jaxloss.classifier_loss, features, labels, weights)
+    inner: Any = partial(jaxloss.classifier_loss, features, labels, weights)
     for options in ({"angular_margin": 0.3}, {"sample_angular_margin": jnp.zeros(N)}):
         with raises(ValueError, "`angular_margin` and `sample_angular_margin` are for cosines"):
             inner(**options)

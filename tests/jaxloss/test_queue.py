@@ -244,7 +244,7 @@ def test_wrong_arguments_are_named():
     with raises(ValueError, r"`features` must have shape \[n, d\] with d = 3 to match .*\(4, 2\)"):
         jaxloss.push(queue, features[:, :2], labels)
     with raises(TypeError, "`labels` must have an integer dtype"):
-        jaxloss.push(queue, features, labels * 1.0)
+        jaxloss.push(queue, features, labels.astype(jnp.float32))
     with raises(ValueError, "`labels` and `features` must have the same number of rows"):
         jaxloss.push(queue, features, labels[:2])
     with raises(TypeError, "`where` must have dtype bool"):
