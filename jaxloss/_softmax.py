@@ -143,7 +143,8 @@ def margin_softmax_loss(
     is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
     own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
-    lowered_by = lowered_by if np.ndim(lowered_by) == 0 else lowered_by[:, None]
+    if isinstance(lowered_by, jax.Array) and lowered_by.ndim == 1:
+        lowered_by = lowered_by[:, None]
     scaled = scale * jnp.where(is_target, logits - lowered_by, logits)
     values = cross_entropy(*relative_to_peak(scaled, valid), labels, valid)
     return reduce(values, valid, sample_weights, reduction, axis_name)

@@ -83,7 +83,7 @@ def cross_entropies(
     target = logits[is_target]
     moved = target - of_class(margin) - sample_margin
     if angular_margin is not None or sample_angular_margin is not None:
-        angle = of_class(angular_margin or 0.0 if np.ndim(angular_margin) == 0 else angular_margin)
+        angle = of_class(0.0 if angular_margin is None else angular_margin)
         angle = angle + (0.0 if sample_angular_margin is None else sample_angular_margin)
         total = target.acos() + angle
         turned = torch.where(total > torch.pi, target + angle.cos() - 1, total.cos())

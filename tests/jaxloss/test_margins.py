@@ -1,0 +1,389 @@
+"""Margins of classes, samples and angles, and sub-centres: other packages, limits, and meshes."""
+
+import math
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from tests.jaxloss import references
+from tests.jaxloss.harness import (
+    P,
+    array_shapes,
+    compiled,
+    enable_x64,
+    magnitude,
+    mesh,
+    precision,
+    raises,
+)
+
+N, DIM, CLASSES, CENTRES = 15, 6, 5, 3
+cosine_loss = partial(jaxloss.classifier_loss, similarity="cosine")
+
+
+@cache
+def problem() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(130)
+    return {
+        "features": rng.normal(0.1, 1.0, (N, DIM)) * np.linspace(0.4, 1.2, DIM),
+        "labels": rng.integers(0, CLASSES, N),
+        "weights": rng.normal(0.05, 0.6, (DIM, CLASSES)),
+        "centres": rng.normal(0.05, 0.6, (DIM, CLASSES, CENTRES)),
+        "bias": rng.normal(0, 0.4, CLASSES),
+        "margin": rng.normal(0.1, 0.2, CLASSES),
+        "angular_margin": rng.uniform(0, 1.5, CLASSES),
+        "sample_margin": rng.normal(0, 0.2, N),
+        "sample_angular_margin": rng.normal(0, 0.4, N),
+    }
+
+
+def assert_close(got, expected, tolerance):
+    """The tolerance is relative to the largest number of each array."""
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
+
+
+# Other packages ----
+
+PACKAGE: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "CosFace": ("weights", {"margin": 0.35, "scale": 8.0}, "CosFaceLoss", {"margin": 0.35}),
+    "ArcFace": (
+        "weights",
+        {"angular_margin": math.radians(20), "scale": 8.0},
+        "ArcFaceLoss",
+        {"margin": 20},
+    ),
+    "sub-centre ArcFace": (
+        "centres",
+        {"angular_margin": math.radians(20), "scale": 8.0},
+        "SubCenterArcFaceLoss",
+        {"margin": 20, "sub_centers": CENTRES},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-6)], ids=["float64", "float32"]
+)
+@pytest.mark.parametrize("name", PACKAGE)
+def test_equals_pytorch_metric_learning(name, dtype, tolerance):
+    """Values and gradients, of angles that stay below π, where both have the same formula."""
+    torch = pytest.importorskip("torch")
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    which, options, theirs, their_options = PACKAGE[name]
+    arrays = problem()
+    features, weights = arrays["features"].astype(dtype), arrays[which].astype(dtype)
+    with precision(dtype):
+        run = jax.jit(jax.value_and_grad(partial(cosine_loss, **options), (0, 2)))
+        labels = jnp.asarray(arrays["labels"], jnp.int32)
+        got = jax.tree.map(np.asarray, run(jnp.asarray(features), labels, jnp.asarray(weights)))
+
+    loss = getattr(losses, theirs)(
+        num_classes=CLASSES, embedding_size=DIM, scale=options["scale"], **their_options
+    ).double()
+    # The sub-centres of a class lie side by side in both.
+    loss.W = torch.nn.Parameter(torch.tensor(weights.reshape(DIM, -1), dtype=torch.float64))
+    inputs = torch.tensor(features, dtype=torch.float64, requires_grad=True)
+    value = loss(inputs, torch.tensor(arrays["labels"]))
+    value.backward()
+    expected = (value.item(), (inputs.grad.numpy(), loss.W.grad.numpy().reshape(weights.shape)))
+    assert_close(got, expected, tolerance)
+
+
+def test_above_pi_the_logit_keeps_falling():
+    """Unlike that of pytorch-metric-learning, it does not jump, and unlike insightface's, rise."""
+    a, scale = 1.2, 1.0
+    angles = np.linspace(0.05, math.pi - 1e-3, 2001)
+    labels = jnp.zeros(len(angles), jnp.int32)
+
+    def target(cosines):
+        # The loss of two classes tells the logit of the target.
+        logits = jnp.stack([cosines, jnp.zeros_like(cosines)], axis=1)
+        losses = jaxloss.margin_softmax_loss(
+            logits, labels, angular_margin=a, margin=0.1, scale=scale, reduction="none"
+        )
+        return -jnp.log(jnp.expm1(losses))
+
+    with enable_x64(True):
+        values, slopes = jax.jit(lambda c: jax.jvp(target, (c,), (jnp.ones_like(c),)))(
+            jnp.asarray(np.cos(angles))
+        )
+    values, slopes = np.asarray(values), np.asarray(slopes)
+    within = angles + a <= math.pi
+    np.testing.assert_allclose(values[within], np.cos(angles + a)[within] - 0.1, atol=1e-12)
+    above = np.cos(angles) + math.cos(a) - 1.1
+    np.testing.assert_allclose(values[~within], above[~within], atol=1e-12)
+    np.testing.assert_allclose(slopes[~within], 1, atol=1e-10)
+    assert np.diff(values).max() < 0
+    assert np.abs(np.diff(values)).max() < 3 * (angles[1] - angles[0])  # No jump.
+
+
+def test_below_zero_the_angle_is_zero():
+    cosines = jnp.asarray([[0.9, 0.2], [-0.3, 0.2]])
+    labels, angles = jnp.asarray([0, 0]), jnp.asarray([-2.0, -0.4])
+    got = jaxloss.margin_softmax_loss(
+        cosines, labels, margin=0.25, sample_angular_margin=angles, reduction="none"
+    )
+    targets = np.array([1.0, math.cos(math.acos(-0.3) - 0.4)]) - 0.25
+    np.testing.assert_allclose(got, np.log1p(np.exp(0.2 - targets)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_gradients_at_cosines_of_one(block_size):
+    """Features that are parallel to a weight vector, where θ has an infinite derivative."""
+    weights = jnp.eye(3)
+    features = jnp.concatenate([weights, -weights])
+    labels = jnp.asarray([0, 1, 2, 0, 1, 2])
+    run = partial(cosine_loss, scale=10.0, block_size=block_size)
+
+    def loss(features, weights, angles):
+        return run(features, labels, weights, sample_angular_margin=angles)
+
+    for angle in (0.5, -0.5, 0.0):
+        value, grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(
+            features, weights, jnp.full(6, angle)
+        )
+        assert np.isfinite(value)
+        assert all(np.isfinite(g).all() for g in grads)
+
+
+# All options at once ----
+
+EVERYTHING = ("margin", "angular_margin", "sample_margin", "sample_angular_margin")
+LEAVES = ("features", "centres", "bias", *EVERYTHING)
+
+
+def objective(leaves, labels, block_size: int | None = None, **options):
+    features, centres, bias, *margins = leaves
+    options |= dict(zip(EVERYTHING, margins, strict=True))
+    return cosine_loss(features, labels, centres, bias, scale=3.0, block_size=block_size, **options)
+
+
+def composition(leaves, labels, **options):
+    """By `margin_softmax_loss`, with the bias as a margin and added to the other logits."""
+    features, centres, bias, *margins = leaves
+    options |= dict(zip(EVERYTHING, margins, strict=True))
+    logits = jaxloss.cosine_logits(features, centres)
+    own = bias[labels]
+    options["sample_margin"] = options["sample_margin"] - own
+    is_target = labels[:, None] == jnp.arange(CLASSES, dtype=labels.dtype)[None, :]
+    logits = jnp.where(is_target, logits, logits + bias[None, :])
+    return jaxloss.margin_softmax_loss(logits, labels, scale=3.0, **options)
+
+
+def leaves_and_labels(dtype: Any = np.float64):
+    arrays = problem()
+    leaves = tuple(jnp.asarray(arrays[name], dtype) for name in LEAVES)
+    return leaves, jnp.asarray(arrays["labels"], jnp.int32)
+
+
+@cache
+def expected_results():
+    with enable_x64(True):
+        run = jax.jit(jax.value_and_grad(composition))
+        return jax.tree.map(np.asarray, run(*leaves_and_labels()))
+
+
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_with_a_bias_in_blocks(block_size):
+    """Gradients of the margins, too, and second derivatives."""
+    with enable_x64(True):
+        leaves, labels = leaves_and_labels()
+        run = partial(objective, block_size=block_size)
+        assert_close(jax.jit(jax.value_and_grad(run))(leaves, labels), expected_results(), 1e-12)
+        directions = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), leaves)
+
+        def curved(loss):
+            gradient = partial(jax.grad(loss), labels=labels)
+            return jax.jit(lambda x, v: jax.jvp(gradient, (x,), (v,))[1])(leaves, directions)
+
+        assert_close(curved(run), curved(composition), 1e-11)
+
+
+def test_class_left_out_by_its_bias():
+    """As the target, its loss is infinite; elsewhere it changes nothing."""
+    leaves, labels = leaves_and_labels(np.float32)
+    features, centres, bias, margin, angle, *of_samples = leaves
+    labels = labels % 4
+    leaves = (features, centres, bias.at[4].set(-jnp.inf), margin, angle, *of_samples)
+    fewer = (features, centres[:, :4], bias[:4], margin[:4], angle[:4], *of_samples)
+    for size in (None, 2):
+        run = jax.jit(jax.value_and_grad(partial(objective, block_size=size)))
+        value, grads = run(leaves, labels)
+        expected, expected_grads = run(fewer, labels)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+        np.testing.assert_allclose(grads[1][:, :4], expected_grads[1], atol=1e-6)
+        assert not grads[1][:, 4].any()
+    losses = objective(leaves, labels.at[3].set(4), reduction="none")
+    assert np.isposinf(losses[3])
+    assert np.isfinite(np.delete(losses, 3)).all()
+
+
+def test_memory_of_sub_centres():
+    """Neither logits of all classes, nor products with all sub-centres."""
+    n, dim, classes, centres = 48, 16, 600, 3
+    specs = ((n, dim), np.float32), ((n,), np.int32), ((dim, classes, centres), np.float32)
+    loss = partial(cosine_loss, block_size=64, angular_margin=0.3)
+    text, size = compiled(jax.value_and_grad(loss, argnums=(0, 2)), *specs)
+    for shape in ((n, classes), (n, classes, centres), (n, classes * centres)):
+        assert f"[{','.join(map(str, shape))}]" not in text
+    assert size < 4 * n * classes * centres
+    # The default size of a block counts the sub-centres.
+    large = [jax.ShapeDtypeStruct(*spec) for spec in (
+        ((512, dim), np.float32), ((512,), np.int32), ((dim, 2000, centres), np.float32)
+    )]  # fmt: skip
+    shapes = array_shapes(partial(cosine_loss, scale=3.0), *large)
+    assert max(math.prod(shape) for shape in shapes if shape[:1] == (512,)) < 512 * 2000
+
+
+# Devices ----
+
+SPECS = (
+    (P("batch"), P(None, "classes"), P("classes"), P("classes"), P("classes"), *[P("batch")] * 2),
+    P("batch"),
+)
+
+
+@cache
+def divisible():
+    """16 samples and 6 classes, with masked rows."""
+    with enable_x64(True):
+        leaves, labels = leaves_and_labels()
+        features, centres, bias, margin, angle, *of_samples = leaves
+        leaves = (
+            jnp.concatenate([features, -features[:1]]),
+            jnp.concatenate([centres, -centres[:, :1]], axis=1),
+            *(jnp.concatenate([x, x[:1] + 0.1]) for x in (bias, margin, angle, *of_samples)),
+        )
+        labels = jnp.concatenate([labels, jnp.asarray([5], jnp.int32)]).at[2].set(-1)
+        return leaves, labels, jnp.arange(16) > 4
+
+
+@pytest.mark.parametrize("way", ["shard_map", "Explicit mesh", "sharded_loss"])
+def test_classes_and_rows_on_devices(way):
+    with enable_x64(True):
+        leaves, labels, where = divisible()
+        single = jax.jit(jax.value_and_grad(partial(objective, block_size=2)))
+        expected = jax.tree.map(np.asarray, single(leaves, labels, where=where))
+        axes = ("batch", "classes")
+        if way == "shard_map":
+            names = {"axis_name": "batch", "class_axis_name": "classes"}
+
+            def of_device(leaves, labels, where):
+                return objective(leaves, labels, block_size=2, where=where, **names)
+
+            loss = jax.shard_map(
+                of_device, mesh=mesh((2, 2), axes), in_specs=(*SPECS, P("batch")), out_specs=P()
+            )
+            got = jax.jit(jax.value_and_grad(loss))(leaves, labels, where)
+        elif way == "Explicit mesh":
+            devices = mesh((2, 2), axes, jax.sharding.AxisType.Explicit)
+            placed = jax.tree.map(
+                lambda x, spec: jax.device_put(x, jax.NamedSharding(devices, spec)),
+                (leaves, labels),
+                SPECS,
+            )
+            got = single(*placed, where=where)
+            for gradient, spec in zip(got[1], SPECS[0], strict=True):
+                assert gradient.sharding.is_equivalent_to(
+                    jax.NamedSharding(devices, spec), gradient.ndim
+                )
+        else:
+            spread = jaxloss.sharded_loss(jaxloss.classifier_loss, mesh((2, 2), axes), "batch")
+
+            def value(leaves):
+                features, centres, bias, *margins = leaves
+                options: Any = dict(zip(EVERYTHING, margins, strict=True))
+                options |= {"similarity": "cosine", "scale": 3.0, "class_axis_name": "classes"}
+                return spread(features, labels, centres, bias, where=where, **options)
+
+            got = jax.jit(jax.value_and_grad(value))(leaves)
+        assert_close(got, expected, 1e-12)
+
+
+def test_number_and_array_of_classes_are_the_same():
+    """On an Explicit mesh, where an array without dimensions is not spread over the classes."""
+    leaves, labels, where = divisible()
+    features, centres = (x.astype(jnp.float32) for x in leaves[:2])
+    devices = mesh((2, 2), ("batch", "classes"), jax.sharding.AxisType.Explicit)
+    centres = jax.device_put(centres, jax.NamedSharding(devices, P(None, "classes")))
+    run = partial(cosine_loss, where=where, margin=jnp.asarray(0.25))
+    got = run(features, labels, centres, angular_margin=jnp.asarray(0.5))
+    expected = cosine_loss(
+        features,
+        labels,
+        jnp.asarray(np.asarray(centres)),
+        where=where,
+        margin=jnp.full(6, 0.25),
+        angular_margin=jnp.full(6, 0.5),
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+# Arguments ----
+
+
+def test_margins_of_rows_that_do_not_count_do_not_leak():
+    arrays = problem()
+    logits = jnp.asarray(references.cosine_logits(arrays["features"], arrays["weights"]), "float32")
+    labels = jnp.asarray(arrays["labels"], jnp.int32).at[3].set(-1)
+    where = jnp.arange(N) != 7
+
+    def loss(logits, margins, angles):
+        return jaxloss.margin_softmax_loss(
+            logits, labels, sample_margin=margins, sample_angular_margin=angles, where=where
+        )
+
+    margins, angles = (
+        jnp.asarray(arrays[name], jnp.float32)
+        for name in ("sample_margin", "sample_angular_margin")
+    )
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+    expected = run(logits, margins, angles)
+    rows = jnp.asarray([3, 7])
+    got = run(*(x.at[rows].set(jnp.nan) for x in (logits, margins, angles)))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_margins_take_the_dtype_of_the_logits():
+    logits, labels = jnp.ones((3, 4), jnp.bfloat16), jnp.zeros(3, jnp.int32)
+    options = {
+        "margin": np.full(4, 0.25),
+        "angular_margin": np.full(4, 0.5),
+        "sample_margin": np.full(3, 0.25),
+        "sample_angular_margin": np.full(3, 0.5),
+    }
+    with enable_x64(True):
+        arrays: Any = {name: jnp.asarray(value) for name, value in options.items()}
+        assert jaxloss.margin_softmax_loss(logits, labels, **arrays).dtype == np.float32
+
+
+def test_wrong_margins_are_named():
+    leaves, labels = leaves_and_labels(np.float32)
+    features, centres = leaves[:2]
+    weights = centres[:, :, 0]
+    inner: Any = partial(jaxloss.classifier_loss, features, labels, weights)
+    for options in ({"angular_margin": 0.3}, {"sample_angular_margin": jnp.zeros(N)}):
+        with raises(ValueError, "`angular_margin` and `sample_angular_margin` are for cosines"):
+            inner(**options)
+    inner(angular_margin=0.0)
+    with raises(ValueError, r"`weights` must have shape \[d, C\], got \(6, 5, 3\)"):
+        jaxloss.classifier_loss(features, labels, centres)
+    with raises(ValueError, r"`weights` must have shape \[d, C, K\] with K at least 1"):
+        jaxloss.cosine_logits(features, centres[:, :, :0])
+    for name in ("margin", "angular_margin"):
+        for shape in ((4,), (1,), (5, 1)):
+            with raises(ValueError, rf"`{name}` must .*\[C\].*got \({shape[0]},"):
+                inner(**{name: jnp.zeros(shape)})
+        with raises(TypeError, rf"`{name}` must have a float dtype, got int32"):
+            inner(**{name: jnp.zeros(CLASSES, jnp.int32)})
+        with raises(ValueError, rf"`sample_{name}` and `labels` must have the same number of rows"):
+            inner(**{f"sample_{name}": jnp.zeros(N - 1)})
+        with raises(ValueError, rf"`sample_{name}` must have shape \[n\], got \(\)"):
+            inner(**{f"sample_{name}": jnp.zeros(())})

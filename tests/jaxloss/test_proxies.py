@@ -1,0 +1,144 @@
+"""Proxy anchor and proxy NCA, against pytorch-metric-learning and by hand."""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from tests.jaxloss.harness import magnitude, precision, raises
+
+N, DIM, CLASSES = 14, 6, 5
+
+
+def problem(dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Class 4 has no sample."""
+    rng = np.random.default_rng(140)
+    features = rng.normal(0.1, 1.0, (N, DIM)) * np.linspace(0.4, 1.2, DIM)
+    proxies = rng.normal(0.05, 0.6, (DIM, CLASSES))
+    return features.astype(dtype), rng.integers(0, 4, N), proxies.astype(dtype)
+
+
+def arrays(dtype: Any = np.float32) -> tuple[jax.Array, jax.Array, jax.Array]:
+    features, labels, proxies = problem(dtype)
+    return jnp.asarray(features), jnp.asarray(labels, jnp.int32), jnp.asarray(proxies)
+
+
+def assert_close(got, expected, tolerance):
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
+
+
+PACKAGE = {
+    "ProxyAnchorLoss": (
+        partial(jaxloss.proxy_anchor_loss, margin=0.15, scale=7.0),
+        {"margin": 0.15, "alpha": 7.0},
+    ),
+    # Its softmax has the own proxy, as that of ProxyNCA++.
+    "ProxyNCALoss": (partial(jaxloss.proxy_nca_loss, temperature=1 / 3), {"softmax_scale": 3.0}),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-6)], ids=["float64", "float32"]
+)
+@pytest.mark.parametrize("name", PACKAGE)
+def test_equals_pytorch_metric_learning(name, dtype, tolerance):
+    torch = pytest.importorskip("torch")
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    ours, options = PACKAGE[name]
+    features, labels, proxies = problem(dtype)
+    with precision(dtype):
+        got = jax.jit(jax.value_and_grad(ours, (0, 2)))(*arrays(dtype))
+        got = jax.tree.map(np.asarray, got)
+    loss = getattr(losses, name)(num_classes=CLASSES, embedding_size=DIM, **options).double()
+    loss.proxies = torch.nn.Parameter(torch.tensor(proxies.T, dtype=torch.float64))
+    inputs = torch.tensor(features, dtype=torch.float64, requires_grad=True)
+    value = loss(inputs, torch.tensor(labels))
+    value.backward()
+    expected = value.item(), (inputs.grad.numpy(), loss.proxies.grad.numpy().T)
+    assert_close(got, expected, tolerance)
+
+
+def test_proxy_nca_without_the_own_proxy_is_the_difference():
+    """−log e^own / Σ_others, from the softmax: log(e^loss − 1)."""
+    full = jaxloss.proxy_nca_loss(*arrays(), temperature=0.5, reduction="none")
+    others = jaxloss.proxy_nca_loss(*arrays(), temperature=0.5, include_own=False, reduction="none")
+    np.testing.assert_allclose(others, np.log(np.expm1(full)), rtol=1e-4, atol=1e-5)
+    assert np.asarray(others).min() < 0
+
+
+@pytest.mark.parametrize("loss", [jaxloss.proxy_anchor_loss, jaxloss.proxy_nca_loss])
+def test_without_normalization(loss):
+    """Normalised features and proxies give the same value, others another one."""
+    features, labels, proxies = arrays()
+    units = features / jnp.linalg.norm(features, axis=1, keepdims=True)
+    unit_proxies = proxies / jnp.linalg.norm(proxies, axis=0, keepdims=True)
+    expected = loss(features, labels, proxies)
+    got = loss(units, labels, unit_proxies, normalize=False)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    assert abs(loss(features, labels, unit_proxies, normalize=False) - expected) > 0.1
+
+
+def test_proxy_nca_of_distances_that_are_not_normalized():
+    features, labels, proxies = problem()
+    got = jaxloss.proxy_nca_loss(
+        *arrays(), temperature=2.0, normalize=False, include_own=False, reduction="none"
+    )
+    for x, y, loss in zip(features, labels, np.asarray(got), strict=True):
+        scores = [-sum((x - p) ** 2) / 2 for p in proxies.T]
+        others = sum(math.exp(score) for c, score in enumerate(scores) if c != y)
+        assert loss == pytest.approx(math.log(others) - scores[y], rel=1e-4, abs=1e-5)
+
+
+def test_weights_of_proxy_anchor_count_samples():
+    """Weight 2 is the same sample twice, and weight 0 removes it, and its class."""
+    features, labels, proxies = arrays()
+    labels = jnp.where(labels == 3, 0, labels).at[0].set(3)  # The only sample of class 3.
+    weights = jnp.ones(N).at[5].set(2.0).at[0].set(0.0)
+    run = jax.jit(jax.value_and_grad(jaxloss.proxy_anchor_loss, 2))
+    got = run(features, labels, proxies, sample_weights=weights)
+    rows = np.array([*range(1, N), 5])
+    expected = run(features[rows], labels[rows], proxies)
+    assert_close(got, expected, 2e-6)
+
+
+def test_a_small_loss_keeps_its_digits():
+    """Of a softmax that is almost 1, and of a class whose samples are all at the margin."""
+    features, labels = jnp.asarray([[1.0, 0.0]]), jnp.asarray([0])
+    loss = jaxloss.proxy_nca_loss(features, labels, jnp.asarray([[1.0, -1.0], [0.0, 0.0]]))
+    np.testing.assert_allclose(loss, math.exp(-36), rtol=1e-4)
+    proxies = jnp.asarray([[1.0, -1.0], [0.0, 0.0]])
+    loss = jaxloss.proxy_anchor_loss(features, labels, proxies, scale=30.0)
+    np.testing.assert_allclose(loss, 1.5 * math.exp(-27), rtol=1e-4)
+
+
+def test_label_out_of_range_is_nan_for_all_proxies():
+    features, labels, proxies = arrays()
+    run = jax.value_and_grad(jaxloss.proxy_anchor_loss, (0, 2))
+    value, (d_features, d_proxies) = run(features, labels.at[2].set(CLASSES), proxies)
+    assert np.isnan(value)
+    assert np.isnan(d_features[2]).all()
+    assert np.isnan(d_proxies).all()
+
+
+def test_wrong_arguments_are_named():
+    features, labels, proxies = arrays()
+    for loss in (jaxloss.proxy_anchor_loss, jaxloss.proxy_nca_loss):
+        for shape in ((DIM,), (DIM + 1, CLASSES), (CLASSES, DIM), (DIM, 0)):
+            with raises(ValueError, r"`proxies` must have shape \[d, C\]"):
+                loss(features, labels, jnp.zeros(shape))
+        with raises(TypeError, "`proxies` must have a float dtype"):
+            loss(features, labels, jnp.zeros((DIM, CLASSES), jnp.int32))
+    none: Any = {"reduction": "none"}
+    with raises(ValueError, "`reduction` must be mean or sum for proxy_anchor_loss, got 'none'"):
+        jaxloss.proxy_anchor_loss(features, labels, proxies, **none)
+    with raises(ValueError, "`proxies` must have at least 2 columns with include_own=False"):
+        jaxloss.proxy_nca_loss(features, labels, proxies[:, :1], include_own=False)
+    one = jaxloss.proxy_nca_loss(features, 0 * labels, proxies[:, :1])
+    assert one == 0

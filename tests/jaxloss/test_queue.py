@@ -1,0 +1,253 @@
+"""The queue of earlier rows, against a list, pytorch-metric-learning, and on meshes."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+
+import jaxloss
+from tests.jaxloss.harness import P, enable_x64, mesh, raises
+
+SIZE, DIM, N = 7, 3, 4
+
+
+def batches(number=5, n=N, dtype: Any = np.float32):
+    """Features, labels of which some are ignored, and masks."""
+    rng = np.random.default_rng(160)
+    return (
+        jnp.asarray(rng.normal(size=(number, n, DIM)), dtype),
+        jnp.asarray(rng.integers(-1, 6, (number, n)), jnp.int32),
+        jnp.asarray(rng.random((number, n)) > 0.3),
+    )
+
+
+def by_list(features, labels, where, size=SIZE):
+    """The rows that a list of the pushed ones leaves in a ring, and the next place."""
+    kept = [
+        (row, label)
+        for batch in zip(*map(np.asarray, (features, labels, where)), strict=True)
+        for row, label, is_row in zip(*batch, strict=True)
+        if is_row and label >= 0
+    ]
+    rows, ring = np.zeros((size, DIM)), np.full(size, -1)
+    for k, (row, label) in enumerate(kept):
+        rows[k % size], ring[k % size] = row, label
+    return rows, ring, len(kept) % size
+
+
+def check(queue, expected):
+    for got, wanted in zip(queue, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(got, np.float64), wanted)
+
+
+def test_a_scan_equals_a_list():
+    queue = jaxloss.make_queue(SIZE, DIM)
+    features, labels, where = arrays = batches()
+
+    def step(queue, batch):
+        features, labels, where = batch
+        return jaxloss.push(queue, features, labels, where=where), queue.position
+
+    got, positions = jax.jit(lambda queue, arrays: lax.scan(step, queue, arrays))(queue, arrays)
+    check(got, by_list(*arrays))
+    assert isinstance(got, jaxloss.Queue)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), queue
+    )
+    counts = np.cumsum(np.asarray(where & (labels >= 0)).sum(axis=1))
+    assert counts[-1] > SIZE
+    np.testing.assert_array_equal(positions, [0, *counts[:-1] % SIZE])
+    for k, batch in enumerate(zip(*arrays, strict=True)):  # Without jit.
+        queue = jaxloss.push(queue, *batch[:2], where=batch[2])
+        check(queue, by_list(features[: k + 1], labels[: k + 1], where[: k + 1]))
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_of_more_rows_than_places_the_last_stay(start):
+    features, labels, _ = batches(1, 20)
+    arrays = [x[0] for x in (features, jnp.abs(labels))]
+    queue = jaxloss.make_queue(SIZE, DIM)
+    queue = jaxloss.push(queue, *(x[:start] for x in arrays))
+    queue = jaxloss.push(queue, *(x[start:] for x in arrays))
+    check(queue, by_list(features, jnp.abs(labels), jnp.ones((1, 20), bool)))
+
+
+def test_nothing_is_pushed():
+    features, labels, _ = batches(1)
+    queue = jaxloss.push(jaxloss.make_queue(SIZE, DIM), features[0], jnp.abs(labels[0]))
+    nan = jnp.full((N, DIM), jnp.nan)
+    for rows, of_rows, where in (
+        (nan, labels[0], jnp.zeros(N, bool)),
+        (nan, jnp.full(N, -1), None),
+        (nan[:0], labels[0, :0], None),
+    ):
+        check(jaxloss.push(queue, rows, of_rows, where=where), map(np.asarray, queue))
+
+
+def test_dtypes():
+    queue = jaxloss.make_queue(SIZE, DIM, jnp.bfloat16)
+    features, labels, _ = batches(1)
+    for dtype in (np.uint8, np.int8, np.int32):
+        pushed = jaxloss.push(queue, features[0], jnp.abs(labels[0]).astype(dtype))
+        assert (pushed.features.dtype, pushed.labels.dtype) == (jnp.bfloat16, np.int32)
+        np.testing.assert_array_equal(pushed.features[:N], features[0].astype(jnp.bfloat16))
+        np.testing.assert_array_equal(pushed.labels[:N], jnp.abs(labels[0]))
+    with enable_x64(True):
+        large = jnp.asarray([2**40 + k for k in range(N)])
+        pushed = jaxloss.push(jaxloss.make_queue(SIZE, DIM), features[0], large)
+        np.testing.assert_array_equal(pushed.labels[:N], large)
+
+
+def test_no_gradient_flows_through_the_queue():
+    features, labels, _ = batches(2)
+    labels = jnp.abs(labels) % 2
+
+    def loss(features, queue):
+        pushed = jaxloss.push(queue, features[0], labels[0])
+        return jaxloss.nca_loss(
+            features[1],
+            labels[1],
+            references=pushed.features,
+            reference_labels=pushed.labels,
+        )
+
+    gradient = jax.jit(jax.grad(loss))(features, jaxloss.make_queue(SIZE, DIM))
+    assert not gradient[0].any()
+    assert np.asarray(gradient[1]).any()
+
+
+def test_equals_cross_batch_memory_of_pytorch_metric_learning():
+    """The ring after each step, and the loss of the rows that are not put into it."""
+    torch = pytest.importorskip("torch")
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    distances = pytest.importorskip("pytorch_metric_learning.distances")
+    distance = distances.LpDistance(normalize_embeddings=False, power=2)
+    memory = losses.CrossBatchMemory(
+        losses.NCALoss(softmax_scale=0.5, distance=distance), DIM, memory_size=SIZE
+    )
+    with enable_x64(True):
+        features, labels, _ = batches(n=2 * N, dtype=np.float64)
+        labels, anchors = jnp.abs(labels) % 3, np.arange(2 * N) < N
+
+        @jax.jit
+        def step(queue, features, labels):
+            queue = jaxloss.push(queue, features[N:], labels[N:])
+
+            def loss(features):
+                return jaxloss.nca_loss(
+                    features[:N],
+                    labels[:N],
+                    temperature=2.0,
+                    references=queue.features,
+                    reference_labels=queue.labels,
+                )
+
+            return queue, jax.value_and_grad(loss)(features)
+
+        queue = jaxloss.make_queue(SIZE, DIM, np.float64)
+        for x, y in zip(features, labels, strict=True):
+            queue, (value, gradient) = step(queue, x, y)
+            inputs = torch.tensor(np.asarray(x), requires_grad=True)
+            expected = memory(
+                inputs, torch.tensor(np.asarray(y)), enqueue_mask=torch.tensor(~anchors)
+            )
+            expected.backward()
+            np.testing.assert_allclose(value, expected.item(), rtol=1e-10)
+            np.testing.assert_allclose(gradient, inputs.grad, rtol=1e-9, atol=1e-12)
+            assert int(queue.position) == memory.queue_idx
+            filled = np.asarray(queue.labels) >= 0
+            np.testing.assert_array_equal(queue.features, memory.embedding_memory)
+            np.testing.assert_array_equal(queue.labels[filled], memory.label_memory[filled])
+
+
+# Devices ----
+
+
+def steps(queue, arrays, **names):
+    """Pushes batches in a scan, and compares each with the queue before."""
+
+    def step(queue, batch):
+        features, labels, where = batch
+        loss = jaxloss.nca_loss(
+            features,
+            labels,
+            references=queue.features,
+            reference_labels=queue.labels,
+            where=where,
+            **names,
+        )
+        return jaxloss.push(queue, features, labels, where=where, **names), loss
+
+    return lax.scan(step, queue, arrays)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "way", ["shard_map", "shard_map without check_vma", "pmap", "Explicit mesh"]
+)
+def test_the_queue_is_the_same_on_every_device(way, dtype):
+    """And the same as that of the global batch on one device."""
+    queue = jaxloss.make_queue(SIZE, DIM, dtype)
+    arrays = batches(n=8)
+    expected, losses = jax.jit(steps)(queue, arrays)
+    run = partial(steps, axis_name="batch")
+    if way == "Explicit mesh":
+        devices = mesh(kind=AxisType.Explicit)
+        placed = jax.device_put(queue, NamedSharding(devices, P()))
+        rows = jax.device_put(arrays, NamedSharding(devices, P(None, "batch")))
+        got, got_losses = jax.jit(steps)(placed, rows)
+        assert all(x.sharding.is_fully_replicated for x in got)
+        for k in range(len(arrays[0])):  # Outside of jit, too.
+            batch = jax.device_put([x[k] for x in arrays], NamedSharding(devices, P("batch")))
+            placed = jaxloss.push(placed, *batch[:2], where=batch[2])
+        jax.tree.map(np.testing.assert_array_equal, placed, expected)
+    elif way == "pmap":
+        of_devices = jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(len(x), 4, 2, *x.shape[2:]), 1, 0), arrays
+        )
+        everyone = jax.pmap(run, "batch", in_axes=(None, 0))(queue, of_devices)
+        for device in range(1, 4):
+            jax.tree.map(lambda x, at=device: np.testing.assert_array_equal(x[0], x[at]), everyone)
+        got, got_losses = jax.tree.map(lambda x: x[0], everyone)
+    else:
+        spread = jax.shard_map(
+            run,
+            mesh=mesh(),
+            in_specs=(P(), P(None, "batch")),
+            out_specs=P(),
+            check_vma=way == "shard_map",
+        )
+        got, got_losses = jax.jit(spread)(queue, arrays)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    np.testing.assert_allclose(got_losses, losses, rtol=1e-5, atol=1e-6)
+
+
+# Errors ----
+
+
+def test_wrong_arguments_are_named():
+    make: Any = jaxloss.make_queue
+    for name, args in (("size", (0, 2)), ("dim", (2, 0))):
+        with raises(ValueError, f"`{name}` must be at least 1, got 0"):
+            make(*args)
+    with raises(TypeError, "`size` must be a Python integer, got float"):
+        make(2.0, 2)
+    with raises(TypeError, "`dtype` must be a float dtype, got int32"):
+        make(2, 2, np.int32)
+    queue = make(SIZE, DIM)
+    features, labels, where = (x[0] for x in batches(1))
+    with raises(ValueError, r"`features` must have shape \[n, d\] with d = 3 to match .*\(4, 2\)"):
+        jaxloss.push(queue, features[:, :2], labels)
+    with raises(TypeError, "`labels` must have an integer dtype"):
+        jaxloss.push(queue, features, labels.astype(jnp.float32))
+    with raises(ValueError, "`labels` and `features` must have the same number of rows"):
+        jaxloss.push(queue, features, labels[:2])
+    with raises(TypeError, "`where` must have dtype bool"):
+        jaxloss.push(queue, features, labels, where=labels)
+    with raises(ValueError, "`where` and `features` must have the same number of rows"):
+        jaxloss.push(queue, features, labels, where=where[:2])

@@ -1,0 +1,316 @@
+"""VICReg and Barlow Twins: packages and papers, masks, weights, limits, errors, and devices."""
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from tests.jaxloss.harness import QUICK, enable_x64, magnitude, mesh, precision, raises
+
+N, DIM = 16, 5
+LOSSES = {
+    "vicreg": jaxloss.vicreg_loss,
+    "barlow_twins": partial(jaxloss.barlow_twins_loss, off_diagonal=0.05),
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+
+
+@cache
+def problem():
+    """Two views that share a part, in other units, with correlated dimensions."""
+    rng = np.random.default_rng(150)
+    mix = rng.normal(size=(DIM, DIM)) * 0.4 + np.diag(np.linspace(0.4, 1.2, DIM))
+    shared = rng.normal(0.3, 1.0, (N, DIM))
+    first, second = ((shared + 0.5 * rng.normal(size=(N, DIM))) @ mix for _ in range(2))
+    return 0.7 * first, second * np.linspace(0.5, 1.0, DIM)
+
+
+def arrays(dtype: Any = np.float32):
+    return tuple(jnp.asarray(view, dtype) for view in problem())
+
+
+@cache
+def evaluator(loss, reduction):
+    def value(views, where, sample_weights):
+        options = {"where": where, "sample_weights": sample_weights, "reduction": reduction}
+        return loss(*views, **options)
+
+    return jax.jit(jax.value_and_grad(value), compiler_options=QUICK)
+
+
+def results(loss, first, second, where=None, sample_weights=None, reduction="mean"):
+    """The value, and the gradients for both views."""
+    n = len(first)
+    where = jnp.ones(n, bool) if where is None else jnp.asarray(where)
+    weights = np.ones(n) if sample_weights is None else sample_weights
+    weights = jnp.asarray(weights, jnp.float64 if first.dtype == jnp.float64 else jnp.float32)
+    run = evaluator(loss, reduction)
+    return jax.tree.map(np.asarray, run((first, second), where, weights))
+
+
+def assert_close(got, expected, tolerance):
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
+
+
+# Other packages, and papers ----
+
+
+def by_package(torch, first, second):
+    """It halves the variance term, which the paper does not."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    loss = losses.VICRegLoss(invariance_lambda=7.0, variance_mu=6.0, covariance_v=2.0, eps=1e-3)
+    return loss(first, ref_emb=second)
+
+
+def by_paper(torch, first, second):
+    """The pseudocode's steps: standardise over the batch, one matrix product, two sums."""
+    a = (first - first.mean(0)) / first.std(0, correction=0)
+    b = (second - second.mean(0)) / second.std(0, correction=0)
+    gap = (a.T @ b / len(a) - torch.eye(a.shape[1], dtype=a.dtype)).pow(2)
+    return gap.trace() + 0.05 * (gap.sum() - gap.trace())
+
+
+TORCH = {
+    "vicreg": (
+        partial(jaxloss.vicreg_loss, invariance=7.0, variance=3.0, covariance=2.0, epsilon=1e-3),
+        by_package,
+    ),
+    "barlow_twins": (LOSSES["barlow_twins"], by_paper),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 2e-6)], ids=["float64", "float32"]
+)
+@pytest.mark.parametrize("name", TORCH)
+def test_equals_pytorch(name, dtype, tolerance):
+    """In float32, a gradient is a difference of terms that are a few times as large."""
+    torch = pytest.importorskip("torch")
+    loss, theirs = TORCH[name]
+    views = [view.astype(dtype) for view in problem()]
+    with precision(dtype):
+        got = results(loss, *map(jnp.asarray, views))
+    leaves = [torch.tensor(view, dtype=torch.float64, requires_grad=True) for view in views]
+    value = theirs(torch, *leaves)
+    value.backward()
+    assert_close(got, (value.item(), tuple(leaf.grad.numpy() for leaf in leaves)), tolerance)
+
+
+def test_terms_of_vicreg():
+    """Each by its own weight; together they are the loss."""
+    first, second = problem()
+    matrices = [np.cov(view.T) for view in (first, second)]
+    spreads = [np.sqrt(np.diag(matrix) + 1e-4) for matrix in matrices]
+    expected = {
+        "invariance": np.mean((first - second) ** 2),
+        "variance": sum(np.mean(np.maximum(0, 1 - s)) for s in spreads),
+        "covariance": sum(np.sum((m - np.diag(np.diag(m))) ** 2) / DIM for m in matrices),
+    }
+    assert expected["variance"] > 0.1
+    nothing = dict.fromkeys(expected, 0.0)
+    for name, term in expected.items():
+        got = jaxloss.vicreg_loss(*arrays(), **(nothing | {name: 1.0}))  # pyright: ignore
+        np.testing.assert_allclose(got, term, rtol=1e-5)
+    total = 25 * expected["invariance"] + 25 * expected["variance"] + expected["covariance"]
+    np.testing.assert_allclose(jaxloss.vicreg_loss(*arrays()), total, rtol=1e-5)
+
+
+# Masks and weights ----
+
+
+@every_loss
+def test_masked_rows_equal_removed_rows(loss):
+    where = np.arange(N) % 5 != 1
+    with enable_x64(True):
+        first, second = arrays(np.float64)
+        value, grads = results(loss, first, second, where=where)
+        expected, expected_grads = results(loss, first[where], second[where])
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+        for full, removed in zip(grads, expected_grads, strict=True):
+            np.testing.assert_allclose(full[where], removed, rtol=1e-9, atol=1e-12)
+            assert not full[~where].any()
+        poisoned = (view.at[jnp.asarray(~where)].set(jnp.nan) for view in (first, second))
+        got = results(loss, *poisoned, where=where)
+    assert_close(got, (value, grads), 0)
+
+
+@every_loss
+def test_weights(loss):
+    """Their scale matters for the sum alone, and a row of weight 0 for nothing."""
+    weights = np.linspace(0.3, 2.0, N) * (np.arange(N) != 4)
+    keep = weights > 0
+    with enable_x64(True):
+        first, second = arrays(np.float64)
+        value, grads = results(loss, first, second, sample_weights=weights)
+        scaled = results(loss, first, second, sample_weights=7 * weights)
+        masked = results(loss, first, second, keep, np.where(keep, weights, 1))
+        total = results(loss, first, second, sample_weights=weights, reduction="sum")
+        plain = results(loss, first, second)
+        equal = results(loss, first, second, sample_weights=np.full(N, 0.4))
+    assert_close(scaled, (value, grads), 1e-12)
+    assert_close(masked, (value, grads), 1e-12)
+    assert_close(total, (value * weights.sum(), tuple(g * weights.sum() for g in grads)), 1e-12)
+    assert_close(equal, plain, 1e-12)
+    assert abs(value - plain[0]) > 1e-3
+
+
+# Limits ----
+
+
+@every_loss
+def test_far_from_the_origin(loss):
+    """A mean of 1,000 spreads costs float32 three digits, and not six."""
+    first, second = arrays()
+    shifted = results(loss, first + 1024.0, second + 1024.0)
+    assert_close(shifted, results(loss, first, second), 2e-3)
+
+
+@every_loss
+def test_constant_dimensions(loss):
+    """A dimension without spread has no correlation, and its gradient is zero or finite."""
+    first, second = arrays()
+    constant = first.at[:, 1].set(0.1)
+    value, (d_first, d_second) = results(loss, constant, second)
+    assert np.isfinite(value)
+    assert np.isfinite(d_first).all()
+    assert np.isfinite(d_second).all()
+    same = jnp.broadcast_to(first[:1], first.shape)
+    value, grads = results(loss, same, same)
+    np.testing.assert_allclose(
+        value, DIM if loss is LOSSES["barlow_twins"] else 25 * 2 * 0.99, rtol=1e-5
+    )
+    assert magnitude(grads) == 0
+
+
+@every_loss
+@pytest.mark.parametrize("n", [0, 1])
+def test_no_sample_and_one(loss, n):
+    first, second = arrays()
+    for where in (np.ones(n, bool), np.zeros(n, bool)):
+        value, grads = results(loss, first[:n], second[:n], where)
+        assert all(np.isfinite(g).all() for g in grads)
+        # The correlations of one sample are 0, and the covariances are not defined.
+        invariance = 25 * np.mean((first[0] - second[0]) ** 2)
+        one = DIM if loss is LOSSES["barlow_twins"] else invariance
+        np.testing.assert_allclose(value, one if where.any() else 0, rtol=1e-5)
+        assert where.any() or magnitude(grads) == 0
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_computed_in_float32(loss, dtype):
+    views = arrays(dtype)
+    value, grads = results(loss, *views)
+    expected, expected_grads = results(loss, *(view.astype(jnp.float32) for view in views))
+    assert value.dtype == np.float32
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    for ours, theirs in zip(grads, expected_grads, strict=True):
+        assert ours.dtype == dtype
+        tolerance = 2 * float(jnp.finfo(dtype).eps) * magnitude(theirs)
+        np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=0, atol=tolerance)
+
+
+@every_loss
+def test_forward_over_reverse_and_vmap(loss):
+    with enable_x64(True):
+        views = arrays(np.float64)
+        direction = tuple(
+            jnp.cos(jnp.arange(v.size) + k).reshape(v.shape) for k, v in enumerate(views)
+        )
+        gradient = jax.jit(jax.grad(loss, (0, 1)), compiler_options=QUICK)
+        curved = jax.jit(lambda x, v: jax.jvp(jax.grad(loss, (0, 1)), x, v)[1])(views, direction)
+        step = 1e-5
+        above, below = (
+            gradient(*(x + sign * step * v for x, v in zip(views, direction, strict=True)))
+            for sign in (1, -1)
+        )
+        expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), above, below)
+        assert_close(curved, expected, 1e-6)
+        stacked = [jnp.stack([v, v[::-1] * 1.3]) for v in views]
+        each = [results(loss, *(v[k] for v in stacked))[0] for k in range(2)]
+        np.testing.assert_allclose(jax.jit(jax.vmap(loss))(*stacked), np.stack(each), rtol=1e-12)
+
+
+# Devices ----
+
+
+@every_loss
+@pytest.mark.parametrize("way", ["pmap", "sharded_loss"])
+def test_statistics_are_those_of_the_global_batch(loss, way):
+    """With masks that leave a device without a row, and gradients of a kernel.
+
+    `test_devices.py` has the other ways.
+    """
+    rng = np.random.default_rng(151)
+    with enable_x64(True):
+        first, second = arrays(np.float64)
+        kernel = jnp.asarray(rng.normal(size=(DIM, DIM)))
+        batch = {
+            "first": first,
+            "second": second,
+            "where": jnp.asarray([1] * 4 + [0] * 4 + [0, 1, 0, 0] + [1, 1, 0, 1], bool),
+            "sample_weights": jnp.asarray(rng.uniform(0.2, 2.0, N)),
+        }
+
+        def objective(kernel, batch, loss=loss, **names):
+            batch = batch | {name: batch[name] @ kernel for name in ("first", "second")}
+            views = batch.pop("first"), batch.pop("second")
+            mean = loss(*views, **batch, **names)
+            return mean + 0.3 * loss(*views, **batch, **names, reduction="sum")
+
+        single = jax.jit(jax.value_and_grad(objective), compiler_options=QUICK)
+        expected = jax.tree.map(np.asarray, single(kernel, batch))
+
+        def step(kernel, batch):
+            value, gradient = jax.value_and_grad(objective)(kernel, batch, axis_name="batch")
+            return value, jax.lax.pmean(gradient, "batch")
+
+        if way == "pmap":
+            of_devices = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch)
+            run = jax.pmap(step, "batch", in_axes=(None, 0))
+            got = jax.tree.map(lambda x: x[2], run(kernel, of_devices))
+        else:
+            spread = jaxloss.sharded_loss(loss, mesh(), "batch")
+            got = jax.jit(jax.value_and_grad(partial(objective, loss=spread)))(kernel, batch)
+        assert_close(got, expected, 1e-11)
+
+
+# Errors ----
+
+
+@every_loss
+def test_wrong_arguments_are_named(loss):
+    first, second = arrays()
+    with raises(ValueError, "`reduction` must be mean or sum for .*, got 'none'"):
+        loss(first, second, reduction="none")
+    with raises(ValueError, "`reduction` must be one of"):
+        loss(first, second, reduction="avg")
+    with raises(ValueError, r"`first` must have shape \[n, d\], got \(5,\)"):
+        loss(first[0], second)
+    for wrong in (second[:3], second[:, :3]):
+        with raises(ValueError, r"`second` must have the shape of `first`, \(16, 5\), got"):
+            loss(first, wrong)
+    for name, views in (("first", (first.astype(int), second)), ("second", (first, second > 0))):
+        with raises(TypeError, f"`{name}` must have a float dtype"):
+            loss(*views)
+    with raises(ValueError, "`where` and `first` must have the same number of rows"):
+        loss(first, second, where=jnp.ones(3, bool))
+    with raises(ValueError, "`sample_weights` and `first` must have the same number of rows"):
+        loss(first, second, sample_weights=jnp.ones(3))
+
+
+def test_hyperparameters_out_of_range():
+    first, second = arrays()
+    for name in ("invariance", "variance", "covariance"):
+        with raises(ValueError, f"`{name}` must be a number, finite and at least 0"):
+            jaxloss.vicreg_loss(first, second, **{name: -0.1})  # pyright: ignore
+    with raises(ValueError, "`epsilon` must be a number, finite and above 0"):
+        jaxloss.vicreg_loss(first, second, epsilon=0.0)
+    with raises(ValueError, "`off_diagonal` must be a number, finite and at least 0"):
+        jaxloss.barlow_twins_loss(first, second, off_diagonal=-0.1)
