@@ -588,12 +588,12 @@ def _under_jit(subject: _Subject, batch: _Batch, rng: np.random.Generator) -> No
                 named = "reduction" in str(error) or "none" in str(error)
                 if reduction == "none" and isinstance(error, ValueError) and named:
                     continue
+                found = f'with reduction="{reduction}" the loss raised {_first_line(error)}'
                 try:
                     call(*map(jnp.asarray, batch.args))
-                    when = "only when it is traced, "
-                except Exception:
-                    when = ""
-                found = f'with reduction="{reduction}", the loss raised, {when}{_first_line(error)}'
+                    found += " (only when it is traced)"
+                except Exception:  # The same one, without `jax.jit`.
+                    pass
                 raise _Broken(found, batch) from error
     for reduction, got in shapes.items():
         if not hasattr(got, "dtype") or not jnp.issubdtype(got.dtype, jnp.floating):
@@ -764,8 +764,9 @@ def _no_leak(subject: _Subject, where: str, batch: _Batch, rows: Any, expected: 
 
 def _same(subject: _Subject, what: str, batch: _Batch, expected: _Result) -> None:
     got = subject.evaluate(batch, mean=1.0, sum=0.3)
-    for reduction, value in got.values.items():
-        _close(f'with {what} the "{reduction}"', value, expected.values[reduction], batch)
+    for reduction in ("mean", "sum"):
+        a, b = got.values[reduction], expected.values[reduction]
+        _close(f'with {what} the "{reduction}"', a, b, batch)
     for k, a, b in zip(subject.differentiable, got.gradients, expected.gradients, strict=True):
         _close(f"with {what} the gradient of `{subject.names[k]}`", a, b, batch)
 
@@ -783,13 +784,17 @@ def _ignored_labels(subject: _Subject, batch: _Batch, rng: np.random.Generator) 
 
 
 def _zeros_of_none(subject: _Subject, batch: _Batch, rng: np.random.Generator) -> None:
-    if subject.terms == "rows":
-        masked = _random_mask(subject, batch, rng).with_mask(_some_rows(batch, rng))
-        out = ~masked.where | _ignored(subject, masked.args[1])
-        terms = subject.evaluate(masked).values["none"]
-        _close(
-            '"none" of rows that do not count', terms[out], np.zeros(out.sum()), masked, 0.0, 0.0
-        )
+    if subject.terms != "rows":
+        return
+    masked = _random_mask(subject, batch, rng).with_mask(_some_rows(batch, rng))
+    out = ~masked.where | _ignored(subject, masked.args[1])
+    poisoned = masked._replace(sample_weights=np.where(out, np.nan, masked.sample_weights))
+    for k in subject.row_positions:
+        poisoned = poisoned.with_arg(k, out, np.nan)
+    for changed in (masked, poisoned):
+        terms = subject.evaluate(changed).values["none"][out]
+        what = '"none" of rows that do not count'
+        _close(what, terms, np.zeros_like(terms), changed, 0.0, 0.0)
 
 
 def _sums(subject: _Subject, batch: _Batch, rng: np.random.Generator) -> None:
@@ -938,7 +943,9 @@ def _torch_reference(subject: _Subject, batch: _Batch) -> tuple[Any, Any] | None
 
 def _second_derivatives(subject: _Subject, batch: _Batch, rng: np.random.Generator) -> None:
     masked = _random_mask(subject, batch, rng)._replace(sample_weights=np.ones(batch.size))
-    smooth = _smooth(subject, masked, rng)
+    smooth = subject.differentiable
+    if _torch_reference(subject, batch) is not None:
+        smooth = _smooth(subject, masked, rng)
     values = subject.values_of(masked.args)
     # Along an argument of a stop-gradient, finite differences are other numbers.
     direction = [
@@ -963,12 +970,7 @@ def _second_derivatives(subject: _Subject, batch: _Batch, rng: np.random.Generat
 
 
 def _smooth(subject: _Subject, batch: _Batch, rng: np.random.Generator) -> tuple[int, ...]:
-    """The arguments whose gradient equals finite differences: all, without a stop-gradient.
-
-    There is none if the gradient was compared with finite differences.
-    """
-    if _torch_reference(subject, batch) is None:
-        return subject.differentiable
+    """The arguments whose gradient equals finite differences, as there is no stop-gradient."""
 
     def equal(k):
         try:
@@ -982,7 +984,10 @@ def _smooth(subject: _Subject, batch: _Batch, rng: np.random.Generator) -> tuple
 
 def _vmap(subject: _Subject, batch: _Batch, rng: np.random.Generator) -> None:
     others = [batch, subject.batch(rng, batch.size), subject.batch(rng, batch.size)]
-    batches = [other.with_mask(_some_rows(other, rng)) for other in others]
+    batches = [
+        _random_mask(subject, other, rng)._replace(sample_weights=np.ones(batch.size))
+        for other in others
+    ]
     values, gradients = subject.mean_of_stack(batches)
     for k, one in enumerate(batches):
         expected = subject.evaluate(one)
@@ -1069,7 +1074,7 @@ _RULES = (
     _Rule(
         "jit",
         "it must work under `jax.jit` and return arrays of floats",
-        "use `jnp.where` instead of `if` on the values of arrays",
+        "correct the error; use `jnp.where` instead of `if` on the values of arrays",
         _under_jit,
     ),
     _Rule(
