@@ -312,6 +312,26 @@ def mean_of_others(logits, labels, valid, axis_name):
     return losses, valid
 
 
+def binary_entropies(logits, targets, valid, axis_name):
+    """An unknown class is as a negative one."""
+    signs = jnp.where(targets > 0, -1.0, 1.0).astype(logits.dtype)
+    return jax.nn.softplus(signs * logits).sum(axis=1), valid
+
+
+def of_unit_weights(rows, labels, weights, **common):
+    return own()(rows @ (weights / jnp.linalg.norm(weights, axis=0)), labels, **common)
+
+
+def rows_and_targets(rng, n):
+    return rng.normal(size=(n, CLASSES)), rng.integers(-1, 2, (n, CLASSES))
+
+
+def rows_labels_and_weights(rng, n):
+    return rng.normal(size=(n, 2)), rng.integers(0, CLASSES, n), rng.normal(size=(2, CLASSES))
+
+
+INPUTS = {"unknown targets": rows_and_targets, "norm of zero weights": rows_labels_and_weights}
+"""By the name of the fault, where they are no `rows_and_labels`."""
 FAULTS = {
     "keywords": ("keywords", without_keywords),
     "if on values": ("jit", own(valid=only_on_values)),
@@ -319,6 +339,7 @@ FAULTS = {
     "root of 0": ("finite", own(partial(pairs, root=jnp.sqrt))),
     "double where missing": ("duplicates", own(partial(pairs, root=root_of_apart))),
     "norm of 0": ("zeros", own(prepare=over_norm)),
+    "norm of zero weights": ("zeros", of_unit_weights),
     "unshifted log-sum-exp": (
         "large_values",
         own(partial(cross_entropies, log_sum_exp=unshifted)),
@@ -343,6 +364,7 @@ FAULTS = {
     ),
     "mask of the losses alone": ("padding_leaks", own(prepare=lambda rows, valid: rows)),
     "negative label": ("ignored_labels", own(wrapped_labels, valid=only_mask)),
+    "unknown targets": ("ignored_labels", own(binary_entropies, valid=only_mask)),
     "none not zeroed": ("none", own(reduce=none_not_zeroed)),
     "unweighted sum": ("sums", own(reduce=unweighted_sum)),
     "weights not in the denominator": ("weights", own(reduce=mean_by(number_of_rows))),
@@ -377,7 +399,7 @@ def test_planted_faults(name, monkeypatch):
         few = tuple(r for r in testing.RULES if r.name == "jit" or r.part == part)
         monkeypatch.setattr(testing, "RULES", few)
     with pytest.raises(ContractError) as caught:
-        check_loss(loss, rows_and_labels, devices=part == "devices")
+        check_loss(loss, INPUTS.get(name, rows_and_labels), devices=part == "devices")
     error = caught.value
     assert error.rule == rule, error
     text = str(error)
