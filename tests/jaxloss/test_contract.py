@@ -1,7 +1,10 @@
 """Every property of the contract, over every row of the loss table.
 
-What a row computes is tested over all of them; what it checks, its labels' dtypes and its
-transformations over each loss once, and over those that are computed in tiles.
+`test_check_loss` has those that a loss of one's own is checked for, too, and that need a program of
+their own: masked rows that equal removed ones, `jax.vmap`, `jax.checkpoint`, second derivatives.
+
+What a row computes is tested over all of them; what it checks and its labels' dtypes over each
+loss once, and over those that are computed in tiles.
 """
 
 import inspect
@@ -55,15 +58,15 @@ SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILED)
 HALF = in_dtypes(bfloat16=LOSSES + TILED, float16=ONE_OF_A_KIND)
 
 
-def value_and_grad(row: LossRow, transform=lambda loss: loss, **common):
+def value_and_grad(row: LossRow):
     """A function from `(args, where)` to the mean loss and its gradients, not jitted."""
 
     def run(args, where=None):
         def loss(values):
             merged = merge(args, row.differentiable, values)
-            return row.function(*merged, where=where, **row.kwargs, **common)
+            return row.function(*merged, where=where, **row.kwargs)
 
-        return jax.value_and_grad(transform(loss))(tuple(args[k] for k in row.differentiable))
+        return jax.value_and_grad(loss)(tuple(args[k] for k in row.differentiable))
 
     return run
 
@@ -98,27 +101,6 @@ def test_float32_equals_references(row):
 
 
 # Counting ----
-
-
-@every_loss
-def test_masked_rows_equal_removed_rows(row):
-    """Also tests the defaults of `where` and `sample_weights`."""
-    batch = make_batch(row, seed=3)._replace(sample_weights=np.ones(12))
-    ignored = np.all((batch.args[1] < 0).reshape(12, -1), axis=1)
-    keep = batch.where & ~ignored
-    assert 0 < keep.sum() < 12
-    got = evaluate(row, batch, np.float64)
-    args = tuple(a[keep] if k < 2 else a for k, a in enumerate(batch.args))
-    with enable_x64(True):
-        run = jax.jit(value_and_grad(row), compiler_options=QUICK)
-        value, grads = jax.tree.map(np.asarray, run(cast(args, row.differentiable, np.float64)))
-    chex.assert_trees_all_close(got["mean"], value, rtol=1e-12, atol=1e-12)
-    for k, full, removed in zip(row.differentiable, got["mean_grad"], grads, strict=False):
-        if k == 0:
-            chex.assert_trees_all_close(full[keep], removed, rtol=1e-10, atol=1e-12)
-            assert not full[~keep].any()
-        else:
-            chex.assert_trees_all_close(full, removed, rtol=1e-10, atol=1e-12)
 
 
 @every_loss
@@ -508,60 +490,6 @@ def test_hyperparameters_widen_nothing(row):
 
 
 # Transformations ----
-
-
-@every_loss
-def test_vmap_of_a_checkpoint_equals_a_loop(row):
-    batches = [make_batch(row, seed) for seed in (20, 21, 22)]
-    stack = [np.stack(leaves) for leaves in zip(*(b.args for b in batches), strict=True)]
-    with enable_x64(True):
-        args = cast(stack, row.differentiable, np.float64)
-        where = jnp.asarray(np.stack([b.where for b in batches]))
-        run = jax.vmap(value_and_grad(row, jax.checkpoint))
-        value, grads = jax.jit(run, compiler_options=QUICK)(args, where)
-        value, grads = jax.tree.map(np.asarray, (value, grads))
-    for k, batch in enumerate(batches):
-        expected = evaluate(row, batch._replace(sample_weights=np.ones(12)), np.float64)
-        chex.assert_trees_all_close(value[k], expected["mean"], rtol=1e-10)
-        got = jax.tree.map(lambda g, k=k: g[k], grads)
-        chex.assert_trees_all_close(got, expected["mean_grad"][:-1], rtol=1e-10, atol=1e-12)
-
-
-@every_loss
-def test_forward_over_reverse(row):
-    """The Hessian times a direction equals central differences of the gradient.
-
-    The files of pairs, prototypes and the classifier test second derivatives of tiles.
-    """
-    batch = make_batch(row, seed=24)._replace(sample_weights=np.ones(12))
-    rng = np.random.default_rng(25)
-    direction = tuple(
-        rng.normal(size=batch.args[k].shape) * (k not in row.constant) for k in row.differentiable
-    )
-    with enable_x64(True):
-        args = cast(batch.args, row.differentiable, np.float64)
-        where = jnp.asarray(batch.where)
-
-        def gradient(values):
-            return value_and_grad(row)(merge(args, row.differentiable, values), where)[1]
-
-        values = tuple(args[k] for k in row.differentiable)
-        hessian = jax.jit(lambda x, v: jax.jvp(gradient, (x,), (v,)), compiler_options=QUICK)
-        _, got = hessian(values, tuple(map(jnp.asarray, direction)))
-        got = jax.tree.map(np.asarray, got)
-    step = 1e-5
-    moved = []
-    for sign in (1, -1):
-        shifted = tuple(
-            batch.args[k] + sign * step * v
-            for k, v in zip(row.differentiable, direction, strict=True)
-        )
-        shifted_batch = batch._replace(args=merge(batch.args, row.differentiable, shifted))
-        moved.append(evaluate(row, shifted_batch, np.float64)["mean_grad"][:-1])
-    expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), *moved)
-    assert magnitude(expected) > 1e-3 or row.piecewise_linear or row.constant == (0,)
-    # The error of central differences with this step is about 1e-9.
-    chex.assert_trees_all_close(got, expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.slow
