@@ -13,7 +13,6 @@ import jax
 import tyro
 
 from experiments.cli.benchmark import Benchmark
-from experiments.cli.compare import Compare
 from experiments.cli.compile import Compile
 from experiments.cli.datasets import Datasets, Prepare
 from experiments.cli.evaluate import config_of_arguments, evaluate_command
@@ -22,7 +21,7 @@ from experiments.cli.look import Look
 from experiments.cli.options import storage_paths
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings
-from experiments.cli.sweep import Sweep
+from experiments.cli.sweep import Compare, Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError, ExperimentError

@@ -11,8 +11,7 @@ from experiments.config import Folders
 from experiments.errors import ConfigError
 from experiments.look.charts import reliability, spectrum, training
 from experiments.look.classes import by_class, similarity
-from experiments.look.examples import hard_episodes, neighbours
-from experiments.look.maps import class_map, overview
+from experiments.look.images import class_map, hard_episodes, neighbours, overview
 from experiments.look.page import FONTS, Picture, write_page
 from experiments.look.view import View, some_rows, view_run
 from experiments.reporting.run import describe_run, version_text

@@ -14,9 +14,8 @@ from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models.layers import Backbone, LayerOptions, Projected, Shape
 from experiments.models.pooled import Conv4, ResNet12
-from experiments.models.resnet import ResNet, basic, bottleneck
+from experiments.models.resnet import ResNet, WideResNet, basic, bottleneck
 from experiments.models.swin import HEAD_WIDTH, Swin
-from experiments.models.wide_resnet import WideResNet
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 

@@ -27,8 +27,7 @@ from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.look import tiles, view
 from experiments.look.charts import spectrum, training
 from experiments.look.classes import by_class, draw_tail
-from experiments.look.examples import QUERIES, hard_episodes, neighbours
-from experiments.look.maps import Cloud, draw_map, overview
+from experiments.look.images import QUERIES, Cloud, draw_map, hard_episodes, neighbours, overview
 from experiments.look.page import Picture, write_page
 from experiments.look.tiles import is_dark_on_light, short
 from experiments.look.view import View, part_of, some_rows, view_run
@@ -117,7 +116,7 @@ def trained(tmp_path_factory, folders) -> Looked:
 
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"savefig.dpi": DPI}):
         patch.setattr(look, "view_run", recorded)
-        patch.setattr("experiments.look.maps.TILES", 12)
+        patch.setattr("experiments.look.images.TILES", 12)
         assert main(given) == 0
     numbers = json.loads((directory / "look" / "look.json").read_text())
     return Looked(views[0], numbers, folders)
@@ -159,7 +158,7 @@ def untrained(tmp_path_factory, folders, voc):
             # One protocol that holds classes out has all pictures: that of `trained`.
             drawn = [by_class, hard_episodes, spectrum] if seen.holds_classes_out else look._DRAWN
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("experiments.look.maps.TILES", 4)
+                patch.setattr("experiments.look.images.TILES", 4)
                 pictures = [picture for draw in drawn if (picture := draw(seen))]
             known[name] = Looked(seen, {p.name: p.numbers for p in pictures}, data)
         return known[name]
