@@ -38,21 +38,12 @@ def evaluate_run_linear(
     """Trains linear classifiers with 45 L2 penalties on the features of a data set.
 
     Images are normalised as in training and not augmented. They are resized and cropped where their
-    size differs from that of training.
-
-    Args:
-      run: The checkpoint.
-      folders: Where data is stored.
-      data: The data set and its classes; one without a test split is split within its classes. The
-        penalty is chosen on the fraction `holdout` of each class's training images.
+    size differs from that of training. A data set without a test split is split within its classes;
+    the penalty is chosen on the fraction `holdout` of each class's training images.
 
     Returns:
       A report as JSON types; `stored_size` has the shorter side of photographs stored whole, and
       `result` the fields of a `LinearResult`.
-
-    Raises:
-      ConfigError: The data set cannot be split so, or its images do not fit the model.
-      DivergedError: The features are not finite.
     """
     if not 0 < data.holdout < 1:
         raise ConfigError(f"holdout must be above 0 and below 1, got {data.holdout}")
@@ -96,21 +87,12 @@ def evaluate_runs_linear(
 ) -> list[Path]:
     """Evaluates runs as `evaluate_run_linear` does, and writes a report into each directory.
 
-    Of several runs, writes a table, too, and reads a report of the same checkpoint that is there.
-
-    Args:
-      paths, which: The runs and their checkpoints, as in `restore_run`.
-      folders, data: As in `evaluate_run_linear`.
-      directory: Of the table; by default runs/linear-DATA.
-      baseline: Label of the runs that the others are compared with, by seed; empty: none.
-      command: What was typed.
+    Of several runs, writes a table, too, into `directory` (by default runs/linear-DATA), and reads
+    a report of the same checkpoint that is there. The runs with the label `baseline` are those that
+    the others are compared with, by seed. For `which` see `restore_run`.
 
     Returns:
       The written files of the one run, or those of the table.
-
-    Raises:
-      CheckpointError, ConfigError, DivergedError: As `restore_run` and `evaluate_run_linear`; or
-        two runs have the same label and seed, or none has the label `baseline`.
     """
     if not paths:
         raise ConfigError("linear needs a run directory, or several")

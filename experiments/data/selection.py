@@ -60,7 +60,7 @@ def select(
     subset_seed: int = 0,
     option: str = "data.classes",
 ) -> Selection:
-    """Selects classes and images.
+    """Selects classes and images; options are those of `classification.ClassificationData`.
 
     Args:
       labels: Integers [n], the labels of the training images. If `test_labels` is None, the
@@ -68,8 +68,6 @@ def select(
       test_labels: Integers [m], the labels of the test images.
       among: Ascending labels to choose from. Default: all. The images of a class that are for
         training, validation and test depend neither on it nor on `subset_seed`.
-      classes, samples_per_class, imbalance, tail_from, holdout, subset_seed: See
-        `experiments.protocols.classification.ClassificationData`.
       option: Name of the option that sets `classes`, for messages.
 
     Returns:

@@ -134,7 +134,6 @@ def evaluate_linear(
 
     The penalty is chosen on the validation set, and a classifier with it is then trained on
     training and validation set together.
-
     """
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
     path = fit_path(train, num_classes, penalties=penalties)

@@ -53,17 +53,10 @@ _OPTIONAL = {option for of in _ARCHITECTURES.values() for option in of.options}
 def build_backbone(
     config: ModelConfig, *, image_shape: Shape, axis_name: str | None, rngs: nnx.Rngs
 ) -> Backbone:
-    """Builds the backbone that a configuration describes.
+    """Builds the backbone that a configuration describes, for images of a shape.
 
-    Args:
-      config: The architecture and its options.
-      image_shape: Height, width and channels of an image.
-      axis_name: Device axis (of `jax.pmap` or `jax.shard_map`) over which batch statistics are
-        synchronised. None on one device, and in a jit over sharded global arrays.
-      rngs: Source of the initial parameters.
-
-    Raises:
-      ConfigError: The options or the images do not fit the architecture.
+    Batch statistics are synchronised over the mapped axis `axis_name`: None on one device, and in a
+    jit over sharded global arrays. Raises a `ConfigError` where options or images do not fit.
     """
     architecture = _ARCHITECTURES[config.backbone]
     _check(config, architecture, image_shape)

@@ -34,14 +34,10 @@ Convolutions = tuple[tuple[int, int, int], ...]
 class ResNet(Backbone):
     """A residual network (He et al., 2016): ResNet-18 and -50, and ResNet-32 for CIFAR.
 
-    The first block of every stage except the first halves height and width.
-
-    Args:
-      config, image_shape, options: As in `build_backbone`.
-      block: The convolutions of a block, of the width of its stage and its stride: `basic`, or
-        `bottleneck`, whose output has four times as many channels.
-      shortcut: Kernel size of the convolutions that are the shortcuts of blocks that change the
-        shape (option B of the paper: 1). 0: these subsample and add zero channels (option A).
+    The first block of every stage except the first halves height and width. `block` gives the
+    convolutions of a block: `basic`, or `bottleneck`, whose output has four times as many channels.
+    `shortcut` is the kernel size of the shortcuts that change the shape (option B of the paper: 1);
+    with 0, these subsample and add zero channels (option A).
     """
 
     def __init__(

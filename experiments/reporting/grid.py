@@ -57,13 +57,8 @@ def write_grid(
 ) -> list[Path]:
     """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
 
-    With a baseline, differences.png is written, too. The directory is created if it does not exist.
-
-    Args:
-      directory: The folder of the grid.
-      axes, runs: As in `make_grid`.
-      title, command, notes: Of tables and figures: a heading, what was typed last, and sentences.
-      arrangement: What else `make_grid` takes: metrics, comparison, pair_metrics.
+    With a baseline, differences.png is written, too. Title, command (as typed last) and notes are
+    those of tables and figures. `arrangement` is what else `make_grid` takes.
     """
     grid = make_grid(axes, runs, **arrangement)
     text = grid_table(grid, runs, title=title, notes=notes)

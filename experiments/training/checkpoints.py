@@ -93,14 +93,8 @@ class Checkpoints:
 
     With several processes, all of them open the folder, which all of them see, and call every
     method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
-    `CheckpointError` where it is missing or does not fit.
-
-    Args:
-      directory: Folder of the checkpoints; made if it is missing, unless `read_only`.
-      read_only: Change no file, for reading beside the processes that write.
-
-    Raises:
-      CheckpointError: `read_only`, and the folder is missing or holds no checkpoint.
+    `CheckpointError` where it is missing or does not fit. With `read_only`, for reading beside the
+    processes that write, no file is changed, and there must be a checkpoint.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False):
@@ -155,9 +149,6 @@ class Checkpoints:
           meta: JSON types, which `restore` and `meta` return.
           accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
           num_classes: Classes of a spread leaf, without those that fill up devices.
-
-        Raises:
-          CheckpointError: The state or the step cannot be saved, or the last save failed.
         """
         values = {
             name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
@@ -185,11 +176,7 @@ class Checkpoints:
         self._manager.save(step, args=args)
 
     def wait(self) -> None:
-        """Waits until the last save is on disk.
-
-        Raises:
-          CheckpointError: It failed.
-        """
+        """Waits until the last save is on disk; a `CheckpointError` if it failed."""
         saved, self._saving = self._saving, None
         with contextlib.suppress(OSError):  # Raised or not, depending on when it happened.
             self._manager.wait_until_finished()
@@ -211,17 +198,15 @@ class Checkpoints:
     ) -> Restored:
         """Reads a checkpoint into the structure of `target`.
 
+        Leaves whose classes are spread in `target` are spread in the same way, on whatever devices
+        they were saved; all others are NumPy arrays.
+
         Args:
           target: Pytree of arrays, `jax.ShapeDtypeStruct` and numbers. The checkpoint must have
             leaves of the same names, types and shapes; the values are not used.
-          step: The step of the checkpoint.
           parts: Paths such as `params/backbone`. If given, leaves of the checkpoint outside these
             paths are ignored.
-          num_classes: Classes of a spread leaf, without those that fill up devices.
-
-        Returns:
-          The step, the state, and the metadata. Leaves whose classes are spread in `target` are
-          spread in the same way, on whatever devices they were saved; all others are NumPy arrays.
+          num_classes: As in `save`.
         """
         header, wanted = self._header(step), _by_name(target)
         stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
@@ -256,7 +241,7 @@ class Checkpoints:
     def read_intact(
         self, read: Callable[[int], T], *, best: bool = False
     ) -> tuple[T, list[DamagedCheckpointError]]:
-        """Reads the newest or the best checkpoint that is intact.
+        """Reads the newest or the best checkpoint that is intact; a `CheckpointError` if none is.
 
         A damaged checkpoint is reported as a warning, which names the one that is used instead.
         Unless `read_only`, it is also renamed to `damaged-STEP`, so that training can save the step
@@ -268,9 +253,6 @@ class Checkpoints:
 
         Returns:
           `read(step)` of the intact checkpoint, and the damage of those that come before it.
-
-        Raises:
-          CheckpointError: No checkpoint is intact.
         """
         damaged: list[DamagedCheckpointError] = []
         # Listed anew each time: the processes that write may have removed checkpoints since.

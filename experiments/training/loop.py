@@ -60,20 +60,11 @@ def train(
     meta: Mapping[str, Any],
     stuck_after: float = 0,
 ) -> float:
-    """Trains to the end, from the newest checkpoint if there is one.
+    """Trains to the end, from the newest checkpoint; returns the seconds of all calls.
 
-    With several processes, all of them call this with the same arguments, and see the directory.
-
-    Args:
-      parts: What the loop runs.
-      directory: The run directory; receives metrics.jsonl, TensorBoard events and checkpoints/.
-      steps: Of the run.
-      validate_every, log_every: Steps between two validations, and between two lines of metrics.
-      name, meta: See `Recorder`.
-      stuck_after: Minutes without a step after which the process ends; 0: never.
-
-    Returns:
-      Seconds spent on the run, over all calls that trained it.
+    With several processes, all of them call this with the same arguments, and see the directory,
+    which receives metrics.jsonl, TensorBoard events and checkpoints/. A process without a step for
+    `stuck_after` minutes ends (0: never). Name and meta are as in `Recorder`.
 
     Raises:
       DivergedError: The loss, its gradient or the features are not finite.
