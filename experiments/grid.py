@@ -23,13 +23,7 @@ from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
 from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run, places
 from experiments.reporting.run import read_episodes, read_report, write_report
-from experiments.runs import (
-    evaluation_of,
-    restore_run,
-    run_directory,
-    split_of,
-    with_evaluation,
-)
+from experiments.runs import evaluation_of, restore_run, run_directory, split_of, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)

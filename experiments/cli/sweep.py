@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from experiments.cli.options import (
-    AnyPreset,
-    Execution,
-    HowToRun,
-    preset_choice,
-    print_written,
-)
+from experiments.cli.options import AnyPreset, Execution, HowToRun, preset_choice, print_written
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.presets.few_shot import PRESETS as FEW_SHOT
