@@ -18,8 +18,7 @@ from experiments.evaluation.feature_space import (
     unit_features,
 )
 from experiments.evaluation.few_shot import accuracies_of, configured_episodes
-from experiments.look.page import Picture
-from experiments.look.tiles import CLASS_COLORS, Tile, draw_rows, draw_tile, short
+from experiments.look.page import CLASS_COLORS, Picture, Tile, draw_rows, draw_tile, short
 from experiments.look.view import Side, View, some_rows
 from experiments.reporting.style import INK, VERMILLION, Mark, legend_handle
 
