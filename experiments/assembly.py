@@ -149,14 +149,11 @@ def build_network(
     pretrained: bool = False,
     abstract: bool = False,
 ) -> Network:
-    """Builds what a run trains.
+    """Builds what a run trains on classes with so many training images, int64 [C].
 
-    Args:
-      class_counts: int64 [C], training images of every class.
-      steps_per_epoch: For the number of epochs.
-      axis_name, mesh: See `Problem`. A `ConfigError` if the mesh spreads a head that must be whole.
-      pretrained: The backbone starts from the weights that the configuration names.
-      abstract: The state is `jax.ShapeDtypeStruct`s, so that it takes no memory.
+    For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
+    that the configuration names. If `abstract`, the state is `jax.ShapeDtypeStruct`s, so that it
+    takes no memory.
     """
     config = plan.config
     model = build_backbone(

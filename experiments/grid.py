@@ -192,13 +192,8 @@ def run_grid(
 
     The table has the settings of the axes, at every seed that has been run. Everything that makes a
     run impossible, or leaves a metric or a choice without runs, is an error before any training.
-
-    Args:
-      config, axes, seeds, root: As in `make_cells`.
-      complete: Trains and evaluates a run in its directory unless it is finished; returns its
-        report.
-      comparison, metrics, notes, report: As in `write_grid`.
-      title: By default the protocol, the data set and, if there is one, the loss.
+    `complete` trains and evaluates a run in its directory unless it is finished, and returns its
+    report. The title is by default the protocol, the data set and, if there is one, the loss.
 
     Returns:
       The files of the report, the table first; and a line for every run that diverged.
@@ -283,13 +278,9 @@ def evaluate_over(
     """Evaluates a checkpoint at all combinations of values; writes their table and figure.
 
     Evaluations are kept in RUN/evaluations/SPLIT-stepSTEP/OPTION=VALUE/...; those that are there
-    are read, not repeated. Those with the same episodes are compared episode by episode.
-
-    Args:
-      path, folders, split, which: As in `evaluate_run`.
-      over: Evaluation options and their values, as `parse_axis` reads them.
-      overrides: Values, by option, that all evaluations share and the run does not have.
-      metrics: By default those of the reports, in their order.
+    are read, not repeated. Those with the same episodes are compared episode by episode. Values of
+    `overrides` are those that all evaluations share and the run does not have. Metrics are by
+    default those of the reports, in their order.
     """
     run = restore_run(path, which)
     config, split = run.plan.config, split_of(run.plan, split)

@@ -157,13 +157,10 @@ class RestoredRun(NamedTuple):
 def restore_run(path: Path, which: str = "best") -> RestoredRun:
     """A checkpoint of a run, with the configuration that the checkpoint stores.
 
-    With several processes, all of them call this. Raises a `CheckpointError` without such an intact
-    checkpoint.
-
-    Args:
-      path: A run directory, or its folder of checkpoints.
-      which: `best` by validation (the latest where there was none), `latest`, or the number of a
-        step. Where the best or the latest is damaged, the next one is taken, and a note says so.
+    The path is a run directory, or its folder of checkpoints. `which` is `best` by validation (the
+    latest where there was none), `latest`, or the number of a step. Where the best or the latest is
+    damaged, the next one is taken, and a note says so. With several processes, all of them call
+    this.
     """
     if not which.isdecimal() and which not in ("best", "latest"):
         raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {which!r}")

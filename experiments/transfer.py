@@ -42,15 +42,12 @@ _ACCURACIES = ("accuracy", "best_test_accuracy")
 def evaluate_run_linear(
     run: RestoredRun, folders: Folders, data: ClassificationData
 ) -> dict[str, Any]:
-    """Trains linear classifiers with 45 L2 penalties on the features of a data set.
+    """The report, as JSON types, of linear classifiers with 45 L2 penalties on frozen features.
 
     Images are normalised as in training and not augmented. They are resized and cropped where their
     size differs from that of training. A data set without a test split is split within its classes;
-    the penalty is chosen on the fraction `holdout` of each class's training images.
-
-    Returns:
-      A report as JSON types; `stored_size` has the shorter side of photographs stored whole, and
-      `result` the fields of a `LinearResult`.
+    the penalty is chosen on the fraction `holdout` of each class's training images. `stored_size`
+    has the shorter side of photographs stored whole, and `result` the fields of a `LinearResult`.
     """
     if not 0 < data.holdout < 1:
         raise ConfigError(f"holdout must be above 0 and below 1, got {data.holdout}")
@@ -96,10 +93,7 @@ def evaluate_runs_linear(
 
     Of several runs, writes a table, too, into `directory` (by default runs/linear-DATA), and reads
     a report of the same checkpoint that is there. The runs with the label `baseline` are those that
-    the others are compared with, by seed. For `which` see `restore_run`.
-
-    Returns:
-      The written files of the one run, or those of the table.
+    the others are compared with, by seed. Returns the files of the one run, or those of the table.
     """
     if not paths:
         raise ConfigError("linear needs a run directory, or several")

@@ -30,11 +30,7 @@ from experiments.storage import cache_folder
 
 
 def command_type(evaluated: TrainConfig | None = None) -> Any:
-    """The type of a command with its options.
-
-    Args:
-      evaluated: The configuration of the run that `evaluate` evaluates, where it is known.
-    """
+    """The type of a command; `evaluate` has the options of the run that it evaluates, if known."""
     evaluate: Any = Annotated[evaluate_command(evaluated), tyro.conf.subcommand("evaluate")]
     return (
         Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]

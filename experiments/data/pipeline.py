@@ -97,11 +97,6 @@ def load_split(
       memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
         splits are read when they are indexed. Default: a quarter of the available memory, and
         at most 8 GiB.
-
-    Raises:
-      ConfigError: The data set or split does not exist.
-      MissingArchiveError, DamagedArchiveError: An archive is missing; it or the prepared set is
-        damaged.
     """
     builder = _prepared(name, split, data_dir, manual_dir)
     folder = storage_path(builder.data_dir)

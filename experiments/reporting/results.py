@@ -104,10 +104,9 @@ def make_grid(
 ) -> Grid:
     """Arranges the finished runs, of which no two have the same place and seed.
 
-    Args:
-      metrics: Names of those to show, in this order; by default all, `VALIDATION` last. One that
-        no run has is shown without values.
-      pair_metrics: What every run has in common with that of the baseline, if there is one.
+    `metrics` are the names of those to show, in this order; by default all, `VALIDATION` last. One
+    that no run has is shown without values. `pair_metrics` are what every run has in common with
+    that of the baseline, if there is one.
     """
     comparison = comparison or Comparison()
     baseline, unit = comparison.baseline, comparison.pairs_over or "seed"

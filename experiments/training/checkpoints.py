@@ -141,14 +141,11 @@ class Checkpoints:
         accuracy: SupportsFloat | None = None,
         num_classes: int = 0,
     ) -> None:
-        """Begins to write a checkpoint. The state is copied before this returns.
+        """Begins to write a checkpoint of a pytree, which is copied before this returns.
 
-        Args:
-          step: Number of training steps done; above that of every checkpoint.
-          state: Pytree of NumPy arrays, JAX arrays and numbers.
-          meta: JSON types, which `restore` and `meta` return.
-          accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
-          num_classes: Classes of a spread leaf, without those that fill up devices.
+        `step` is the number of training steps done, above that of every checkpoint. `meta`, JSON
+        types, is returned by `restore` and `meta`. The accuracy ranks the checkpoint; None, NaN and
+        infinities rank below every number. `num_classes` leaves out classes that fill up devices.
         """
         values = {
             name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
@@ -196,17 +193,11 @@ class Checkpoints:
     def restore(
         self, target: Any, step: int, *, parts: tuple[str, ...] = (), num_classes: int = 0
     ) -> Restored:
-        """Reads a checkpoint into the structure of `target`.
+        """Reads a checkpoint into the structure of `target`, a pytree whose values are not used.
 
-        Leaves whose classes are spread in `target` are spread in the same way, on whatever devices
-        they were saved; all others are NumPy arrays.
-
-        Args:
-          target: Pytree of arrays, `jax.ShapeDtypeStruct` and numbers. The checkpoint must have
-            leaves of the same names, types and shapes; the values are not used.
-          parts: Paths such as `params/backbone`. If given, leaves of the checkpoint outside these
-            paths are ignored.
-          num_classes: As in `save`.
+        The checkpoint must have leaves of the same names, types and shapes; with `parts`, paths
+        such as `params/backbone`, only below these. Leaves whose classes are spread in `target` are
+        spread in the same way, on whatever devices they were saved; all others are NumPy arrays.
         """
         header, wanted = self._header(step), _by_name(target)
         stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
@@ -241,18 +232,11 @@ class Checkpoints:
     def read_intact(
         self, read: Callable[[int], T], *, best: bool = False
     ) -> tuple[T, list[DamagedCheckpointError]]:
-        """Reads the newest or the best checkpoint that is intact; a `CheckpointError` if none is.
+        """`read(step)` of the newest or `best` intact checkpoint, and the damage of earlier ones.
 
-        A damaged checkpoint is reported as a warning, which names the one that is used instead.
-        Unless `read_only`, it is also renamed to `damaged-STEP`, so that training can save the step
-        again.
-
-        Args:
-          read: Called with a step; raises `DamagedCheckpointError` where this one is damaged.
-          best: Take checkpoints in the order of their accuracy, not of their step.
-
-        Returns:
-          `read(step)` of the intact checkpoint, and the damage of those that come before it.
+        A damaged checkpoint, for which `read` raises `DamagedCheckpointError`, is reported as a
+        warning, which names the one that is used instead. Unless `read_only`, it is also renamed to
+        `damaged-STEP`, so that training can save the step again.
         """
         damaged: list[DamagedCheckpointError] = []
         # Listed anew each time: the processes that write may have removed checkpoints since.

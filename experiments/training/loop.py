@@ -64,12 +64,9 @@ def train(
 
     With several processes, all of them call this with the same arguments, and see the directory,
     which receives metrics.jsonl, TensorBoard events and checkpoints/. A process without a step for
-    `stuck_after` minutes ends (0: never). Name and meta are as in `Recorder`.
-
-    Raises:
-      DivergedError: The loss, its gradient or the features are not finite.
-      Interrupted: SIGTERM or Ctrl-C; the state is saved.
-      ConfigError: Another process trains in the directory.
+    `stuck_after` minutes ends (0: never). Name and meta are as in `Recorder`. Raises a
+    `DivergedError` where loss, gradient or features are not finite, and `Interrupted` at SIGTERM or
+    Ctrl-C, when the state is saved.
     """
     parallel = parts.parallel
     end_epoch = _end_epoch(parts)
