@@ -133,8 +133,6 @@ def on_first(action: Callable[[], T]) -> T | None:
 
 def all_true(value: bool) -> bool:
     """Whether a value is true in all processes. Every process must call this."""
-    if jax.process_count() == 1:
-        return value
     return bool(np.all(multihost_utils.process_allgather(np.array(value))))
 
 
@@ -143,8 +141,6 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
 
     Every process must call this. If one of them has other values, all raise a `ConfigError`.
     """
-    if jax.process_count() == 1:
-        return
     own = json.dumps(values, sort_keys=True)
     digests = multihost_utils.process_allgather(np.array(zlib.crc32(own.encode()), np.uint32))
     if len({*digests.tolist()}) > 1:
@@ -180,15 +176,11 @@ def check_shared(directory: Path) -> None:
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
     """The rows [n, d] of all processes, n of each, in order. Every process must call this."""
-    if jax.process_count() == 1:
-        return rows
     return np.asarray(multihost_utils.process_allgather(rows, tiled=True))
 
 
 def from_first(array: np.ndarray) -> np.ndarray:
     """The array of the first process; all have one of its shape. Every process must call this."""
-    if jax.process_count() == 1:
-        return array
     return np.asarray(multihost_utils.broadcast_one_to_all(array))
 
 

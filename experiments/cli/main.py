@@ -15,9 +15,7 @@ import tyro
 from experiments.cli.benchmark import Benchmark
 from experiments.cli.compile import Compile
 from experiments.cli.datasets import Datasets, Prepare
-from experiments.cli.evaluate import config_of_arguments, evaluate_command
-from experiments.cli.linear import Linear
-from experiments.cli.look import Look
+from experiments.cli.evaluate import Linear, Look, config_of_arguments, evaluate_command
 from experiments.cli.options import storage_paths
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings

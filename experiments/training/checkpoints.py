@@ -310,7 +310,9 @@ class Checkpoints:
                     pass
                 except OSError as cause:
                     raise CheckpointError(f"cannot read {path}: {cause}") from error
-            raise self._damaged(step, _first_line(error)) from error
+            reason = f"{type(error).__name__}: {error}"
+            reason = textwrap.shorten(reason, 200, placeholder=" …")
+            raise self._damaged(step, reason) from error
 
     def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
         return DamagedCheckpointError(step, f"checkpoint {self._path(step)} is damaged ({reason})")
@@ -321,7 +323,8 @@ class Checkpoints:
             logger.warning("%s", error)
         else:
             logger.warning("%s: renamed to damaged-%d", error, error.step)
-            names = (f"damaged-{error.step}{end}" for end in _endings())
+            first = f"damaged-{error.step}"
+            names = itertools.chain([first], (f"{first}-{n}" for n in itertools.count(2)))
             free = (path for name in names if not (path := self._directory / name).exists())
             on_first(lambda: self._path(error.step).rename(next(free)))
 
@@ -345,11 +348,6 @@ class _Preserved(managers.PreservationPolicy):
         steps = [checkpoint.step for checkpoint in checkpoints]
         best = max(steps, key=lambda step: (self.rank(step), step))
         return [step == best or step in sorted(steps)[-_NEWEST:] for step in steps]
-
-
-def _endings() -> Iterator[str]:
-    yield ""
-    yield from (f"-{number}" for number in itertools.count(2))
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -421,10 +419,6 @@ def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path)
 
 def _is_within(name: str, parts: tuple[str, ...]) -> bool:
     return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
-
-
-def _first_line(error: Exception) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:

@@ -87,7 +87,9 @@ def train(
             read_batches(parts.read, first, steps, ahead=parts.ahead), first + 1
         ):
             running, metrics = parallel.step(running, parallel.split(batch))
-            _wait_for_oldest(in_flight, metrics)
+            in_flight.append(metrics)
+            if len(in_flight) > _MAX_IN_FLIGHT:
+                jax.block_until_ready(in_flight.popleft())
             step_done()
             if end_epoch is not None and step % parts.steps_per_epoch == 0:
                 running, numbers = end_epoch(running)
@@ -148,12 +150,6 @@ def _end_epoch(parts: Parts) -> Callable[[Any], tuple[Any, Mapping[str, Any]]] |
         return running._replace(objective_state=parallel.replicate(objective_state)), numbers
 
     return end_epoch
-
-
-def _wait_for_oldest(in_flight: deque[Any], newest: Any) -> None:
-    in_flight.append(newest)
-    if len(in_flight) > _MAX_IN_FLIGHT:
-        jax.block_until_ready(in_flight.popleft())
 
 
 def _check_finite(step: int, scalars: dict[str, float]) -> None:
