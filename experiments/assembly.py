@@ -50,15 +50,10 @@ class Plan(NamedTuple):
 
 
 def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool = True) -> Plan:
-    """Plans a run; touches no data.
+    """Plans a run for so many devices, by default those of all processes; touches no data.
 
-    Args:
-      config: The options.
-      num_devices: Of the machines that will train it. None: those of all processes.
-      check: Whether options must fit each other and the devices; False to restore a checkpoint.
-
-    Raises:
-      ConfigError: A value is out of bounds, or does not fit the others or the devices.
+    Raises a `ConfigError` where options are out of bounds or do not fit each other and the devices.
+    Without `check`, as for a checkpoint, they are not checked.
     """
     if check:
         check_config(config)
@@ -118,14 +113,9 @@ def of_last(name: str) -> str:
 
 
 def check_data(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
-    """Checks that the data fits a run; prepares the data set if needed and reads no image.
+    """The number of images of every class, for every available split; prepares the data if needed.
 
-    Returns:
-      For every available split, the number of images of every class.
-
-    Raises:
-      ConfigError: The configuration does not fit the data.
-      MissingArchiveError: The data set's archives are missing.
+    Reads no image. Raises a `ConfigError` where the data does not fit the run.
     """
     config, protocol = plan.config, plan.protocol
     class_counts = protocol.class_counts(folders)
@@ -159,19 +149,11 @@ def build_network(
     pretrained: bool = False,
     abstract: bool = False,
 ) -> Network:
-    """Builds what a run trains.
+    """Builds what a run trains on classes with so many training images, int64 [C].
 
-    Args:
-      class_counts: int64 [C], training images of every class.
-      steps_per_epoch: For the number of epochs.
-      axis_name: See `Problem.axis_name`.
-      mesh: The devices of a sharded jit.
-      pretrained: The backbone starts from the weights that the configuration names.
-      abstract: The state is `jax.ShapeDtypeStruct`s, so that it takes no memory.
-
-    Raises:
-      ConfigError: The loss needs the whole head on every device, and the mesh spreads it.
-      WeightsError: The weights cannot be read, or do not fit.
+    For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
+    that the configuration names. If `abstract`, the state is `jax.ShapeDtypeStruct`s, so that it
+    takes no memory.
     """
     config = plan.config
     model = build_backbone(
@@ -208,13 +190,7 @@ def build_network(
 def assemble(
     plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap", mesh_shape: str = ""
 ) -> Parts:
-    """Builds what the training loop runs.
-
-    `mode` and `mesh_shape` spread it over devices, as in `parallel.device_mesh`.
-
-    Raises:
-      ConfigError: The configuration does not fit the data or the mode.
-    """
+    """Builds what the training loop runs, spread over devices as in `parallel.device_mesh`."""
     config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
     mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
     axis_name = parallel.axis_name(mode)

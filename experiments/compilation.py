@@ -52,11 +52,7 @@ class CompiledStep(NamedTuple):
 
 
 def tpu_devices(topology: str) -> Sequence[Any]:
-    """The devices of a TPU topology such as v5e:16x16, which this machine need not have.
-
-    Raises:
-      ConfigError: libtpu is not installed, or knows no such topology.
-    """
+    """The devices of a TPU topology such as v5e:16x16, which this machine need not have."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     # No TPU is used, so several commands may compile at once.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -80,11 +76,7 @@ def compile_step(
     """Compiles the training step of a run for devices such as `tpu_devices(...)`; reads no data.
 
     The mode and the shape of the mesh are as in `train_run`; classes are by default those of the
-    data set.
-
-    Raises:
-      ConfigError: The options do not fit each other or the devices.
-      JaxRuntimeError: RESOURCE_EXHAUSTED where the compiler found too little memory.
+    data set. A `JaxRuntimeError` of RESOURCE_EXHAUSTED says that memory is too small.
     """
     plan = plan_run(config, num_devices=len(devices))
     axis_name = parallel.axis_name(mode)

@@ -261,11 +261,7 @@ Config = TypeVar("Config")
 
 
 def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
-    """The configuration that `to_dict` made `values` from.
-
-    Raises:
-      ConfigError: A key is missing, or unknown to this version.
-    """
+    """The configuration that `to_dict` made `values` from, if it has the keys of this version."""
     hints = typing.get_type_hints(kind)
     known = {option.name for option in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
     if known != values.keys():

@@ -45,11 +45,6 @@ class Photographs:
         """That of the pixels."""
         return self.pixels.shape
 
-    @property
-    def dtype(self) -> np.dtype:
-        """uint8."""
-        return self.pixels.dtype
-
     def __len__(self) -> int:
         return len(self.pixels)
 

@@ -12,12 +12,7 @@ class ConfigError(ExperimentError, ValueError):
 
 
 class DivergedError(ExperimentError):
-    """The numbers of a run are no longer finite.
-
-    Args:
-      step: Training step at which this was noticed.
-      what: What is not finite.
-    """
+    """The numbers of a run are no longer finite: `what`, as noticed at a step."""
 
     def __init__(self, step: int, what: str):
         super().__init__(step, what)

@@ -23,13 +23,7 @@ from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
 from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run, places
 from experiments.reporting.run import read_episodes, read_report, write_report
-from experiments.runs import (
-    evaluation_of,
-    restore_run,
-    run_directory,
-    split_of,
-    with_evaluation,
-)
+from experiments.runs import evaluation_of, restore_run, run_directory, split_of, with_evaluation
 from experiments.training.run_directory import check_run_directory, read_config
 
 logger = logging.getLogger(__name__)
@@ -50,9 +44,6 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
 
     Options are those of `config`. The numbers of an option that takes several are joined by `+`.
     The axis is named after its first option if that distinguishes the positions.
-
-    Raises:
-      ConfigError: An option is unknown, or a value is of another type or repeated.
     """
     names, _, values = text.partition("=")
     options, types = names.replace("-", "_").split("/"), option_types(config)
@@ -120,12 +111,7 @@ def parse_comparison(
     pairs_over: str = "",
     choose: Sequence[str] = (),
 ) -> Comparison:
-    """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others.
-
-    Raises:
-      ConfigError: No axis has such an option or value, an option is named twice, or no axis is
-        left.
-    """
+    """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others."""
     by_name = {name: a.name for a in axes for name in (a.name, "/".join(a.settings[0]))}
     named = [option.replace("-", "_") for option in (pairs_over, *choose) if option]
     used = [by_name.get(option, "") for option in named]
@@ -164,11 +150,7 @@ class Cell(NamedTuple):
 def make_cells(
     config: TrainConfig, axes: Sequence[Axis], seeds: Iterable[int], root: Path
 ) -> list[Cell]:
-    """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED.
-
-    Raises:
-      ConfigError: An option is on two axes.
-    """
+    """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED."""
     options = [option for axis in axes for option in axis.settings[0]]
     if len({*options}) < len(options):
         raise ConfigError(f"two axes have the same option: {', '.join(options)}")
@@ -208,24 +190,13 @@ def run_grid(
 ) -> tuple[list[Path], list[str]]:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
-    The table has the settings of the axes, at every seed that has been run.
-
-    Args:
-      config, axes, seeds, root: As in `make_cells`.
-      folders: Where data is stored.
-      complete: Trains and evaluates a run in its directory unless it is finished; returns its
-        report.
-      comparison, metrics, notes, report: As in `write_grid`.
-      title: As in `write_grid`; by default the protocol, the data set and the loss.
+    The table has the settings of the axes, at every seed that has been run. Everything that makes a
+    run impossible, or leaves a metric or a choice without runs, is an error before any training.
+    `complete` trains and evaluates a run in its directory unless it is finished, and returns its
+    report. The title is by default the protocol, the data set and, if there is one, the loss.
 
     Returns:
       The files of the report, the table first; and a line for every run that diverged.
-
-    Raises:
-      ConfigError: Before any training: a run cannot be trained and evaluated, no run has one of
-        the metrics, or none has a validation to choose by.
-      ConfigMismatchError: Before any training: a directory belongs to a run of another
-        configuration.
     """
     cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
@@ -307,19 +278,9 @@ def evaluate_over(
     """Evaluates a checkpoint at all combinations of values; writes their table and figure.
 
     Evaluations are kept in RUN/evaluations/SPLIT-stepSTEP/OPTION=VALUE/...; those that are there
-    are read, not repeated. Those with the same episodes are compared episode by episode.
-
-    Args:
-      path, folders, split, which: As in `evaluate_run`.
-      over: Evaluation options and their values, as `parse_axis` reads them.
-      overrides: Values, by option, that all evaluations share and the run does not have.
-      metrics, command: As in `write_grid`; by default the metrics of the reports, in their order.
-      baseline: As in `parse_comparison`.
-
-    Raises:
-      CheckpointError: There is no such checkpoint, or none is intact.
-      ConfigError: An option is not one of the evaluation, a value is out of bounds, the classes
-        do not give the evaluation, or there is no such split, metric or baseline.
+    are read, not repeated. Those with the same episodes are compared episode by episode. Values of
+    `overrides` are those that all evaluations share and the run does not have. Metrics are by
+    default those of the reports, in their order.
     """
     run = restore_run(path, which)
     config, split = run.plan.config, split_of(run.plan, split)

@@ -45,12 +45,7 @@ the first number that none has reached, and a number that is never called would 
 
 
 class Interrupted(Exception):
-    """The run was stopped by a signal and has saved its state.
-
-    Args:
-      message: What happened and how to continue.
-      signal_number: The signal.
-    """
+    """The run was stopped by a signal and has saved its state; the message says how to continue."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
@@ -62,9 +57,6 @@ def run_together(action: Callable[[], int]) -> int:
 
     Where `action` raises, the error is printed and this process ends at once, and JAX ends the
     others: at their next exchange of numbers, or when this process's heartbeats are missing.
-
-    Raises:
-      ConfigError: See `initialize`.
     """
     initialize()
     try:
@@ -96,10 +88,6 @@ def initialize() -> None:
     Address, number of processes and rank come from the environment: JAX_COORDINATOR_ADDRESS,
     JAX_NUM_PROCESSES and JAX_PROCESS_ID, or what JAX finds under Slurm, Open MPI, Kubernetes and on
     cloud TPUs.
-
-    Raises:
-      ConfigError: The environment does not have them, an address has no port, or the other
-        processes cannot be reached.
     """
     address, count, rank = (os.environ.get(name) for name in _SETTINGS)
     bind = os.environ.get(_BIND)
@@ -145,23 +133,14 @@ def on_first(action: Callable[[], T]) -> T | None:
 
 def all_true(value: bool) -> bool:
     """Whether a value is true in all processes. Every process must call this."""
-    if jax.process_count() == 1:
-        return value
     return bool(np.all(multihost_utils.process_allgather(np.array(value))))
 
 
 def agree(what: str, values: Mapping[str, Any]) -> None:
-    """Checks that all processes have the same values. Every process must call this.
+    """Checks that all processes have the same values, JSON types by name; `what` names them.
 
-    Args:
-      what: What they are, for the message.
-      values: JSON types by name.
-
-    Raises:
-      ConfigError: In all processes, if one of them has other values.
+    Every process must call this. If one of them has other values, all raise a `ConfigError`.
     """
-    if jax.process_count() == 1:
-        return
     own = json.dumps(values, sort_keys=True)
     digests = multihost_utils.process_allgather(np.array(zlib.crc32(own.encode()), np.uint32))
     if len({*digests.tolist()}) > 1:
@@ -173,11 +152,7 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
 
 
 def check_shared(directory: Path) -> None:
-    """Checks that all processes see one directory. Every process must call this.
-
-    Raises:
-      ConfigError: A process does not see a file that the first one has written there.
-    """
+    """Checks that all processes see one directory. Every process must call this."""
     if jax.process_count() == 1:
         return
     token = int(multihost_utils.broadcast_one_to_all(np.array(time.time_ns() % 2**31, np.int32)))
@@ -200,20 +175,12 @@ def check_shared(directory: Path) -> None:
 
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
-    """The rows of all processes, one after another. Every process must call this.
-
-    Args:
-      rows: float32 [n, d], with the same n in every process.
-    """
-    if jax.process_count() == 1:
-        return rows
+    """The rows [n, d] of all processes, n of each, in order. Every process must call this."""
     return np.asarray(multihost_utils.process_allgather(rows, tiled=True))
 
 
 def from_first(array: np.ndarray) -> np.ndarray:
     """The array of the first process; all have one of its shape. Every process must call this."""
-    if jax.process_count() == 1:
-        return array
     return np.asarray(multihost_utils.broadcast_one_to_all(array))
 
 
@@ -222,11 +189,8 @@ def stop_requests() -> Iterator[Callable[[], int | None]]:
     """Catches SIGTERM and Ctrl-C while the context lasts.
 
     A second Ctrl-C interrupts at once. With several processes, all of them stop after the same
-    step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one.
-
-    Yields:
-      A function that returns the signal received so far, or None. Every process calls it once per
-      step.
+    step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one. Yields a
+    function that every process calls once per step: the signal received so far, or None.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}
@@ -264,11 +228,8 @@ def stop_requests() -> Iterator[Callable[[], int | None]]:
 def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
     """Ends a process that is stuck, with status 1 and the stacks of all its threads on stderr.
 
-    Args:
-      minutes: The longest time from the start to the first step, or between two steps; 0: no limit.
-
-    Yields:
-      A function to be called after every step.
+    `minutes` are the longest time to the first step, or between two steps; 0: no limit. Yields a
+    function to be called after every step.
     """
 
     def step_done() -> None:

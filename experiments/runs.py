@@ -42,22 +42,11 @@ def train_run(
     mesh_shape: str = "",
     stuck_after: float = 0,
 ) -> float:
-    """Trains a run to its end, from its newest checkpoint if there is one.
+    """Trains a run to its end, from its newest checkpoint; returns the seconds of all calls.
 
     The plan and the machine determine every bit of the result. With several processes, all of them
     call this with the same arguments, see the directory, and read their shards of every batch.
-
-    Args:
-      plan, folders, mode, mesh_shape: As in `assemble`.
-      directory, stuck_after: As in `experiments.training.loop.train`.
-
-    Returns:
-      Seconds spent on the run, over all calls that trained it.
-
-    Raises:
-      ConfigError: The configuration does not fit the data or the mode; nothing is written.
-      ConfigMismatchError: The directory belongs to a run of another configuration.
-      DivergedError, Interrupted: See `experiments.training.loop.train`.
+    Arguments and errors are those of `assemble`, `claim_run_directory` and `loop.train`.
     """
     config = plan.config
     parts = assemble(plan, folders, mode=mode, mesh_shape=mesh_shape)
@@ -90,15 +79,11 @@ def complete_run(
     mesh_shape: str = "",
     stuck_after: float = 0,
 ) -> dict[str, Any]:
-    """Trains one run to its end, evaluates it and writes its report.
+    """Trains one run to its end, evaluates it, writes its report, and returns it.
 
     The report of a finished run is read instead. A run that diverges is finished, too: its report
     has no metrics, and states under `diverged` what happened. With several processes, all of them
-    call this and see the directory.
-
-    Raises:
-      ConfigError: Another process of the run has another configuration, mode or version.
-      ConfigMismatchError: The directory belongs to a run of another configuration.
+    call this and see the directory; a `ConfigError` if they differ in options, mode or version.
     """
     config, protocol = plan.config, plan.protocol
     values = config_to_dict(config)
@@ -172,17 +157,10 @@ class RestoredRun(NamedTuple):
 def restore_run(path: Path, which: str = "best") -> RestoredRun:
     """A checkpoint of a run, with the configuration that the checkpoint stores.
 
-    With several processes, all of them call this.
-
-    Args:
-      path: A run directory, or its folder of checkpoints.
-      which: `best` by validation (the latest where there was none), `latest`, or the number of a
-        step. Where the best or the latest is damaged, the next one is taken, and a note says
-        so.
-
-    Raises:
-      CheckpointError: There is no such checkpoint, or none is intact.
-      ConfigError: `which` is none of these.
+    The path is a run directory, or its folder of checkpoints. `which` is `best` by validation (the
+    latest where there was none), `latest`, or the number of a step. Where the best or the latest is
+    damaged, the next one is taken, and a note says so. With several processes, all of them call
+    this.
     """
     if not which.isdecimal() and which not in ("best", "latest"):
         raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {which!r}")
@@ -208,12 +186,7 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
 
 
 def config_of_run(path: Path) -> TrainConfig:
-    """The configuration that the newest intact checkpoint of a run stores.
-
-    Raises:
-      CheckpointError: There is no run at the path, or no checkpoint is intact.
-      ConfigError: The configuration is not one of this version.
-    """
+    """The configuration in the newest intact checkpoint of a run; errors as in `restore_run`."""
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
         meta, _ = checkpoints.read_intact(checkpoints.meta)
     return config_from_dict(meta["config"])
@@ -227,20 +200,10 @@ def evaluate_run(
     which: str = "best",
     overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Protocol, dict[str, Any]]:
-    """Evaluates a checkpoint as its protocol does.
+    """Evaluates a checkpoint of `restore_run` by its protocol, as the function of `evaluation_of`.
 
-    Args:
-      path, which: The run and its checkpoint, as in `restore_run`.
-      folders, split, overrides: As in `evaluation_of`, the function that it returns.
-
-    Returns:
-      The protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
-      `split`, `step`, `validation`, `notes` and the results of the protocol.
-
-    Raises:
-      CheckpointError: There is no such checkpoint, or none is intact.
-      ConfigError: There is no such split, or it cannot be evaluated so.
-      DivergedError: The features are not finite.
+    Returns the protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
+    `split`, `step`, `validation`, `notes` and the results of the protocol.
     """
     return evaluation_of(restore_run(path, which), folders)(split, overrides or {})
 
@@ -252,9 +215,8 @@ Evaluation = Callable[[str | None, Mapping[str, Any]], tuple[Protocol, dict[str,
 def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
     """Evaluates a checkpoint, any number of times; the features of a split are computed once.
 
-    Returns:
-      A function of a split (None: the protocol's split for evaluation), and of values that replace
-      those of the run, by option, such as `evaluation.episodes`.
+    The function takes a split (None: the protocol's split for evaluation), and values that replace
+    those of the run, by option, such as `evaluation.episodes`.
     """
     outputs_of = build_outputs(
         run.network.graphdef, run.network.objective, run.plan.config.data, run.class_counts
@@ -296,11 +258,7 @@ def split_of(plan: Plan, split: str | None) -> str:
 
 
 def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """A configuration with other values of evaluation options.
-
-    Raises:
-      ConfigError: An option is not one of the evaluation, or a value is out of bounds.
-    """
+    """A configuration with other values of evaluation options; a `ConfigError` for any other."""
     sections = evaluation_sections(config)
     known = [
         f"{name}.{option}" for name, section in sections.items() for option in option_types(section)

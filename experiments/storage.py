@@ -21,13 +21,7 @@ def storage_path(text: str, argument: str = "") -> Path:
     """The path of a local file or folder, or `gs://BUCKET/PATH` on Google Cloud Storage.
 
     The latter is an `epath.Path`, with the methods of a `pathlib.Path`: do not convert it to one.
-
-    Args:
-      text: The path as given by the user.
-      argument: The option that it belongs to, for messages.
-
-    Raises:
-      ConfigError: Another scheme, no name of a bucket, or the extra `gcs` is not installed.
+    Raises a `ConfigError`, which names the `argument` that has the text.
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", text)
     name = f"{argument} {text}".lstrip()
@@ -79,15 +73,7 @@ def cache_folder(name: str) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Writes a file so that readers, and a kill at any moment, leave the old content or the new.
-
-    Args:
-      path: The file; replaced if it exists.
-      content: Bytes, or text to be written as UTF-8.
-
-    Returns:
-      `path`.
-    """
+    """Writes bytes, or text as UTF-8; a reader or a kill meets the old content or the new."""
     content = content.encode() if isinstance(content, str) else content
     if is_remote(path):  # An upload is atomic.
         path.write_bytes(content)
@@ -117,14 +103,8 @@ def write_picture(path: Path, figure: Figure) -> Path:
 def exclusive(path: Path, *, wait: bool) -> Iterator[None]:
     """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
 
-    On an object store, this does nothing: the scheduler that starts a run starts it once.
-
-    Args:
-      path: The lock file; created if it does not exist.
-      wait: Wait for another process that holds it, or raise.
-
-    Raises:
-      BlockingIOError: Another process holds it, and `wait` is False.
+    Where another process holds it, this waits or raises a `BlockingIOError`. On an object store, it
+    does nothing: the scheduler that starts a run starts it once.
     """
     if is_remote(path):
         yield

@@ -56,19 +56,10 @@ _TABLES = {
 def run_benchmark(
     names: Sequence[str], sizes: Sequence[SizeName], *, command: str, allow_load: bool = False
 ) -> str:
-    """Measures the losses at the sizes, one after the other.
+    """Measures the losses at the sizes, one after the other; returns the report, in Markdown.
 
-    Args:
-      names: Cases and keys of `SOLVERS`; all of them if there is no name.
-      sizes: Names of sizes.
-      command: The command line, for the report.
-      allow_load: Measure although other programs run, and say so in the report.
-
-    Returns:
-      The report, in Markdown.
-
-    Raises:
-      ConfigError: A name is unknown, or other programs run.
+    Names are those of cases and keys of `SOLVERS`; all of them if there is none. With `allow_load`,
+    other programs may run, and the report says so; else that is a `ConfigError`.
     """
     known = [case.name for case in CASES] + list(SOLVERS)
     if unknown := [name for name in names if name not in known]:

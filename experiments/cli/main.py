@@ -13,16 +13,13 @@ import jax
 import tyro
 
 from experiments.cli.benchmark import Benchmark
-from experiments.cli.compare import Compare
 from experiments.cli.compile import Compile
 from experiments.cli.datasets import Datasets, Prepare
-from experiments.cli.evaluate import config_of_arguments, evaluate_command
-from experiments.cli.linear import Linear
-from experiments.cli.look import Look
+from experiments.cli.evaluate import Linear, Look, config_of_arguments, evaluate_command
 from experiments.cli.options import storage_paths
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings
-from experiments.cli.sweep import Sweep
+from experiments.cli.sweep import Compare, Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError, ExperimentError
@@ -31,11 +28,7 @@ from experiments.storage import cache_folder
 
 
 def command_type(evaluated: TrainConfig | None = None) -> Any:
-    """The type of a command with its options.
-
-    Args:
-      evaluated: The configuration of the run that `evaluate` evaluates, where it is known.
-    """
+    """The type of a command; `evaluate` has the options of the run that it evaluates, if known."""
     evaluate: Any = Annotated[evaluate_command(evaluated), tyro.conf.subcommand("evaluate")]
     return (
         Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +15,6 @@ from experiments.config import Folders, ParallelMode, TrainConfig
 from experiments.presets import PRESETS
 from experiments.presets.preset import Preset
 from experiments.storage import storage_path
-
-if TYPE_CHECKING:
-    from experiments.cli.compare import Compare
-    from experiments.cli.sweep import Sweep
-    from experiments.reporting.results import Axis
 
 
 def preset_choice(presets: Mapping[str, Preset]) -> Any:
@@ -94,52 +87,7 @@ class Execution:
 HowToRun = Annotated[Execution, tyro.conf.arg(name="")]
 
 
-@dataclass(frozen=True)
-class ComparisonOptions:
-    """How the runs of a grid are compared."""
-
-    baseline: str = ""
-    """OPTION=VALUE of an axis, as loss.name=softmax: adds tables of paired differences to it."""
-    pairs_over: str = ""
-    """Option whose values are repetitions, as data.subset_seed; each is the mean of its seeds."""
-    choose: tuple[str, ...] = ()
-    """Options, each with its own --over, whose values validation chooses at every combination."""
-
-
-Comparing = Annotated[ComparisonOptions, tyro.conf.arg(name="")]
-
-
 def print_written(paths: Sequence[Path]) -> None:
     """Prints the first file, which is Markdown, without its pictures; then the names of all."""
     text = re.sub(r"(?m)^!\[.*\n\n?", "", paths[0].read_text(encoding="utf-8"))
     print(f"\n{text.rstrip()}\n\nwrote {', '.join(map(str, paths))}")
-
-
-def run_and_print(
-    grid: Compare | Sweep, axes: Sequence[Axis], folder: str, command: Sequence[str], **report: Any
-) -> int:
-    """Runs the missing part of a grid and prints its table; returns the exit status.
-
-    Its directory is runs/FOLDER by default; `report` is what else `run_grid` takes for the report.
-    """
-    from experiments.grid import parse_comparison, run_grid
-    from experiments.runs import complete_run
-
-    typed = shlex.join(command)
-    paths, diverged = run_grid(
-        grid.config,
-        axes,
-        grid.seeds,
-        grid.directory or Path("runs", folder),
-        grid.execution.folders,
-        partial(complete_run, command=typed, **grid.execution.run_arguments()),
-        comparison=parse_comparison(axes, grid.config, **vars(grid.comparison)),
-        command=typed,
-        **report,
-    )
-    if paths:
-        print_written(paths)
-    if diverged:
-        message = f"{len(diverged)} runs diverged (delete the folder of one to train it again):"
-        print(message, *diverged, sep="\n  ")
-    return 3 if diverged else 0

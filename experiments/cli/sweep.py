@@ -1,20 +1,49 @@
-"""The command `sweep`."""
+"""The commands `sweep` and `compare`: grids of runs, and their table."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from experiments.cli.options import (
-    AnyPreset,
-    Comparing,
-    ComparisonOptions,
-    Execution,
-    HowToRun,
-    run_and_print,
-)
+import tyro
+
+from experiments.cli.options import AnyPreset, Execution, HowToRun, preset_choice, print_written
+from experiments.errors import ConfigError
 from experiments.presets import PRESETS
+from experiments.presets.few_shot import PRESETS as FEW_SHOT
+from experiments.protocols import integration
+from experiments.protocols.few_shot import FewShotConfig
+from experiments.protocols.integration import Name
+
+if TYPE_CHECKING:
+    from experiments.reporting.results import Axis
+
+    _FewShotPreset = FewShotConfig
+else:
+    _FewShotPreset = preset_choice({name: PRESETS[name] for name in FEW_SHOT})
+
+_DEFAULT_LOSSES: tuple[Any, ...] = tuple(
+    name for name in integration.NAMES if not name.startswith("spectral")
+)
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """How the runs of a grid are compared."""
+
+    baseline: str = ""
+    """OPTION=VALUE of an axis, as loss.name=softmax: adds tables of paired differences to it."""
+    pairs_over: str = ""
+    """Option whose values are repetitions, as data.subset_seed; each is the mean of its seeds."""
+    choose: tuple[str, ...] = ()
+    """Options, each with its own --over, whose values validation chooses at every combination."""
+
+
+Comparing = Annotated[ComparisonOptions, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
@@ -46,7 +75,6 @@ class Sweep:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the sweep, prints its table."""
-        from experiments.errors import ConfigError
         from experiments.grid import check_not_set, parse_axis
 
         config = self.config
@@ -57,3 +85,88 @@ class Sweep:
         check_not_set(config, PRESETS[config.preset].config, {**swept, "seed": "--seeds"})
         report = {"title": self.title, "metrics": self.metrics}
         return run_and_print(self, axes, f"sweep-{config.preset}", command, **report)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare losses and samplings of few-shot transfer; write their table and figure.
+
+    Finished runs are kept: the same command continues where it was stopped, and a command with
+    other losses, samplings or seeds reuses the runs that it shares. If a run diverges, the others
+    continue; the table shows which one it was, and the exit status is 3.
+    """
+
+    config: _FewShotPreset
+    """The preset to start from."""
+    losses: tuple[Name, ...] = _DEFAULT_LOSSES
+    """Losses such as sce, sce+nca (sum), direct:sce+nca (direct sum) and spectral:sce+nca."""
+    sampling: tuple[str, ...] = ("random",)
+    """`random`, or NxK for N classes with K images each."""
+    seeds: tuple[int, ...] = (0,)
+    """Every combination is trained once for each seed."""
+    directory: Path | None = None
+    """Folder of the comparison (by default runs/compare-PRESET)."""
+    comparison: Comparing = field(default_factory=ComparisonOptions)
+    execution: HowToRun = field(default_factory=Execution)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Runs the missing part of the comparison, prints its table."""
+        from experiments.data.sampling import describe_strategy
+        from experiments.grid import check_not_set
+        from experiments.reporting.results import Axis
+
+        config = self.config
+        check_not_set(
+            config,
+            PRESETS[config.preset].config,
+            {"loss.name": "--losses", "sampling.strategy": "--sampling", "seed": "--seeds"},
+        )
+        if not (self.losses and self.sampling and self.seeds):
+            raise ConfigError("--losses, --sampling and --seeds need at least one value each")
+        losses = [name for name in integration.NAMES if name in self.losses]
+        sampling = tuple(dict.fromkeys(self.sampling))
+        axes = [
+            Axis(name, tuple(map(label, values)), tuple({option: value} for value in values))
+            for name, option, label, values in (
+                ("loss", "loss.name", integration.label, losses),
+                ("training batches", "sampling.strategy", describe_strategy, sampling),
+            )
+        ]
+        return run_and_print(
+            self,
+            axes,
+            f"compare-{config.preset}",
+            command,
+            title=f"Few-shot accuracy on {config.data.name}",
+            notes=integration.notation(losses, config.loss),
+        )
+
+
+def run_and_print(
+    grid: Compare | Sweep, axes: Sequence[Axis], folder: str, command: Sequence[str], **report: Any
+) -> int:
+    """Runs the missing part of a grid and prints its table; returns the exit status.
+
+    Its directory is runs/FOLDER by default; `report` is what else `run_grid` takes for the report.
+    """
+    from experiments.grid import parse_comparison, run_grid
+    from experiments.runs import complete_run
+
+    typed = shlex.join(command)
+    paths, diverged = run_grid(
+        grid.config,
+        axes,
+        grid.seeds,
+        grid.directory or Path("runs", folder),
+        grid.execution.folders,
+        partial(complete_run, command=typed, **grid.execution.run_arguments()),
+        comparison=parse_comparison(axes, grid.config, **vars(grid.comparison)),
+        command=typed,
+        **report,
+    )
+    if paths:
+        print_written(paths)
+    if diverged:
+        message = f"{len(diverged)} runs diverged (delete the folder of one to train it again):"
+        print(message, *diverged, sep="\n  ")
+    return 3 if diverged else 0

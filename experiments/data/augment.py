@@ -72,13 +72,8 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
     image is resized as for evaluation, padded, and cropped back at a random position. The padding
     is zero: a reflection would add strokes to characters and icons.
 
-    Args:
-      images: uint8 [n, h, w, c], or `Photographs`.
-      keys: Typed PRNG keys [n], one per image.
-      config: The options, checked by `check_data_options`.
-
-    Returns:
-      float32 [n, *seen_shape(image_shape, config)], with the image shape of the data set.
+    Images are uint8 [n, h, w, c], or `Photographs`, with typed PRNG keys [n]; the result is float32
+    [n, *seen_shape(image_shape, config)], with the image shape of the data set.
     """
     ranges: Any = {"scale": config.crop_scale, "ratio": config.crop_ratio}
 
@@ -357,10 +352,8 @@ def random_sides(
 
     The area is uniform, in the range `scale` relative to `area`, and so is the logarithm of the
     first side over the second, in the range `ratio`. `fits` says of first and second sides, int32
-    [10], which of the boxes fit.
-
-    Returns:
-      The first and the second side, rounded, int32 []; whether a box fits; a key for its position.
+    [10], which of the boxes fit. The result is the first and the second side, rounded, int32 [];
+    whether a box fits; a key for its position.
     """
     area_key, ratio_key, position_key = jax.random.split(key, 3)
     areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
@@ -396,10 +389,8 @@ def random_erasing(pixels: Array, key: Array, probability: float) -> Array:
 def erased_box(key: Array, height: int, width: int) -> Array:
     """Draws a box as torchvision does, of 2 to 33 % of the area and an aspect ratio of 0.3 to 3.3.
 
-    Of ten attempts, the first box that is lower and narrower than the image is placed uniformly.
-
-    Returns:
-      int32 [4]: top, left, height, width; both sides are 0 if no attempt succeeds.
+    Of ten attempts, the first box that is lower and narrower than the image is placed uniformly:
+    int32 [4], top, left, height and width; both sides are 0 if no attempt succeeds.
     """
     first, second, found, position_key = random_sides(
         key,
@@ -638,10 +629,8 @@ def cutmix_box(key: Array, beta: float, height: int, width: int) -> Array:
     """Draws the box of CutMix: its area is 1 − λ of the image, λ ~ Beta(β, β).
 
     The centre is uniform over the pixels, and the half sides are rounded down. What is outside the
-    image is cut off, so that the box may be smaller, or empty.
-
-    Returns:
-      int32 [4]: top, left, bottom, right, the last two exclusive.
+    image is cut off, so that the box may be smaller, or empty. It is int32 [4]: top, left, bottom
+    and right, the last two exclusive.
     """
     weight_key, center_key = jax.random.split(key)
     share = jax.random.beta(weight_key, beta, beta, dtype=jnp.float32)

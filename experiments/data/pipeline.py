@@ -31,11 +31,8 @@ _MEMORY_LIMIT = 8 * 2**30
 class RecordImages:
     """Images that are read from the record files when they are indexed.
 
-    Args:
-      source: A TFDS data source with encoded images.
-      spec: The data set, for the shape of an image; those of different sizes are `Photographs`.
-      folder: The folder of the record files, for messages.
-      rows: Integers [n], the selected records in order.
+    They are the records `rows`, int [n], of a TFDS data source with encoded images; `folder` is for
+    messages. Those of different sizes are `Photographs`.
     """
 
     def __init__(self, source: Any, spec: Any, folder: Path, rows: np.ndarray):
@@ -92,7 +89,6 @@ def load_split(
     """Loads a split. Prepares the data set if necessary.
 
     Args:
-      name: The data set.
       split: `base`, `validation` or `novel` of a few-shot data set; `train`, `validation` or
         `test` of any other; or several splits, as in `train+validation`. The classes of several
         few-shot splits are concatenated.
@@ -101,11 +97,6 @@ def load_split(
       memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
         splits are read when they are indexed. Default: a quarter of the available memory, and
         at most 8 GiB.
-
-    Raises:
-      ConfigError: The data set or split does not exist.
-      MissingArchiveError: The data set is not prepared, and its archives do not exist.
-      DamagedArchiveError: An archive or the prepared data set is damaged.
     """
     builder = _prepared(name, split, data_dir, manual_dir)
     folder = storage_path(builder.data_dir)

@@ -60,25 +60,17 @@ def select(
     subset_seed: int = 0,
     option: str = "data.classes",
 ) -> Selection:
-    """Selects classes and images.
+    """Selects classes and images; options are those of `classification.ClassificationData`.
 
-    Args:
-      labels: Integers [n], the labels of the training images. If `test_labels` is None, the
-        fraction `TEST_SHARE` of every class becomes the test split.
-      test_labels: Integers [m], the labels of the test images.
-      among: Ascending labels to choose from. Default: all. The images of a class that are for
-        training, validation and test depend neither on it nor on `subset_seed`.
-      classes, samples_per_class, imbalance, tail_from, holdout, subset_seed: See
-        `experiments.protocols.classification.ClassificationData`.
-      option: Name of the option that sets `classes`, for messages.
-
-    Returns:
-      The selection. The rows of `test` index `test_labels` if they are given; all other rows
-      index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
+    Labels of training images are [n], those of test images [m]. Without the latter, the fraction
+    `TEST_SHARE` of every class becomes the test split. Classes are chosen `among` ascending labels,
+    by default all; the images of a class that are for training, validation and test depend neither
+    on these nor on `subset_seed`. The rows of `test` index `test_labels` if they are given; all
+    other rows index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
 
     Raises:
-      ConfigError: Too many classes are requested, a class has no image left for training, or for
-        validation if images are held out, or `subset_seed` is not 0 and has nothing to choose.
+      ConfigError: Too many classes are requested (`option` sets them), a class has no image left
+        for training, or for validation, or `subset_seed` is not 0 and has nothing to choose.
     """
     known = np.unique(labels) if among is None else among
     if classes > len(known) or classes == 1:

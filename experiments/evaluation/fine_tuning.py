@@ -66,15 +66,9 @@ def fine_tune(
     space that the features and the first weights span. Training happens in coordinates of that
     space, S + N of them instead of d, and its result is exact.
 
-    Args:
-      features: Floats [S, d].
-      labels: Integers [S] below N.
-      weights: Floats [d, N], where the training starts.
-      orders: Integers [passes, S], the order of the samples in each pass.
-      classifier, settings: Form of the logits, and the optimiser but for its `passes`.
-
-    Returns:
-      The trained weights, float32 [d, N].
+    Features are floats [S, d] with labels [S] below N; `weights` [d, N] is where the training
+    starts, and `orders` [passes, S] the order of the samples in each pass. Returns the trained
+    weights, float32 [d, N].
     """
     features, weights = jnp.asarray(features, jnp.float32), jnp.asarray(weights, jnp.float32)
     labels, orders = jnp.asarray(labels), jnp.asarray(orders)
@@ -120,12 +114,10 @@ def fine_tuned_predictions(
     settings: FineTuning = FineTuning(),
     seed: int = 0,
 ) -> np.ndarray:
-    """The classes that fine-tuned classifiers predict: int32 [E, N, Q].
+    """The classes that fine-tuned classifiers predict, as `prototype_predictions`: int32 [E, N, Q].
 
     Of equal logits the first class is taken. First weights and orders depend on the seed and on the
     number of the episode.
-
-    The first arguments are those of `prototype_predictions`.
 
     References:
       Liu et al., Negative Margin Matters, ECCV 2020, supplement B, and the authors' published code.

@@ -93,18 +93,12 @@ def fit_path(
 
     The cross-entropy is summed and the bias is not regularised: λ is 1/C of scikit-learn's
     `LogisticRegression`, and λ/n the weight beside a mean cross-entropy. Penalties are solved one
-    after the other from the largest to the smallest, each from the solution before it.
+    after the other from the largest to the smallest, each from the solution before it. A solve ends
+    where the objective is above its minimum by at most `tolerance` of it, as estimated by ½ gᵀHg:
+    gradient, and inverse curvature that L-BFGS has seen.
 
     The features are centred, scaled by one number and turned onto their principal axes, each of
     which is stretched by an estimate of its curvature, so that L-BFGS takes fewer steps.
-
-    Args:
-      data: The training set.
-      num_classes: Classes C > 1; some may have no sample.
-      penalties: λ > 0, [L].
-      tolerance: How far the objective may be above its minimum, as a part of it, to stop. The
-        excess is estimated as ½ gᵀHg: gradient, and inverse curvature that L-BFGS has seen.
-      max_iterations: Steps of a penalty.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
@@ -134,7 +128,6 @@ def evaluate_linear(
 
     The penalty is chosen on the validation set, and a classifier with it is then trained on
     training and validation set together.
-
     """
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
     path = fit_path(train, num_classes, penalties=penalties)

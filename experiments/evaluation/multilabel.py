@@ -39,14 +39,8 @@ def average_precisions(
     over the thresholds k from the highest score to the lowest; equal scores are one threshold. With
     distinct scores it is the mean, over the positives, of the precision down to each.
 
-    Args:
-      scores: Floats [rows, items], finite.
-      targets: Bools or numbers [rows, items]: above 0 positive, 0 negative, below 0 unknown,
-        which the ranking leaves out.
-      elements_at_once: Scores ranked at once, which bounds the memory.
-
-    Returns:
-      float64 [rows]; NaN for a row without a positive.
+    Scores are finite [rows, items]; targets above 0 are positive, 0 negative, below 0 unknown,
+    which the ranking leaves out. The result is float64 [rows]; NaN for a row without a positive.
     """
     scores, targets = np.asarray(scores), np.asarray(targets)
     rows, items = scores.shape
@@ -58,11 +52,8 @@ def average_precisions(
 def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
     """mAP@class and mAP@sample, over the classes and the samples with a positive.
 
-    Scores [n, C] are logits or anything that orders like them; targets are as in
-    `average_precisions`.
-
-    Raises:
-      ValueError: No target is positive.
+    Scores [n, C] are logits or anything that orders like them; targets, of which one must be
+    positive, are as in `average_precisions`.
 
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Tables B and C.

@@ -11,8 +11,7 @@ from experiments.config import Folders
 from experiments.errors import ConfigError
 from experiments.look.charts import reliability, spectrum, training
 from experiments.look.classes import by_class, similarity
-from experiments.look.examples import hard_episodes, neighbours
-from experiments.look.maps import class_map, overview
+from experiments.look.images import class_map, hard_episodes, neighbours, overview
 from experiments.look.page import FONTS, Picture, write_page
 from experiments.look.view import View, some_rows, view_run
 from experiments.reporting.run import describe_run, version_text
@@ -37,15 +36,8 @@ def look_at_run(
 ) -> list[Path]:
     """Draws every picture that applies to a run, and writes them with a page that has them all.
 
-    The run and `which` of its checkpoints are as in `restore_run`, whose errors are raised. The
-    split is one of the protocol's, by default the one for evaluation; a page has its command.
-
-    Returns:
-      The written files: the page, the numbers of the pictures, the pictures.
-
-    Raises:
-      ConfigError: There is no such split.
-      DivergedError: The features are not finite.
+    The run and `which` of its checkpoints are as in `restore_run`. The split is one of the
+    protocol's, by default the one for evaluation. Returns the page, the numbers, and the pictures.
     """
     run = restore_run(path, which)
     protocol = run.plan.protocol

@@ -20,8 +20,7 @@ from experiments.evaluation.feature_space import (
     unit_features,
 )
 from experiments.evaluation.multilabel import average_precisions
-from experiments.look.page import Picture
-from experiments.look.tiles import STRIP, Tile, draw_rows, short
+from experiments.look.page import STRIP, Picture, Tile, draw_rows, short
 from experiments.look.view import Side, View
 from experiments.reporting.style import GREEN, INK, MEDIUM, style_axes
 

@@ -14,7 +14,6 @@ from experiments.config import DataConfig, Folders
 from experiments.contracts import ImageSet, Outputs, Photographs
 from experiments.data.augment import center_crops
 from experiments.evaluation.feature_space import class_membership
-from experiments.look.tiles import is_dark_on_light
 from experiments.reporting.style import BLUE, VERMILLION
 from experiments.runs import RestoredRun
 from experiments.training.step import build_outputs
@@ -102,6 +101,14 @@ def view_run(run: RestoredRun, folder: Path, folders: Folders, split: str) -> Vi
         outputs = outputs_of(run.state, images)
         sides.append(Side(name, images, outputs, len(whole.labels), dark, data, color))
     return View(run, folder, sides)
+
+
+def is_dark_on_light(images: np.ndarray) -> bool:
+    """Whether grey images uint8 [n, h, w, 1] have a light ground, by their borders."""
+    if images.shape[-1] != 1:
+        return False
+    sides = (images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1])
+    return bool(np.median(np.concatenate(sides, axis=1)) >= 128)
 
 
 def some_rows(count: int) -> np.ndarray:

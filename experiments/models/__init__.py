@@ -14,9 +14,8 @@ from experiments.config import ModelConfig
 from experiments.errors import ConfigError
 from experiments.models.layers import Backbone, LayerOptions, Projected, Shape
 from experiments.models.pooled import Conv4, ResNet12
-from experiments.models.resnet import ResNet, basic, bottleneck
+from experiments.models.resnet import ResNet, WideResNet, basic, bottleneck
 from experiments.models.swin import HEAD_WIDTH, Swin
-from experiments.models.wide_resnet import WideResNet
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -54,17 +53,10 @@ _OPTIONAL = {option for of in _ARCHITECTURES.values() for option in of.options}
 def build_backbone(
     config: ModelConfig, *, image_shape: Shape, axis_name: str | None, rngs: nnx.Rngs
 ) -> Backbone:
-    """Builds the backbone that a configuration describes.
+    """Builds the backbone that a configuration describes, for images of a shape.
 
-    Args:
-      config: The architecture and its options.
-      image_shape: Height, width and channels of an image.
-      axis_name: Device axis (of `jax.pmap` or `jax.shard_map`) over which batch statistics are
-        synchronised. None on one device, and in a jit over sharded global arrays.
-      rngs: Source of the initial parameters.
-
-    Raises:
-      ConfigError: The options or the images do not fit the architecture.
+    Batch statistics are synchronised over the mapped axis `axis_name`: None on one device, and in a
+    jit over sharded global arrays. Raises a `ConfigError` where options or images do not fit.
     """
     architecture = _ARCHITECTURES[config.backbone]
     _check(config, architecture, image_shape)

@@ -34,18 +34,11 @@ class Backbone(nnx.Module):
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
     ) -> Array:
-        """Computes the features of a batch.
+        """The features float32 [n, d] of normalised images, float32 [n, h, w, c].
 
-        Args:
-          images: float32 [n, h, w, c], normalised.
-          train: Normalise with the statistics of the batch, update the running statistics, and
-            apply dropout or DropBlock.
-          keys: Typed PRNG keys [n], one per image. Only dropout and DropBlock need them.
-          step: Integer [], the training steps before this one. Only DropBlock with a rising rate
-            needs it.
-
-        Returns:
-          float32 [n, d].
+        With `train`, it normalises with the statistics of the batch, updates the running ones, and
+        drops units. That needs `keys`, typed PRNG keys [n]; a rising DropBlock also needs `step`,
+        the training steps before this one.
         """
         x = self._last_map(images, train=train, keys=keys, step=step).astype(jnp.float32)
         return x.mean((1, 2)) if self.pooling == "mean" else x.reshape(x.shape[0], -1)

@@ -51,11 +51,7 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The configuration that `config_to_dict` made `values` from.
-
-    Raises:
-      ConfigError: It does not fit this version.
-    """
+    """The configuration that `config_to_dict` made `values` from."""
     values = dict(values)
     name = values.pop("protocol", None)
     if name not in PROTOCOLS:

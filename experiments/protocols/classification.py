@@ -122,11 +122,7 @@ def build(
 
 
 def stored_splits(name: str) -> tuple[str, str | None]:
-    """The stored splits for training and validation, and the one for test if there is one.
-
-    Raises:
-      ConfigError: The data set is multi-label.
-    """
+    """The stored splits for training and validation, and the one for test if there is one."""
     if is_multi_label(name):
         raise ConfigError(
             f"data.name = {name} has any number of labels per image, and classification needs one"

@@ -193,11 +193,7 @@ def load(data: MultiLabelData, folders: Folders, split: str) -> ImageSet:
 def class_counts(
     data: MultiLabelData, batch_size: int, folders: Folders
 ) -> Mapping[str, np.ndarray]:
-    """The number of images with every label, for training, validation and test.
-
-    Raises:
-      ConfigError: The data set does not have the requested images, or they do not fill a batch.
-    """
+    """The number of images with every label, for training, validation and test."""
     parts = _parts(data, folders)
     available = len(parts["train"].targets)
     if batch_size > available:
@@ -229,11 +225,7 @@ def check_data(name: str, num_features: int, class_counts: Mapping[str, np.ndarr
 
 
 def build_loss(options: MultiLabelLoss, problem: Problem) -> Callable[[Array, Array], Array]:
-    """The loss of a batch: `(logits, targets) -> scalar`, both `[n, C]`.
-
-    Raises:
-      ConfigError: The loss needs the devices one by one, and a step sees the whole batch at once.
-    """
+    """The loss of a batch: `(logits, targets) -> scalar`, both `[n, C]`."""
     method, axis_name = _METHODS[options.name], problem.axis_name
     if problem.mesh is not None and options.class_wise_over == "device":
         raise ConfigError(

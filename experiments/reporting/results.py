@@ -102,15 +102,11 @@ def make_grid(
     comparison: Comparison | None = None,
     pair_metrics: PairMetrics | None = None,
 ) -> Grid:
-    """Arranges runs; no two of them have the same place and seed.
+    """Arranges the finished runs, of which no two have the same place and seed.
 
-    Args:
-      axes: What was varied.
-      runs: The finished runs.
-      metrics: Names of those to show, in this order; by default all, `VALIDATION` last. One that
-        no run has is shown without values.
-      comparison: How runs are compared.
-      pair_metrics: What every run has in common with that of the baseline, if there is one.
+    `metrics` are the names of those to show, in this order; by default all, `VALIDATION` last. One
+    that no run has is shown without values. `pair_metrics` are what every run has in common with
+    that of the baseline, if there is one.
     """
     comparison = comparison or Comparison()
     baseline, unit = comparison.baseline, comparison.pairs_over or "seed"

@@ -53,12 +53,9 @@ def code_version() -> dict[str, str | None]:
 
 
 def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
-    """The report of a run as Markdown.
+    """The report of a run as Markdown, with the results as lines of Markdown by its protocol.
 
-    Args:
-      report: The results of a run, or what is known of a run that diverged.
-      lines: The results in Markdown, as the protocol writes them: first what was evaluated, in a
-        phrase. Not used for a run that diverged.
+    The first line is what was evaluated, in a phrase. A run that diverged has none.
     """
     facts = ["Loss: {label}", "Data: {data}", "Training batches: {sampling}, seed {seed}"]
     results = []

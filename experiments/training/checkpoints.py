@@ -93,14 +93,8 @@ class Checkpoints:
 
     With several processes, all of them open the folder, which all of them see, and call every
     method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
-    `CheckpointError` where it is missing or does not fit.
-
-    Args:
-      directory: Folder of the checkpoints; made if it is missing, unless `read_only`.
-      read_only: Change no file, for reading beside the processes that write.
-
-    Raises:
-      CheckpointError: `read_only`, and the folder is missing or holds no checkpoint.
+    `CheckpointError` where it is missing or does not fit. With `read_only`, for reading beside the
+    processes that write, no file is changed, and there must be a checkpoint.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False):
@@ -147,17 +141,11 @@ class Checkpoints:
         accuracy: SupportsFloat | None = None,
         num_classes: int = 0,
     ) -> None:
-        """Begins to write a checkpoint. The state is copied before this returns.
+        """Begins to write a checkpoint of a pytree, which is copied before this returns.
 
-        Args:
-          step: Number of training steps done; above that of every checkpoint.
-          state: Pytree of NumPy arrays, JAX arrays and numbers.
-          meta: JSON types, which `restore` and `meta` return.
-          accuracy: Ranks the checkpoint. None, NaN and infinities rank below every number.
-          num_classes: Classes of a spread leaf, without those that fill up devices.
-
-        Raises:
-          CheckpointError: The state or the step cannot be saved, or the last save failed.
+        `step` is the number of training steps done, above that of every checkpoint. `meta`, JSON
+        types, is returned by `restore` and `meta`. The accuracy ranks the checkpoint; None, NaN and
+        infinities rank below every number. `num_classes` leaves out classes that fill up devices.
         """
         values = {
             name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
@@ -185,11 +173,7 @@ class Checkpoints:
         self._manager.save(step, args=args)
 
     def wait(self) -> None:
-        """Waits until the last save is on disk.
-
-        Raises:
-          CheckpointError: It failed.
-        """
+        """Waits until the last save is on disk; a `CheckpointError` if it failed."""
         saved, self._saving = self._saving, None
         with contextlib.suppress(OSError):  # Raised or not, depending on when it happened.
             self._manager.wait_until_finished()
@@ -209,19 +193,11 @@ class Checkpoints:
     def restore(
         self, target: Any, step: int, *, parts: tuple[str, ...] = (), num_classes: int = 0
     ) -> Restored:
-        """Reads a checkpoint into the structure of `target`.
+        """Reads a checkpoint into the structure of `target`, a pytree whose values are not used.
 
-        Args:
-          target: Pytree of arrays, `jax.ShapeDtypeStruct` and numbers. The checkpoint must have
-            leaves of the same names, types and shapes; the values are not used.
-          step: The step of the checkpoint.
-          parts: Paths such as `params/backbone`. If given, leaves of the checkpoint outside these
-            paths are ignored.
-          num_classes: Classes of a spread leaf, without those that fill up devices.
-
-        Returns:
-          The step, the state, and the metadata. Leaves whose classes are spread in `target` are
-          spread in the same way, on whatever devices they were saved; all others are NumPy arrays.
+        The checkpoint must have leaves of the same names, types and shapes; with `parts`, paths
+        such as `params/backbone`, only below these. Leaves whose classes are spread in `target` are
+        spread in the same way, on whatever devices they were saved; all others are NumPy arrays.
         """
         header, wanted = self._header(step), _by_name(target)
         stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
@@ -256,21 +232,11 @@ class Checkpoints:
     def read_intact(
         self, read: Callable[[int], T], *, best: bool = False
     ) -> tuple[T, list[DamagedCheckpointError]]:
-        """Reads the newest or the best checkpoint that is intact.
+        """`read(step)` of the newest or `best` intact checkpoint, and the damage of earlier ones.
 
-        A damaged checkpoint is reported as a warning, which names the one that is used instead.
-        Unless `read_only`, it is also renamed to `damaged-STEP`, so that training can save the step
-        again.
-
-        Args:
-          read: Called with a step; raises `DamagedCheckpointError` where this one is damaged.
-          best: Take checkpoints in the order of their accuracy, not of their step.
-
-        Returns:
-          `read(step)` of the intact checkpoint, and the damage of those that come before it.
-
-        Raises:
-          CheckpointError: No checkpoint is intact.
+        A damaged checkpoint, for which `read` raises `DamagedCheckpointError`, is reported as a
+        warning, which names the one that is used instead. Unless `read_only`, it is also renamed to
+        `damaged-STEP`, so that training can save the step again.
         """
         damaged: list[DamagedCheckpointError] = []
         # Listed anew each time: the processes that write may have removed checkpoints since.
@@ -344,7 +310,9 @@ class Checkpoints:
                     pass
                 except OSError as cause:
                     raise CheckpointError(f"cannot read {path}: {cause}") from error
-            raise self._damaged(step, _first_line(error)) from error
+            reason = f"{type(error).__name__}: {error}"
+            reason = textwrap.shorten(reason, 200, placeholder=" …")
+            raise self._damaged(step, reason) from error
 
     def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
         return DamagedCheckpointError(step, f"checkpoint {self._path(step)} is damaged ({reason})")
@@ -355,7 +323,8 @@ class Checkpoints:
             logger.warning("%s", error)
         else:
             logger.warning("%s: renamed to damaged-%d", error, error.step)
-            names = (f"damaged-{error.step}{end}" for end in _endings())
+            first = f"damaged-{error.step}"
+            names = itertools.chain([first], (f"{first}-{n}" for n in itertools.count(2)))
             free = (path for name in names if not (path := self._directory / name).exists())
             on_first(lambda: self._path(error.step).rename(next(free)))
 
@@ -379,11 +348,6 @@ class _Preserved(managers.PreservationPolicy):
         steps = [checkpoint.step for checkpoint in checkpoints]
         best = max(steps, key=lambda step: (self.rank(step), step))
         return [step == best or step in sorted(steps)[-_NEWEST:] for step in steps]
-
-
-def _endings() -> Iterator[str]:
-    yield ""
-    yield from (f"-{number}" for number in itertools.count(2))
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -455,10 +419,6 @@ def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path)
 
 def _is_within(name: str, parts: tuple[str, ...]) -> bool:
     return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
-
-
-def _first_line(error: Exception) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:

@@ -60,25 +60,13 @@ def train(
     meta: Mapping[str, Any],
     stuck_after: float = 0,
 ) -> float:
-    """Trains to the end, from the newest checkpoint if there is one.
+    """Trains to the end, from the newest checkpoint; returns the seconds of all calls.
 
-    With several processes, all of them call this with the same arguments, and see the directory.
-
-    Args:
-      parts: What the loop runs.
-      directory: The run directory; receives metrics.jsonl, TensorBoard events and checkpoints/.
-      steps: Of the run.
-      validate_every, log_every: Steps between two validations, and between two lines of metrics.
-      name, meta: See `Recorder`.
-      stuck_after: Minutes without a step after which the process ends; 0: never.
-
-    Returns:
-      Seconds spent on the run, over all calls that trained it.
-
-    Raises:
-      DivergedError: The loss, its gradient or the features are not finite.
-      Interrupted: SIGTERM or Ctrl-C; the state is saved.
-      ConfigError: Another process trains in the directory.
+    With several processes, all of them call this with the same arguments, and see the directory,
+    which receives metrics.jsonl, TensorBoard events and checkpoints/. A process without a step for
+    `stuck_after` minutes ends (0: never). Name and meta are as in `Recorder`. Raises a
+    `DivergedError` where loss, gradient or features are not finite, and `Interrupted` at SIGTERM or
+    Ctrl-C, when the state is saved.
     """
     parallel = parts.parallel
     end_epoch = _end_epoch(parts)
@@ -99,7 +87,9 @@ def train(
             read_batches(parts.read, first, steps, ahead=parts.ahead), first + 1
         ):
             running, metrics = parallel.step(running, parallel.split(batch))
-            _wait_for_oldest(in_flight, metrics)
+            in_flight.append(metrics)
+            if len(in_flight) > _MAX_IN_FLIGHT:
+                jax.block_until_ready(in_flight.popleft())
             step_done()
             if end_epoch is not None and step % parts.steps_per_epoch == 0:
                 running, numbers = end_epoch(running)
@@ -160,12 +150,6 @@ def _end_epoch(parts: Parts) -> Callable[[Any], tuple[Any, Mapping[str, Any]]] |
         return running._replace(objective_state=parallel.replicate(objective_state)), numbers
 
     return end_epoch
-
-
-def _wait_for_oldest(in_flight: deque[Any], newest: Any) -> None:
-    in_flight.append(newest)
-    if len(in_flight) > _MAX_IN_FLIGHT:
-        jax.block_until_ready(in_flight.popleft())
 
 
 def _check_finite(step: int, scalars: dict[str, float]) -> None:

@@ -54,15 +54,10 @@ def check_batch_size(batch_size: int, num_devices: int) -> None:
 
 
 def device_mesh(mode: ParallelMode, shape: str, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of all devices.
+    """The mesh of all devices, or of those given.
 
-    Args:
-      mode: A mesh with more than one column needs `jit`.
-      shape: Such as 2x4 for two rows of four devices. Empty: one device a row.
-      devices: All devices by default.
-
-    Raises:
-      ConfigError: The shape is not ROWSxCOLUMNS, or does not fit the mode or the devices.
+    The shape is such as 2x4, two rows of four devices, which needs `jit`; empty: one device a row.
+    Raises a `ConfigError` where it does not fit the mode or the devices.
     """
     devices = jax.devices() if devices is None else devices
     rows, columns = len(devices), 1
@@ -91,16 +86,11 @@ def spreads_classes(mesh: Mesh) -> bool:
 
 
 def spread_over(mesh: Mesh, class_axes: Mapping[str, int], *, abstract: bool = False) -> Build:
-    """Builds a state of which no device, and no host, holds all classes.
+    """A `Build` of a state of which no device, and no host, holds all classes.
 
-    Args:
-      mesh: The devices.
-      class_axes: See `Objective.class_axes`.
-      abstract: Only the shapes, types and shardings, as `jax.ShapeDtypeStruct`.
-
-    Returns:
-      What `initial_state` takes. The classes are filled up with zeros to a multiple of the devices
-      of a row, in the head and in the optimiser's state of it.
+    The classes are filled up with zeros to a multiple of the devices of a row, in the head and in
+    the optimiser's state of it. With `abstract`, there are only shapes, types and shardings. For
+    `class_axes` see `Objective`.
     """
 
     def build(start: Callable, *arguments: Any) -> Any:
@@ -146,14 +136,11 @@ def _class_axis(path: Any, class_axes: Mapping[str, int]) -> int | None:
 def data_parallel(
     mode: ParallelMode, step: Step, state: Any = None, mesh: Mesh | None = None
 ) -> DataParallel:
-    """Runs `step` over devices.
+    """Runs the pure `step` over devices, by default all, one a row.
 
-    Args:
-      mode: `pmap` maps the step over devices, each with its share of the batch; the step was
-        built with `axis_name("pmap")`. `jit` compiles the single-device step for global arrays.
-      step: The pure step.
-      state: The first state, or its shapes, types and shardings, where classes are spread.
-      mesh: All devices, one a row, by default.
+    `pmap` maps it, built with `axis_name("pmap")`, over devices, each with its share of the batch.
+    `jit` compiles the single-device step for global arrays; where classes are spread, `state` has
+    the shapes, types and shardings of the first one.
     """
     if mode == "pmap":
         devices = None if mesh is None else mesh.devices.ravel().tolist()
@@ -193,14 +180,10 @@ def data_parallel(
 def lower(
     mode: ParallelMode, step: Step, state: Any, batch: Batch, mesh: Mesh
 ) -> jax.stages.Lowered:
-    """The step of `data_parallel` for devices that this machine need not have.
+    """The step of `data_parallel` for devices that this machine need not have, such as a pod's.
 
-    Args:
-      mode, step: As in `data_parallel`.
-      state: Shapes and types of the state, as arrays or `jax.ShapeDtypeStruct`, with the shardings
-        of leaves whose classes are spread.
-      batch: Those of the batch of all devices.
-      mesh: Of devices such as those of a TPU topology.
+    State and batch, of all devices, are arrays or `jax.ShapeDtypeStruct`; leaves of the state whose
+    classes are spread have their shardings.
     """
     num_devices = mesh.size
     spread_step = data_parallel(mode, step, state, mesh).step

@@ -41,29 +41,17 @@ class ConfigMismatchError(ExperimentError):
 
 
 def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> None:
-    """Makes a directory the home of a run, unless it is that already.
-
-    Args:
-      directory: The run's directory; made if it is missing.
-      config: The run's configuration, as JSON types.
-
-    Raises:
-      ConfigMismatchError: As in `check_run_directory`. Changes no file.
-    """
+    """Makes a directory the home of a run; errors as in `check_run_directory`."""
     if not check_run_directory(directory, config):
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / CONFIG_FILE, config)
 
 
 def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a directory belongs to a configuration, so that the run resumes.
+    """Whether a directory belongs to a configuration, so that the run resumes; False if it is new.
 
-    Returns:
-      True if it does; False if it is new.
-
-    Raises:
-      ConfigMismatchError: The directory belongs to another configuration (the message lists all
-        differences), its configuration is damaged, or it holds other files.
+    Raises a `ConfigMismatchError` if it belongs to another configuration (the message lists all
+    differences), its configuration is damaged, or it holds other files.
     """
     if (directory / CONFIG_FILE).exists():
         there, here = read_config(directory), json.loads(json.dumps(config))
@@ -88,11 +76,7 @@ def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The configuration of the run in a directory.
-
-    Raises:
-      ConfigMismatchError: There is none, or it cannot be read.
-    """
+    """The configuration of the run in a directory, or a `ConfigMismatchError`."""
     path = directory / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -111,12 +95,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def exclusive_run(directory: Path) -> Iterator[None]:
-    """Keeps other commands from training in a directory while the context lasts.
+    """Keeps other commands from training in a directory: they raise a `ConfigError`.
 
     With several processes, the first one alone enters it. On an object store, it does nothing.
-
-    Raises:
-      ConfigError: Another process is training in the directory.
     """
     with ExitStack() as stack:
         try:
@@ -140,14 +121,9 @@ class Validation(NamedTuple):
 class Recorder:
     """The files of a run. With several processes, all call every method.
 
-    All of them read and write checkpoints; the first one alone writes metrics and progress.
-
-    Args:
-      directory: The run directory.
-      steps: Steps of the run.
-      name: Of the run, for the progress display.
-      meta: JSON types, which every checkpoint stores, with the seconds spent on the run.
-      num_classes: Classes of the run, without those that fill up devices.
+    All of them read and write checkpoints; the first one alone writes metrics and progress, which
+    shows `name`. Every checkpoint stores `meta`, JSON types, with the seconds spent on the run.
+    `num_classes` leaves out classes that fill up devices.
     """
 
     def __init__(
@@ -183,12 +159,7 @@ class Recorder:
         return self.seconds_before + time.monotonic() - self._started
 
     def resume(self, initial: TrainState) -> TrainState:
-        """The state of the newest intact checkpoint, or `initial` without one.
-
-        Raises:
-          ConfigError: Another process trains in the directory.
-          CheckpointError: There are checkpoints, but none is intact or fits.
-        """
+        """The state of the newest intact checkpoint, or `initial` without one."""
         if is_first():
             self._stack.enter_context(exclusive_run(self._directory))
         folder = self._directory / CHECKPOINTS_FOLDER

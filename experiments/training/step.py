@@ -59,18 +59,10 @@ def initial_state(
     weights: Path | None = None,
     build: Build = lambda start, *arguments: start(*arguments),
 ) -> tuple[nnx.GraphDef, TrainState]:
-    """The graph of the backbone and the state at step 0.
+    """The graph of the backbone and the state at step 0; `seed` is that of the head.
 
-    The backbone starts from `weights`, as `load_weights` reads them; None: as built.
-
-    Args:
-      model, objective, optimizer: What is trained.
-      seed: Seed of the head.
-      weights: See above.
-      build: Calls the function that builds the head and the state, such as `jax.eval_shape`.
-
-    Raises:
-      WeightsError: The weights cannot be read, or do not fit.
+    The backbone starts from `weights`, as `load_weights` reads them; None: as built. `build` calls
+    the function that builds the head and the state, such as `jax.eval_shape`.
     """
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
     if weights is not None:
@@ -91,11 +83,7 @@ def initial_state(
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate as a function of the step, in a run of `steps`.
-
-    Raises:
-      ConfigError: The schedule does not fit into `steps`.
-    """
+    """The learning rate as a function of the step; a `ConfigError` unless it fits into `steps`."""
     if config.warmup_steps >= steps:
         raise ConfigError(
             f"optimizer.warmup_steps = {config.warmup_steps} must be below steps = {steps}"
@@ -230,23 +218,12 @@ def extract_features(
     batch_size: int = 256,
     num_devices: int = 1,
 ) -> np.ndarray:
-    """The features of every image.
+    """The features of every image, float32 [n, d].
 
     Several processes share the work: all of them call this, each reads and embeds its share of the
     images, and all receive the features of all images. The last batch is filled up with copies of
-    the last image, so that `embed` compiles once.
-
-    Args:
-      embed: Maps b stored images to features [b, d]; jitted by the caller.
-      images: The n images.
-      batch_size: Images per call and device; fewer where several devices have fewer.
-      num_devices: Devices of this process over which `embed` spreads its images.
-
-    Returns:
-      float32 [n, d].
-
-    Raises:
-      ValueError: There is no image, or `embed` does not return a row per image.
+    the last image, so that `embed`, which maps b stored images to features [b, d], compiles once.
+    It gets `batch_size` images for each of this process's devices, or fewer where there are fewer.
     """
     count = len(images)
     if count == 0:

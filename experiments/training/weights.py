@@ -56,20 +56,10 @@ class WeightsError(ExperimentError):
 def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     """The parameters and statistics of a backbone, from a file or from another run.
 
-    Args:
-      path: A file of weights (`*.safetensors`), a run directory, or its folder of checkpoints.
-        Of a run, the best checkpoint is used (the latest where there was no validation), with
-        any head.
-      params: Tree of the backbone's parameters, as `TrainState.params["backbone"]`; arrays or
-        `jax.ShapeDtypeStruct`, whose values are not used.
-      statistics: Tree of the module's other state, as `TrainState.statistics`.
-
-    Returns:
-      Both trees with the stored values.
-
-    Raises:
-      WeightsError: Nothing exists at `path`, it is damaged, or it does not fit. The message
-        names entries that are missing, unexpected, or of another shape.
+    Trees are those of a `TrainState`, whose values are not used. A path is a file `*.safetensors`,
+    a run directory, or its folder of checkpoints, whose best one is used (the latest where there
+    was no validation), with any head. A `WeightsError` names entries that are missing, unexpected,
+    or of another shape.
     """
     if path.is_dir():
         return _from_run(path, params, statistics)

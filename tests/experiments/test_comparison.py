@@ -8,8 +8,7 @@ import pytest
 import scipy.stats
 
 from experiments.contracts import Metric, PairMetrics
-from experiments.reporting.grid import write_grid
-from experiments.reporting.grid_figure import difference_figure
+from experiments.reporting.grid import difference_figure, write_grid
 from experiments.reporting.results import Axis, Comparison, interval, make_grid
 from tests.experiments.test_grid_report import (
     ACCURACY,

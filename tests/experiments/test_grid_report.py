@@ -10,8 +10,7 @@ import pytest
 import scipy.stats
 
 from experiments.contracts import Metric
-from experiments.reporting.grid import grid_table, write_grid
-from experiments.reporting.grid_figure import difference_figure, mean_figure
+from experiments.reporting.grid import difference_figure, grid_table, mean_figure, write_grid
 from experiments.reporting.markdown import table
 from experiments.reporting.results import Axis, Comparison, Run, make_grid
 from experiments.reporting.style import series_mark

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.reporting.linear import linear_figure, linear_report, write_linear_report
+from experiments.transfer import linear_figure, linear_report, write_linear_report
 
 REPORT = {
     "run": {"label": "SCE", "data": "icons", "sampling": "random", "seed": 0},

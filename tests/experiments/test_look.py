@@ -24,14 +24,12 @@ from experiments.contracts import ImageSet, Outputs
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.look import tiles, view
+from experiments.look import page, view
 from experiments.look.charts import spectrum, training
 from experiments.look.classes import by_class, draw_tail
-from experiments.look.examples import QUERIES, hard_episodes, neighbours
-from experiments.look.maps import Cloud, draw_map, overview
-from experiments.look.page import Picture, write_page
-from experiments.look.tiles import is_dark_on_light, short
-from experiments.look.view import View, part_of, some_rows, view_run
+from experiments.look.images import QUERIES, Cloud, draw_map, hard_episodes, neighbours, overview
+from experiments.look.page import Picture, short, write_page
+from experiments.look.view import View, is_dark_on_light, part_of, some_rows, view_run
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.hyperspherical import (
@@ -117,7 +115,7 @@ def trained(tmp_path_factory, folders) -> Looked:
 
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"savefig.dpi": DPI}):
         patch.setattr(look, "view_run", recorded)
-        patch.setattr("experiments.look.maps.TILES", 12)
+        patch.setattr("experiments.look.images.TILES", 12)
         assert main(given) == 0
     numbers = json.loads((directory / "look" / "look.json").read_text())
     return Looked(views[0], numbers, folders)
@@ -159,7 +157,7 @@ def untrained(tmp_path_factory, folders, voc):
             # One protocol that holds classes out has all pictures: that of `trained`.
             drawn = [by_class, hard_episodes, spectrum] if seen.holds_classes_out else look._DRAWN
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("experiments.look.maps.TILES", 4)
+                patch.setattr("experiments.look.images.TILES", 4)
                 pictures = [picture for draw in drawn if (picture := draw(seen))]
             known[name] = Looked(seen, {p.name: p.numbers for p in pictures}, data)
         return known[name]
@@ -320,14 +318,14 @@ def test_of_many_training_images_a_random_part_is_read(monkeypatch):
 def test_grey_images_are_ink_and_colours_stay():
     grey = np.zeros((4, 6, 1), np.uint8)
     grey[1, 2] = 255
-    ink = tiles.drawn(grey, "#0072B2")
+    ink = page.drawn(grey, "#0072B2")
     assert ink.shape == (4, 6, 4)
     assert ink[1, 2] == pytest.approx([0, 0x72, 0xB2, 255])
     assert ink[0, 0, 3] == 0
     assert not is_dark_on_light(grey[None])
     assert is_dark_on_light(255 - grey[None])
     photograph = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
-    np.testing.assert_array_equal(tiles.drawn(photograph)[..., :3], photograph)
+    np.testing.assert_array_equal(page.drawn(photograph)[..., :3], photograph)
     assert not is_dark_on_light(255 + 0 * photograph[None])
 
 
