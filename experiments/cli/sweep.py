@@ -27,7 +27,7 @@ else:
     _FewShotPreset = preset_choice({name: PRESETS[name] for name in FEW_SHOT})
 
 _DEFAULT_LOSSES: tuple[Any, ...] = tuple(
-    name for name in integration.NAMES if not name.startswith("spectral")
+    name for name in integration.PAPER_NAMES if not name.startswith("spectral")
 )
 
 

@@ -15,11 +15,21 @@ from experiments.presets import (
     instance,
     multi_label,
     negative_margin,
+    two_towers,
     two_way,
 )
 from experiments.presets.preset import Preset
 
-MODULES = (few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin, instance)
+MODULES = (
+    few_shot,
+    group_softmax,
+    hyperspherical,
+    multi_label,
+    two_way,
+    negative_margin,
+    instance,
+    two_towers,
+)
 
 PRESETS: dict[str, Preset] = {
     name: preset._replace(config=dataclasses.replace(preset.config, preset=name))

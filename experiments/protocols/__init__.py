@@ -15,6 +15,7 @@ from experiments.protocols import (
     instance,
     multi_label,
     negative_margin,
+    two_towers,
     two_way,
 )
 
@@ -36,6 +37,7 @@ PROTOCOLS = {
     "two-way": Registered(two_way.TwoWayConfig, two_way.build),
     "negative-margin": Registered(negative_margin.NegativeMarginConfig, negative_margin.build),
     "instance": Registered(instance.InstanceConfig, instance.build),
+    "two-towers": Registered(two_towers.TwoTowersConfig, two_towers.build),
 }
 """Every protocol by its name."""
 

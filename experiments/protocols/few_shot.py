@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+from jax import Array, lax
 
+import jaxloss
 from experiments.config import Count, Folders, TrainConfig, to_dict
 from experiments.contracts import (
     EpisodeClassifier,
@@ -33,6 +35,7 @@ from experiments.evaluation.few_shot import (
     evaluate_prototypes,
     prototype_predictions,
 )
+from experiments.evaluation.retrieval import RETRIEVAL, retrieval
 from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace, split_by_span
 from experiments.protocols import integration
 from experiments.protocols.integration import IntegratedLoss, terms
@@ -86,6 +89,7 @@ def build(config: FewShotConfig) -> Protocol:
         validate=partial(validate_prototypes, evaluation),
         metrics=metrics(evaluation) + (_span_metrics(evaluation) if evaluation.span else []),
         evaluate=partial(evaluate, loss, evaluation, config.sampling.batch_size),
+        check_options=partial(check_options, loss),
         description={
             "label": integration.label(loss.name),
             "power": loss.power,
@@ -137,6 +141,15 @@ def check_data(
         )
 
 
+def check_options(options: IntegratedLoss, num_features: int) -> None:
+    """Checks that a queue has a loss that uses it."""
+    if options.queue and not integration.takes_queue(options.name):
+        raise ConfigError(
+            f"loss.queue = {options.queue} needs a metric loss that compares images, and "
+            f"{options.name} has none; set loss.queue = 0"
+        )
+
+
 def check_class_counts(
     counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
 ) -> None:
@@ -153,13 +166,39 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
     loss_of = integration.build_loss(options, problem)
 
     def loss(features, labels, head, objective_state):
-        value = loss_of(features, labels, head["kernel"], head["bias"])
-        means = {}
+        earlier, means = {}, {}
+        if options.queue:
+            earlier = _own_share(objective_state, problem.axis_name)
+            rows = integration.metric_features(options, features)
+            objective_state = jaxloss.push(
+                objective_state, rows, labels, axis_name=problem.axis_name
+            )
+        value = loss_of(features, labels, head["kernel"], head["bias"], **earlier)
         if terms(options.name).classification is not None:
             means = train_accuracy(head_logits(features, head, objective_state), labels)
         return Loss(value, objective_state, means)
 
-    return Objective(partial(init_linear_head, problem), loss, head_logits)
+    def init_state():
+        return jaxloss.make_queue(options.queue, problem.num_features) if options.queue else ()
+
+    return Objective(partial(init_linear_head, problem), loss, head_logits, init_state)
+
+
+def _own_share(queue: jaxloss.Queue, axis_name: str | None) -> dict[str, Array]:
+    """The references of a loss: of a queue that every device has, the device's share of rows."""
+    features, labels = queue.features, queue.labels
+    if axis_name is not None:
+        devices = lax.axis_size(axis_name)
+        if len(labels) % devices:
+            raise ConfigError(
+                f"loss.queue = {len(labels)} must be a multiple of the {devices} devices"
+            )
+        share = len(labels) // devices
+        first = share * lax.axis_index(axis_name)
+        features, labels = (
+            lax.dynamic_slice_in_dim(rows, first, share) for rows in (features, labels)
+        )
+    return {"references": features, "reference_labels": labels}
 
 
 def validate(
@@ -193,9 +232,10 @@ def nearest_prototype(evaluation: FewShotEvaluation) -> EpisodeClassifier:
 
 
 def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
-    """The accuracies for each distance and number of shots."""
+    """The accuracies for each distance and number of shots, and those of retrieval."""
     distances = dict.fromkeys(evaluation.distances)
-    return [metric(shots, distance) for distance in distances for shots in evaluation.shots]
+    accuracies = [metric(shots, distance) for distance in distances for shots in evaluation.shots]
+    return [*accuracies, *RETRIEVAL]
 
 
 def _span_metrics(evaluation: FewShotEvaluation) -> list[Metric]:
@@ -242,7 +282,10 @@ def evaluate(
 
 
 def evaluate_distances(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[str, Any]:
-    """Few-shot accuracy for each distance and number of shots, in the mean and in every episode."""
+    """Few-shot accuracy for each distance and number of shots, in the mean and in every episode.
+
+    `metrics` also has those of retrieval, of every image among all others of the split.
+    """
     results, metrics, episodes = [], [], {}
     for distance in dict.fromkeys(evaluation.distances):
         for result, accuracies in evaluate_prototypes(
@@ -252,6 +295,7 @@ def evaluate_distances(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[
             results.append(result._asdict())
             metrics.append(own.measured(result.accuracy, result.interval))
             episodes[own.name] = accuracies.tolist()
+    metrics += measured(RETRIEVAL, retrieval(outputs.features, outputs.labels))
     return {
         "evaluation": to_dict(evaluation),
         "results": results,
@@ -260,11 +304,19 @@ def evaluate_distances(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[
     }
 
 
+def _retrieval_line(metrics: list[dict[str, Any]]) -> str:
+    values = {found["name"]: format_value(found["value"], "%", digits=2) for found in metrics}
+    shown = ", ".join(f"{name} {values[name]} %" for name, *_ in RETRIEVAL)
+    return f"Retrieval of every image among all others of the split (cosine): {shown}."
+
+
 def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
-    """The rank of the classifier, and the shares of the features' variance in its span."""
+    """Retrieval; the rank of the classifier, and the shares of the features' variance in it."""
+    values = retrieval(outputs.features, outputs.labels)
+    numbers = dict(zip(("recall_at_1", "map_at_r"), values, strict=True))
     names = "classifier_rank", "variance_in_span", "class_variance_in_span"
     found = _subspace(loss, outputs)
-    return {} if found is None else dict(zip(names, found[1:], strict=True))
+    return numbers if found is None else numbers | dict(zip(names, found[1:], strict=True))
 
 
 def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | None:
@@ -281,6 +333,8 @@ def report(results: dict[str, Any]) -> list[str]:
         f"({' and '.join(dict.fromkeys(evaluation['distances']))})",
         "",
         *episodes_table(results["results"]),
+        "",
+        _retrieval_line(results["metrics"]),
     ]
     if subspace := results.get("subspace"):
         shares = subspace["variance_share"], subspace["class_variance_share"]

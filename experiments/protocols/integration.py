@@ -5,32 +5,75 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
 import jaxloss
-from experiments.config import NamedLoss, Positive, Weight
+from experiments.config import NamedLoss, Pixels, Positive, Weight
 from experiments.contracts import Outputs, Problem
 from experiments.evaluation.subspace import span
 from experiments.protocols.linear_head import over_devices
 
-_Single = Literal["sce", "bce", "nca", "proto"]
-_Sum = Literal["sce+nca", "sce+proto", "bce+nca", "bce+proto"]
-_Direct = Literal["direct:sce+nca", "direct:sce+proto", "direct:bce+nca", "direct:bce+proto"]
-_Spectral = Literal[
-    "spectral:sce+nca", "spectral:sce+proto", "spectral:bce+nca", "spectral:bce+proto"
-]
-Name = Literal[_Single, _Sum, _Direct, _Spectral]
-
-NAMES: tuple[str, ...] = get_args(Name)
-"""Every loss in the order of the paper's tables."""
-
 _CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
-_LABELS = {"sce": "SCE", "bce": "BCE", "nca": "NCA", "proto": "Proto"}
+_OF_THE_PAPER = ("nca", "proto")
+_OF_UNIT_VECTORS = (
+    *("supcon", "multi-similarity", "circle", "triplet-hard", "triplet-semihard", "triplet-all"),
+)
+"""Metric losses of features that are divided by their length."""
+_WITH_PROXIES = ("proxy-anchor", "proxy-nca")
+"""Their proxies are the kernel of the classifier, so that they are in no sum."""
+
+
+def _combined(operator: str, metrics: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{operator}{one}+{metric}" for one in others for metric in metrics)
+
+
+PAPER_NAMES = (
+    *(*_CLASSIFICATION, *_OF_THE_PAPER),
+    *(
+        name
+        for operator in ("", "direct:", "spectral:")
+        for name in _combined(operator, _OF_THE_PAPER, [*_CLASSIFICATION])
+    ),
+)
+"""The losses of the paper in the order of its tables."""
+NAMES = (
+    *PAPER_NAMES,
+    *_OF_UNIT_VECTORS,
+    *(
+        name
+        for operator in ("", "direct:", "spectral:")
+        for name in _combined(operator, _OF_UNIT_VECTORS, ["sce"])
+    ),
+    *_WITH_PROXIES,
+)
+"""Every loss."""
+
+if TYPE_CHECKING:
+    Name: TypeAlias = str
+else:
+    Name = Literal[NAMES]
+
+_LABELS = {
+    "sce": ("SCE", "softmax cross-entropy"),
+    "bce": ("BCE", "sigmoid cross-entropy"),
+    "nca": ("NCA", "neighbourhood component analysis"),
+    "proto": ("Proto", "prototypical loss"),
+    "supcon": ("SupCon", "supervised contrastive loss"),
+    "multi-similarity": ("MS", "multi-similarity loss"),
+    "circle": ("Circle", "circle loss"),
+    "triplet-hard": ("Triplet-hard", "triplet loss of the hardest pairs of each anchor"),
+    "triplet-semihard": ("Triplet-semihard", "triplet loss of semi-hard negatives"),
+    "triplet-all": ("Triplet-all", "triplet loss of all triplets with a loss"),
+    "proxy-anchor": ("ProxyAnchor", "proxy-anchor loss"),
+    "proxy-nca": ("ProxyNCA", "softmax of the distances to proxies (ProxyNCA++)"),
+}
+"""The label of every single loss, and its name in words."""
 _OPERATORS = {"sum": "+", "direct": "⊕", "spectral": "⊕̃"}
 
 
@@ -39,17 +82,37 @@ class IntegratedLoss(NamedLoss):
     """What is minimised."""
 
     name: Name = "direct:sce+nca"
-    """One loss, a sum, a direct sum or a spectral sum."""
+    """One loss, a sum, a direct sum or a spectral sum. All metric losses but nca and proto get
+    features of length 1, which a direct or spectral sum projects afterwards."""
     metric_weight: Weight = 1.0
     """Weight of the metric loss in a sum, direct sum or spectral sum."""
     temperature: Positive = 1.0
-    """The metric losses divide squared distances by this number times d, the number of features."""
+    """nca and proto divide squared distances by this number times d, the number of features."""
     epsilon: Weight = 1e-4
     """Regulariser of the projection onto the classifier subspace (direct sum)."""
     power: Weight = 0.3
     """Exponent p of the spectral sum."""
     stop_gradient: bool = False
     """The metric loss of a direct or spectral sum has no gradient for the classifier."""
+    sharpness: Positive = 1.0
+    """Multiplies the scales of every metric loss, and divides its temperature (triplets: its
+    margin); one number to tune them all with."""
+    supcon_temperature: Positive = 0.1
+    """Temperature of supcon (Khosla et al., NeurIPS 2020)."""
+    multi_similarity_scale: Positive = 50.0
+    """Scale β of the negatives of multi-similarity (Wang et al., CVPR 2019)."""
+    circle_scale: Positive = 80.0
+    """Scale γ of circle (Sun et al., CVPR 2020, for fine-grained retrieval)."""
+    circle_margin: float = 0.4
+    """Margin m of circle, from the same table."""
+    triplet_margin: Positive = 0.2
+    """Margin of the triplet losses (Schroff et al., CVPR 2015)."""
+    proxy_scale: Positive = 32.0
+    """Scale α of proxy-anchor (Kim et al., CVPR 2020)."""
+    proxy_temperature: Positive = 1 / 9
+    """Temperature of proxy-nca (Teh et al., ECCV 2020)."""
+    queue: Pixels = 0
+    """Images of earlier batches that the metric loss compares each image with, too; 0: none."""
 
 
 class Terms(NamedTuple):
@@ -73,18 +136,14 @@ def terms(name: str) -> Terms:
 def label(name: str) -> str:
     """The loss as the paper writes it, such as SCE⊕NCA."""
     integration, classification, metric = terms(name)
-    names = [_LABELS[part] for part in (classification, metric) if part]
+    names = [_LABELS[part][0] for part in (classification, metric) if part]
     return _OPERATORS[integration].join(names) if integration else names[0]
 
 
 def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
     """Sentences that explain the labels of some losses."""
     used = {part for name in names for part in terms(name)}
-    sentences = {
-        "sce": "SCE: softmax cross-entropy.",
-        "bce": "BCE: sigmoid cross-entropy.",
-        "nca": "NCA: neighbourhood component analysis.",
-        "proto": "Proto: prototypical loss.",
+    sentences = {part: f"{label}: {words}." for part, (label, words) in _LABELS.items()} | {
         "sum": "A+B: sum of two losses on the same features.",
         "direct": "A⊕B: direct sum; B acts on the complement of the subspace that A's classifier "
         "spans.",
@@ -94,42 +153,104 @@ def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
 
 
 def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array]:
-    """The loss of a batch: `(features, labels, kernel, bias) -> scalar`."""
+    """The loss of a batch: `(features, labels, kernel, bias) -> scalar`.
+
+    With the keywords `references` and `reference_labels`, of features as `metric_features` returns
+    them, each image is compared with these, too, in a second metric loss.
+    """
+    name = terms(options.name)
     classification, metric = _parts(options, problem.num_features, len(problem.class_counts))
+    project = {
+        "direct": partial(jaxloss.project_complement, epsilon=options.epsilon),
+        "spectral": partial(jaxloss.project_spectral_complement, power=options.power),
+    }.get(name.integration or "")
 
-    def single(
-        features: Array, labels: Array, weights: Array, bias: Array, *, axis_name: Any = None
+    def loss(
+        features: Array,
+        labels: Array,
+        weights: Array,
+        bias: Array,
+        *,
+        references: Array | None = None,
+        reference_labels: Array | None = None,
+        axis_name: Any = None,
     ) -> Array:
-        if classification is None:
-            assert metric is not None
-            return metric(features, labels, axis_name=axis_name)
-        logits = jaxloss.linear_logits(features, weights, bias)
-        return classification(logits, labels, axis_name=axis_name)
+        value = jnp.zeros(())
+        if classification is not None:
+            logits = jaxloss.linear_logits(features, weights, bias)
+            value += classification(logits, labels, axis_name=axis_name)
+        if metric is None:
+            return value
+        if name.metric in _WITH_PROXIES:
+            return metric(features, labels, weights, axis_name=axis_name)
 
-    if classification is None or metric is None:
-        return over_devices(single, problem)
-    projection: dict[str, Any] = {"stop_gradient": options.stop_gradient}
-    integrate = {
-        "sum": jaxloss.sum_loss,
-        "direct": partial(jaxloss.direct_sum_loss, epsilon=options.epsilon, **projection),
-        "spectral": partial(jaxloss.spectral_sum_loss, power=options.power, **projection),
-    }[terms(options.name).integration or ""]
-    parts = {"classification_loss": classification, "metric_loss": metric}
-    loss = partial(integrate, **parts, metric_weight=options.metric_weight)
+        def projected(rows: Array) -> Array:
+            if project is None:
+                return rows
+            return project(rows, weights, stop_gradient=options.stop_gradient)
+
+        # Normalised first: to normalise an almost empty complement amplifies its noise.
+        compared = projected(metric_features(options, features))
+        found = metric(compared, labels, axis_name=axis_name)
+        if references is not None:
+            given = {"references": projected(references), "reference_labels": reference_labels}
+            found += metric(compared, labels, **given, axis_name=axis_name)
+        return value + (options.metric_weight if classification is not None else 1) * found
+
     return over_devices(loss, problem)
+
+
+def metric_features(options: IntegratedLoss, features: Array) -> Array:
+    """The features [n, d] that the metric loss gets, before a projection."""
+    if terms(options.name).metric not in _OF_UNIT_VECTORS:
+        return features
+    return features / optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
+
+
+def takes_queue(name: str) -> bool:
+    """Whether the loss of a name can compare with features of earlier batches."""
+    return terms(name).metric in (*_OF_THE_PAPER, *_OF_UNIT_VECTORS)
 
 
 def _parts(
     options: IntegratedLoss, num_features: int, num_classes: int
 ) -> tuple[Callable[..., Array] | None, Callable[..., Array] | None]:
-    """The loss of logits and labels, and that of features and labels; None where there is none."""
+    """The loss of logits and labels, and that of features and labels; None where there is none.
+
+    The second gets what `metric_features` returns; with proxies, features, labels and proxies.
+    """
     _, classification, metric = terms(options.name)
-    temperature = options.temperature * num_features
+    sharp = options.sharpness
+    temperature = options.temperature * num_features / sharp
+    unit: dict[str, Any] = {"normalize": False}
+    triplet = partial(jaxloss.triplet_loss, margin=options.triplet_margin / sharp, **unit)
     metric_losses = {
         "nca": partial(jaxloss.nca_loss, temperature=temperature),
         "proto": partial(
             jaxloss.prototypical_loss, temperature=temperature, num_classes=num_classes
         ),
+        "supcon": partial(
+            jaxloss.supervised_contrastive_loss,
+            temperature=options.supcon_temperature / sharp,
+            **unit,
+        ),
+        "multi-similarity": partial(
+            jaxloss.multi_similarity_loss,
+            positive_scale=2.0 * sharp,
+            negative_scale=options.multi_similarity_scale * sharp,
+            **unit,
+        ),
+        "circle": partial(
+            jaxloss.circle_loss,
+            margin=options.circle_margin,
+            scale=options.circle_scale * sharp,
+            **unit,
+        ),
+        "triplet-hard": partial(triplet, mining="hard"),
+        "triplet-semihard": partial(triplet, mining="semihard"),
+        "triplet-all": partial(triplet, mining="all"),
+        "proxy-anchor": partial(jaxloss.proxy_anchor_loss, scale=options.proxy_scale * sharp),
+        "proxy-nca": partial(jaxloss.proxy_nca_loss, temperature=options.proxy_temperature / sharp),
     }
     return _CLASSIFICATION.get(classification or ""), metric_losses.get(metric or "")
 
@@ -151,7 +272,7 @@ def gradient_cosine(options: IntegratedLoss, outputs: Outputs, batch_size: int) 
     def gradients(x: Array, y: Array) -> tuple[Array, Array]:
         return (
             jax.grad(lambda x: classification(jaxloss.linear_logits(x, kernel, bias), y))(x),
-            jax.grad(lambda x: metric(x, y))(x),
+            jax.grad(lambda x: metric(metric_features(options, x), y))(x),
         )
 
     basis, _ = span(np.asarray(kernel))

@@ -15,6 +15,13 @@ from experiments.data.builders.tasks import FewShotBuilder
 _SPLITS = {"base": "base", "validation": "val", "novel": "novel"}
 
 
+def class_names(split: str) -> list[str]:
+    """The names of the classes of a split, in the order of their labels; needs no prepared data."""
+    index = json.loads((Path(__file__).parent / "icons.json").read_text(encoding="utf-8"))
+    pairs = zip(index["classes"], index["split"], strict=True)
+    return [name for name, where in pairs if where == _SPLITS[split]]
+
+
 def _read_icons(folder: Path) -> dict[str, ClassSplit]:
     index = json.loads((folder / "icons.json").read_text(encoding="utf-8"))
     with np.load(folder / "icons.npz") as arrays:
