@@ -19,24 +19,36 @@ from jax import Array
 
 import jaxloss
 from experiments.config import Count, Folders, NamedLoss, Positive, TrainConfig
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Outputs, Problem, Protocol
-from experiments.contracts import measured as measured_metrics
+from experiments.contracts import (
+    ImageSet,
+    Loss,
+    Metric,
+    Objective,
+    Outputs,
+    Problem,
+    Protocol,
+    measured,
+)
 from experiments.data.builders.icons.builder import class_names
 from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import load_split
+from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
 from experiments.models.characters import character_codes, embed_characters, init_characters
 from experiments.protocols.linear_head import over_devices
 from experiments.reporting.markdown import format_value, table
 
 SPLITS = ("base", "validation", "novel")
+"""Drawings of the base classes to train on, others of them for validation; the novel classes."""
 NEW_DRAWINGS = "new-drawings"
-"""Drawings of the base classes that the run does not train on: every fifth of a class."""
-_EVERY = 5
+"""More drawings of the base classes that the run does not train on."""
+_EVERY = 10
+_PLACES = {"validation": 4, NEW_DRAWINGS: 9}
+"""Which ones of `_EVERY` drawings of a base class are held out."""
 _KS = (1, 5)
 _DIRECTIONS = ("image to name", "name to image")
 METRICS = [Metric(f"{direction} recall@{k}") for direction in _DIRECTIONS for k in _KS]
-"""Of the names of a split, and its drawings: of held-out classes, names that are new, too."""
+"""Of the drawings of a split and the names of its classes."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +88,8 @@ def build(config: TwoTowersConfig) -> Protocol:
         check_data=lambda num_features, counts: None,
         check_options=lambda num_features: _check_data_set(name),
         objective=partial(objective, loss),
-        validation=METRICS[1],
-        validate=lambda outputs: retrieval(outputs, "validation")[1],
+        validation=METRICS[0],
+        validate=lambda outputs: retrieval(outputs, "base")[0],
         metrics=[*METRICS, *map(_of_base, METRICS)],
         evaluate=evaluate,
         description={"label": {"info-nce": "InfoNCE", "sigmoid": "Sigmoid"}[loss.name]},
@@ -96,24 +108,34 @@ def _of_base(metric: Metric) -> Metric:
 
 
 def load(name: str, folders: Folders, split: str) -> ImageSet:
-    """The drawings of a split, of `base` only those to train on; or `NEW_DRAWINGS`."""
-    images = load_split(name, "base" if split == NEW_DRAWINGS else split, **vars(folders))
-    if split not in ("base", NEW_DRAWINGS):
+    """The drawings of a split, or of `NEW_DRAWINGS`."""
+    images = load_split(name, _classes_of(split), **vars(folders))
+    if split == "novel":
         return images
-    rows = _is_new(images.labels) == (split == NEW_DRAWINGS)
+    rows = _rows(images.labels, split)
     return dataclasses.replace(images, images=images.images[rows], labels=images.labels[rows])
 
 
-def _is_new(labels: np.ndarray) -> np.ndarray:
-    """Whether a drawing is left out of the training, from the ascending labels of all: bool [n]."""
-    within = np.arange(len(labels)) - np.searchsorted(labels, labels)
-    return within % _EVERY == _EVERY - 1
+def _classes_of(split: str) -> str:
+    return "novel" if split == "novel" else "base"
+
+
+def _rows(labels: np.ndarray, split: str) -> np.ndarray:
+    """Which drawings of the base classes are of a split, from their ascending labels: bool [n]."""
+    place = (np.arange(len(labels)) - np.searchsorted(labels, labels)) % _EVERY
+    if split in _PLACES:
+        return place == _PLACES[split]
+    return ~np.isin(place, [*_PLACES.values()])
 
 
 def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The number of drawings of every class in the splits, of `base` of those to train on."""
+    """The number of drawings of every class in the splits."""
     counts = stored_class_counts(name, **vars(folders))
-    return {**counts, "base": counts["base"] - counts["base"] // _EVERY}
+    labels = labels_of(counts["base"])
+    parts = ("base", "validation")
+    return {part: np.bincount(labels[_rows(labels, part)]) for part in parts} | {
+        "novel": counts["novel"]
+    }
 
 
 def objective(options: TwoTowersLoss, problem: Problem) -> Objective:
@@ -161,9 +183,9 @@ def objective(options: TwoTowersLoss, problem: Problem) -> Objective:
     return Objective(init_head, loss, logits)
 
 
-def retrieval(outputs: Outputs, names_of: str) -> list[float]:
-    """The values of `METRICS`: from the drawings to the names of a split's classes, and back."""
-    names, head = character_codes(class_names(names_of)), outputs.head
+def retrieval(outputs: Outputs, classes: str) -> list[float]:
+    """The values of `METRICS`: drawings of the `base` or `novel` classes, and their names."""
+    names, head = character_codes(class_names(classes)), outputs.head
     found = _recall(outputs.features, outputs.labels, head["images"], head["names"], names)
     return np.concatenate(found).tolist()
 
@@ -193,14 +215,12 @@ def chance(labels: np.ndarray) -> list[float]:
 def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
     """Retrieval in both directions on a split, and on new drawings of the base classes."""
     metrics, rows = [], []
-    for part, names_of in ((split, split), (NEW_DRAWINGS, "base")):
-        outputs = outputs_of(part)
-        own = METRICS if part == split else [*map(_of_base, METRICS)]
-        values = retrieval(outputs, names_of)
-        metrics += measured_metrics(own, values)
-        classes = f"{len(class_names(names_of))} {names_of}"
-        drawings = len(outputs.labels)
-        rows.append([classes, drawings, values, chance(outputs.labels)])
+    for part, own in ((split, METRICS), (NEW_DRAWINGS, [*map(_of_base, METRICS)])):
+        outputs, classes = outputs_of(part), _classes_of(part)
+        values = retrieval(outputs, classes)
+        metrics += measured(own, values)
+        names = f"{len(class_names(classes))} {classes}"
+        rows.append([names, len(outputs.labels), values, chance(outputs.labels)])
     return {"metrics": metrics, "retrieval": rows}
 
 
@@ -215,8 +235,8 @@ def report(results: dict[str, Any]) -> list[str]:
         "",
         *table(["classes", "drawings", *(f"{metric.name} (%)" for metric in METRICS)], rows),
         "",
-        "In brackets: the value for a random order. The drawings of the base classes are new, and "
-        "their names are those of the training; the names of the other classes are new, too.",
+        "In brackets: the value for a random order. All drawings of novel classes are new, and so "
+        "are their names. Of the base classes, the training has other drawings and the names.",
     ]
 
 

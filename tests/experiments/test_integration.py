@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+import jaxloss
 from experiments.assembly import plan_run
 from experiments.config import DataConfig, SamplingConfig
 from experiments.contracts import Metric, Outputs, Problem, Protocol
@@ -28,6 +29,7 @@ from tests.jaxloss import references
 DIM, CLASSES = 7, 4
 CLASSIFICATION = {"sce": references.softmax_loss, "bce": references.sigmoid_loss}
 OPTIONS: dict[str, Any] = {"metric_weight": 0.7, "temperature": 0.3, "epsilon": 1e-2, "power": 0.6}
+UNIT: dict[str, Any] = {"normalize": False}
 PROBLEM = Problem(DIM, np.full(CLASSES, 9))
 
 
@@ -36,9 +38,29 @@ def by_reference(name: str, features, labels, kernel, bias) -> float:
     metrics = {
         "nca": partial(references.nca_loss, temperature=0.3 * DIM),
         "proto": partial(references.prototypical_loss, temperature=0.3 * DIM, num_classes=CLASSES),
+        "supcon": partial(references.supervised_contrastive_loss, temperature=0.05, **UNIT),
+        "multi-similarity": partial(
+            references.multi_similarity_loss, positive_scale=4.0, negative_scale=100.0, **UNIT
+        ),
+        "circle": partial(references.circle_loss, margin=0.4, scale=160.0, **UNIT),
+        **{
+            f"triplet-{mining}": partial(
+                references.triplet_loss, margin=0.1, mining=mining, **UNIT
+            )
+            for mining in ("hard", "semihard", "all")
+        },
     }
+    proxies = {
+        "proxy-anchor": partial(references.proxy_anchor_loss, scale=64.0),
+        "proxy-nca": partial(references.proxy_nca_loss, temperature=1 / 18),
+    }
+    if name in proxies:
+        return proxies[name](features, labels, kernel)
+    # Metric losses of unit vectors get those of the features, also before a projection.
+    of_units = name not in CLASSIFICATION and not name.endswith(("nca", "proto"))
+    compared = features / np.linalg.norm(features, axis=1, keepdims=True) if of_units else features
     if name in metrics:
-        return metrics[name](features, labels)
+        return metrics[name](compared, labels)
     if name in CLASSIFICATION:
         return CLASSIFICATION[name](references.linear_logits(features, kernel, bias), labels)
     integrate, _, parts = name.rpartition(":")
@@ -48,21 +70,33 @@ def by_reference(name: str, features, labels, kernel, bias) -> float:
         "direct": partial(references.direct_sum_loss, epsilon=1e-2),
         "spectral": partial(references.spectral_sum_loss, power=0.6),
     }[integrate]
-    return reference(
-        *(features, labels, kernel, bias),
-        classification=CLASSIFICATION[classification],
+    of_metric = reference(
+        *(compared, labels, kernel, bias),
+        classification=lambda logits, labels: 0.0,
         metric=metrics[metric],
         metric_weight=0.7,
     )
+    logits = references.linear_logits(features, kernel, bias)
+    return CLASSIFICATION[classification](logits, labels) + of_metric
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Every metric loss alone; in sums of the newer ones, all that differs is the loss of the features.
+TESTED = [
+    *integration.PAPER_NAMES,
+    *[name for name in NAMES if name not in integration.PAPER_NAMES and "sce" not in name],
+    *["sce+circle", "direct:sce+supcon", "spectral:sce+triplet-hard"],
+]
+
+
+@pytest.mark.parametrize("name", TESTED)
 def test_every_name_is_the_loss_that_it_says(name):
     rng = np.random.default_rng(3)
     features = rng.normal(size=(11, DIM))
     labels = np.array([0, 1, 1, 2, 0, 3, 3, 3, 2, 1, 0])
     kernel, bias = rng.normal(size=(DIM, CLASSES)), rng.normal(size=CLASSES)
-    loss = jax.jit(build_loss(IntegratedLoss(name, **OPTIONS), PROBLEM))
+    # With twice the sharpness, nca and proto have half the temperature.
+    changes = {"temperature": 0.6, "sharpness": 2.0}
+    loss = jax.jit(build_loss(IntegratedLoss(name, **OPTIONS | changes), PROBLEM))
     found = loss(jnp.float32(features), jnp.asarray(labels), kernel, bias)
     assert float(found) == pytest.approx(
         by_reference(name, features, labels, kernel, bias), rel=2e-4
@@ -77,11 +111,13 @@ def test_every_name_is_the_loss_that_it_says(name):
         ("bce+proto", "BCE+Proto"),
         ("direct:sce+nca", "SCE⊕NCA"),
         ("spectral:bce+nca", "BCE⊕̃NCA"),
+        ("direct:sce+triplet-hard", "SCE⊕Triplet-hard"),
     ],
 )
 def test_labels_tell_the_losses_apart(name, label):
     assert integration.label(name) == label
-    assert len({integration.label(name) for name in NAMES}) == len(NAMES) == 16
+    assert len({integration.label(name) for name in NAMES}) == len(NAMES) == 42
+    assert NAMES[:16] == integration.PAPER_NAMES
 
 
 def test_the_notation_explains_the_labels_that_are_used():
@@ -92,8 +128,8 @@ def test_the_notation_explains_the_labels_that_are_used():
         "A+B: sum of two losses on the same features.",
     ]
     every = integration.notation(NAMES, options)
-    assert [line.partition(": ")[0] for line in every[4:]] == ["A+B", "A⊕B", "A⊕̃B"]
-    assert every[6].endswith("p = 0.25.")
+    assert [line.partition(": ")[0] for line in every[-3:]] == ["A+B", "A⊕B", "A⊕̃B"]
+    assert every[-1].endswith("p = 0.25.")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +179,13 @@ def test_mixed_images_need_a_loss_of_single_samples(name, option):
     single = dataclasses.replace(config, loss=IntegratedLoss("sce"))
     plan_run(single)
     plan_run(dataclasses.replace(config, data=DataConfig()))
+
+
+@pytest.mark.parametrize("name", ["sce", "proxy-anchor"])
+def test_a_queue_needs_a_loss_that_compares_images(name):
+    plan_run(FewShotConfig(loss=IntegratedLoss("sce+circle", queue=8)))
+    with pytest.raises(ConfigError, match=rf"loss.queue = 8 needs a metric loss .* {name} has non"):
+        plan_run(FewShotConfig(loss=IntegratedLoss(name, queue=8)))
 
 
 EVALUATION = IntegrationEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, seed=2)
@@ -221,11 +264,16 @@ def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_s
     ]
     names = [f"{n}-shot accuracy{of}" for of in ("", " (cosine)") for n in (2, 6)]
     assert results["results"] == [result._asdict() for result, _ in expected]
+    found = jaxloss.retrieval_metrics(features, labels, ks=(1,))
     assert results["metrics"] == [
-        Metric(name).measured(result.accuracy, result.interval)
-        for name, (result, _) in zip(names, expected, strict=True)
+        *(
+            Metric(name).measured(result.accuracy, result.interval)
+            for name, (result, _) in zip(names, expected, strict=True)
+        ),
+        Metric("recall@1").measured(pytest.approx(float(found.recall[0]))),
+        Metric("MAP@R").measured(pytest.approx(float(found.map_at_r))),
     ]
-    assert [metric.name for metric in protocol.metrics] == names
+    assert [metric.name for metric in protocol.metrics] == [*names, "recall@1", "MAP@R"]
     assert results["episodes"] == {
         name: accuracies.tolist() for name, (_, accuracies) in zip(names, expected, strict=True)
     }
@@ -235,12 +283,17 @@ def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_s
     for result, _ in expected:
         assert f"± {100 * result.interval:.2f}" in text
         assert result.hash in text
+    recall, precision = 100 * float(found.recall[0]), 100 * float(found.map_at_r)
+    assert f"(cosine): recall@1 {recall:.2f} %, MAP@R {precision:.2f} %." in text
     subspace = classifier_subspace(features, labels, HEAD["kernel"])
     assert results["subspace"] == subspace._asdict()
     assert f"3 singular values, effective rank {subspace.effective_rank:.1f}" in text
     assert f"{100 * subspace.class_variance_share:.1f} % of the variance between" in text
     # A validation logs the same.
-    assert protocol.diagnose(outputs(HEAD)) == {
+    logged = protocol.diagnose(outputs(HEAD))
+    assert logged.pop("recall_at_1") == pytest.approx(float(found.recall[0]))
+    assert logged.pop("map_at_r") == pytest.approx(float(found.map_at_r))
+    assert logged == {
         "classifier_rank": subspace.effective_rank,
         "variance_in_span": subspace.variance_share,
         "class_variance_in_span": subspace.class_variance_share,
@@ -250,12 +303,12 @@ def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_s
 def test_one_distance_can_be_evaluated_alone():
     protocol = build("nca", distances=("cosine", "cosine"))
     results = protocol.evaluate("novel", lambda split: outputs())
-    names = ["2-shot accuracy (cosine)", "6-shot accuracy (cosine)"]
+    names = ["2-shot accuracy (cosine)", "6-shot accuracy (cosine)", "recall@1", "MAP@R"]
     assert [metric["name"] for metric in results["metrics"]] == names
     assert [metric.name for metric in protocol.metrics] == names
     # Without a classification loss the classifier does not learn, and its span means nothing.
     assert results["subspace"] is None
-    assert protocol.diagnose(outputs()) == {}
+    assert protocol.diagnose(outputs()).keys() == {"recall_at_1", "map_at_r"}
     assert "classifier" not in "\n".join(protocol.report(results))
 
 
@@ -278,7 +331,7 @@ def test_the_span_of_the_classifier_is_measured_on_request():
     expected = integration.gradient_cosine(CONFIG.loss, training, 40)
     assert measured["cosine of the gradients inside the span"] == expected
     single = build("nca", span=True).evaluate("novel", lambda split: outputs(HEAD))
-    assert [metric["value"] for metric in single["metrics"][4:]] == [None] * 7
+    assert [metric["value"] for metric in single["metrics"][6:]] == [None] * 7
 
 
 def test_the_cosine_of_the_gradients_is_that_of_finite_differences():

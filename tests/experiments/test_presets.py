@@ -135,6 +135,7 @@ FROZEN = {
     "kanji": Frozen("kanji", 1200, 64, 0.03, 0.0001, (), 0),
     "icons-two-way": Frozen("icons", 800, 128, 0.1, 0.0001, (), 0),
     "icons-instances": Frozen("icons", 800, 128, 0.003, 1e-05, (), 0),
+    "icons-names": Frozen("icons", 1200, 128, 0.003, 1e-05, (), 0),
     "icons-margin": Frozen("icons", 800, 128, 0.003, 1e-05, (), 200),
     "kanji-margin": Frozen("kanji_radicals@32", 1600, 128, 0.003, 0.0005, (), 400),
 }
