@@ -35,6 +35,10 @@ PROBLEM = Problem(DIM, np.full(CLASSES, 9))
 
 def by_reference(name: str, features, labels, kernel, bias) -> float:
     """The loss in float64, with the temperature in units of d."""
+    if name == "proxy-anchor":
+        return references.proxy_anchor_loss(features, labels, kernel, scale=64.0)
+    if name == "proxy-nca":
+        return references.proxy_nca_loss(features, labels, kernel, temperature=1 / 18)
     metrics = {
         "nca": partial(references.nca_loss, temperature=0.3 * DIM),
         "proto": partial(references.prototypical_loss, temperature=0.3 * DIM, num_classes=CLASSES),
@@ -44,18 +48,10 @@ def by_reference(name: str, features, labels, kernel, bias) -> float:
         ),
         "circle": partial(references.circle_loss, margin=0.4, scale=160.0, **UNIT),
         **{
-            f"triplet-{mining}": partial(
-                references.triplet_loss, margin=0.1, mining=mining, **UNIT
-            )
+            f"triplet-{mining}": partial(references.triplet_loss, margin=0.1, mining=mining, **UNIT)
             for mining in ("hard", "semihard", "all")
         },
     }
-    proxies = {
-        "proxy-anchor": partial(references.proxy_anchor_loss, scale=64.0),
-        "proxy-nca": partial(references.proxy_nca_loss, temperature=1 / 18),
-    }
-    if name in proxies:
-        return proxies[name](features, labels, kernel)
     # Metric losses of unit vectors get those of the features, also before a projection.
     of_units = name not in CLASSIFICATION and not name.endswith(("nca", "proto"))
     compared = features / np.linalg.norm(features, axis=1, keepdims=True) if of_units else features
