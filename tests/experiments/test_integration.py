@@ -93,8 +93,8 @@ def test_every_name_is_the_loss_that_it_says(name):
     labels = np.array([0, 1, 1, 2, 0, 3, 3, 3, 2, 1, 0])
     kernel, bias = rng.normal(size=(DIM, CLASSES)), rng.normal(size=CLASSES)
     # With twice the sharpness, nca and proto have half the temperature.
-    changes = {"temperature": 0.6, "sharpness": 2.0}
-    loss = jax.jit(build_loss(IntegratedLoss(name, **OPTIONS | changes), PROBLEM))
+    options = OPTIONS | {"temperature": 0.6, "sharpness": 2.0}
+    loss = jax.jit(build_loss(IntegratedLoss(name, **options), PROBLEM))
     found = loss(jnp.float32(features), jnp.asarray(labels), kernel, bias)
     assert float(found) == pytest.approx(
         by_reference(name, features, labels, kernel, bias), rel=2e-4
@@ -262,15 +262,14 @@ def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_s
     ]
     names = [f"{n}-shot accuracy{of}" for of in ("", " (cosine)") for n in (2, 6)]
     assert results["results"] == [result._asdict() for result, _ in expected]
-    found = jaxloss.retrieval_metrics(features, labels, ks=(1,))
-    assert results["metrics"] == [
-        *(
-            Metric(name).measured(result.accuracy, result.interval)
-            for name, (result, _) in zip(names, expected, strict=True)
-        ),
-        Metric("recall@1").measured(pytest.approx(float(found.recall[0]))),
-        Metric("MAP@R").measured(pytest.approx(float(found.map_at_r))),
+    of_all = jaxloss.retrieval_metrics(jnp.asarray(features), jnp.asarray(labels), ks=(1,))
+    recall, precision = float(of_all.recall[0]), float(of_all.map_at_r)
+    *of_episodes, of_recall, of_precision = results["metrics"]
+    assert of_episodes == [
+        Metric(name).measured(result.accuracy, result.interval)
+        for name, (result, _) in zip(names, expected, strict=True)
     ]
+    assert (of_recall["value"], of_precision["value"]) == pytest.approx((recall, precision))
     assert [metric.name for metric in protocol.metrics] == [*names, "recall@1", "MAP@R"]
     assert results["episodes"] == {
         name: accuracies.tolist() for name, (_, accuracies) in zip(names, expected, strict=True)
@@ -281,16 +280,15 @@ def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_s
     for result, _ in expected:
         assert f"± {100 * result.interval:.2f}" in text
         assert result.hash in text
-    recall, precision = 100 * float(found.recall[0]), 100 * float(found.map_at_r)
-    assert f"(cosine): recall@1 {recall:.2f} %, MAP@R {precision:.2f} %." in text
+    assert f"(cosine): recall@1 {100 * recall:.2f} %, MAP@R {100 * precision:.2f} %." in text
     subspace = classifier_subspace(features, labels, HEAD["kernel"])
     assert results["subspace"] == subspace._asdict()
     assert f"3 singular values, effective rank {subspace.effective_rank:.1f}" in text
     assert f"{100 * subspace.class_variance_share:.1f} % of the variance between" in text
     # A validation logs the same.
     logged = protocol.diagnose(outputs(HEAD))
-    assert logged.pop("recall_at_1") == pytest.approx(float(found.recall[0]))
-    assert logged.pop("map_at_r") == pytest.approx(float(found.map_at_r))
+    assert logged.pop("recall_at_1") == pytest.approx(recall)
+    assert logged.pop("map_at_r") == pytest.approx(precision)
     assert logged == {
         "classifier_rank": subspace.effective_rank,
         "variance_in_span": subspace.variance_share,
