@@ -93,7 +93,7 @@ def test_every_name_is_the_loss_that_it_says(name):
     labels = np.array([0, 1, 1, 2, 0, 3, 3, 3, 2, 1, 0])
     kernel, bias = rng.normal(size=(DIM, CLASSES)), rng.normal(size=CLASSES)
     # With twice the sharpness, nca and proto have half the temperature.
-    options = OPTIONS | {"temperature": 0.6, "sharpness": 2.0}
+    options: dict[str, Any] = OPTIONS | {"temperature": 0.6, "sharpness": 2.0}
     loss = jax.jit(build_loss(IntegratedLoss(name, **options), PROBLEM))
     found = loss(jnp.float32(features), jnp.asarray(labels), kernel, bias)
     assert float(found) == pytest.approx(
