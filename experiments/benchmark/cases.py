@@ -16,7 +16,7 @@ from jax import Array, lax
 
 import jaxloss
 from experiments.benchmark import torch_forms as forms
-from experiments.benchmark.torch_forms import GROUPS, MARGIN, SCALE
+from experiments.benchmark.torch_forms import ANGLE, FACE_SCALE, GROUPS, MARGIN, SCALE
 from jaxloss._linear import exact_product as product
 
 SizeName = Literal["paper", "large", "own"]
@@ -63,13 +63,15 @@ class Case:
     """The same by optax."""
     composition: Callable[..., Array] | None = None
     """The same from simpler functions of `jaxloss`."""
+    small_only: tuple[str, ...] = ()
+    """Forms that need more than 4 GB at the large size, and are left out there."""
     own: tuple[Size, ...] = ()
     """Sizes of this loss alone: only the floor and the composition are measured beside it."""
 
     @property
     def differentiable(self) -> tuple[int, ...]:
         """Positions of the arrays that gradients are taken for."""
-        varied = ("logits", "features", "weights", "bias")
+        varied = ("logits", "features", "view", "weights", "bias")
         return tuple(i for i, name in enumerate(self.arrays) if name in varied)
 
     def sizes(self, name: SizeName) -> tuple[Size, ...]:
@@ -109,6 +111,7 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     "targets": _targets,
     # Not centred, as behind a ReLU; all norms are about √d.
     "features": lambda rng, size: rng.normal(0.2, 1, (size.n, size.d)),
+    "view": lambda rng, size: rng.normal(0.2, 1, (size.n, size.d)),
     "weights": lambda rng, size: rng.normal(0, size.d**-0.5, (size.d, size.C)),
     "bias": lambda rng, size: rng.normal(0, 0.1, size.C),
     "prototypes": _prototypes,
@@ -165,6 +168,18 @@ def _spectral_sum(features: Array, labels: Array, weights: Array, *_: Array) -> 
     return _linear(features, labels, weights)[1:], pairs
 
 
+def _two_sides(queries: Array, keys: Array) -> tuple[Array, ...]:
+    return _linear(queries, queries, keys.T)
+
+
+def _covariances(*views: Array) -> tuple[Array, ...]:
+    return tuple(_pairs_of(view.T, view.T) for view in views)
+
+
+def _correlations(first: Array, second: Array) -> tuple[Array, ...]:
+    return _linear(first.T, first, second)
+
+
 def _groups(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
     """A linear layer for the features of each group, the others 0."""
     groups = jnp.arange(features.shape[1]) % GROUPS == jnp.arange(GROUPS)[:, None]
@@ -185,6 +200,9 @@ LINEAR = Floor(_linear, "3 products n·d·C")
 CLASS_MEANS = Floor(_class_means, LINEAR.text)
 PAIRS = Floor(_pairs, "2 products n·n·d")
 REFERENCES = Floor(_references, "2 products n·m·d for m references")
+TWO_SIDES = Floor(_two_sides, "3 products n·n·d")
+COVARIANCES = Floor(_covariances, "4 products n·d·d")
+CORRELATIONS = Floor(_correlations, "3 products n·d·d")
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
 DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
 SPECTRAL_SUM = Floor(
@@ -230,6 +248,10 @@ def _classifier_composition(features: Array, labels: Array, weights: Array, bias
     return jaxloss.softmax_loss(jaxloss.linear_logits(features, weights, bias), labels)
 
 
+def _triplet(mining: Literal["hard", "semihard", "all"]) -> Callable[..., Array]:
+    return partial(jaxloss.triplet_loss, mining=mining)
+
+
 def _optax_softmax(logits: Array, labels: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -261,6 +283,11 @@ _SPHERE = Size(1024, 512, 1000), "ImageNet, batch 1024, d = 512"
 _CIFAR = Size(128, 64, 100), "CIFAR-100-LT, ResNet-32, batch 128"
 _COCO = Size(512, 0, 80), "MS-COCO, batch 512"
 
+_METRIC = Size(512, 512, BASE_CLASSES), "64 classes of 8 samples, batch 512, d = 512"
+_VIEWS = Size(512, 512, 0), "two views or modalities, batch 512, d = 512"
+_CUB = Size(512, 512, 100), "CUB-200-2011, batch 512, d = 512"
+_FACES = Size(512, 512, 10_572), "CASIA-WebFace, batch 512, d = 512"
+
 _LAYER = ("features", "labels", "weights", "bias")
 _on_logits = partial(Case, arrays=("logits", "labels"), floor=ONE_EXPONENTIAL, grows="C")
 _on_features = partial(Case, arrays=("features", "labels"))
@@ -268,6 +295,9 @@ _on_layer = partial(Case, arrays=_LAYER)
 _on_prototypes = partial(
     Case, arrays=("features", "labels", "prototypes", "assignment"), floor=ONE_PASS
 )
+_on_pairs = partial(Case, arrays=("features", "labels"), floor=PAIRS)
+_on_views = partial(Case, arrays=("features", "view"), floor=TWO_SIDES)
+_on_proxies = partial(Case, arrays=_LAYER[:3], floor=LINEAR)
 _on_targets = partial(Case, arrays=("logits", "targets"), floor=ONE_EXPONENTIAL)
 
 
@@ -286,6 +316,9 @@ _SPECTRAL = (
 )
 _means = partial(_at_temperature_d, jaxloss.prototypical_loss)
 _group_softmax = partial(jaxloss.group_softmax_loss, num_groups=GROUPS)
+_arcface = partial(
+    jaxloss.classifier_loss, similarity="cosine", angular_margin=ANGLE, scale=FACE_SCALE
+)
 _sample_wise, _class_wise = (partial(forms.two_way, dims=(dim,)) for dim in (1, 0))
 _known_classes = partial(forms.prototypical, num_classes=BASE_CLASSES)
 
@@ -373,5 +406,35 @@ CASES: tuple[Case, ...] = (
         forms.robust_multilabel,
         *_COCO,
         floor=ONE_PASS,
+    ),
+    _on_pairs(
+        "supervised_contrastive",
+        jaxloss.supervised_contrastive_loss,
+        forms.supervised_contrastive,
+        *_METRIC,
+    ),
+    _on_pairs(
+        "nt_xent",
+        partial(jaxloss.supervised_contrastive_loss, denominator="negatives"),
+        forms.nt_xent,
+        *_METRIC,
+        optax=partial(optax.losses.ntxent, temperature=0.1),
+        small_only=("optax",),
+    ),
+    _on_views("info_nce", jaxloss.info_nce_loss, forms.info_nce, *_VIEWS),
+    _on_views(
+        "sigmoid_contrastive", jaxloss.sigmoid_contrastive_loss, forms.sigmoid_contrastive, *_VIEWS
+    ),
+    _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, forms.multi_similarity, *_METRIC),
+    _on_pairs("circle", jaxloss.circle_loss, forms.circle, *_METRIC),
+    _on_pairs("triplet_hard", _triplet("hard"), forms.triplet_hard, *_METRIC),
+    _on_pairs("triplet_semihard", _triplet("semihard"), forms.triplet_semihard, *_METRIC),
+    _on_pairs("triplet_all", _triplet("all"), forms.triplet_all, *_METRIC, small_only=("PML",)),
+    _on_proxies("proxy_anchor", jaxloss.proxy_anchor_loss, forms.proxy_anchor, *_CUB),
+    _on_proxies("proxy_nca", jaxloss.proxy_nca_loss, forms.proxy_nca, *_CUB),
+    _on_proxies("arcface", _arcface, forms.arcface, *_FACES),
+    _on_views("vicreg", jaxloss.vicreg_loss, forms.vicreg, *_VIEWS, floor=COVARIANCES),
+    _on_views(
+        "barlow_twins", jaxloss.barlow_twins_loss, forms.barlow_twins, *_VIEWS, floor=CORRELATIONS
     ),
 )

@@ -30,6 +30,7 @@ try:
 
     from experiments.benchmark.cases import CASES, Case, Size, SizeName
     from experiments.benchmark.solvers import measure_assignments, measure_spreads
+    from experiments.benchmark.torch_forms import PACKAGE
 except ImportError as error:
     raise ConfigError(f'{error}; the benchmark needs pip install -e ".[benchmark]"') from error
 
@@ -43,8 +44,11 @@ TORCH = {"PyTorch eager": False, "torch.compile": True}
 """Forms in PyTorch, and whether they are compiled."""
 _MOST_LOGITS = 10**8
 """Of a composition, which keeps them."""
-_PACKAGES = ("jaxloss", "jax", "jaxlib", "optax", "numpy", "scipy", "torch")
-_FORMS = (*TORCH, "PyTorch", "PyTorch's loop", "scipy", "composition", "optax", "floor")
+_PACKAGES = (
+    *("jaxloss", "jax", "jaxlib", "optax", "numpy", "scipy", "torch"),
+    "pytorch-metric-learning",
+)
+_FORMS = (*TORCH, "PML", "PyTorch", "PyTorch's loop", "scipy", "composition", "optax", "floor")
 """All forms beside `jaxloss`, in the order of the columns."""
 _TABLES = {
     "paper": "The size of the paper",
@@ -118,15 +122,19 @@ def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
     arrays = case.make_arrays(np.random.default_rng(0), shape)
     forms = {"jaxloss": jax_form(case.loss, arrays, case.differentiable)}
     failures: dict[str, dict[str, Any]] = {}
-    for name, compiled in TORCH.items() if size != "own" else ():
+    left_out = case.small_only if size != "paper" else ()
+    in_torch = {name: (case.torch, compiled) for name, compiled in TORCH.items()}
+    if case.name in PACKAGE and "PML" not in left_out:
+        in_torch["PML"] = PACKAGE[case.name], False
+    for name, (form, compiled) in in_torch.items() if size != "own" else ():
         try:
-            forms[name] = torch_form(case.torch, arrays, case.differentiable, compiled=compiled)
+            forms[name] = torch_form(form, arrays, case.differentiable, compiled=compiled)
         except Exception as error:  # Of any kind, where there is no compiler.
             if not compiled:
                 raise
             failures[name] = {"failure": str(error).partition("\n")[0][:60]}
     for name, loss in {"composition": case.composition, "optax": case.optax}.items():
-        if loss and shape.n * shape.C <= _MOST_LOGITS:
+        if loss and name not in left_out and shape.n * shape.C <= _MOST_LOGITS:
             forms[name] = jax_form(loss, arrays, case.differentiable)
     memory = {
         f"{name} (MB)": _digits(1e-6 * forms[name].temporary_bytes) if name in forms else None
@@ -155,7 +163,7 @@ def time_table(rows: Sequence[Row]) -> list[str]:
     cells = []
     for row in rows:
         ours = row.forms["jaxloss"]
-        timed = [row.forms[n] for n in TORCH if "ratio" in row.forms.get(n, {})]
+        timed = [row.forms[n] for n in (*TORCH, "PML") if "ratio" in row.forms.get(n, {})]
         best = max(timed, key=lambda form: form["ratio"], default=None)
         cells.append(
             {

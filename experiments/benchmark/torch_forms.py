@@ -5,12 +5,19 @@ Weights have the layout [d, C] of JAX's forms; `weights.T` is a view.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor
 
 GROUPS = 4
 MARGIN, SCALE = -0.3, 30.0
+ANGLE, FACE_SCALE = 0.5, 64.0
 
 
 def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
@@ -208,3 +215,180 @@ def robust_multilabel(logits: Tensor, targets: Tensor) -> Tensor:
     weights = _rank_weights(logits, (pairs & (gaps < 1)).sum(2))
     ranking = (weights * (pairs * ramps(gaps)).sum(2)).sum()
     return (ranking + 5 * ramps(torch.where(positive, logits, -logits)).sum()) / len(logits)
+
+
+def _pairs(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosines of all pairs, and which of them are positives and negatives."""
+    features, same = F.normalize(features), labels[:, None] == labels[None, :]
+    return features @ features.T, same.clone().fill_diagonal_(False), ~same
+
+
+def supervised_contrastive(features: Tensor, labels: Tensor) -> Tensor:
+    """One log-softmax, of which the positives are averaged."""
+    cosines, positive, _ = _pairs(features, labels)
+    logits = (cosines / 0.1).fill_diagonal_(-torch.inf)
+    values = logits.log_softmax(1).masked_fill(~positive, 0).sum(1)
+    return -(values / positive.sum(1)).mean()
+
+
+def nt_xent(features: Tensor, labels: Tensor) -> Tensor:
+    """Each positive pair against the negatives of its anchor."""
+    cosines, positive, negative = _pairs(features, labels)
+    logits = cosines / 0.1
+    negatives = logits.masked_fill(~negative, -torch.inf).logsumexp(1, keepdim=True)
+    return (F.softplus(negatives - logits) * positive).sum() / positive.sum()
+
+
+def info_nce(queries: Tensor, keys: Tensor) -> Tensor:
+    """As in CLIP: rows and columns of one matrix."""
+    logits = F.normalize(queries) @ F.normalize(keys).T / 0.07
+    numbers = torch.arange(len(queries), device=queries.device)
+    return (F.cross_entropy(logits, numbers) + F.cross_entropy(logits.T, numbers)) / 2
+
+
+def sigmoid_contrastive(queries: Tensor, keys: Tensor) -> Tensor:
+    """As in SigLIP, with `softplus(-z) = softplus(z) - z` for the positives."""
+    logits = 10 * F.normalize(queries) @ F.normalize(keys).T - 10
+    return (F.softplus(logits).sum() - logits.diagonal().sum()) / len(queries)
+
+
+def multi_similarity(features: Tensor, labels: Tensor) -> Tensor:
+    """Two masked log-sum-exps."""
+    cosines, positive, negative = _pairs(features, labels)
+    pull = (-2 * (cosines - 0.5)).masked_fill(~positive, -torch.inf).logsumexp(1)
+    push = (50 * (cosines - 0.5)).masked_fill(~negative, -torch.inf).logsumexp(1)
+    return (F.softplus(pull) / 2 + F.softplus(push) / 50).mean()
+
+
+def circle(features: Tensor, labels: Tensor) -> Tensor:
+    """The same with weights that have no gradient."""
+    cosines, positive, negative = _pairs(features, labels)
+    fixed = cosines.detach()
+    pull = -80 * (1.4 - fixed).relu() * (cosines - 0.6)
+    push = 80 * (fixed + 0.4).relu() * (cosines - 0.4)
+    pull = pull.masked_fill(~positive, -torch.inf).logsumexp(1)
+    return F.softplus(pull + push.masked_fill(~negative, -torch.inf).logsumexp(1)).mean()
+
+
+def _distances(cosines: Tensor) -> Tensor:
+    return (2 - 2 * cosines).clamp(min=1e-12).sqrt()
+
+
+def triplet_hard(features: Tensor, labels: Tensor) -> Tensor:
+    """Extreme cosines first: n roots in place of n²."""
+    cosines, positive, negative = _pairs(features, labels)
+    farthest = cosines.masked_fill(~positive, torch.inf).min(1).values
+    nearest = cosines.masked_fill(~negative, -torch.inf).max(1).values
+    return (_distances(farthest) - _distances(nearest) + 0.2).relu().mean()
+
+
+def _sorted_pairs(features: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """Distances of the positives `[n, k]` and which exist, and sorted ones of the negatives."""
+    cosines, positive, negative = _pairs(features, labels)
+    most = int(positive.sum(1).max())
+    positives, where = positive.float().topk(most)
+    negatives = cosines.masked_fill(~negative, -2).sort(1, descending=True).values
+    return _distances(cosines.gather(1, where)), positives > 0, _distances(negatives), negative
+
+
+def triplet_semihard(features: Tensor, labels: Tensor) -> Tensor:
+    """A binary search for every positive among the sorted negatives."""
+    positives, exists, negatives, negative = _sorted_pairs(features, labels)
+    nearest = torch.searchsorted(negatives.detach(), positives.detach(), right=True)
+    nearest = torch.minimum(nearest, negative.sum(1, keepdim=True) - 1)
+    values = (positives - negatives.gather(1, nearest) + 0.2).relu()
+    return (values * exists).sum() / exists.sum()
+
+
+def triplet_all(features: Tensor, labels: Tensor) -> Tensor:
+    """The same, with the sums of the sorted negatives: no array has n³ elements."""
+    positives, exists, negatives, negative = _sorted_pairs(features, labels)
+    limits = positives + 0.2
+    number = torch.searchsorted(negatives.detach(), limits.detach())
+    number = torch.minimum(number, negative.sum(1, keepdim=True)) * exists
+    sums = F.pad(negatives.cumsum(1), (1, 0)).gather(1, number)
+    return ((number * limits - sums) * exists).sum() / number.sum()
+
+
+def proxy_anchor(features: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+    """Log-sum-exps over the batch."""
+    cosines = F.normalize(features) @ F.normalize(proxies, dim=0)
+    own = F.one_hot(labels, proxies.shape[1]).bool()
+    pull = (-32 * (cosines - 0.1)).masked_fill(~own, -torch.inf).logsumexp(0)
+    push = (32 * (cosines + 0.1)).masked_fill(own, -torch.inf).logsumexp(0)
+    present = own.any(0)
+    pull = torch.where(present, F.softplus(pull), 0).sum() / present.sum()
+    return pull + F.softplus(push).mean()
+
+
+def proxy_nca(features: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+    """On cosines: the norms of 1 cancel in the softmax."""
+    return F.cross_entropy(18 * F.normalize(features) @ F.normalize(proxies, dim=0), labels)
+
+
+def arcface(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """The angle is added by cosines and sines of sums, without `acos`."""
+    cosines = F.normalize(features) @ F.normalize(weights, dim=0)
+    angle = torch.tensor(ANGLE)
+    own = cosines.gather(1, labels[:, None])
+    raised = own * angle.cos() - (1 - own**2).clamp(min=1e-6).sqrt() * angle.sin()
+    raised = torch.where(own >= -angle.cos(), raised, own + angle.cos() - 1)
+    return F.cross_entropy(FACE_SCALE * cosines.scatter(1, labels[:, None], raised), labels)
+
+
+def vicreg(first: Tensor, second: Tensor) -> Tensor:
+    """As its authors' code, whose two variance terms are halved."""
+    value = 25 * F.mse_loss(first, second)
+    for view in (first, second):
+        view = view - view.mean(0)
+        covariances = view.T @ view / (len(view) - 1)
+        variances = covariances.diagonal()
+        value = value + 25 * (1 - (variances + 1e-4).sqrt()).relu().mean()
+        value = value + (covariances.square().sum() - variances.square().sum()) / view.shape[1]
+    return value
+
+
+def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
+    """Normalised by hand: `batch_norm` adds a number to the variances."""
+    views = [view - view.mean(0) for view in (first, second)]
+    first, second = (view / view.norm(dim=0) for view in views)
+    correlations = first.T @ second
+    own = correlations.diagonal()
+    return (1 - own).square().sum() + 5e-3 * (correlations.square().sum() - own.square().sum())
+
+
+def _with_weights(loss: type[torch.nn.Module], **options: float) -> Callable[..., Any]:
+    """A loss that owns its proxies or its classifier: it is given those of the benchmark."""
+
+    @cache
+    def module(dim: int, num_classes: int) -> torch.nn.Module:
+        return loss(num_classes=num_classes, embedding_size=dim, **options)
+
+    def run(features: Tensor, labels: Tensor, weights: Tensor) -> Any:
+        own = module(*weights.shape)
+        ((name, _),) = own.named_parameters()
+        given = {name: weights if name == "W" else weights.T}
+        return torch.func.functional_call(own, given, (features, labels))
+
+    return run
+
+
+def _hard_triplets(features: Tensor, labels: Tensor) -> Any:
+    return _OF_MINED_TRIPLETS(features, labels, _HARDEST(features, labels))
+
+
+_HARDEST = miners.BatchHardMiner()
+_OF_MINED_TRIPLETS = losses.TripletMarginLoss(0.2, reducer=reducers.MeanReducer())
+PACKAGE: dict[str, Callable[..., Any]] = {
+    "supervised_contrastive": losses.SupConLoss(),
+    "multi_similarity": losses.MultiSimilarityLoss(),
+    "circle": losses.CircleLoss(),
+    "triplet_hard": _hard_triplets,
+    "triplet_all": losses.TripletMarginLoss(0.2),
+    "proxy_anchor": _with_weights(losses.ProxyAnchorLoss),
+    "proxy_nca": _with_weights(losses.ProxyNCALoss, softmax_scale=9),
+    "arcface": _with_weights(losses.ArcFaceLoss, margin=math.degrees(ANGLE), scale=FACE_SCALE),
+    # It halves the terms of the variance.
+    "vicreg": lambda first, second: losses.VICRegLoss(variance_mu=50)(first, ref_emb=second),
+}
+"""By the name of the loss, the classes of pytorch-metric-learning."""
