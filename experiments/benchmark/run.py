@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import platform
 import warnings
@@ -77,6 +78,8 @@ def run_benchmark(
         )
     torch.set_num_threads(cores)
     warnings.filterwarnings("ignore", module="torch.*")
+    # A graph break is part of the form, where a size depends on the data.
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     start = os.getloadavg()[0]
 
     def measured() -> Iterator[Row]:

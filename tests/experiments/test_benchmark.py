@@ -10,6 +10,7 @@ from experiments.benchmark import measure, run, solvers
 from experiments.benchmark.cases import CASES, Size
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_form, torch_form
 from experiments.benchmark.run import SOLVERS, measure_case, run_benchmark, time_table
+from experiments.benchmark.torch_forms import PACKAGE
 
 SMALL = Size(24, 12, 4)
 BY_NAME = {case.name: dataclasses.replace(case, paper=SMALL, own=(SMALL,)) for case in CASES}
@@ -27,8 +28,9 @@ def test_all_forms_agree(case):
     ours = jax_form(case.loss, arrays, case.differentiable).results
     assert len(ours) == 1 + len(case.differentiable)
     assert all(np.any(result != 0) for result in ours)
-    theirs = torch_form(case.torch, arrays, case.differentiable, compiled=False).results
-    assert disagreement(theirs, ours) < TOLERANCE
+    for form in filter(None, (case.torch, PACKAGE.get(case.name))):
+        theirs = torch_form(form, arrays, case.differentiable, compiled=False).results
+        assert disagreement(theirs, ours) < TOLERANCE
     for form in filter(None, (case.optax, case.composition)):
         results = jax_form(form, arrays, case.differentiable).results
         assert disagreement(results, ours) < TOLERANCE
@@ -93,12 +95,22 @@ def test_a_form_that_disagrees_or_does_not_compile_is_not_timed(quick, monkeypat
     assert row.forms["torch.compile"]["failure"].endswith("no compiler")
 
 
+def test_forms_that_need_too_much_memory_are_left_out_at_the_large_size(quick, monkeypatch):
+    monkeypatch.setattr(measure, "TURNS", 1)
+    case = dataclasses.replace(BY_NAME["nt_xent"], small_only=("optax", "PML"))
+    monkeypatch.setitem(PACKAGE, "nt_xent", case.torch)
+    assert set(measure_case(case, "paper", SMALL).forms) == {
+        *("jaxloss", "PyTorch eager", "PML", "optax", "floor")
+    }
+    assert set(measure_case(case, "large", SMALL).forms) == {"jaxloss", "PyTorch eager", "floor"}
+
+
 def test_a_busy_machine_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(run, "cores_of_others", lambda: 0.5)
     assert main(["benchmark", "softmax"]) == 2
     assert "other programs use 0.5 of" in capsys.readouterr().err
-    assert main(["benchmark", "nca", "triplet"]) == 2
-    assert "triplet" in capsys.readouterr().err
+    assert main(["benchmark", "nca", "lifted"]) == 2
+    assert "lifted" in capsys.readouterr().err
 
 
 def test_the_cores_of_others_are_those_that_this_process_may_use(monkeypatch):
