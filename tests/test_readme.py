@@ -1,6 +1,7 @@
 """The documents are true: the README's example runs, and all commands, presets and sets exist."""
 
 import importlib
+import importlib.util
 import re
 import shlex
 import textwrap
@@ -37,6 +38,18 @@ def test_the_training_steps_on_several_devices_run(capsys):
     on_mesh, pairs, in_shard_map, in_pmap = map(float, capsys.readouterr().out.split())
     assert on_mesh == pytest.approx(in_shard_map, rel=1e-5)
     assert np.isfinite([pairs, in_pmap]).all()
+
+
+def test_the_comparisons_with_other_packages_run():
+    """All blocks share their names; a line in a traceback is that of the document."""
+    text = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")
+    installed = importlib.util.find_spec("pytorch_metric_learning") is not None
+    names: dict[str, Any] = {"__name__": "coming_from"}
+    for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
+        # A block on the package imports from it, or uses a name that such a block has imported.
+        if installed or not re.search(r"pytorch_metric_learning|losses\.|face_loss", block[1]):
+            exec(compile(source, "docs/coming_from.md", "exec"), names)
 
 
 def table(heading: str) -> str:
