@@ -66,9 +66,9 @@ that with symmetry. If all pairs fit into one tile, its similarities are kept fo
 differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
 
 **Devices.** Each device has its own anchors. References of all devices are gathered up to
-`GATHERED_BYTES`. Above that, they go around a ring: a device visits its anchors with the block at
-hand, and passes the block on. The statistics of a block travel with it, and in the backward pass
-its gradient.
+`GATHERED_BYTES`. Above that, or if they have statistics, they go around a ring: a device visits its
+anchors with the block at hand, and passes the block on. The statistics of a block travel with it,
+and in the backward pass its gradient.
 """
 
 from __future__ import annotations
