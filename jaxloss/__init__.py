@@ -1,9 +1,11 @@
 """Losses that shape a feature space, as pure functions for JAX.
 
-A loss takes the scores or features first and the labels second. A classifier or prototypes come
-third, where the loss needs them. All other arguments are keyword-only.
+A loss takes the scores or features first and the labels second. A classifier, prototypes or proxies
+come third, where the loss needs them. A loss of two views takes both, and no labels. All other
+arguments are keyword-only.
 
-Shapes use these letters: n samples, d features, C classes, M prototypes, G groups.
+Shapes use these letters: n samples, m references, d features, C classes, K sub-centres of a class,
+M prototypes, G groups.
 
 Common keywords:
   where: bool `[n]`. False marks padding. A padded sample has no effect, not even as a reference or

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Integer
 
@@ -71,7 +71,8 @@ def lowering(margins: Margins, cosines: Float[Array, " n"]) -> Number | Float[Ar
     if margins.angle is None:
         return margins.cosine
     a = jnp.asarray(margins.angle, cosines.dtype)
-    moved = jnp.arccos(jnp.clip(cosines, -1, 1)) + a
+    # The angle selects a case and needs no derivative, which is infinite at 0.
+    moved = jnp.arccos(jnp.clip(lax.stop_gradient(cosines), -1, 1)) + lax.stop_gradient(a)
     sines = jnp.sqrt(jnp.maximum(1 - cosines * cosines, _SMALLEST))
     # NaN fails both comparisons and stays visible.
     turned = jnp.where(
