@@ -370,7 +370,7 @@ MARGINS: Mapping[str, Mapping[str, Any]] = {
 """Options of `classifier_loss`, whose rows are also in blocks."""
 
 
-def paired_row(loss: str, name: str, size: int | None = None, **options: Any) -> LossRow:
+def two_tower_row(loss: str, name: str, size: int | None = None, **options: Any) -> LossRow:
     """A row of a loss of two towers, which has no labels, and so no plain row."""
     blocks = in_blocks(size)
     formula = f"paired_{loss}"
@@ -606,13 +606,13 @@ VARIANTS = (
     triplet_row("all_in_blocks", 5, mining="all", squared=True, margin=0.6),
     triplet_row("references_all", mining="all", normalize=False),
     triplet_row("all_soft_in_blocks", 3, mining="all", soft=True),
-    paired_row("info_nce", "info_nce", temperature=0.3),
-    paired_row(
+    two_tower_row("info_nce", "info_nce", temperature=0.3),
+    two_tower_row(
         "info_nce", "info_nce_one_way_in_tiles", 3, temperature=0.3, symmetric=False, further=True
     ),
-    paired_row("info_nce", "info_nce_in_tiles", 5, temperature=0.8, normalize=False),
-    paired_row("sigmoid_contrastive", "sigmoid_contrastive", further=True),
-    paired_row("sigmoid_contrastive", "sigmoid_contrastive_in_tiles", 3, scale=2.0, bias=-1.5),
+    two_tower_row("info_nce", "info_nce_in_tiles", 5, temperature=0.8, normalize=False),
+    two_tower_row("sigmoid_contrastive", "sigmoid_contrastive", further=True),
+    two_tower_row("sigmoid_contrastive", "sigmoid_contrastive_in_tiles", 3, scale=2.0, bias=-1.5),
     # Here the metric loss has no gradient for the classifier.
     *(
         loss_row(
