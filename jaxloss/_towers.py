@@ -7,6 +7,7 @@ because the engine cannot tell this key from others of its id.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,16 @@ from jaxloss._batch import AxisName, Reduction, own_positions, reduce, zero_inva
 from jaxloss._checks import Number
 from jaxloss._linear import l2_normalize, widen
 from jaxloss._sharding import divided
-from jaxloss._tiles import LOGSUMEXP, SUM, Params, Rows, Statistic, pair_statistics
+from jaxloss._tiles import (
+    LOGSUMEXP,
+    SUM,
+    ByClass,
+    Rows,
+    Statistic,
+    over_temperature,
+    pair_statistics,
+    statistics_in_both_directions,
+)
 
 
 @divided()
@@ -90,17 +100,27 @@ def info_nce_loss(
     temperature = jnp.asarray(temperature, towers.similarities.dtype)
     own = towers.similarities / temperature
 
-    def rivals(anchors: Rows, references: Rows) -> Float[Array, " n"]:
-        statistic = Statistic(LOGSUMEXP, _over_temperature)
-        return _over_negatives(statistic, temperature, anchors, references, block_size, axis_name)
+    statistics = partial(
+        statistics_in_both_directions if symmetric else pair_statistics,
+        (Statistic(LOGSUMEXP, over_temperature),),
+        temperature,
+        towers.queries,
+        towers.keys,
+        similarity="product",
+        block_size=block_size,
+        axis_name=axis_name,
+    )
 
-    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = jax.nn.softplus(rivals(towers.queries, towers.keys) - own)
+    def against(rivals: ByClass) -> Float[Array, " n"]:
+        # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
+        return jax.nn.softplus(rivals.negative[: own.shape[0]] - own)
+
     if symmetric:
-        number = own.shape[0]
-        own_keys = jax.tree.map(lambda array: array[:number], towers.keys)
-        columns = jax.nn.softplus(rivals(own_keys, towers.queries) - own)
-        values = (values + columns) / 2
+        (of_queries,), (of_keys,) = statistics()
+        values = (against(of_queries) + against(of_keys)) / 2
+    else:
+        (of_queries,) = statistics()
+        values = against(of_queries)
     return reduce(values, towers.queries.valid, sample_weights, reduction, axis_name)
 
 
@@ -163,16 +183,17 @@ def sigmoid_contrastive_loss(
     towers = _towers(queries, keys, ids, key_where, where, normalize, axis_name)
     dtype = towers.similarities.dtype
     params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
-    others = _over_negatives(
-        Statistic(SUM, _softplus_of_line),
+    (others,) = pair_statistics(
+        (Statistic(SUM, _softplus_of_line),),
         params,
         towers.queries,
         towers.keys,
-        block_size,
-        axis_name,
+        similarity="product",
+        block_size=block_size,
+        axis_name=axis_name,
     )
     own = params.scale * towers.similarities + params.bias
-    values = jax.nn.softplus(-own) + others
+    values = jax.nn.softplus(-own) + others.negative
     return reduce(values, towers.queries.valid, sample_weights, reduction, axis_name)
 
 
@@ -234,33 +255,6 @@ def _towers(
 
 def _mask(where: Bool[Array, " n"] | None, rows: Float[Array, "n d"]) -> Bool[Array, " n"]:
     return jnp.ones(rows.shape[0], bool) if where is None else where
-
-
-def _over_negatives(
-    statistic: Statistic,
-    params: Params,
-    anchors: Rows,
-    references: Rows,
-    block_size: int | None,
-    axis_name: AxisName | None,
-) -> Float[Array, " n"]:
-    """Returns the statistic of each anchor over the references with other labels."""
-    (result,) = pair_statistics(
-        (statistic,),
-        params,
-        anchors,
-        references,
-        similarity="product",
-        block_size=block_size,
-        axis_name=axis_name,
-    )
-    return result.negative
-
-
-def _over_temperature(
-    similarities: Float[Array, "a b"], _positives: Bool[Array, "a b"], temperature: Float[Array, ""]
-) -> Float[Array, "a b"]:
-    return similarities / temperature
 
 
 def _softplus_of_line(
