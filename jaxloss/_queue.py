@@ -83,8 +83,7 @@ def push(
       queue: A `Queue` of m rows, the same on every device.
       features: `[n, d]`. They are converted to the dtype of the queue. No gradient flows through
         the queue.
-      labels: `[n]`, class indices. For losses without classes, such as those with a `queue` of
-        negatives only, any number that is not negative.
+      labels: `[n]`, class indices. For losses without labels, pass zeros.
       where: A common keyword of `jaxloss`. Padding and rows of negative labels are not pushed, and
         leave no gap.
       axis_name: A common keyword of `jaxloss`. The rows of all devices are pushed, in the order of

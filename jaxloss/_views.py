@@ -39,8 +39,8 @@ def vicreg_loss(
 
     C is the unbiased covariance matrix of a view over the global batch. The first mean is over
     samples and dimensions, as in Algorithm 1 of the paper; eq. (5) sums over the dimensions, which
-    is `invariance` times d. The authors' code and pytorch-metric-learning halve v: they are at
-    `variance` divided by 2.
+    is `invariance` times d. The authors' code and pytorch-metric-learning halve v: use half of
+    their `variance`.
 
     Args:
       first, second: `[n, d]`, two views of each sample. Gradients reach both.

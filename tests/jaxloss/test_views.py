@@ -42,7 +42,14 @@ def evaluator(loss, reduction):
     return jax.jit(jax.value_and_grad(value), compiler_options=QUICK)
 
 
-def results(loss, first, second, where=None, sample_weights=None, reduction="mean"):
+def results(
+    loss: Any,
+    first: Any,
+    second: Any,
+    where: Any = None,
+    sample_weights: Any = None,
+    reduction: Any = "mean",
+) -> Any:
     """The value, and the gradients for both views."""
     n = len(first)
     where = jnp.ones(n, bool) if where is None else jnp.asarray(where)
