@@ -66,7 +66,8 @@ def retrieval_metrics(
       distance: `"cosine"` or `"euclidean"`.
       references, reference_labels, reference_where: The keywords of pairwise losses in `jaxloss`,
         such as a gallery.
-      where, axis_name: The common keywords of `jaxloss`. `axis_name` gathers the references.
+      where, axis_name: The common keywords of `jaxloss`. `axis_name` gathers the references, of
+        which every device has its share.
       block_size: How many samples are compared at a time. By default it depends on the shapes and
         the backend.
 
