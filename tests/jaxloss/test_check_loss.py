@@ -1,4 +1,7 @@
-"""`check_loss` finds planted faults, names the rule, and passes every loss of the library."""
+"""`check_loss` finds planted faults, names the rule, and passes every loss of the library.
+
+`make quick` is for work on a loss, and leaves out the faults: these test `check_loss` itself.
+"""
 
 import re
 import sys
@@ -171,6 +174,7 @@ def own(
     return own_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [cross_entropies, pairs, distances_to_means])
 @pytest.mark.usefixtures("usual_promotion")
 def test_a_right_loss_passes(values):
@@ -391,6 +395,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.usefixtures("usual_promotion")
 def test_planted_faults(name, monkeypatch):
@@ -440,6 +445,7 @@ def squared(logits, labels, valid, axis_name, stop=lambda x: x):
     return stop(losses) * losses, valid
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_references():
     check = partial(check_loss, make_inputs=rows_and_labels, devices=False, dtypes=False)
@@ -449,6 +455,7 @@ def test_references():
         assert caught.value.rule == "reference"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_a_stop_gradient_needs_a_reference_in_pytorch():
     loss = own(partial(squared, stop=lax.stop_gradient))
