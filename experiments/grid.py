@@ -226,20 +226,15 @@ def run_grid(
             diverged.append(f"{cell.directory}: {found['diverged']}")
             print(found["diverged"], flush=True)
 
-    def write() -> list[Path]:
-        return write_grid(
-            root,
-            axes,
-            finished_runs(config, axes, root),
-            title=title,
-            metrics=metrics,
-            notes=[*([_SUBSETS] if comparison.pairs_over == "data.subset_seed" else []), *notes],
-            comparison=comparison,
-            pair_metrics=pair_metrics,
-            **report,
+    if comparison.pairs_over == "data.subset_seed":
+        notes = [_SUBSETS, *notes]
+    report |= {"title": title, "metrics": metrics, "notes": notes, "pair_metrics": pair_metrics}
+    written = on_first(
+        lambda: write_grid(
+            root, axes, finished_runs(config, axes, root), comparison=comparison, **report
         )
-
-    return on_first(write) or [], diverged
+    )
+    return written or [], diverged
 
 
 def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list[Run]:

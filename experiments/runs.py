@@ -208,11 +208,9 @@ def evaluate_run(
     return evaluation_of(restore_run(path, which), folders)(split, overrides or {})
 
 
-Evaluation = Callable[[str | None, Mapping[str, Any]], tuple[Protocol, dict[str, Any]]]
-"""From a split, and values of evaluation options by name, what `evaluate_run` returns."""
-
-
-def evaluation_of(run: RestoredRun, folders: Folders) -> Evaluation:
+def evaluation_of(
+    run: RestoredRun, folders: Folders
+) -> Callable[[str | None, Mapping[str, Any]], tuple[Protocol, dict[str, Any]]]:
     """Evaluates a checkpoint, any number of times; the features of a split are computed once.
 
     The function takes a split (None: the protocol's split for evaluation), and values that replace

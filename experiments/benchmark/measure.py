@@ -121,16 +121,11 @@ def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> float:
 def measure(forms: Mapping[str, Form], *, few: bool = False) -> dict[str, dict[str, Any]]:
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
-    Args:
-      forms: Forms, ready to run; `jaxloss` is one of them.
-      few: Take a tenth of the turns.
-
-    Returns:
-      For each form the median, the interquartile range and the fastest of its calls in
-      milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls.
-      Threads that wait for one another, as OpenMP's do in PyTorch, lose far more
-      than XLA's when another process takes a core for a while; the medians of a busy machine would
-      flatter JAX. For a form that disagrees, only `failure`.
+    With `few`, it takes a tenth of the turns. For each form it returns the median, the
+    interquartile range and the fastest of its calls in milliseconds, and `ratio`: the time of
+    jaxloss over that of the form, of the fastest calls. Threads that wait for one another, as
+    OpenMP's do in PyTorch, lose far more than XLA's when another process takes a core for a while;
+    the medians of a busy machine would flatter JAX. For a form that disagrees, only `failure`.
     """
     expected = forms["jaxloss"].results
     rows: dict[str, dict[str, Any]] = {}

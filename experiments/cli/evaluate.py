@@ -44,37 +44,26 @@ class Evaluate:
 
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the report."""
-        for option, given in {"--metrics": self.metrics, "--baseline": self.baseline}.items():
-            if given and not self.over:
-                raise ConfigError(f"{option} is for a table of evaluations; it needs --over")
-        print_written(self._evaluate_over(command) if self.over else self._evaluate_once(command))
-        return 0
-
-    def _evaluate_once(self, command: Sequence[str]) -> list[Path]:
-        from experiments.grid import setting_names
+        from experiments.grid import evaluate_over, setting_names
         from experiments.reporting.run import write_report
         from experiments.runs import evaluate_run, run_directory
 
-        how = self._how()
+        table: Any = {"metrics": self.metrics, "baseline": self.baseline}
+        for option, given in table.items():
+            if given and not self.over:
+                raise ConfigError(f"--{option} is for a table of evaluations; it needs --over")
+        how, typed = self._how(), shlex.join(command)
+        if self.over:
+            options = {**how, **table, "command": typed}
+            print_written(evaluate_over(self.directory, self.folders, self.over, **options))
+            return 0
         protocol, report = evaluate_run(self.directory, self.folders, **how)
-        report["command"] = shlex.join(command)
+        report["command"] = typed
         # A name with the settings, so that evaluations of a run do not overwrite each other.
         checkpoint = f"evaluation-{report['split']}-step{report['step']}"
         name = ",".join([checkpoint, *setting_names(how["overrides"])])
-        return write_report(run_directory(self.directory), protocol, report, name)
-
-    def _evaluate_over(self, command: Sequence[str]) -> list[Path]:
-        from experiments.grid import evaluate_over
-
-        return evaluate_over(
-            self.directory,
-            self.folders,
-            self.over,
-            **self._how(),
-            metrics=self.metrics,
-            baseline=self.baseline,
-            command=shlex.join(command),
-        )
+        print_written(write_report(run_directory(self.directory), protocol, report, name))
+        return 0
 
     def _how(self) -> dict[str, Any]:
         """Split, checkpoint, and the evaluation options that do not have the run's value."""

@@ -205,13 +205,11 @@ def random_box(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Array:
-    """Draws a box of an image as Inception and torchvision do.
+    """Draws a box of an image as Inception and torchvision do: top, left, height, width, int32 [4].
 
     Of ten attempts, the first box that fits is placed uniformly. If none fits, the box is at the
-    centre of the image, as large as the range of aspect ratios permits.
-
-    `scale` is the range of the area of the box, relative to the image, and `ratio` that of its
-    aspect ratio (width / height). The result is int32 [4]: top, left, height, width.
+    centre of the image, as large as the range of aspect ratios permits. `scale` is the range of its
+    area, relative to the image, and `ratio` that of its aspect ratio (width / height).
     """
 
     def fits(widths: Array, heights: Array) -> Array:
@@ -579,11 +577,9 @@ def mix_batch(
 
     Sample i of the global batch has the partner n − 1 − i, whatever the number of devices; it is
     random if the order of the batch is. The whole batch has one share λ ~ Beta(β, β), and one box,
-    as in the papers' code: they depend on `key` alone. The loss of a mixed batch is
-    λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y' is the label of the partner.
-
-    Images are floats [n, h, w, c], after all other augmentations; labels are [n] or [n, C]. The key
-    is the same on all devices of the axis.
+    as in the papers' code: they depend on `key`, the same on all devices, alone. The loss of a
+    mixed batch is λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y' is the label of the partner. Images are
+    floats [n, h, w, c], after all other augmentations; labels are [n] or [n, C].
     """
     partners = _opposite(images, axis_name), _opposite(labels, axis_name)
     if not config.cutmix:

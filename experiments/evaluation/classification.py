@@ -91,16 +91,13 @@ def softmax_confidences(logits: Values) -> np.ndarray:
 
 
 def calibration(confidences: Values, correct: Values, *, bins: int = 15) -> Calibration:
-    r"""Expected calibration error over bins of equal width.
+    r"""Expected calibration error over bins of equal width (Guo et al., ICML 2017, eq. 3).
 
     .. math:: \sum_{b=1}^{B} \frac{n_b}{n} |\mathrm{acc}_b - \mathrm{conf}_b|, \quad
        b = \{i : (b - 1)/B < p_i ≤ b/B\}
 
     Confidences [n] are the probabilities of the predictions; 0 falls into the first bin. Bools [n]
     say which are `correct`.
-
-    References:
-      Guo et al., On Calibration of Modern Neural Networks, ICML 2017, eq. (3).
     """
     confidences, correct = np.asarray(confidences, np.float64), np.asarray(correct)
     # b/B as a division, so that a confidence of exactly b/B is equal to its edge.

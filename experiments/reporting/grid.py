@@ -129,10 +129,8 @@ def _tables(
     entries = np.array(texts, object).reshape(len(headings), len(rows.labels), -1)
     tables = [(title, headings, entries[..., 0].T)]
     if others:
-        columns, start = (
-            [", ".join(place) for place in places(others)],
-            f"{title}: " if title else "",
-        )
+        columns = [", ".join(place) for place in places(others)]
+        start = f"{title}: " if title else ""
         against = ", ".join(axis.name for axis in others)
         tables = [
             (f"{start}{bold(heading)} against {against}", columns, of_metric)
