@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from experiments.__main__ import main
 from experiments.benchmark import measure, run, solvers
@@ -35,6 +36,14 @@ def test_all_forms_agree(case):
         results = jax_form(form, arrays, case.differentiable).results
         assert disagreement(results, ours) < TOLERANCE
     assert jax_form(case.floor.run, arrays, None).results == []
+
+
+@pytest.fixture(autouse=True)
+def threads_of_pytorch():
+    """Those that the benchmark takes would slow down PyTorch in the tests of other files."""
+    number = torch.get_num_threads()
+    yield
+    torch.set_num_threads(number)
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ def sphere(rng, dim, num):
     [(2, 1), (2, 2), (3, 2), (2, 7), (4, 3), (5, 9), (10, 9), (101, 100), (300, 512)],
 )
 def test_simplex_has_equal_cosines(num_prototypes, dim):
-    prototypes = jaxloss.simplex_prototypes(num_prototypes, dim)
+    make = jax.jit(jaxloss.simplex_prototypes, static_argnums=(0, 1))
+    prototypes = make(num_prototypes, dim)
     assert prototypes.shape == (dim, num_prototypes)
     assert prototypes.dtype == np.float32
     np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
@@ -123,8 +124,8 @@ def test_descent_follows_the_gradient_of_the_uniformity():
         return 7 / 2 * jnp.log(jnp.mean(jnp.exp(-3.0 * squared)))
 
     np.testing.assert_allclose(
-        _prototypes._uniformity_gradient(prototypes, jnp.asarray(3.0)),
-        jax.grad(objective)(prototypes),
+        jax.jit(_prototypes._uniformity_gradient)(prototypes, jnp.asarray(3.0)),
+        jax.jit(jax.grad(objective))(prototypes),
         rtol=1e-4,
         atol=1e-5,
     )
