@@ -99,7 +99,8 @@ class Compare:
     config: _FewShotPreset
     """The preset to start from."""
     losses: tuple[Name, ...] = _DEFAULT_LOSSES
-    """Losses such as sce, sce+nca (sum), direct:sce+nca (direct sum) and spectral:sce+nca."""
+    """Losses such as sce, sce+nca (sum), direct:sce+nca (direct sum) and spectral:sce+nca; by
+    default the paper's, without spectral sums."""
     sampling: tuple[str, ...] = ("random",)
     """`random`, or NxK for N classes with K images each."""
     seeds: tuple[int, ...] = (0,)

@@ -9,6 +9,12 @@ not at hand. There is no published code, and optimiser and epochs are our choice
 Eq. (i) divides squared distances by no temperature: T = 1. The option is in units of d, so this is
 `--loss.temperature 0.0015625` (1/640) for a ResNet-12, and 1/256 for the icons. The default is 1/8,
 because at T = 1 the exponentials saturate; see `_LOSS` below.
+
+Other metric losses, alone and in sums, each with the sharpness that validation chooses:
+
+    python -m experiments sweep icons --evaluation.validation-distance cosine
+        --over loss.name=supcon,sce+supcon,direct:sce+supcon
+        loss.sharpness=0.25,0.5,1,2,4 --choose loss.sharpness
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from experiments.contracts import Problem
 from experiments.protocols import few_shot
 from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import train_run
+from experiments.training.parallel import device_mesh
 from tests.experiments.tiny_runs import TINY, final_state
 
 OPTIONS = IntegratedLoss("direct:sce+multi-similarity", queue=12, metric_weight=0.5)
@@ -55,12 +56,17 @@ def test_devices_share_the_references_and_keep_the_same_queue():
     single = few_shot.objective(OPTIONS, PROBLEM)
     head, state = single.init_head(jax.random.key(0)), single.init_state()
     several = few_shot.objective(OPTIONS, PROBLEM._replace(axis_name="batch"))
+    mesh = device_mesh("jit", "", jax.devices()[:4])
+    on_mesh = jax.jit(few_shot.objective(OPTIONS, PROBLEM._replace(mesh=mesh)).loss)
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), state)
     step = jax.pmap(several.loss, axis_name="batch", in_axes=(0, 0, None, 0))
     for x, labels in batches():
         expected = single.loss(x, labels, head, state)
         found = step(x.reshape(4, 2, 9), labels.reshape(4, 2), head, states)
         np.testing.assert_allclose(found.value, np.full(4, expected.value), rtol=1e-5)
+        of_mesh = on_mesh(x, labels, head, state)
+        np.testing.assert_allclose(of_mesh.value, expected.value, rtol=1e-5)
+        chex.assert_trees_all_close(of_mesh.objective_state, expected.objective_state, atol=1e-6)
         state, states = expected.objective_state, found.objective_state
         for leaf, copies in zip(jax.tree.leaves(state), jax.tree.leaves(states), strict=True):
             np.testing.assert_allclose(copies, np.stack([leaf] * 4), atol=1e-6)
