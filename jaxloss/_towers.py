@@ -7,7 +7,6 @@ because the engine cannot tell this key from others of its id.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -100,26 +99,18 @@ def info_nce_loss(
     temperature = jnp.asarray(temperature, towers.similarities.dtype)
     own = towers.similarities / temperature
 
-    statistics = partial(
-        statistics_in_both_directions if symmetric else pair_statistics,
-        (Statistic(LOGSUMEXP, over_temperature),),
-        temperature,
-        towers.queries,
-        towers.keys,
-        similarity="product",
-        block_size=block_size,
-        axis_name=axis_name,
-    )
+    arguments = (Statistic(LOGSUMEXP, over_temperature),), temperature, towers.queries, towers.keys
+    options: Any = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
 
     def against(rivals: ByClass) -> Float[Array, " n"]:
         # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
         return jax.nn.softplus(rivals.negative[: own.shape[0]] - own)
 
     if symmetric:
-        (of_queries,), (of_keys,) = statistics()
+        (of_queries,), (of_keys,) = statistics_in_both_directions(*arguments, **options)
         values = (against(of_queries) + against(of_keys)) / 2
     else:
-        (of_queries,) = statistics()
+        (of_queries,) = pair_statistics(*arguments, **options)
         values = against(of_queries)
     return reduce(values, towers.queries.valid, sample_weights, reduction, axis_name)
 

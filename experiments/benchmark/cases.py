@@ -16,6 +16,7 @@ from jax import Array, lax
 
 import jaxloss
 from experiments.benchmark import torch_forms as forms
+from experiments.benchmark.measure import TOLERANCE
 from experiments.benchmark.torch_forms import ANGLE, FACE_SCALE, GROUPS, MARGIN, SCALE
 from jaxloss._linear import exact_product as product
 
@@ -65,6 +66,10 @@ class Case:
     """The same from simpler functions of `jaxloss`."""
     small_only: tuple[str, ...] = ()
     """Forms that need more than 4 GB at the large size, and are left out there."""
+    tolerance: float = TOLERANCE
+    """Largest disagreement of forms that are timed. It is large where the loss chooses pairs by the
+    order of their distances, which is another for each form where two are equal but for rounding.
+    """
     own: tuple[Size, ...] = ()
     """Sizes of this loss alone: only the floor and the composition are measured beside it."""
 
@@ -428,7 +433,13 @@ CASES: tuple[Case, ...] = (
     _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, forms.multi_similarity, *_METRIC),
     _on_pairs("circle", jaxloss.circle_loss, forms.circle, *_METRIC),
     _on_pairs("triplet_hard", _triplet("hard"), forms.triplet_hard, *_METRIC),
-    _on_pairs("triplet_semihard", _triplet("semihard"), forms.triplet_semihard, *_METRIC),
+    _on_pairs(
+        "triplet_semihard",
+        _triplet("semihard"),
+        forms.triplet_semihard,
+        *_METRIC,
+        tolerance=0.3,
+    ),
     _on_pairs("triplet_all", _triplet("all"), forms.triplet_all, *_METRIC, small_only=("PML",)),
     _on_proxies("proxy_anchor", jaxloss.proxy_anchor_loss, forms.proxy_anchor, *_CUB),
     _on_proxies("proxy_nca", jaxloss.proxy_nca_loss, forms.proxy_nca, *_CUB),

@@ -148,7 +148,7 @@ def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
     return Row(
         _TABLES[size],
         {"loss": case.name, "size": " × ".join(f"{number:,}" for number in shape if number)},
-        measure(forms) | failures,
+        measure(forms, tolerance=case.tolerance) | failures,
         memory | {"gradients (MB)": _digits(1e-6 * gradients)},
     )
 
