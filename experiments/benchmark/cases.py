@@ -173,18 +173,6 @@ def _spectral_sum(features: Array, labels: Array, weights: Array, *_: Array) -> 
     return _linear(features, labels, weights)[1:], pairs
 
 
-def _two_sides(queries: Array, keys: Array) -> tuple[Array, ...]:
-    return _linear(queries, queries, keys.T)
-
-
-def _covariances(*views: Array) -> tuple[Array, ...]:
-    return tuple(_pairs_of(view.T, view.T) for view in views)
-
-
-def _correlations(first: Array, second: Array) -> tuple[Array, ...]:
-    return _linear(first.T, first, second)
-
-
 def _groups(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
     """A linear layer for the features of each group, the others 0."""
     groups = jnp.arange(features.shape[1]) % GROUPS == jnp.arange(GROUPS)[:, None]
@@ -205,9 +193,11 @@ LINEAR = Floor(_linear, "3 products n·d·C")
 CLASS_MEANS = Floor(_class_means, LINEAR.text)
 PAIRS = Floor(_pairs, "2 products n·n·d")
 REFERENCES = Floor(_references, "2 products n·m·d for m references")
-TWO_SIDES = Floor(_two_sides, "3 products n·n·d")
-COVARIANCES = Floor(_covariances, "4 products n·d·d")
-CORRELATIONS = Floor(_correlations, "3 products n·d·d")
+TWO_SIDES = Floor(lambda queries, keys: _linear(queries, queries, keys.T), "3 products n·n·d")
+COVARIANCES = Floor(
+    lambda *views: tuple(_pairs_of(view.T, view.T) for view in views), "4 products n·d·d"
+)
+CORRELATIONS = Floor(lambda first, second: _linear(first.T, first, second), "3 products n·d·d")
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
 DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
 SPECTRAL_SUM = Floor(
