@@ -496,8 +496,8 @@ def test_large_weights_keep_their_epsilon(shape):
 def test_weights_of_each_device():
     """Classifiers that differ between devices, as in an ensemble."""
     rng = np.random.default_rng(62)
-    features = np.float32(rng.normal(size=(4, 3, 20)))
-    weights = np.float32(rng.normal(size=(4, 20, 5)))
+    features = rng.normal(size=(4, 3, 20)).astype(np.float32)
+    weights = rng.normal(size=(4, 20, 5)).astype(np.float32)
     weights[1], weights[2, :, 0] = 0, weights[2, :, 1]
     alone = jax.jit(jaxloss.project_complement)
     expected = np.stack([alone(*pair) for pair in zip(features, weights, strict=True)])
