@@ -22,11 +22,10 @@ Sharded arrays need no `axis_name`:
   On a mesh of Explicit axes, as newer versions of JAX make it by default, every function reads the
   sharding of its arguments, and the devices divide the work. Arrays of a metric loss go into
   `functools.partial`, not into a closure, and `jax.vmap` runs over dimensions that are not sharded.
-  Take gradients in `jax.jit`, or under `jax.set_mesh`, as JAX itself needs it. A value is
-  replicated, the losses of `"none"` are sharded like the rows, and a gradient like its argument.
-  On a mesh of Auto axes, values and
-  gradients are right, too, but `jax.jit` decides what a device computes, and gives all pairs of a
-  pairwise loss to each; `sharded_loss` divides the work there.
+  Take gradients in `jax.jit`, or under `jax.set_mesh`, as JAX requires. A value is replicated, the
+  losses of `"none"` are sharded like the rows, and a gradient like its argument. On a mesh of Auto
+  axes, values and gradients are right, too, but `jax.jit` decides what a device computes, and gives
+  all pairs of a pairwise loss to each; `sharded_loss` divides the work there.
 
 A sample counts if it is not padding, its label is not negative, and the loss is defined for it.
 

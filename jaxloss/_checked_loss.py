@@ -343,7 +343,7 @@ def close(
         pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
         for a, b in pairs:
             if a.shape != b.shape or not np.allclose(a, b, rtol, atol, equal_nan=True):
-                found = f"{what} is {text(a)}, and must be {text(b)}"
+                found = f"{what} is {text(a)}; expected {text(b)}"
                 raise Broken(found, batch) from error
         raise Broken(str(error), batch) from error
 

@@ -237,7 +237,7 @@ def in_range(
     conditions += [] if above is None else [f"above {above}"]
     conditions += [] if at_least is None else [f"at least {at_least}"]
     conditions += [] if below is None else [f"below {below}"]
-    text = f"`{name}` must be a number, {' and '.join(conditions)}, got {value!r}"
+    text = f"`{name}` must be a scalar, {' and '.join(conditions)}, got {value!r}"
     if isinstance(value, str | bytes | Tracer) or np.ndim(value) != 0:
         raise TypeError(text)
     try:

@@ -53,9 +53,9 @@ def supervised_contrastive_loss(
     .. math:: \ell_i = -\frac{1}{|P_i|} \sum_{p ∈ P_i}
        \log \frac{e^{s_{ip} / T}}{\sum_{a ∈ P_i ∪ N_i} e^{s_{ia} / T}}
 
-    s are cosines, P the references of the anchor's own class, and N those of other classes, without
-    the anchor. With `denominator="negatives"`, a positive competes with the negatives only, not
-    with other positives: the sum in the denominator runs over p and N.
+    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
+    other classes; neither contains the anchor. With `denominator="negatives"`, a positive competes
+    with the negatives only, not with other positives: the sum runs over p and N_i.
 
     With multi-hot targets, each positive has a weight, the Jaccard overlap of the two sets of
     classes. The mean over positives becomes a weighted mean. Pairs without overlap are negatives.

@@ -106,8 +106,9 @@ def direct_sum_loss(
     Args:
       features: `[n, d]` with d > C.
       labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
-        metric loss gets the projected features. `references` of its own are not projected: use
-        `project_complement` first.
+        metric loss gets the projected features, which no longer have unit norm: for a loss of
+        cosines, normalise the features first, and pass `normalize=False` to it. Its own
+        `references` or `proxies` are not projected: use `project_complement` first.
       epsilon, stop_gradient: As in `project_complement`. With `stop_gradient=True`, the metric loss
         has no gradient for the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
@@ -162,8 +163,9 @@ def spectral_sum_loss(
     Args:
       features: `[n, d]`. d may be smaller than C.
       labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
-        metric loss gets the projected features. `references` of its own are not projected: use
-        `project_spectral_complement` first.
+        metric loss gets the projected features, which no longer have unit norm: for a loss of
+        cosines, normalise the features first, and pass `normalize=False` to it. Its own
+        `references` or `proxies` are not projected: use `project_spectral_complement` first.
       power, stop_gradient, basis: As in `project_spectral_complement`. With `stop_gradient=True` or
         a `basis`, the metric loss has no gradient for the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.

@@ -123,10 +123,11 @@ def multi_similarity_loss(
     .. math:: \ell_i = \tfrac1α \log\Big(1 + \sum_{p ∈ P_i} e^{-α (s_{ip} - λ)}\Big)
        + \tfrac1β \log\Big(1 + \sum_{n ∈ N_i} e^{β (s_{in} - λ)}\Big)
 
-    s are cosines, P the references of the anchor's own class, and N those of other classes, without
-    the anchor. With `mining_margin` ε, only pairs that are hard to tell apart are in the sums:
-    negatives with :math:`s_{in} > \min_P s - ε`, and positives with :math:`s_{ip} < \max_N s + ε`.
-    Without any positive, no negative is such a pair, and the other way round.
+    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
+    other classes; neither contains the anchor. With `mining_margin` ε, only pairs that are hard to
+    tell apart are in the sums: negatives with :math:`s_{in} > \min_P s - ε`, and positives with
+    :math:`s_{ip} < \max_N s + ε`.
+    An anchor without positives has no mined negatives, and vice versa.
 
     Memory and forward mode are as in `nca_loss`.
 
@@ -263,15 +264,15 @@ def circle_loss(
     .. math:: \ell_i = \log\Big(1 + \sum_{n ∈ N_i} e^{γ [s_{in} + m]_+ (s_{in} - m)}
        \sum_{p ∈ P_i} e^{-γ [1 + m - s_{ip}]_+ (s_{ip} - 1 + m)}\Big)
 
-    s are cosines, P the references of the anchor's own class, and N those of other classes, without
-    the anchor. The brackets are weights that have no gradient.
+    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
+    other classes; neither contains the anchor. The brackets are weights that have no gradient.
 
     Memory and forward mode are as in `nca_loss`.
 
     Args:
       features: `[n, d]`.
       labels: `[n]`, class indices without an upper limit.
-      margin: m, between 0 and 1. A small margin asks for more.
+      margin: m, usually between 0 and 1. A smaller margin is stricter.
       scale: γ > 0.
       normalize: Whether to divide features and references by their norms. Without it, s are inner
         products. A zero vector has cosines of 0 and no gradient.

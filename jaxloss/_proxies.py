@@ -37,7 +37,7 @@ def proxy_anchor_loss(
        \mathrm{mean}_{c ∈ C_+} \log\Big(1 + \sum_{y_i = c} s_i e^{-β (z_{ic} - δ)}\Big)
        + \mathrm{mean}_c \log\Big(1 + \sum_{y_i ≠ c} s_i e^{β (z_{ic} + δ)}\Big)
 
-    z are the cosines, and C₊ the classes of the batch.
+    z are the cosines, and C₊ the classes of the batch. The memory grows with n·C.
 
     Args:
       features: `[n, d]`.
@@ -96,6 +96,7 @@ def proxy_anchor_loss(
         values = jax.nn.softplus(jnp.where(not_empty, soft, 0))
         return jnp.where(not_empty, values, 0), not_empty
 
+    scale, margin = (jnp.asarray(x, similarities.dtype) for x in (scale, margin))
     positive, has_positive = of_classes(-scale * (similarities - margin), is_own)
     negative, _ = of_classes(scale * (similarities + margin), ~is_own)
     # Every device has the same C values, so the reductions need no axis.
@@ -123,13 +124,15 @@ def proxy_nca_loss(
     .. math:: \ell_i = -\log \frac{e^{-\|\hat x_i - \hat p_{y_i}\|^2 / T}}
        {\sum_c e^{-\|\hat x_i - \hat p_c\|^2 / T}}
 
+    The memory grows with n·C.
+
     Args:
       features: `[n, d]`.
       labels: `[n]`, class indices.
       proxies: `[d, C]`, one column per class: parameters that are learned.
       temperature: T > 0.
       include_own: Whether the sum has the class y itself, as in ProxyNCA++. Without it (ProxyNCA),
-        the loss has no lower limit.
+        the loss is not bounded below.
       normalize: Whether features and proxies are L2-normalised.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
@@ -162,7 +165,8 @@ def proxy_nca_loss(
         )
     # ‖x‖² is the same for all proxies of a sample, and cancels.
     squared = jnp.sum(proxies * proxies, axis=0)
-    logits = (2 * exact_product(features, proxies) - squared[None, :]) / temperature
+    logits = 2 * exact_product(features, proxies) - squared[None, :]
+    logits = logits / jnp.asarray(temperature, logits.dtype)
     is_own = _is_own(labels, num_classes)
     own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
     gap = finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own

@@ -15,10 +15,15 @@ from jaxloss._sharding import divided
 
 
 class Queue(NamedTuple):
-    """The latest rows, in a ring: `references=queue.features, reference_labels=queue.labels`.
+    """A ring buffer of the latest rows, for `references=`.
 
-    A pytree of arrays, which can be a part of a training state and of a checkpoint. See
-    `make_queue` and `push`.
+    A pytree of arrays, which can be a part of a training state and of a checkpoint. A training step
+    compares a batch with itself and with the queue, and then pushes it::
+
+        loss = metric_loss(features, labels) + metric_loss(
+            features, labels, references=queue.features, reference_labels=queue.labels
+        )
+        queue = jaxloss.push(queue, features, labels)
     """
 
     features: Float[Array, "m d"]
@@ -90,8 +95,8 @@ def push(
         the axis, so that the queue stays the same on every device.
 
     Returns:
-      The new `Queue`. Use the old one for the loss of the same batch: its rows would be compared
-      with themselves.
+      The new `Queue`. Compute the loss of a batch before you push it; otherwise, its rows are
+      compared with themselves.
 
     Raises:
       ValueError: If `features` and `queue.features` have different d.

@@ -55,14 +55,14 @@ def retrieval_metrics(
        \mathrm{R\text{-}precision} = \mathrm{mean}_i\, P_{i R_i}, \quad
        \mathrm{MAP@R} = \mathrm{mean}_i\, \tfrac{1}{R_i} \sum_{j ≤ R_i} P_{ij} h_{ij}
 
-    h_ij is 1 if the j-th nearest reference of sample i is of its class, and else 0. R_i is the
+    h_ij is 1 if the j-th nearest reference of sample i is of its class, and 0 otherwise. R_i is the
     number of references of its class. Of equally near references, the first in the array is the
     nearest. Samples are compared in blocks, so that the memory does not grow with n·m.
 
     Args:
       features: `[n, d]`.
       labels: `[n]`, class indices without an upper limit.
-      ks: The numbers k of nearest references, at least 1.
+      ks: The values of k, at least 1.
       distance: `"cosine"` or `"euclidean"`.
       references, reference_labels, reference_where: The keywords of pairwise losses in `jaxloss`,
         such as a gallery.
@@ -72,8 +72,8 @@ def retrieval_metrics(
         the backend.
 
     Returns:
-      `recall` `[len(ks)]`, `r_precision` and `map_at_r`, scalars. A sample without another sample
-      or a reference of its class does not count. If no sample counts, all are 0.
+      `recall` `[len(ks)]`, `r_precision` and `map_at_r`, scalars. A sample without a
+      reference of its class does not count. If no sample counts, all are 0.
 
     Raises:
       ValueError: If `ks` is empty, one of them is below 1, `distance` is unknown, or `block_size`

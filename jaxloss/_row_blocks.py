@@ -2,6 +2,7 @@
 
 For what needs the order of the references of an anchor, which tiles do not have. The largest arrays
 are `[rows of a block, m]`. A gradient computes them again, so neither value nor gradient keeps n·m.
+Over devices, the references are gathered.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _masks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None
     got = checked.evaluate(masked)
     removed = tuple(a[keep] if k < 2 else a for k, a in enumerate(batch.args))
     value, gradients = checked.mean(masked, removed)
-    what = "the mean, which is another one without the masked rows,"
+    what = "the mean, which differs from the mean without the masked rows,"
     close(what, got.values["mean"], value, masked, 1e-12)
     for k, full, expected in zip(checked.differentiable, got.gradients, gradients, strict=True):
         of_rows, name = k in checked.row_positions, f"the gradient of `{checked.names[k]}`"
@@ -592,7 +592,7 @@ RULES = (
     Rule(
         "zeros",
         "value and gradient must be finite if rows or other arrays are zero",
-        "guard a norm of zero by a `jnp.where` inside of the root and another one outside",
+        "guard a norm of zero by a `jnp.where` inside of the root, and again outside",
         _zeros,
     ),
     Rule(
@@ -619,12 +619,13 @@ RULES = (
     Rule(
         "nothing_counts",
         "value and gradient must be 0 if no row counts",
-        "divide by `jnp.where(total == 0, 1, total)`",
+        "give rows of where=False the weight 0 in the sum and in its divisor, and divide by "
+        "`jnp.where(total == 0, 1, total)`",
         _nothing_counts,
     ),
     Rule(
         "masks",
-        "a row of where=False must be as if it were not there",
+        "a row of where=False must have no effect",
         "leave masked rows out of every sum, mean, maximum and set of references",
         _masks,
     ),
@@ -637,7 +638,7 @@ RULES = (
     ),
     Rule(
         "ignored_labels",
-        "a row of a negative label must be as a row of where=False",
+        "a row of a negative label must be treated like a row of where=False",
         "start with `where = where & (labels >= 0)`: as an index, -1 is the last class",
         _ignored_labels,
     ),
@@ -657,7 +658,8 @@ RULES = (
         "weights",
         'with the weights s, "none" must be s_i ℓ_i, and the mean Σ s_i ℓ_i / Σ s_i over the rows '
         "that count",
-        "divide by the sum of the weights, without a lower limit such as `jnp.maximum(total, 1)`",
+        "multiply the loss of each row by its weight, and divide the mean by the sum of the "
+        "weights, not by the number of rows or `jnp.maximum(total, 1)`",
         _weights,
     ),
     Rule(
@@ -703,8 +705,7 @@ RULES = (
         "devices",
         "with `axis_name`, every device must return the value of the global batch",
         "add numerators and denominators up by `jax.lax.psum` before you divide, and compare with "
-        "the rows of all devices; the place of an own row among them depends on "
-        "`jax.lax.axis_index`",
+        "the rows of all devices; find a row's own index among them with `jax.lax.axis_index`",
         _device_values,
         "devices",
     ),

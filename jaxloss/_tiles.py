@@ -304,7 +304,7 @@ def _directions(
     # The other rows: an anchor that is not finite then reaches no other anchor.
     center = None
     if similarity != "product":
-        center = _center(anchors if references is None else references, axis_name)
+        center = center_of(anchors if references is None else references, axis_name)
     ring = None
     if axis_name is not None:
         references = anchors._replace(given=None) if references is None else references
@@ -399,7 +399,7 @@ def _blocks(rows: Rows, size: int) -> Rows:
     return jax.tree.map(split, rows)
 
 
-def _center(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
+def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
     """Returns the mean of the valid rows. Distances relative to it are rounded less."""
     (features,) = widen(rows.features)
     total = sum_over(jnp.sum(jnp.where(rows.valid[:, None], features, 0), axis=0), axis_name)

@@ -62,12 +62,14 @@ def info_nce_loss(
         n are further negatives, such as hard negatives or a queue. With `axis_name`, the keys of a
         device are those of its own queries, and then its share of the further ones, as many on
         every device. Sharded arrays need no such order.
-      temperature: T > 0. It gets a gradient, so that it can be learned.
+      temperature: T > 0. It may be traced, and has a gradient. To learn it, train log(1/T), as CLIP
+        does.
       symmetric: Whether keys also look for their queries, as in CLIP. The keys beyond n do not.
       ids: integers `[n]`. Pairs of different rows with equal ids are left out, such as two captions
         of one image. A negative id equals no other.
       key_where: bool `[m]`. False marks padding among the keys. A query whose own key is padding
-        does not count.
+        does not count. For the rows of a queue after those of the batch, pass
+        `jnp.concatenate([jnp.ones(n, bool), queue.labels >= 0])`.
       normalize: Whether s_ij is the cosine. If False, it is the inner product.
       block_size: The keyword of pairwise losses in `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A row of

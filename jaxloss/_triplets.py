@@ -15,7 +15,7 @@ from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_
 from jaxloss._checks import Number
 from jaxloss._row_blocks import Pairs, over_row_blocks, prepared_rows
 from jaxloss._sharding import divided
-from jaxloss._tiles import MAX, Rows, Statistic, _center, anchors_and_references, pair_statistics
+from jaxloss._tiles import MAX, Rows, Statistic, anchors_and_references, center_of, pair_statistics
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 
@@ -53,9 +53,10 @@ def triplet_loss(
 
     `"mean"` is the mean over the triplets of all anchors, and not over anchors: `Σ s_i·sum_i /
     Σ s_i·count_i`. `"sum"` is its numerator, and `"none"` gives s_i times each anchor's own mean.
-    For memory that grows with n·m, `"hard"` visits the pairs in tiles. The others sort the
-    distances of a block of anchors; `axis_name` gathers the references for them. With `soft`,
-    `"all"` computes a term for each triplet, in n·m times as many steps as an anchor has positives.
+    The memory does not grow with n·m: `"hard"` visits the pairs in tiles, and the others sort the
+    distances of one block of anchors at a time. With `axis_name`, those two gather all references
+    on every device. With `soft`, `"all"` computes every triplet: n·m steps for each positive of an
+    anchor.
 
     With `"hard"`, there is no forward mode: `jax.jvp` of the loss raises a `TypeError`. `jax.jvp`
     and `jax.grad` of its gradient work.
@@ -149,7 +150,7 @@ def _centered(
     anchors: Rows, references: Rows | None, axis_name: AxisName | None
 ) -> tuple[Rows, Rows | None]:
     """Returns the rows relative to the mean of the references: distances are rounded less."""
-    center = _center(references or anchors, axis_name)[None, :]
+    center = center_of(references or anchors, axis_name)[None, :]
     if references is not None:
         references = references._replace(features=references.features - center)
     return anchors._replace(features=anchors.features - center), references

@@ -78,6 +78,9 @@ def vicreg_loss(
     views = _two_views("vicreg_loss", first, second, where, sample_weights, reduction, axis_name)
     dim = views.first.shape[1]
     gaps = jnp.sum((views.first - views.second) ** 2, axis=1) / dim
+    invariance, variance, covariance, epsilon = (
+        jnp.asarray(x, gaps.dtype) for x in (invariance, variance, covariance, epsilon)
+    )
     value = invariance * sum_over(jnp.sum(views.shares * gaps), axis_name)
     for centred in (views.first_centred, views.second_centred):
         moments = _second_moments(centred, centred, views.shares, axis_name) * views.unbiased
@@ -107,9 +110,9 @@ def barlow_twins_loss(
        R_{jk} = \frac{\sum_i (z_{ij} - \bar z_j)(z'_{ik} - \bar z'_k)}
        {\sqrt{\sum_i (z_{ij} - \bar z_j)^2} \sqrt{\sum_i (z'_{ik} - \bar z'_k)^2}}
 
-    A dimension that is constant over the batch has the correlation 0 with all others and a zero
-    gradient. The authors' code has a batch normalisation in place of the roots, which adds 1e-5 to
-    each variance.
+    A dimension that is constant over the batch has the correlation 0 with every dimension, itself
+    included: it adds 1 to the loss, and has a zero gradient. The authors' code has a batch
+    normalisation in place of the roots, which adds 1e-5 to each variance.
 
     Args:
       first, second: `[n, d]`, two views of each sample. Gradients reach both.
@@ -152,7 +155,8 @@ def barlow_twins_loss(
     correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
     others = jnp.sum(_off_diagonal(correlations) ** 2)
-    value = jnp.where(views.size == 0, 0, jnp.sum((1 - own) ** 2) + off_diagonal * others)
+    others = jnp.asarray(off_diagonal, others.dtype) * others
+    value = jnp.where(views.size == 0, 0, jnp.sum((1 - own) ** 2) + others)
     return value * views.size if reduction == "sum" else value
 
 

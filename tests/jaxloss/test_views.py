@@ -315,9 +315,9 @@ def test_wrong_arguments_are_named(loss):
 def test_hyperparameters_out_of_range():
     first, second = arrays()
     for name in ("invariance", "variance", "covariance"):
-        with raises(ValueError, f"`{name}` must be a number, finite and at least 0"):
+        with raises(ValueError, f"`{name}` must be a scalar, finite and at least 0"):
             jaxloss.vicreg_loss(first, second, **{name: -0.1})  # pyright: ignore
-    with raises(ValueError, "`epsilon` must be a number, finite and above 0"):
+    with raises(ValueError, "`epsilon` must be a scalar, finite and above 0"):
         jaxloss.vicreg_loss(first, second, epsilon=0.0)
-    with raises(ValueError, "`off_diagonal` must be a number, finite and at least 0"):
+    with raises(ValueError, "`off_diagonal` must be a scalar, finite and at least 0"):
         jaxloss.barlow_twins_loss(first, second, off_diagonal=-0.1)
