@@ -116,11 +116,6 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
         values(ValueError, "labels", *(zeros(s, int) for s in [(5, 3), (4, 4), (5, 1)])),
     ),
     (
-        jaxloss.margin_softmax_loss,
-        {"logits": zeros((3, 2)), "labels": zeros(3, int), "margin": 0.1, "scale": 2.0},
-        [(TypeError, "", {"margin": ...}), (TypeError, "", {"scale": ...})],
-    ),
-    (
         jaxloss.two_way_loss,
         {"logits": zeros((5, 4)), "targets": zeros((5, 4), int)},
         values(
