@@ -73,8 +73,8 @@ class CheckedLoss:
 
     reductions: tuple[str, ...] = REDUCTIONS
     """Those that it does not refuse."""
-    terms: Literal["rows", "classes"] | None = None
-    """What the elements of `"none"` are."""
+    terms: Literal["rows", "classes", "other"] | None = None
+    """What the elements of `"none"` are. None if it is refused."""
 
     def __init__(self, loss: Any, make_inputs: MakeInputs, reference: Any):
         self.loss, self.make_inputs, self.reference = loss, make_inputs, reference
@@ -244,11 +244,8 @@ class CheckedLoss:
             return Result(*jax.tree.map(np.asarray, results))
 
     def factors(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        shape = {
-            "rows": (batch.size,),
-            "classes": batch.args[1].shape[1:],
-            None: (),
-        }[self.terms]
+        shapes = {"rows": (batch.size,), "classes": batch.args[1].shape[1:]}
+        shape = shapes.get(self.terms or "", ())
         return {
             reduction: np.broadcast_to(
                 np.asarray(given.get(reduction, 0.0), np.float64),

@@ -278,6 +278,11 @@ def second_view(second: Any, first: Float[Array, "n d"]) -> Float[Array, "n d"]:
 
 def _as_array(name: str, value: Any) -> Shaped[Array, " ..."]:
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        if isinstance(value, tuple) and hasattr(value, "features"):
+            raise TypeError(
+                f"`{name}` must be a JAX or NumPy array, got a {type(value).__name__}; pass its "
+                "arrays one by one, as in references=queue.features, reference_labels=queue.labels"
+            )
         raise TypeError(
             f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}; "
             "convert it with jnp.asarray"

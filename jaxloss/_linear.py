@@ -38,6 +38,17 @@ def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Arr
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
+def negative_squared_distances(
+    products: Float[Array, "a b"],
+    own_squares: Float[Array, " a"],
+    other_squares: Float[Array, " b"],
+) -> Float[Array, "a b"]:
+    """Returns `−‖x_i − y_j‖²` from `x_i · y_j`, `‖x_i‖²` and `‖y_j‖²`. It is never positive."""
+    distances = own_squares[:, None] + other_squares[None, :] - 2 * products
+    # Clamp the value only: a clamped gradient has wrong second derivatives.
+    return -(distances + lax.stop_gradient(jnp.maximum(-distances, 0)))
+
+
 def _scaled(
     x: Float[Array, "a b"], axis: int
 ) -> tuple[Float[Array, "a b"], Float[Array, "c d"], Bool[Array, "c d"]]:

@@ -99,6 +99,7 @@ def push(
       compared with themselves.
 
     Raises:
+      TypeError: If `queue` is not a `Queue`.
       ValueError: If `features` and `queue.features` have different d.
 
     Example:
@@ -113,6 +114,11 @@ def push(
       Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020.
       He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
     """
+    if not isinstance(queue, Queue):
+        raise TypeError(
+            f"`queue` must be a `jaxloss.Queue`, got {type(queue).__name__}; start with "
+            "`make_queue`, or put restored arrays into `Queue(features, labels, position)`"
+        )
     features, labels, valid = labelled_rows(features, labels, where)
     size, dim = queue.features.shape
     if features.shape[1] != dim:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
 from jaxloss._batch import AxisName, checked_rows, reference_rows, sum_over
-from jaxloss._row_blocks import Pairs, over_row_blocks, prepared_rows
+from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
 from jaxloss._tiles import Similarity, anchors_and_references
 
@@ -96,8 +96,9 @@ def retrieval_metrics(
     _checks.choice("distance", distance, tuple(_SIMILARITIES))
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
-    anchors, compared = anchors_and_references(features, labels, valid, given, axis_name)
-    anchors, compared = prepared_rows(anchors, compared, normalize=distance == "cosine")
+    anchors, compared = anchors_and_references(
+        features, labels, valid, given, axis_name, normalize=distance == "cosine", load=True
+    )
 
     def metrics(pairs: Pairs) -> tuple[Bool[Array, " a"], RetrievalMetrics]:
         return _of_block(pairs, tuple(ks))

@@ -17,8 +17,8 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, gather, zero_invalid
-from jaxloss._linear import exact_product, l2_normalize, on_cpu, widen
+from jaxloss._batch import AxisName, gather
+from jaxloss._linear import exact_product, negative_squared_distances, on_cpu
 from jaxloss._tiles import Rows, Similarity
 
 Results = TypeVar("Results")
@@ -32,18 +32,6 @@ class Pairs(NamedTuple):
     positives: Bool[Array, "a m"]
     """References of the same class, without the anchor itself."""
     negatives: Bool[Array, "a m"]
-
-
-def prepared_rows(
-    anchors: Rows, references: Rows | None, normalize: bool
-) -> tuple[Rows, Rows | None]:
-    """Returns the rows in a wide dtype, with zeros in the invalid ones, and normalized if asked."""
-    sides = [anchors] if references is None else [anchors, references]
-    widened = widen(*(zero_invalid(rows.features, rows.valid) for rows in sides))
-    if normalize:
-        widened = map(l2_normalize, widened)
-    sides = [rows._replace(features=x) for rows, x in zip(sides, widened, strict=True)]
-    return sides[0], None if references is None else sides[1]
 
 
 def over_row_blocks(
@@ -93,7 +81,5 @@ def _pairs(anchors: Rows, references: Rows, similarity: Similarity) -> Pairs:
     similarities = exact_product(anchors.features, references.features.T)
     if similarity == "negative_squared_distance":
         own, other = (jnp.sum(rows.features**2, axis=1) for rows in (anchors, references))
-        squared = own[:, None] + other[None, :] - 2 * similarities
-        # Clamp the value only: a clamped gradient has wrong second derivatives.
-        similarities = -(squared + lax.stop_gradient(jnp.maximum(-squared, 0)))
+        similarities = negative_squared_distances(similarities, own, other)
     return Pairs(anchors.features, similarities, used & positives, used & ~positives)

@@ -97,10 +97,12 @@ def _under_jit(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> 
     checked.reductions = tuple(shapes)
     if "none" in shapes:
         shape = shapes["none"].shape
-        of_classes = checked.kind == "targets" and shape == batch.args[1].shape[1:]
-        if shape != (batch.size,) and not of_classes:
-            raise Broken(f'"none" has the shape {shape}, and must have ({batch.size},)', batch)
-        checked.terms = "rows" if shape == (batch.size,) else "classes"
+        if shape == (batch.size,):
+            checked.terms = "rows"
+        elif checked.kind == "targets" and shape == batch.args[1].shape[1:]:
+            checked.terms = "classes"
+        else:  # The rule `none` says so.
+            checked.terms, checked.reductions = "other", ("mean", "sum")
     checked.evaluate(batch)
 
 
@@ -277,6 +279,11 @@ def _ignored_labels(checked: CheckedLoss, batch: Batch, rng: np.random.Generator
 
 
 def _zeros_of_none(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
+    if checked.terms == "other":
+        loss = functools.partial(checked.loss, reduction="none")
+        with x64(True):
+            shape = jax.eval_shape(functools.partial(_call, loss), *batch).shape
+        raise Broken(f'"none" has the shape {shape}, and must have ({batch.size},)', batch)
     if checked.terms != "rows":
         return
     masked = _random_mask(checked, batch, rng).with_mask(_some_rows(batch, rng))
@@ -645,7 +652,7 @@ RULES = (
     ),
     Rule(
         "none",
-        'reduction="none" must give 0 for a row that does not count',
+        'reduction="none" must give a loss for every row, and 0 for a row that does not count',
         "return `jnp.where(counts, sample_weights * losses, 0)`",
         _zeros_of_none,
     ),

@@ -95,7 +95,14 @@ from jaxloss._batch import (
     vary_alike,
     zero_invalid,
 )
-from jaxloss._linear import exact_product, l2_normalize, on_cpu, wide_dtype, widen
+from jaxloss._linear import (
+    exact_product,
+    l2_normalize,
+    negative_squared_distances,
+    on_cpu,
+    wide_dtype,
+    widen,
+)
 from jaxloss._logsumexp import Partial, finite_from_below, or_zero
 
 Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
@@ -342,31 +349,28 @@ def anchors_and_references(
     axis_name: AxisName | None,
     *,
     normalize: bool = False,
+    load: bool = False,
 ) -> tuple[Rows, Rows | None]:
     """Returns the anchors of this device, and what `reference_rows` returned as rows.
 
-    With `normalize`, their features are unit vectors.
+    With `normalize`, their features are unit vectors. With `load`, they are in a wide dtype, with
+    zeros in the invalid rows; by default they are as given, and each tile loads its own.
     """
     positions = own_positions(labels.shape[0], axis_name)
-    if normalize:
-        features = _unit_rows(features, valid)
-    if references is None:
-        return Rows(features, labels, valid, positions), None
-    others, other_labels, other_valid = references
-    if normalize:
-        others = _unit_rows(others, other_valid)
-    labels, other_labels = comparable(labels, other_labels)
-    elsewhere = jnp.full_like(other_valid, -1, jnp.int32)
-    return (
-        Rows(features, labels, valid, positions),
-        Rows(others, other_labels, other_valid, elsewhere),
-    )
-
-
-def _unit_rows(features: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
-    """Returns the rows divided by their norms; zeros in the invalid rows and for zero vectors."""
-    (features,) = widen(zero_invalid(features, valid))
-    return l2_normalize(features)
+    sides = [Rows(features, labels, valid, positions)]
+    if references is not None:
+        others, other_labels, other_valid = references
+        labels, other_labels = comparable(labels, other_labels)
+        elsewhere = jnp.full_like(other_valid, -1, jnp.int32)
+        sides = [
+            Rows(features, labels, valid, positions),
+            Rows(others, other_labels, other_valid, elsewhere),
+        ]
+    if normalize or load:
+        wide = widen(*(zero_invalid(rows.features, rows.valid) for rows in sides))
+        wide = map(l2_normalize, wide) if normalize else wide
+        sides = [rows._replace(features=x) for rows, x in zip(sides, wide, strict=True)]
+    return sides[0], None if references is None else sides[1]
 
 
 def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
@@ -665,11 +669,9 @@ def _similarities(
     products = exact_product(own, other.T)
     if own_squares is None or other_squares is None:
         return products
-    distances = own_squares[:, None] + other_squares[None, :] - 2 * products
-    # Clamp the value only: a clamped gradient has wrong second derivatives.
-    distances = distances + lax.stop_gradient(jnp.maximum(-distances, 0))
+    similarities = negative_squared_distances(products, own_squares, other_squares)
     # Computed once, and not again for each statistic.
-    return lax.optimization_barrier(-distances)
+    return lax.optimization_barrier(similarities)
 
 
 def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_rows
 from jaxloss._checks import Number
-from jaxloss._row_blocks import Pairs, over_row_blocks, prepared_rows
+from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
 from jaxloss._tiles import MAX, Rows, Statistic, anchors_and_references, center_of, pair_statistics
 
@@ -100,8 +100,9 @@ def triplet_loss(
     _checks.choice("mining", mining, tuple(_MININGS))
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
-    anchors, compared = anchors_and_references(features, labels, valid, given, axis_name)
-    anchors, compared = prepared_rows(anchors, compared, normalize)
+    anchors, compared = anchors_and_references(
+        features, labels, valid, given, axis_name, normalize=normalize, load=True
+    )
     if mining == "hard" or not normalize:  # Unit vectors need no centre for their order.
         anchors, compared = _centered(anchors, compared, axis_name)
     rule = _Rule(

@@ -235,6 +235,11 @@ def none_not_zeroed(losses, counts, weights, reduction, axis_name):
     return reduce_rows(losses, counts, weights, reduction, axis_name)
 
 
+def sum_for_none(losses, counts, weights, reduction, axis_name):
+    reduction = "sum" if reduction == "none" else reduction
+    return reduce_rows(losses, counts, weights, reduction, axis_name)
+
+
 def unweighted_sum(losses, counts, weights, reduction, axis_name):
     weights = None if reduction == "sum" else weights
     return reduce_rows(losses, counts, weights, reduction, axis_name)
@@ -372,6 +377,7 @@ FAULTS = {
     "negative label": ("ignored_labels", own(wrapped_labels, valid=only_mask)),
     "unknown targets": ("ignored_labels", own(binary_entropies, valid=only_mask)),
     "none not zeroed": ("none", own(reduce=none_not_zeroed)),
+    "a scalar as none": ("none", own(reduce=sum_for_none)),
     "unweighted sum": ("sums", own(reduce=unweighted_sum)),
     "weights not in the denominator": ("weights", own(reduce=mean_by(number_of_rows))),
     "denominator of at least 1": ("weights", own(reduce=mean_by(at_least_one))),

@@ -243,6 +243,10 @@ def test_wrong_arguments_are_named():
     features, labels, where = (x[0] for x in batches(1))
     with raises(ValueError, r"`features` must have shape \[n, d\] with d = 3 to match .*\(4, 2\)"):
         jaxloss.push(queue, features[:, :2], labels)
+    with raises(TypeError, "`queue` must be a `jaxloss.Queue`, got dict"):
+        jaxloss.push(queue._asdict(), features, labels)  # pyright: ignore
+    with raises(TypeError, "references=queue.features"):
+        jaxloss.nca_loss(features, labels, references=queue, reference_labels=labels)  # pyright: ignore
     with raises(TypeError, "`labels` must have an integer dtype"):
         jaxloss.push(queue, features, labels.astype(jnp.float32))
     with raises(ValueError, "`labels` and `features` must have the same number of rows"):
