@@ -31,22 +31,37 @@ def over(rows):
 
 
 every_loss = over(LOSSES)
-# Other losses and variants exchange the same numbers as one of these, or none.
-EXCHANGES = (*ONE_OF_A_KIND, *(row for row in VARIANTS if row.kind == "features"))
-OTHERS = tuple(row for row in LOSSES if row not in EXCHANGES)
-# Numbers and names as options are the same on every device.
-WITH_PLAIN_OPTIONS = tuple(
+# Other losses and variants exchange the same numbers as one of these, or none. A loss in tiles
+# exchanges all that it does without them.
+EXCHANGES = (
+    *ONE_OF_A_KIND,
+    *(row for row in VARIANTS if row.kind == "features" and row.has_tiles),
+)
+# On an Explicit mesh, a loss is called as by `shard_map`, with its arguments spread by their names.
+WITH_FURTHER_ARRAYS = tuple(
     row
     for row in VARIANTS
-    if row not in EXCHANGES
-    and not row.has_tiles
-    and all(isinstance(value, bool | int | float | str) for value in row.kwargs.values())
+    if not row.has_tiles
+    and (
+        row.kind == "features"
+        or not all(isinstance(value, bool | int | float | str) for value in row.kwargs.values())
+    )
 )
+ON_EXPLICIT_MESH = (*LOSSES, *WITH_FURTHER_ARRAYS)
+
+
+def others(rows, than):
+    return tuple(row for row in rows if row not in than)
 
 
 @pytest.fixture(autouse=True)
 def four_devices():
     assert jax.device_count() == DEVICES
+
+
+@pytest.fixture(autouse=True)
+def checked_annotations():
+    """Annotations are checked on one device only, in `test_contract`."""
 
 
 def make_problem(row: LossRow, dtype: Any, masked: bool = True) -> tuple[Any, Any]:
@@ -232,7 +247,7 @@ WAYS = {
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND),
     "Explicit mesh": (
         partial(by_jit, kind=AxisType.Explicit),
-        tuple(row for row in CASES if row not in WITH_PLAIN_OPTIONS),
+        ON_EXPLICIT_MESH,
     ),
     "Explicit mesh of two axes": (
         partial(by_jit, kind=AxisType.Explicit, shape=(2, 2)),
@@ -280,7 +295,7 @@ def test_without_masks(row):
 
 
 @pytest.mark.slow
-@over(OTHERS)
+@over(others(LOSSES, EXCHANGES))
 @pytest.mark.parametrize("masked", [False, True])
 def test_check_vma_accepts(row, masked):
     specs, run = (P(), P("chip")), partial(step, row, "chip")
@@ -290,7 +305,7 @@ def test_check_vma_accepts(row, masked):
 
 
 @pytest.mark.slow
-@over(WITH_PLAIN_OPTIONS)
+@over(others(VARIANTS, ON_EXPLICIT_MESH))
 def test_explicit_mesh_accepts(row):
     devices = mesh(kind=AxisType.Explicit)
     with precision(np.float64):

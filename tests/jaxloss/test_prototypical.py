@@ -201,12 +201,11 @@ def test_label_of_a_reference_out_of_range_is_nan():
 
 # Derivatives ----
 
+# `test_check_loss` has a single tile.
 TILED = [
-    pytest.param(loss, {}, id="one_tile"),
     pytest.param(loss, {"block_size": 1}, id="tiles"),
     pytest.param(loss, {"num_classes": 4, "block_size": 3}, id="num_classes"),
     pytest.param(towers(loss), {"block_size": 1}, id="references"),
-    pytest.param(towers(loss), {}, id="references_one_tile"),
 ]
 
 

@@ -350,16 +350,6 @@ def test_masked_rows_do_not_leak(name):
     )
 
 
-@every_loss
-def test_half_precision_is_computed_in_float32(name):
-    loss, params = LOSSES[name]
-    queries, keys = (jnp.asarray(x, jnp.bfloat16) for x in make_towers(further=2)[:2])
-    got = loss(queries, keys, **params)
-    assert got.dtype == np.float32
-    wide = loss(queries.astype(np.float32), keys.astype(np.float32), **params)
-    np.testing.assert_allclose(got, wide, rtol=1e-6)
-
-
 ones, zeros = np.ones, np.zeros
 WRONG = [
     (ValueError, "queries", {"queries": ones(4, np.float32)}),

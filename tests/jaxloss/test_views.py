@@ -1,4 +1,4 @@
-"""VICReg and Barlow Twins: packages and papers, masks, weights, limits, errors, and devices."""
+"""VICReg and Barlow Twins: packages and papers, the contract, weights, limits, and errors."""
 
 from functools import cache, partial
 from typing import Any
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import QUICK, enable_x64, magnitude, mesh, precision, raises
+from jaxloss.testing import check_loss
+from tests.jaxloss.harness import QUICK, enable_x64, magnitude, precision, raises, unchecked
 
 N, DIM = 16, 5
 LOSSES = {
@@ -128,23 +129,19 @@ def test_terms_of_vicreg():
     np.testing.assert_allclose(jaxloss.vicreg_loss(*arrays()), total, rtol=1e-5)
 
 
-# Masks and weights ----
+# Contract ----
 
 
 @every_loss
-def test_masked_rows_equal_removed_rows(loss):
-    where = np.arange(N) % 5 != 1
-    with enable_x64(True):
-        first, second = arrays(np.float64)
-        value, grads = results(loss, first, second, where=where)
-        expected, expected_grads = results(loss, first[where], second[where])
-        np.testing.assert_allclose(value, expected, rtol=1e-12)
-        for full, removed in zip(grads, expected_grads, strict=True):
-            np.testing.assert_allclose(full[where], removed, rtol=1e-9, atol=1e-12)
-            assert not full[~where].any()
-        poisoned = (view.at[jnp.asarray(~where)].set(jnp.nan) for view in (first, second))
-        got = results(loss, *poisoned, where=where)
-    assert_close(got, (value, grads), 0)
+def test_the_contract_is_kept(loss):
+    """`test_devices` has the further ways to spread the views."""
+
+    def make_views(rng, n):
+        shared = rng.normal(size=(n, DIM))
+        return shared, shared + rng.normal(size=(n, DIM))
+
+    with unchecked():
+        check_loss(loss, make_views)
 
 
 @every_loss
@@ -207,85 +204,6 @@ def test_no_sample_and_one(loss, n):
         one = DIM if loss is LOSSES["barlow_twins"] else invariance
         np.testing.assert_allclose(value, one if where.any() else 0, rtol=1e-5)
         assert where.any() or magnitude(grads) == 0
-
-
-@every_loss
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_computed_in_float32(loss, dtype):
-    views = arrays(dtype)
-    value, grads = results(loss, *views)
-    expected, expected_grads = results(loss, *(view.astype(jnp.float32) for view in views))
-    assert value.dtype == np.float32
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    for ours, theirs in zip(grads, expected_grads, strict=True):
-        assert ours.dtype == dtype
-        tolerance = 2 * float(jnp.finfo(dtype).eps) * magnitude(theirs)
-        np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=0, atol=tolerance)
-
-
-@every_loss
-def test_forward_over_reverse_and_vmap(loss):
-    with enable_x64(True):
-        views = arrays(np.float64)
-        direction = tuple(
-            jnp.cos(jnp.arange(v.size) + k).reshape(v.shape) for k, v in enumerate(views)
-        )
-        gradient = jax.jit(jax.grad(loss, (0, 1)), compiler_options=QUICK)
-        curved = jax.jit(lambda x, v: jax.jvp(jax.grad(loss, (0, 1)), x, v)[1])(views, direction)
-        step = 1e-5
-        above, below = (
-            gradient(*(x + sign * step * v for x, v in zip(views, direction, strict=True)))
-            for sign in (1, -1)
-        )
-        expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), above, below)
-        assert_close(curved, expected, 1e-6)
-        stacked = [jnp.stack([v, v[::-1] * 1.3]) for v in views]
-        each = [results(loss, *(v[k] for v in stacked))[0] for k in range(2)]
-        np.testing.assert_allclose(jax.jit(jax.vmap(loss))(*stacked), np.stack(each), rtol=1e-12)
-
-
-# Devices ----
-
-
-@every_loss
-@pytest.mark.parametrize("way", ["pmap", "sharded_loss"])
-def test_statistics_are_those_of_the_global_batch(loss, way):
-    """With masks that leave a device without a row, and gradients of a kernel.
-
-    `test_devices.py` has the other ways.
-    """
-    rng = np.random.default_rng(151)
-    with enable_x64(True):
-        first, second = arrays(np.float64)
-        kernel = jnp.asarray(rng.normal(size=(DIM, DIM)))
-        batch = {
-            "first": first,
-            "second": second,
-            "where": jnp.asarray([1] * 4 + [0] * 4 + [0, 1, 0, 0] + [1, 1, 0, 1], bool),
-            "sample_weights": jnp.asarray(rng.uniform(0.2, 2.0, N)),
-        }
-
-        def objective(kernel, batch, loss=loss, **names):
-            batch = batch | {name: batch[name] @ kernel for name in ("first", "second")}
-            views = batch.pop("first"), batch.pop("second")
-            mean = loss(*views, **batch, **names)
-            return mean + 0.3 * loss(*views, **batch, **names, reduction="sum")
-
-        single = jax.jit(jax.value_and_grad(objective), compiler_options=QUICK)
-        expected = jax.tree.map(np.asarray, single(kernel, batch))
-
-        def step(kernel, batch):
-            value, gradient = jax.value_and_grad(objective)(kernel, batch, axis_name="batch")
-            return value, jax.lax.pmean(gradient, "batch")
-
-        if way == "pmap":
-            of_devices = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch)
-            run = jax.pmap(step, "batch", in_axes=(None, 0))
-            got = jax.tree.map(lambda x: x[2], run(kernel, of_devices))
-        else:
-            spread = jaxloss.sharded_loss(loss, mesh(), "batch")
-            got = jax.jit(jax.value_and_grad(partial(objective, loss=spread)))(kernel, batch)
-        assert_close(got, expected, 1e-11)
 
 
 # Errors ----
