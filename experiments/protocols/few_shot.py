@@ -311,12 +311,11 @@ def _retrieval_line(metrics: list[dict[str, Any]]) -> str:
 
 
 def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
-    """Retrieval; the rank of the classifier, and the shares of the features' variance in it."""
-    names, values = ["recall_at_1", "map_at_r"], retrieval(outputs.features, outputs.labels)
-    if (found := _subspace(loss, outputs)) is not None:
-        names += ["classifier_rank", "variance_in_span", "class_variance_in_span"]
-        values += found[1:]
-    return dict(zip(names, values, strict=True))
+    """The rank of the classifier, and the shares of the features' variance in its span."""
+    if (found := _subspace(loss, outputs)) is None:
+        return {}
+    names = ("classifier_rank", "variance_in_span", "class_variance_in_span")
+    return dict(zip(names, found[1:], strict=True))
 
 
 def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | None:
