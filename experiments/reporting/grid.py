@@ -233,12 +233,12 @@ def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
     yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))
 
 
-def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
+def mean_figure(grid: Grid, **texts: str) -> Figure | None:
     """Draws the means of every metric that has values; None if there is no such metric.
 
     If the labels of the last axis are numbers, lines run along it, one for each combination of the
     other axes. Else every label of the first axis is a row, in which the combinations of the other
-    axes have marks of their own.
+    axes have marks of their own. `texts` are the title and the command.
     """
     means = grid.means
     bars = means["interval"].where(means["n"] > 2, means["deviation"])
@@ -247,7 +247,7 @@ def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard deviation; "
         "for one run, the 95 % interval over its episodes."
     )
-    return _figure(grid, frame, grid.axes, metric_heading, title, caption, command)
+    return _figure(grid, frame, grid.axes, metric_heading, caption, **texts)
 
 
 def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
@@ -255,8 +255,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     found, baseline = grid.differences, grid.comparison.baseline
     if baseline is None or found.empty:
         return None
-    title += f": differences from {_short(baseline[0])} = "
-    title += grid.labels.get(baseline, baseline[1])
+    title += f": differences from {_short(baseline[0])} = {grid.shown(*baseline)}"
     frame = found.assign(
         bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
     )
@@ -264,7 +263,8 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
         "episodes. Filled: the interval over several pairs excludes 0."
     )
-    figure = _figure(grid, frame, grid.compared, difference_heading, title, caption, command)
+    texts = {"caption": caption, "title": title, "command": command}
+    figure = _figure(grid, frame, grid.compared, difference_heading, **texts)
     for panel in figure.axes if figure else ():
         line = panel.axhline if _runs_along(grid.compared[-1]) else panel.axvline
         line(0, color=INK, linewidth=0.9, zorder=1)
@@ -286,9 +286,8 @@ def _figure(
     frame: Frame,
     axes: Sequence[Axis],
     heading: Callable[[Metric], str],
-    title: str,
     caption: str,
-    command: str,
+    **texts: str,
 ) -> Figure | None:
     """A panel for each metric that has values; None if there is none.
 
@@ -302,11 +301,13 @@ def _figure(
     # The same marks with and without a baseline.
     every = places([other for other in grid.axes if other.name in {v.name for v in varied}])
     series = {place: series_mark(every.index(place)) for place in places(varied)}
-    labels = [grid.labels.get((axis.name, label), label) for label in axis.labels]
-    legend = []
-    for place, mark in series.items() if len(every) > 1 else ():
-        texts = [grid.labels.get((a.name, at), at) for a, at in zip(varied, place, strict=True)]
-        legend.append(legend_handle(", ".join(texts), mark, line=along))
+    labels = [grid.shown(axis.name, label) for label in axis.labels]
+    names = [other.name for other in varied]
+    legend = [
+        legend_handle(", ".join(map(grid.shown, names, place)), mark, line=along)
+        for place, mark in series.items()
+        if len(every) > 1
+    ]
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)
     pitch = _MARK * len(series) + _BETWEEN_ROWS
@@ -315,11 +316,10 @@ def _figure(
     figure = new_figure(
         0.6 + beside + _PANEL_WIDTH * columns,
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
-        title=title,
         caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
-        command=command,
         legend=legend,
-        legend_title=", ".join(_short(other.name) for other in varied) if legend else "",
+        legend_title=", ".join(map(_short, names)) if legend else "",
+        **texts,
     )
     # Side by side around the label.
     steps = np.arange(len(series)) - (len(series) - 1) / 2
