@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.contracts import Metric
 from experiments.reporting.markdown import (
     MISSING,
     bold,
     bullets,
-    difference_heading,
     format_difference,
     format_value,
     metric_heading,
@@ -99,7 +98,7 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
     if compares:
         above = "Difference from {} = {}".format(*grid.comparison.baseline or ())
         names = grid.differences.index.unique("metric")
-        headings = [difference_heading(grid.metrics[name]) for name in names]
+        headings = [metric_heading(grid.metrics[name], difference=True) for name in names]
         texts = _difference_texts(grid)
         lines += _tables(grid.compared, headings, texts, bold(above))
         same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
@@ -175,10 +174,10 @@ def _mean_texts(grid: Grid, *, best_in_bold: bool) -> list[str]:
     """Means ± deviations. The best values as printed may be bold, if all runs have them."""
     means: Frame = grid.means
     metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
+    complete = means["found"] == means["expected"]
     signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
     printed = [format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)]
-    score = (means["mean"].where(means["found"] == means["expected"]) * 0 + 1) * signs
-    score *= [float(text) for text in printed]
+    score = (pd.Series(printed, means.index).astype(float) * signs).where(complete)
     of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
     best = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
     texts = []
@@ -247,7 +246,7 @@ def mean_figure(grid: Grid, **texts: str) -> Figure | None:
         f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard deviation; "
         "for one run, the 95 % interval over its episodes."
     )
-    return _figure(grid, frame, grid.axes, metric_heading, caption, **texts)
+    return _figure(grid, frame, grid.axes, caption, **texts)
 
 
 def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
@@ -264,7 +263,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         "episodes. Filled: the interval over several pairs excludes 0."
     )
     texts = {"caption": caption, "title": title, "command": command}
-    figure = _figure(grid, frame, grid.compared, difference_heading, **texts)
+    figure = _figure(grid, frame, grid.compared, difference=True, **texts)
     for panel in figure.axes if figure else ():
         line = panel.axhline if _runs_along(grid.compared[-1]) else panel.axvline
         line(0, color=INK, linewidth=0.9, zorder=1)
@@ -285,8 +284,9 @@ def _figure(
     grid: Grid,
     frame: Frame,
     axes: Sequence[Axis],
-    heading: Callable[[Metric], str],
     caption: str,
+    *,
+    difference: bool = False,
     **texts: str,
 ) -> Figure | None:
     """A panel for each metric that has values; None if there is none.
@@ -326,7 +326,9 @@ def _figure(
     for number, name in enumerate(metrics):
         metric = grid.metrics[name]
         panel = figure.add_subplot(rows, columns, number + 1)
-        panel.set_title(textwrap.fill(heading(metric), 40), size=LARGE)
+        panel.set_title(
+            textwrap.fill(metric_heading(metric, difference=difference), 40), size=LARGE
+        )
         panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
         style_axes(panel, grid="both" if along else "x")
         if along:
