@@ -111,23 +111,20 @@ def _typical_images(side: Side) -> dict[int, Tile]:
 
 def by_class(view: View) -> Picture:
     """How well each class is recognised: a bar for each, and the classes with the lowest values."""
-    side, counts, sides = view.shown, view.run.class_counts, [view.shown]
-    noun, long_tailed, name = side.noun, False, "accuracy"
-    measure, title = "accuracy (%)", "Accuracy by class"
+    side, sides, counts = view.shown, [view.shown], view.run.class_counts
+    noun, long_tailed = side.noun, False
+    name, title, measure = "accuracy", "Accuracy by class", "accuracy (%)"
     if side.is_multi_label:
+        name, title, measure = "precision", "Average precision by label", "average precision (%)"
         precisions = average_precisions(side.outputs.logits().T, side.outputs.labels.T)
         values = [(precisions, float(np.nanmean(precisions)))]
-        name, measure = "precision", "average precision (%)"
-        title = "Average precision by label"
     elif view.holds_classes_out:
-        sides = view.sides
-        values = [
-            _accuracies(of, nearest_mean_predictions(of.outputs.features, of.outputs.labels))
-            for of in sides
-        ]
         # The mean leaves out the image itself.
-        measure = "nearest to the mean of their class (%)"
+        sides, measure = view.sides, "nearest to the mean of their class (%)"
         title = "Accuracy by class, by the nearest class mean"
+        outputs = [of.outputs for of in sides]
+        nearest = [nearest_mean_predictions(of.features, of.labels) for of in outputs]
+        values = list(map(_accuracies, sides, nearest))
     else:
         values = [_accuracies(side, predict_classes(side.outputs.logits()))]
         long_tailed = counts.max() >= _LONG_TAIL * counts.min()

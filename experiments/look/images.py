@@ -19,6 +19,7 @@ from experiments.evaluation.feature_space import (
     unit_features,
 )
 from experiments.evaluation.few_shot import accuracies_of, configured_episodes
+from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import CLASS_COLORS, Picture, Tile, draw_rows, draw_tile, short
 from experiments.look.view import Side, View, some_rows
 from experiments.reporting.style import INK, VERMILLION, Mark, legend_handle
@@ -53,11 +54,11 @@ def overview(view: View) -> Picture:
     """All features on their two principal axes."""
     units = [unit_features(side.outputs.features) for side in view.sides]
     together = np.concatenate(units)
-    projection = principal_axes(together)
+    directions = principal_axes(together)
     clouds = []
     for number, (side, features) in enumerate(zip(view.sides, units, strict=True)):
         rows = np.random.default_rng([0, number]).permutation(some_rows(len(features)))
-        clouds.append(Cloud(side, side.color, projection.points(features[rows]), rows))
+        clouds.append(Cloud(side, side.color, features[rows] @ directions, rows))
     picture = Picture(
         "map",
         "Map of the features",
@@ -67,7 +68,7 @@ def overview(view: View) -> Picture:
         [_square(f"{side.split} images", side.color) for side in view.sides],
     )
     axes = picture.figure.add_subplot()
-    picture.numbers = draw_map(axes, clouds, 8.6, TILES, projection.shares(together))
+    picture.numbers = draw_map(axes, clouds, 8.6, TILES, variance_shares(together, directions))
     return picture
 
 
@@ -93,14 +94,14 @@ def class_map(view: View) -> Picture | None:
         units, names = unit_features(side.outputs.features), side.names_of(classes)
         rng = partial(np.random.default_rng, [0, 10 + number])
         rows = [rng().permutation(np.flatnonzero(of_class)) for of_class in own.T]
-        projection = principal_axes(np.stack([units[of].mean(0) for of in rows if len(of)]))
+        directions = principal_axes(np.stack([units[of].mean(0) for of in rows if len(of)]))
         clouds = [
-            Cloud(side, color, projection.points(units[of]), of)
+            Cloud(side, color, units[of] @ directions, of)
             for color, of in zip(CLASS_COLORS, rows, strict=False)
         ]
         axes = picture.figure.add_subplot(1, panels, number + 1)
         axes.set_title(f"{len(classes)} {side.noun} of the {side.split} images")
-        shares = projection.shares(units[np.concatenate(rows)])
+        shares = variance_shares(units[np.concatenate(rows)], directions)
         shown = draw_map(axes, clouds, size, TILES // panels, shares)
         picture.numbers[side.split] = {"classes": names} | shown
         squares = [_square(short(n, 14), c.color) for n, c in zip(names, clouds, strict=True)]
