@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +32,7 @@ def spectrum(view: View) -> Picture | None:
     Of few-shot transfer, the overlap of a spectral sum, too. None without such a classifier, and
     where its weights [d, C] are all zero.
     """
-    head, config = view.run.state.params["classifier"], view.run.plan.config
+    head, config = view.run.state.params["classifier"], cast(Any, view.run.plan.config)
     loss = terms(config.loss.name) if isinstance(config, FewShotConfig) else None
     kernel = np.asarray(head.get("kernel", 0), np.float64)
     if (loss and loss.classification is None) or not kernel.any():

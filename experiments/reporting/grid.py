@@ -177,7 +177,7 @@ def _mean_texts(grid: Grid, *, best_in_bold: bool) -> list[str]:
     complete = means["found"] == means["expected"]
     signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
     printed = [format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)]
-    score = (pd.Series(printed, means.index).astype(float) * signs).where(complete)
+    score: Any = (pd.Series(printed, means.index).astype(float) * signs).where(complete)
     of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
     best = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
     texts = []
@@ -232,7 +232,7 @@ def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
     yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))
 
 
-def mean_figure(grid: Grid, **texts: str) -> Figure | None:
+def mean_figure(grid: Grid, **texts: Any) -> Figure | None:
     """Draws the means of every metric that has values; None if there is no such metric.
 
     If the labels of the last axis are numbers, lines run along it, one for each combination of the
@@ -262,7 +262,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
         "episodes. Filled: the interval over several pairs excludes 0."
     )
-    texts = {"caption": caption, "title": title, "command": command}
+    texts: Any = {"caption": caption, "title": title, "command": command}
     figure = _figure(grid, frame, grid.compared, difference=True, **texts)
     for panel in figure.axes if figure else ():
         line = panel.axhline if _runs_along(grid.compared[-1]) else panel.axvline
@@ -287,7 +287,7 @@ def _figure(
     caption: str,
     *,
     difference: bool = False,
-    **texts: str,
+    **texts: Any,
 ) -> Figure | None:
     """A panel for each metric that has values; None if there is none.
 

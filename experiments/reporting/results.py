@@ -217,7 +217,7 @@ def _values(
     `difference` and `own_difference`, the same of the pair with the run of the baseline.
     """
     names = [*(axis.name for axis in axes), "seed"]
-    finished = {(*run.place, run.report["seed"]): run for run in runs}
+    finished: dict[tuple[Any, ...], Run] = {(*r.place, r.report["seed"]): r for r in runs}
     rows = []
     for place, run in finished.items():
         row, other = dict(zip(names, place, strict=True)), None
