@@ -88,6 +88,15 @@ def measured(metrics: Sequence[Metric], values: Iterable[float | None]) -> list[
     return [metric.measured(value) for metric, value in zip(metrics, values, strict=True)]
 
 
+def mean_and_interval(values: np.ndarray | Sequence[float]) -> tuple[float, float]:
+    """The mean over episodes, and half the width of its 95 % confidence interval, 1.96·σ/√E.
+
+    Values are floats [E], E > 1, and σ has E − 1 degrees of freedom.
+    """
+    values = np.asarray(values, np.float64)
+    return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
+
+
 class Problem(NamedTuple):
     """What an objective is built for."""
 

@@ -100,11 +100,12 @@ def write_picture(path: Path, figure: Figure) -> Path:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, *, wait: bool) -> Iterator[None]:
+def exclusive(path: Path, *, busy: str = "") -> Iterator[None]:
     """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
 
-    Where another process holds it, this waits or raises a `BlockingIOError`. On an object store, it
-    does nothing: the scheduler that starts a run starts it once.
+    Where another process holds it, this raises a `ConfigError` with the message `busy`, or waits if
+    that is empty. On an object store, it does nothing: the scheduler that starts a run starts it
+    once.
     """
     if is_remote(path):
         yield
@@ -112,7 +113,7 @@ def exclusive(path: Path, *, wait: bool) -> Iterator[None]:
     import filelock  # Here, as most commands take no lock.
 
     try:
-        with filelock.FileLock(path, timeout=-1 if wait else 0):
+        with filelock.FileLock(path, timeout=0 if busy else -1):
             yield
-    except filelock.Timeout as error:
-        raise BlockingIOError(f"another process holds {path}") from error
+    except filelock.Timeout:
+        raise ConfigError(busy) from None

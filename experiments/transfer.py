@@ -237,9 +237,8 @@ def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
     penalties = (result["penalty"], result["best_test_penalty"])
     for penalty, key, style in zip(penalties, _ACCURACIES, (star, circle), strict=True):
         axes.plot(penalty, 100 * result[key], linestyle="None", markeredgecolor=INK, **style)
-    axes.set_xscale("log")
-    axes.set_xlabel("Penalty λ (weight of the L2 regularisation)")
-    axes.set_ylabel("Accuracy (%)")
+    penalty = "Penalty λ (weight of the L2 regularisation)"
+    axes.set(xscale="log", xlabel=penalty, ylabel="Accuracy (%)")
     axes.legend(loc="best", frameon=False, fontsize=MEDIUM)
     return figure
 

@@ -18,12 +18,8 @@ from experiments.storage import storage_path
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Evaluate a trained run as its protocol does.
-
-    The options of its evaluation are those of `train`, and keep the values of the run unless they
-    are given: `evaluate RUN --help` lists them.
-    """
+class OfCheckpoint:
+    """A checkpoint of a trained run, and the split that it is used on."""
 
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory, or its folder of checkpoints."""
@@ -33,6 +29,16 @@ class Evaluate:
     """base, validation or novel classes; without held-out classes: train, validation or test."""
     checkpoint: str = "best"
     """`best` by validation, `latest`, or the number of a step."""
+
+
+@dataclass(frozen=True)
+class Evaluate(OfCheckpoint):
+    """Evaluate a trained run as its protocol does.
+
+    The options of its evaluation are those of `train`, and keep the values of the run unless they
+    are given: `evaluate RUN --help` lists them.
+    """
+
     over: tuple[str, ...] = ()
     """Evaluate at all combinations of values of evaluation options, as the axes of `sweep`:
     fine_tuning.margin=-0.1,0,0.1. Writes a table and a figure into RUN/evaluations."""
@@ -156,7 +162,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Look:
+class Look(OfCheckpoint):
     """Draw what a run did to the feature space: a page of pictures.
 
     Writes look/index.html into the run directory, which needs no other file, and the pictures as
@@ -165,14 +171,6 @@ class Look:
     reliability diagram.
     """
 
-    directory: Annotated[Path, tyro.conf.Positional]
-    """Run directory, or its folder of checkpoints."""
-    split: Annotated[
-        str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)")
-    ] = None
-    """base, validation or novel classes; without held-out classes: train, validation or test."""
-    checkpoint: str = "best"
-    """`best` by validation, `latest`, or the number of a step."""
     folders: DataFolders = field(default_factory=Folders)
 
     def run(self, command: Sequence[str]) -> int:

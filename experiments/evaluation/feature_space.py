@@ -1,4 +1,4 @@
-"""The shape of a feature space: projections, neighbours, class means.
+"""The shape of a feature space: principal axes, neighbours, class means.
 
 Labels are integers [n], or [n, C] where an image has any number of labels (1, 0, or −1 where that
 is unknown). Everything is computed in float64.
@@ -6,31 +6,12 @@ is unknown). Everything is computed in float64.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-
-from experiments.evaluation.subspace import variance_shares
 
 _ELEMENTS_AT_ONCE = 2**23
 """Similarities held at once: bounds the work space to about 64 MB."""
 _MOST_ORDERED = 400
 """With more classes, the optimal order of the leaves takes minutes."""
-
-
-class Projection(NamedTuple):
-    """A linear projection to two dimensions: the mean [d] and orthonormal axes [d, 2], float64."""
-
-    mean: np.ndarray
-    axes: np.ndarray
-
-    def points(self, features: np.ndarray) -> np.ndarray:
-        """The positions [n, 2] of features [n, d]."""
-        return (features - self.mean) @ self.axes
-
-    def shares(self, features: np.ndarray) -> np.ndarray:
-        """The share of the variance of features [n, d] along each axis: [2]."""
-        return variance_shares(features, self.axes)
 
 
 def unit_features(features: np.ndarray) -> np.ndarray:
@@ -40,16 +21,15 @@ def unit_features(features: np.ndarray) -> np.ndarray:
     return features / np.where(lengths > 0, lengths, 1)
 
 
-def principal_axes(features: np.ndarray) -> Projection:
-    """The two directions in which features [n, d] vary most."""
+def principal_axes(features: np.ndarray) -> np.ndarray:
+    """The two directions in which features [n, d] vary most: orthonormal float64 [d, 2]."""
     features = np.asarray(features, np.float64)
-    mean = features.mean(0)
-    centered = features - mean
+    centered = features - features.mean(0)
     _, vectors = np.linalg.eigh(centered.T @ centered)
     axes = vectors[:, ::-1][:, :2]
     # The sign of an eigenvector is arbitrary: the largest entry is positive.
     largest = np.abs(axes).argmax(0)
-    return Projection(mean, axes * np.sign(axes[largest, [0, 1]]))
+    return axes * np.sign(axes[largest, [0, 1]])
 
 
 def class_membership(labels: np.ndarray, num_classes: int) -> np.ndarray:

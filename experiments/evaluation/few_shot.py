@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
@@ -14,6 +14,7 @@ from annotated_types import Ge
 from jax import Array, lax
 
 from experiments.config import Count, Seed
+from experiments.contracts import mean_and_interval
 from experiments.data.sampling import (
     ClassIndex,
     Episodes,
@@ -83,15 +84,6 @@ def accuracies_of(predictions: np.ndarray) -> np.ndarray:
 def _accuracies(predictions: Array) -> Array:
     right = predictions == jnp.arange(predictions.shape[1])[:, None]
     return right.mean((1, 2), dtype=jnp.float32)
-
-
-def mean_and_interval(accuracies: np.ndarray | Sequence[float]) -> tuple[float, float]:
-    """The mean, and half the width of its 95 % confidence interval, 1.96·σ/√E.
-
-    Accuracies are floats [E], E > 1, and σ has E − 1 degrees of freedom.
-    """
-    values = np.asarray(accuracies, np.float64)
-    return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
 
 
 def configured_episodes(

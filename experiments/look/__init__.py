@@ -42,17 +42,20 @@ def look_at_run(
     run = restore_run(path, which)
     protocol = run.plan.protocol
     wanted = split_of(run.plan, split)
-    folder, pictures, notes, parts = run_directory(path), [], [], []
+    folder, pictures = run_directory(path), []
     view = view_run(run, folder, folders, wanted)
-    for side in view.sides:
-        if (count := len(some_rows(side.available))) < side.available:
-            shown = "map and neighbours" if side is view.shown else "pictures"
-            notes.append(
-                f"The {side.split} split has {side.available:,} images; {shown} show a random part "
-                f"of {count:,}."
-            )
-        classes = f"{len(side.images.class_names)} {side.noun}"
-        parts.append(f"{len(side.images.labels):,} {side.split} images ({classes})")
+    parts = [
+        f"{len(side.images.labels):,} {side.split} images "
+        f"({len(side.images.class_names)} {side.noun})"
+        for side in view.sides
+    ]
+    notes = [
+        f"The {side.split} split has {side.available:,} images; "
+        f"{'map and neighbours' if side is view.shown else 'pictures'} show a random part of "
+        f"{count:,}."
+        for side in view.sides
+        if (count := len(some_rows(side.available))) < side.available
+    ]
     with matplotlib.rc_context(FONTS):
         for draw in _DRAWN:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,47 +32,43 @@ def spectrum(view: View) -> Picture | None:
     Of few-shot transfer, the overlap of a spectral sum, too. None without such a classifier, and
     where its weights [d, C] are all zero.
     """
-    head, config = view.run.state.params["classifier"], view.run.plan.config
-    is_few_shot = isinstance(config, FewShotConfig)
-    if is_few_shot and terms(config.loss.name).classification is None:
-        return None
+    head, config = view.run.state.params["classifier"], cast(Any, view.run.plan.config)
+    loss = terms(config.loss.name) if isinstance(config, FewShotConfig) else None
     kernel = np.asarray(head.get("kernel", 0), np.float64)
-    if not kernel.any():
+    if (loss and loss.classification is None) or not kernel.any():
         return None
     basis, values = span(kernel)
     dim, rank = basis.shape
     values, places = values[:rank], np.arange(rank + 1)
-    curves, legend, inside = [], [], {}
+    lines, inside = [], {}
     # The lines of two splits may be on top of each other.
     for side, width in zip(view.sides, (5, 2)[-len(view.sides) :], strict=True):
-        cumulative = np.cumsum(variance_shares(side.outputs.features, basis))
-        curves.append(np.concatenate([[0], cumulative]))
-        share = inside[side.split] = float(cumulative[-1])
+        within = np.concatenate([[0], np.cumsum(variance_shares(side.outputs.features, basis))])
+        share = inside[side.split] = float(within[-1])
         label = (
             f"{side.split} images: {100 * share:.1f} % inside, {100 - 100 * share:.1f} % outside"
         )
-        legend.append(Line2D([], [], color=side.color, linewidth=width, label=label))
+        style = {"color": side.color, "linewidth": width, "label": label}
+        lines.append(Line2D(places, 100 * within, **style))
     label = f"{rank} random directions of {dim}: {100 * rank / dim:.1f} % inside"
-    legend.append(Line2D([], [], color=GREY, linestyle="--", label=label))
+    lines.append(Line2D(places, 100 * (places / dim), color=GREY, linestyle="--", label=label))
     caption = (
         "First: the singular values of the classifier W. Second: the variance of the features in "
         "their directions; what a curve lacks to 100 % is outside of the span of W."
     )
-    if is_few_shot:
+    if loss:
         caption += (
             " Third: the overlap of the classifier and the metric loss along a direction "
             "(Kobayashi, BMVC 2024, Fig. A), with a mark for each singular value of W."
         )
-    panels = 2 + is_few_shot
-    size = (4.4 * panels, 3.7)
-    picture = Picture("spectrum", "The classifier's subspace", caption, size, legend)
+    panels = 3 if loss else 2
+    picture = Picture("spectrum", "The classifier's subspace", caption, (4.4 * panels, 3.7), lines)
     left, right, *third = picture.figure.subplots(1, panels)
     left.plot(places[1:], values, ".-", color=INK, markersize=5, linewidth=1)
     left.set(xlabel="number j of the singular value", ylabel=r"singular value $\lambda_j$ of W")
     left.set(title=f"Rank {rank} of {dim} dimensions", ylim=(0, 1.05 * values[0]))
-    for line, curve in zip(legend, [*curves, places / dim], strict=True):
-        style = {"color": line.get_color(), "linewidth": line.get_linewidth()}
-        right.plot(places, 100 * curve, line.get_linestyle(), **style)
+    for line in lines:
+        right.add_line(line)
     right.set(
         xlabel="number of left singular vectors of W, from the first",
         ylabel="variance of the features within them (%)",
@@ -83,9 +79,8 @@ def spectrum(view: View) -> Picture | None:
     picture.numbers = {"singular_values": values.tolist(), "inside": inside, "rank": rank}
     for axes in (left, right, *third):
         style_axes(axes)
-    if is_few_shot:
-        is_spectral = terms(config.loss.name).integration == "spectral"
-        power = config.loss.power if is_spectral else None
+    if loss:
+        power = config.loss.power if loss.integration == "spectral" else None
         picture.numbers["overlaps"] = _overlaps(third[0], kernel, values, power)
     return picture
 
@@ -133,6 +128,8 @@ def reliability(view: View) -> Picture | None:
         (5.6, 5.6),
     )
     upper, lower = picture.figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    style_axes(upper)
+    style_axes(lower)
     middles, width = (np.arange(_BINS) + 0.5) * 100 / _BINS, 92 / _BINS
     accuracies, confidences = 100 * result.accuracies, 100 * result.confidences  # NaN: no image.
     upper.bar(middles, accuracies, width=width, color=BLUE, label="accuracy of a bin")
@@ -146,8 +143,6 @@ def reliability(view: View) -> Picture | None:
     upper.legend(loc="upper left" if low else "lower right", frameon=True, edgecolor="none")
     lower.bar(middles, 100 * result.counts / result.counts.sum(), width=width, color="#999999")
     lower.set(xlabel="confidence: largest probability of the softmax (%)", ylabel="images (%)")
-    style_axes(upper)
-    style_axes(lower)
     picture.numbers = {
         "calibration_error": result.error,
         "counts": result.counts.tolist(),

@@ -41,6 +41,13 @@ def similarity(view: View) -> Picture | None:
     present = [np.flatnonzero(of.membership.any(0)) for of in sides]
     if min(map(len, present)) < 3:
         return None
+    matrices = [
+        class_similarity(of.outputs.features, of.membership[:, classes])
+        for of, classes in zip(sides, present, strict=True)
+    ]
+    different = [matrix[~np.eye(len(matrix), dtype=bool)] for matrix in matrices]
+    colors = Normalize()
+    colors.autoscale(np.concatenate(different))  # Without the ones of the diagonals.
     inches = 5.4 if len(sides) > 1 else 7.4
     picture = Picture(
         "similarity",
@@ -50,40 +57,42 @@ def similarity(view: View) -> Picture | None:
         (inches * len(sides) + 0.9, inches + STRIP + 0.2),
     )
     grid = picture.figure.add_gridspec(2, len(sides), height_ratios=[inches, STRIP])
-    colors, panels, values, pairs = Normalize(), [], [], []
-    for number, (of, classes) in enumerate(zip(sides, present, strict=True)):
-        cosines = class_similarity(of.outputs.features, of.membership[:, classes])
+    panels, pairs = [], []
+    for of, classes, cosines, others in zip(sides, present, matrices, different, strict=True):
         names, order = np.array(of.images.class_names)[classes], class_order(cosines)
-        values.append(cosines[~np.eye(len(cosines), dtype=bool)])
-        axes = picture.figure.add_subplot(grid[0, number])
-        axes.imshow(cosines[np.ix_(order, order)], cmap="cividis", norm=colors)
-        axes.set_title(f"{len(names)} {of.noun} of the {of.split} images")
-        axes.tick_params(length=0)
-        ticks = [short(name, 14) for name in names[order]] if len(names) <= _NAMED else []
-        font = min(MEDIUM, 72 * 0.75 * inches / len(names))
-        axes.set_yticks(range(len(ticks)), ticks, fontsize=font)
-        axes.set_xticks(range(len(ticks)), ticks, fontsize=font, rotation=90)
-        if not ticks:
-            axes.set_ylabel(f"{len(names)} {noun}")
-        panels.append(axes)
-        pairs = [(a, b, float(cosines[a, b])) for a, b in most_similar_pairs(cosines, 20)]
+        panels.append(picture.figure.add_subplot(grid[0, len(panels)]))
+        _draw_matrix(panels[-1], cosines[np.ix_(order, order)], names[order], noun, inches, colors)
+        panels[-1].set_title(f"{len(names)} {of.noun} of the {of.split} images")
+        pairs = most_similar_pairs(cosines, 20)
         picture.numbers[of.split] = {
             "classes": names[order].tolist(),
-            "mean_cosine": float(values[-1].mean()),
-            "most_similar": [(str(names[a]), str(names[b]), cosine) for a, b, cosine in pairs],
+            "mean_cosine": float(others.mean()),
+            "most_similar": [(str(names[a]), str(names[b]), cosines[a, b]) for a, b in pairs],
         }
-    colors.autoscale(np.concatenate(values))  # Without the ones of the diagonals.
-    bar = picture.figure.colorbar(
-        ScalarMappable(colors, "cividis"), ax=panels, shrink=0.7, pad=0.02
-    )
+    mappable = ScalarMappable(colors, "cividis")
+    bar = picture.figure.colorbar(mappable, ax=panels, shrink=0.7, pad=0.02)
     bar.set_label("cosine between class means")
-    typical, shown = _typical_images(side), []
-    for a, b, cosine in pairs[:_PAIRS]:
+    typical, tiles = _typical_images(side), []
+    for a, b in pairs[:_PAIRS]:
         first, second = (typical[present[-1][c]] for c in (a, b))
-        shown += [first, Tile(note=f"{cosine:.2f}"), second, Tile()]
+        tiles += [first, Tile(note=f"{matrices[-1][a, b]:.2f}"), second, Tile()]
     strip = picture.figure.add_subplot(grid[1, :])
-    draw_rows(strip, [("", shown)], f"most similar pairs of {noun}", room=0, line=0.4)
+    draw_rows(strip, [("", tiles)], f"most similar pairs of {noun}", room=0, line=0.4)
     return picture
+
+
+def _draw_matrix(
+    axes: Axes, matrix: np.ndarray, names: np.ndarray, noun: str, inches: float, colors: Normalize
+) -> None:
+    """Draws a matrix [C, C], with the names of its classes where there is room for them."""
+    axes.imshow(matrix, cmap="cividis", norm=colors)
+    axes.tick_params(length=0)
+    ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
+    font = min(MEDIUM, 72 * 0.75 * inches / len(names))
+    axes.set_yticks(range(len(ticks)), ticks, fontsize=font)
+    axes.set_xticks(range(len(ticks)), ticks, fontsize=font, rotation=90)
+    if not ticks:
+        axes.set_ylabel(f"{len(names)} {noun}")
 
 
 def _typical_images(side: Side) -> dict[int, Tile]:
@@ -102,23 +111,20 @@ def _typical_images(side: Side) -> dict[int, Tile]:
 
 def by_class(view: View) -> Picture:
     """How well each class is recognised: a bar for each, and the classes with the lowest values."""
-    side, counts, sides = view.shown, view.run.class_counts, [view.shown]
-    noun, long_tailed, name = side.noun, False, "accuracy"
-    measure, title = "accuracy (%)", "Accuracy by class"
+    side, sides, counts = view.shown, [view.shown], view.run.class_counts
+    noun, long_tailed = side.noun, False
+    name, title, measure = "accuracy", "Accuracy by class", "accuracy (%)"
     if side.is_multi_label:
+        name, title, measure = "precision", "Average precision by label", "average precision (%)"
         precisions = average_precisions(side.outputs.logits().T, side.outputs.labels.T)
         values = [(precisions, float(np.nanmean(precisions)))]
-        name, measure = "precision", "average precision (%)"
-        title = "Average precision by label"
     elif view.holds_classes_out:
-        sides = view.sides
-        values = [
-            _accuracies(of, nearest_mean_predictions(of.outputs.features, of.outputs.labels))
-            for of in sides
-        ]
         # The mean leaves out the image itself.
-        measure = "nearest to the mean of their class (%)"
+        sides, measure = view.sides, "nearest to the mean of their class (%)"
         title = "Accuracy by class, by the nearest class mean"
+        outputs = [of.outputs for of in sides]
+        nearest = [nearest_mean_predictions(of.features, of.labels) for of in outputs]
+        values = list(map(_accuracies, sides, nearest))
     else:
         values = [_accuracies(side, predict_classes(side.outputs.logits()))]
         long_tailed = counts.max() >= _LONG_TAIL * counts.min()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from experiments.evaluation.feature_space import (
     unit_features,
 )
 from experiments.evaluation.few_shot import accuracies_of, configured_episodes
+from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import CLASS_COLORS, Picture, Tile, draw_rows, draw_tile, short
 from experiments.look.view import Side, View, some_rows
 from experiments.reporting.style import INK, VERMILLION, Mark, legend_handle
@@ -52,11 +54,11 @@ def overview(view: View) -> Picture:
     """All features on their two principal axes."""
     units = [unit_features(side.outputs.features) for side in view.sides]
     together = np.concatenate(units)
-    projection = principal_axes(together)
+    directions = principal_axes(together)
     clouds = []
     for number, (side, features) in enumerate(zip(view.sides, units, strict=True)):
         rows = np.random.default_rng([0, number]).permutation(some_rows(len(features)))
-        clouds.append(Cloud(side, side.color, projection.points(features[rows]), rows))
+        clouds.append(Cloud(side, side.color, features[rows] @ directions, rows))
     picture = Picture(
         "map",
         "Map of the features",
@@ -66,7 +68,7 @@ def overview(view: View) -> Picture:
         [_square(f"{side.split} images", side.color) for side in view.sides],
     )
     axes = picture.figure.add_subplot()
-    picture.numbers = draw_map(axes, clouds, 8.6, TILES, projection.shares(together))
+    picture.numbers = draw_map(axes, clouds, 8.6, TILES, variance_shares(together, directions))
     return picture
 
 
@@ -74,14 +76,11 @@ def class_map(view: View) -> Picture | None:
     """A few classes of every split, on the axes along which their means differ most."""
     same = None if view.holds_classes_out else _few_classes(view.shown)
     chosen = [_few_classes(side) if same is None else same for side in view.sides]
-    members = []
-    for side, classes in zip(view.sides, chosen, strict=True):
-        # Images that belong to one of the classes, and to no other of them.
-        own = side.membership[:, classes]
-        own &= own.sum(1, keepdims=True) == 1
-        members.append([np.flatnonzero(column) for column in own.T])
-        if own.any(0).sum() < 3:
-            return None
+    members = [of.membership[:, classes] for of, classes in zip(view.sides, chosen, strict=True)]
+    # Images that belong to one of the classes, and to no other of them.
+    members = [own & (own.sum(1, keepdims=True) == 1) for own in members]
+    if min(own.any(0).sum() for own in members) < 3:
+        return None
     noun, panels = view.shown.noun, len(view.sides)
     size = 6.4 if panels == 1 else 5.6
     picture = Picture(
@@ -92,19 +91,20 @@ def class_map(view: View) -> Picture | None:
         (size * panels + 0.5, size + 1.0),
     )
     for number, (side, classes, own) in enumerate(zip(view.sides, chosen, members, strict=True)):
-        parts = [unit_features(side.outputs.features[rows]) for rows in own]
-        projection = principal_axes(np.stack([part.mean(0) for part in parts if len(part)]))
-        shares = projection.shares(np.concatenate(parts))
-        names = [side.images.class_names[c] for c in classes]
-        clouds, squares = [], []
-        for name, color, rows, part in zip(names, CLASS_COLORS, own, parts, strict=False):
-            order = np.random.default_rng([0, 10 + number]).permutation(len(rows))
-            clouds.append(Cloud(side, color, projection.points(part[order]), rows[order]))
-            squares.append(_square(short(name, 14), color))
+        units, names = unit_features(side.outputs.features), side.names_of(classes)
+        rng = partial(np.random.default_rng, [0, 10 + number])
+        rows = [rng().permutation(np.flatnonzero(of_class)) for of_class in own.T]
+        directions = principal_axes(np.stack([units[of].mean(0) for of in rows if len(of)]))
+        clouds = [
+            Cloud(side, color, units[of] @ directions, of)
+            for color, of in zip(CLASS_COLORS, rows, strict=False)
+        ]
         axes = picture.figure.add_subplot(1, panels, number + 1)
         axes.set_title(f"{len(classes)} {side.noun} of the {side.split} images")
+        shares = variance_shares(units[np.concatenate(rows)], directions)
         shown = draw_map(axes, clouds, size, TILES // panels, shares)
         picture.numbers[side.split] = {"classes": names} | shown
+        squares = [_square(short(n, 14), c.color) for n, c in zip(names, clouds, strict=True)]
         style: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.06), "ncols": 4}
         axes.legend(handles=squares, handletextpad=0.1, columnspacing=1.0, **style)
     return picture
@@ -154,13 +154,12 @@ def draw_map(
             break
     for cloud, own in zip(clouds, placed, strict=True):
         axes.scatter(*cloud.points.T, s=4, color=cloud.color, alpha=0.25, linewidths=0, zorder=1)
-        if not own:
-            continue
-        images = cloud.side.read(cloud.rows[own])
-        # Grey images take the colour themselves; others have a frame.
-        ink, frame = (cloud.color, None) if images.shape[-1] == 1 else (INK, cloud.color)
+        images = cloud.side.read(cloud.rows[own]) if own else ()
         for image, (x, y) in zip(images, cloud.points[own].tolist(), strict=True):
-            draw_tile(axes, image, x, y, side, color=ink, frame=frame)
+            # Grey images take the colour themselves; others have a frame.
+            is_grey = image.shape[-1] == 1
+            tile = Tile(image, ink=cloud.color) if is_grey else Tile(image, cloud.color)
+            draw_tile(axes, tile, x, y, side)
     return {"variance_shares": shares.tolist(), "images_drawn": len(taken)}
 
 
@@ -184,9 +183,9 @@ def neighbours(view: View) -> Picture | None:
         tiles = [Tile(images[0], INK), Tile()]
         for image, row, right in zip(images[1:], nearest, same, strict=True):
             other = membership[row]
-            note = "" if right else short(side.label_names(other), 11)
-            if side.is_multi_label:
-                note = f"{(own & other).sum()} of {(own | other).sum()}"
+            note = f"{(own & other).sum()} of {(own | other).sum()}"
+            if not side.is_multi_label:
+                note = "" if right else short(side.label_names(other), 11)
             tiles.append(Tile(image, None if right else VERMILLION, note))
         name = short(side.label_names(own), 40)
         rows.append((textwrap.fill(name, 14, max_lines=3, placeholder=" …"), tiles))
@@ -235,7 +234,7 @@ def hard_episodes(view: View) -> Picture | None:
     colors = [CLASS_COLORS[way % len(CLASS_COLORS)] for way in range(config.ways)]
     for place, number in enumerate(hardest):
         support, query, predicted = (of[number] for of in (*episodes, predictions))
-        classes, rows = [side.images.class_names[labels[row]] for row in support[:, 0]], []
+        classes, rows = side.names_of(labels[support[:, 0]]), []
         for way, name in enumerate(classes):
             wrong = predicted[way] != way
             order = np.argsort(~wrong, kind="stable")[:_SHOWN]
@@ -251,7 +250,7 @@ def hard_episodes(view: View) -> Picture | None:
         heading = f"Episode {number}: {100 * accuracy:.0f} % of the queries right"
         draw_rows(picture.figure.add_subplot(2, 2, place + 1), rows, heading)
         drawn = {"support": support, "query": query, "predictions": predicted}
-        shown = {"number": number, "accuracy": accuracy, "classes": classes}
-        shown |= {name: np.asarray(values).tolist() for name, values in drawn.items()}
-        picture.numbers["episodes"].append(shown)
+        shown = {name: np.asarray(values).tolist() for name, values in drawn.items()}
+        found = {"number": number, "accuracy": accuracy, "classes": classes} | shown
+        picture.numbers["episodes"].append(found)
     return picture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ import matplotlib.font_manager as fonts
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
@@ -64,6 +62,8 @@ class Tile(NamedTuple):
     frame: str | None = None
     """The colour of a frame."""
     note: str = ""
+    ink: str = INK
+    """The colour of a grey image."""
 
 
 def drawn(image: np.ndarray, color: str = INK) -> np.ndarray:
@@ -74,29 +74,20 @@ def drawn(image: np.ndarray, color: str = INK) -> np.ndarray:
     return np.concatenate([np.broadcast_to(ink, (*image.shape[:2], 3)), image], axis=2)
 
 
-def draw_tile(
-    axes: Axes,
-    image: np.ndarray,
-    x: float,
-    y: float,
-    size: float = 1.0,
-    *,
-    color: str = INK,
-    frame: str | None = None,
-) -> None:
-    """Draws an image in the square with centre (x, y), with a frame of a colour if one is given.
+def draw_tile(axes: Axes, tile: Tile, x: float, y: float, size: float = 1.0) -> None:
+    """Draws the image and the frame of a tile in the square with centre (x, y).
 
     The limits of the axes must be set, and one unit of x must be as long as one of y.
     """
-    if frame is not None:
+    if tile.frame is not None:
         side = 0.94 * size
-        style: Any = {"facecolor": "white", "edgecolor": frame, "linewidth": 1.6}
-        corner = (x - side / 2, y - side / 2)
-        axes.add_patch(Rectangle(corner, side, side, zorder=3, **style))
-    edge = 0.44 * size
-    up = -edge if axes.yaxis_inverted() else edge
-    extent = (x - edge, x + edge, y - up, y + up)
-    axes.imshow(drawn(image, color), extent=extent, aspect="equal", zorder=3.1, clip_on=True)
+        style: Any = {"facecolor": "white", "edgecolor": tile.frame, "linewidth": 1.6, "zorder": 3}
+        axes.add_patch(Rectangle((x - side / 2, y - side / 2), side, side, **style))
+    if tile.image is not None:
+        edge = 0.44 * size
+        up = -edge if axes.yaxis_inverted() else edge
+        extent = (x - edge, x + edge, y - up, y + up)
+        axes.imshow(drawn(tile.image, tile.ink), extent=extent, aspect="equal", zorder=3.1)
 
 
 def draw_rows(
@@ -118,25 +109,18 @@ def draw_rows(
     for number, (name, tiles) in enumerate(rows):
         y = pitch * number + 0.5
         axes.text(room - 0.1, y, name, ha="right", va="center")
-        for column, (image, frame, note) in enumerate(tiles):
+        for column, tile in enumerate(tiles):
             x = room + column + 0.5
-            if image is not None:
-                draw_tile(axes, image, x, y, frame=frame)
-            axes.text(x, y + 0.5 + line / 2, note, size=7, ha="center", va="center", c=INK)
+            draw_tile(axes, tile, x, y)
+            axes.text(x, y + 0.5 + line / 2, tile.note, size=7, ha="center", va="center", c=INK)
 
 
 def short(name: str, characters: int) -> str:
     """A name with at most so many characters; code points for those that the font lacks."""
-    known = _characters()
-    name = "".join(c if ord(c) in known else f"U+{ord(c):04X}" for c in name)
+    font = fonts.get_font(fonts.findfont(fonts.FontProperties()))
+    name = "".join(c if font.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in name)
     name = name.replace("$", r"\$").replace("_", " ")
     return name if len(name) <= characters else name[: characters - 1] + "…"
-
-
-@cache
-def _characters() -> frozenset[int]:
-    path = fonts.findfont(fonts.FontProperties())
-    return frozenset(FT2Font(path).get_charmap())
 
 
 _PAGE = """<!DOCTYPE html>
@@ -176,23 +160,23 @@ def write_page(
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.glob("*.png"):
         stale.unlink()
-    files, sections, links = [], [], []
-    for picture in pictures:
-        file = write_picture(directory / f"{picture.name}.png", picture.figure)
-        data = base64.b64encode(file.read_bytes()).decode("ascii")
-        alt = escape(f"{picture.title}. {picture.caption}")
-        image = f'<img src="data:image/png;base64,{data}" alt="{alt}"/>'
-        files.append(file)
-        sections.append(f'<section id="{picture.name}">{image}</section>')
-        links.append(f'<a href="#{picture.name}">{escape(picture.title)}</a>')
+    files = [write_picture(directory / f"{p.name}.png", p.figure) for p in pictures]
     page = _PAGE.format(
         title=escape(title),
         summary=escape(summary),
-        links="\n".join(links),
-        sections="\n".join(sections),
+        links="\n".join(f'<a href="#{p.name}">{escape(p.title)}</a>' for p in pictures),
+        sections="\n".join(map(_section, pictures, files)),
         notes="".join(f"<li>{escape(note)}</li>" for note in notes),
         command=escape(command),
     )
-    numbers = {picture.name: picture.numbers for picture in pictures}
     written = write_atomically(directory / "index.html", page)
+    numbers = {picture.name: picture.numbers for picture in pictures}
     return [written, write_json(directory / "look.json", numbers), *files]
+
+
+def _section(picture: Picture, file: Path) -> str:
+    """A picture whose bytes are part of the text."""
+    data = base64.b64encode(file.read_bytes()).decode("ascii")
+    alt = escape(f"{picture.title}. {picture.caption}")
+    image = f'<img src="data:image/png;base64,{data}" alt="{alt}"/>'
+    return f'<section id="{picture.name}">{image}</section>'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,9 +60,13 @@ class Side(NamedTuple):
         """Whether an image has a label: bool [n, C]."""
         return class_membership(self.outputs.labels, len(self.images.class_names))
 
+    def names_of(self, classes: Iterable[int]) -> list[str]:
+        """The names of classes."""
+        return [self.images.class_names[c] for c in classes]
+
     def label_names(self, membership: np.ndarray) -> str:
         """The names of an image's labels, bool [C]."""
-        return ", ".join(self.images.class_names[c] for c in np.flatnonzero(membership))
+        return ", ".join(self.names_of(np.flatnonzero(membership)))
 
 
 class View(NamedTuple):

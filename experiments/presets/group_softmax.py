@@ -54,7 +54,6 @@ def _photographs(
     images: int,
     epochs: int,
     drops: tuple[int, ...],
-    validate: int = 5,
 ) -> Preset:
     """ResNet-50 with a row of Table B.1: the rate is divided by ten at the epochs `drops`."""
     epoch = images // _BATCH_SIZE
@@ -72,7 +71,7 @@ def _photographs(
             decay_steps=tuple(drop * epoch for drop in drops),
         ),
         steps=epochs * epoch,
-        validate_every=validate * epoch,
+        validate_every=5 * epoch,
         log_every=max(1, epoch // 10),
     )
     return Preset(description, config, _SOURCES, _DIFFERENCES)

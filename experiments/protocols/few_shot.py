@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
@@ -35,7 +37,6 @@ from experiments.evaluation.few_shot import (
     evaluate_prototypes,
     prototype_predictions,
 )
-from experiments.evaluation.retrieval import RETRIEVAL, retrieval
 from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace, split_by_span
 from experiments.protocols import integration
 from experiments.protocols.integration import IntegratedLoss, terms
@@ -44,6 +45,8 @@ from experiments.reporting.markdown import format_value
 from experiments.reporting.run import episodes_table
 
 SPLITS = ("base", "validation", "novel")
+RETRIEVAL = [Metric("recall@1"), Metric("MAP@R")]
+"""Of every image among all others of its split, by the cosine of their features."""
 
 
 @dataclass(frozen=True)
@@ -295,13 +298,17 @@ def evaluate_distances(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[
             results.append(result._asdict())
             metrics.append(own.measured(result.accuracy, result.interval))
             episodes[own.name] = accuracies.tolist()
-    metrics += measured(RETRIEVAL, retrieval(outputs.features, outputs.labels))
+    found = _retrieval(jnp.asarray(outputs.features), jnp.asarray(outputs.labels))
+    metrics += measured(RETRIEVAL, [float(found.recall[0]), float(found.map_at_r)])
     return {
         "evaluation": to_dict(evaluation),
         "results": results,
         "metrics": metrics,
         "episodes": episodes,
     }
+
+
+_retrieval = jax.jit(partial(jaxloss.retrieval_metrics, ks=(1,)))
 
 
 def _retrieval_line(metrics: list[dict[str, Any]]) -> str:
@@ -311,12 +318,11 @@ def _retrieval_line(metrics: list[dict[str, Any]]) -> str:
 
 
 def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
-    """Retrieval; the rank of the classifier, and the shares of the features' variance in it."""
-    names, values = ["recall_at_1", "map_at_r"], retrieval(outputs.features, outputs.labels)
-    if (found := _subspace(loss, outputs)) is not None:
-        names += ["classifier_rank", "variance_in_span", "class_variance_in_span"]
-        values += found[1:]
-    return dict(zip(names, values, strict=True))
+    """The rank of the classifier, and the shares of the features' variance in its span."""
+    if (found := _subspace(loss, outputs)) is None:
+        return {}
+    names = ("classifier_rank", "variance_in_span", "class_variance_in_span")
+    return dict(zip(names, found[1:], strict=True))
 
 
 def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | None:

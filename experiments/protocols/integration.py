@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -29,29 +30,16 @@ _WITH_PROXIES = ("proxy-anchor", "proxy-nca")
 """Their proxies are the kernel of the classifier, so that they are in no sum."""
 
 
-def _combined(operator: str, metrics: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{operator}{one}+{metric}" for one in others for metric in metrics)
+def _sums(classifications: Iterable[str], metrics: Iterable[str]) -> tuple[str, ...]:
+    """All sums, direct sums and spectral sums of a classification and a metric loss."""
+    operators = ("", "direct:", "spectral:")
+    parts = itertools.product(operators, classifications, metrics)
+    return tuple(f"{operator}{one}+{metric}" for operator, one, metric in parts)
 
 
-PAPER_NAMES = (
-    *(*_CLASSIFICATION, *_OF_THE_PAPER),
-    *(
-        name
-        for operator in ("", "direct:", "spectral:")
-        for name in _combined(operator, _OF_THE_PAPER, [*_CLASSIFICATION])
-    ),
-)
+PAPER_NAMES = (*_CLASSIFICATION, *_OF_THE_PAPER, *_sums(_CLASSIFICATION, _OF_THE_PAPER))
 """The losses of the paper in the order of its tables."""
-NAMES = (
-    *PAPER_NAMES,
-    *_OF_UNIT_VECTORS,
-    *(
-        name
-        for operator in ("", "direct:", "spectral:")
-        for name in _combined(operator, _OF_UNIT_VECTORS, ["sce"])
-    ),
-    *_WITH_PROXIES,
-)
+NAMES = (*PAPER_NAMES, *_OF_UNIT_VECTORS, *_sums(["sce"], _OF_UNIT_VECTORS), *_WITH_PROXIES)
 """Every loss."""
 
 if TYPE_CHECKING:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.contracts import Metric
 from experiments.reporting.markdown import (
     MISSING,
     bold,
     bullets,
-    difference_heading,
     format_difference,
     format_value,
     metric_heading,
@@ -99,7 +98,7 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
     if compares:
         above = "Difference from {} = {}".format(*grid.comparison.baseline or ())
         names = grid.differences.index.unique("metric")
-        headings = [difference_heading(grid.metrics[name]) for name in names]
+        headings = [metric_heading(grid.metrics[name], difference=True) for name in names]
         texts = _difference_texts(grid)
         lines += _tables(grid.compared, headings, texts, bold(above))
         same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
@@ -175,10 +174,10 @@ def _mean_texts(grid: Grid, *, best_in_bold: bool) -> list[str]:
     """Means ± deviations. The best values as printed may be bold, if all runs have them."""
     means: Frame = grid.means
     metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
+    complete = means["found"] == means["expected"]
     signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
     printed = [format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)]
-    score = (means["mean"].where(means["found"] == means["expected"]) * 0 + 1) * signs
-    score *= [float(text) for text in printed]
+    score: Any = (pd.Series(printed, means.index).astype(float) * signs).where(complete)
     of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
     best = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
     texts = []
@@ -233,12 +232,12 @@ def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
     yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))
 
 
-def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
+def mean_figure(grid: Grid, **texts: Any) -> Figure | None:
     """Draws the means of every metric that has values; None if there is no such metric.
 
     If the labels of the last axis are numbers, lines run along it, one for each combination of the
     other axes. Else every label of the first axis is a row, in which the combinations of the other
-    axes have marks of their own.
+    axes have marks of their own. `texts` are the title and the command.
     """
     means = grid.means
     bars = means["interval"].where(means["n"] > 2, means["deviation"])
@@ -247,7 +246,7 @@ def mean_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard deviation; "
         "for one run, the 95 % interval over its episodes."
     )
-    return _figure(grid, frame, grid.axes, metric_heading, title, caption, command)
+    return _figure(grid, frame, grid.axes, caption, **texts)
 
 
 def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
@@ -255,8 +254,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     found, baseline = grid.differences, grid.comparison.baseline
     if baseline is None or found.empty:
         return None
-    title += f": differences from {_short(baseline[0])} = "
-    title += grid.labels.get(baseline, baseline[1])
+    title += f": differences from {_short(baseline[0])} = {grid.shown(*baseline)}"
     frame = found.assign(
         bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
     )
@@ -264,7 +262,8 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
         f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
         "episodes. Filled: the interval over several pairs excludes 0."
     )
-    figure = _figure(grid, frame, grid.compared, difference_heading, title, caption, command)
+    texts: Any = {"caption": caption, "title": title, "command": command}
+    figure = _figure(grid, frame, grid.compared, difference=True, **texts)
     for panel in figure.axes if figure else ():
         line = panel.axhline if _runs_along(grid.compared[-1]) else panel.axvline
         line(0, color=INK, linewidth=0.9, zorder=1)
@@ -285,10 +284,10 @@ def _figure(
     grid: Grid,
     frame: Frame,
     axes: Sequence[Axis],
-    heading: Callable[[Metric], str],
-    title: str,
     caption: str,
-    command: str,
+    *,
+    difference: bool = False,
+    **texts: Any,
 ) -> Figure | None:
     """A panel for each metric that has values; None if there is none.
 
@@ -302,11 +301,13 @@ def _figure(
     # The same marks with and without a baseline.
     every = places([other for other in grid.axes if other.name in {v.name for v in varied}])
     series = {place: series_mark(every.index(place)) for place in places(varied)}
-    labels = [grid.labels.get((axis.name, label), label) for label in axis.labels]
-    legend = []
-    for place, mark in series.items() if len(every) > 1 else ():
-        texts = [grid.labels.get((a.name, at), at) for a, at in zip(varied, place, strict=True)]
-        legend.append(legend_handle(", ".join(texts), mark, line=along))
+    labels = [grid.shown(axis.name, label) for label in axis.labels]
+    names = [other.name for other in varied]
+    legend = [
+        legend_handle(", ".join(map(grid.shown, names, place)), mark, line=along)
+        for place, mark in series.items()
+        if len(every) > 1
+    ]
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)
     pitch = _MARK * len(series) + _BETWEEN_ROWS
@@ -315,18 +316,19 @@ def _figure(
     figure = new_figure(
         0.6 + beside + _PANEL_WIDTH * columns,
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
-        title=title,
         caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
-        command=command,
         legend=legend,
-        legend_title=", ".join(_short(other.name) for other in varied) if legend else "",
+        legend_title=", ".join(map(_short, names)) if legend else "",
+        **texts,
     )
     # Side by side around the label.
     steps = np.arange(len(series)) - (len(series) - 1) / 2
     for number, name in enumerate(metrics):
         metric = grid.metrics[name]
         panel = figure.add_subplot(rows, columns, number + 1)
-        panel.set_title(textwrap.fill(heading(metric), 40), size=LARGE)
+        panel.set_title(
+            textwrap.fill(metric_heading(metric, difference=difference), 40), size=LARGE
+        )
         panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
         style_axes(panel, grid="both" if along else "x")
         if along:

@@ -66,15 +66,10 @@ def with_unit(name: str, unit: str) -> str:
     return f"{name} ({unit})" if unit else name
 
 
-def metric_heading(metric: Metric) -> str:
-    """The name of a metric with its unit, and an arrow if lower is better."""
-    return with_unit(metric.name, metric.unit) + _direction(metric)
+def metric_heading(metric: Metric, *, difference: bool = False) -> str:
+    """The name of a metric with its unit, and an arrow if lower is better.
 
-
-def difference_heading(metric: Metric) -> str:
-    """The same of differences, whose unit is the percentage point for fractions."""
-    return with_unit(metric.name, "points" if metric.unit == "%" else "") + _direction(metric)
-
-
-def _direction(metric: Metric) -> str:
-    return " ↓" if metric.higher_is_better is False else ""
+    The unit of a difference between fractions is the percentage point.
+    """
+    unit = metric.unit.replace("%", "points") if difference else metric.unit
+    return with_unit(metric.name, unit) + (" ↓" if metric.higher_is_better is False else "")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from experiments.contracts import Metric, PairMetrics
+from experiments.contracts import Metric, PairMetrics, mean_and_interval
 
 ALL = "all"
 """The label of an option that takes everything available."""
@@ -93,6 +93,10 @@ class Grid(NamedTuple):
     labels: dict[tuple[str, str], str]
     """For the name of an axis and a label: the protocol's label, where it tells them apart."""
 
+    def shown(self, axis: str, label: str) -> str:
+        """The label of an axis, as figures show it."""
+        return self.labels.get((axis, label), label)
+
 
 def make_grid(
     axes: Sequence[Axis],
@@ -149,15 +153,18 @@ def make_grid(
     )
 
 
+def deviation(values: Sequence[float] | np.ndarray) -> float:
+    """The standard deviation of n numbers, with n − 1 degrees of freedom; NaN if n < 2."""
+    return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
 def interval(values: Sequence[float] | np.ndarray) -> float:
-    """Half the width of the 95 % confidence interval of the mean of n independent numbers.
+    """Half the width of the 95 % confidence interval of the mean of n repetitions, as of seeds.
 
     By Student's t with n − 1 degrees of freedom; NaN if n < 2.
     """
-    if len(values) < 2:
-        return math.nan
     quantile = float(scipy.stats.t.ppf(0.975, len(values) - 1))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return quantile * deviation(values) / math.sqrt(len(values))
 
 
 def places(axes: Sequence[Axis]) -> list[Place]:
@@ -177,21 +184,20 @@ def _choose(
     tried, names = [*comparison.choose], [axis.name for axis in axes]
     if not tried:
         return runs, []
-    table: Frame = pd.DataFrame([run.place for run in runs], columns=names)
-    table["seed"] = [run.report["seed"] for run in runs]
-    table["run"] = pd.Series([*runs], dtype=object)
+    table: Frame = pd.DataFrame([run.place for run in runs], columns=names).assign(
+        seed=[run.report["seed"] for run in runs],
+        run=pd.Series([*runs], dtype=object),
+        validation=[run.measured.get(VALIDATION, {}).get("value", -math.inf) for run in runs],
+    )
     table["label"] = table[tried].agg(", ".join, axis=1)
-    failed = {"value": -math.inf}
-    table["validation"] = [run.measured.get(VALIDATION, failed)["value"] for run in runs]
     rest = [name for name in names if name not in tried]
     repetition = [name for name in (*rest, "seed") if name in (comparison.pairs_over, "seed")]
     kept, choices = [], []
     for place, found in table.groupby([n for n in rest if n not in repetition], sort=False):
         compared = found.pivot(index=repetition, columns="label", values="validation").dropna()
-        known = compared.where(compared > -math.inf)
-        order = pd.DataFrame({"count": known.count(), "mean": known.mean()})
-        label = order.sort_values(["count", "mean"], ascending=False, kind="stable").index[0]
-        choices.append({"place": place, "label": label if known.count().any() else "none"})
+        known = compared.where(compared > -math.inf).agg(["count", "mean"]).T
+        label = known.sort_values(["count", "mean"], ascending=False, kind="stable").index[0]
+        choices.append({"place": place, "label": label if known["count"].any() else "none"})
         of_label = found[found["label"] == label]
         at_places = of_label[rest].itertuples(index=False, name=None)
         kept += [run._replace(place=at) for run, at in zip(of_label["run"], at_places, strict=True)]
@@ -210,45 +216,38 @@ def _values(
     The columns are the `value`, its `own` interval over episodes, whether the run `diverged`, and
     `difference` and `own_difference`, the same of the pair with the run of the baseline.
     """
+    names = [*(axis.name for axis in axes), "seed"]
     finished: dict[tuple[Any, ...], Run] = {(*r.place, r.report["seed"]): r for r in runs}
-    columns = [*(axis.name for axis in axes), "seed"]
     rows = []
-    for place, seed in itertools.product(places(axes), sorted({key[-1] for key in finished})):
-        row = dict(zip(columns, (*place, seed), strict=True))
-        run, other = finished.get((*place, seed)), None
+    for place, run in finished.items():
+        row, other = dict(zip(names, place, strict=True)), None
         if baseline and row[baseline[0]] != baseline[1]:
             other = finished.get(tuple((row | dict([baseline])).values()))
-        ours, theirs = (r.measured if r else {} for r in (run, other))
-        if pair_metrics and run and other and ours and theirs:
+        ours, theirs = run.measured, other.measured if other else {}
+        if pair_metrics and other and ours and theirs:
             of_pair = pair_metrics.measure(run.report, other.report)
             ours |= {value["name"]: value for value in of_pair}
-        row["diverged"] = run and "diverged" in run.report
+        row["diverged"] = "diverged" in run.report
         for name in metrics:
             value, of_baseline = ours.get(name, {}), theirs.get(name, {})
-            rows.append(
-                row
-                | {
-                    "metric": name,
-                    "value": value.get("value"),
-                    "own": value.get("interval"),
-                    "baseline": of_baseline.get("value"),
-                    "own_difference": _episode_interval(run, other, name),
-                }
-            )
-    numbers = ("value", "own", "diverged", "baseline", "own_difference")
-    frame: Frame = pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))
+            found = {key: value.get(of) for key, of in (("value", "value"), ("own", "interval"))}
+            own_difference = _episode_interval(run, other, name) if other else None
+            found |= {"baseline": of_baseline.get("value"), "own_difference": own_difference}
+            rows.append(row | {"metric": name} | found)
+    every = [*(axis.labels for axis in axes), sorted({key[-1] for key in finished}), metrics]
+    index = pd.MultiIndex.from_product(every, names=[*names, "metric"])
+    frame: Frame = pd.DataFrame(rows).set_index(index.names).astype(float).reindex(index)
     return frame.assign(difference=frame["value"] - frame["baseline"])
 
 
-def _episode_interval(run: Run | None, baseline: Run | None, metric: str) -> float:
+def _episode_interval(run: Run, baseline: Run, metric: str) -> float:
     """Of the differences in single episodes; NaN unless the episodes of both are the same."""
-    if run is None or baseline is None:
-        return math.nan
-    ours, theirs = (np.asarray(r.episodes.get(metric, ()), float) for r in (run, baseline))
+    ours, theirs = (np.asarray(of.episodes.get(metric, ()), float) for of in (run, baseline))
     lists, others = (
-        {result.get("hash") for result in r.report.get("results", ())} for r in (run, baseline)
+        {result.get("hash") for result in of.report.get("results", ())} for of in (run, baseline)
     )
-    return interval(ours - theirs) if len(ours) == len(theirs) and lists == others else math.nan
+    same = len(ours) == len(theirs) > 0 and lists == others
+    return mean_and_interval(ours - theirs)[1] if same else math.nan
 
 
 def _summary(values: Frame, metrics: Iterable[str], axes: Sequence[Axis], unit: str) -> Frame:
@@ -270,9 +269,8 @@ def _summary(values: Frame, metrics: Iterable[str], axes: Sequence[Axis], unit: 
     # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
     known = values.dropna(subset="value").groupby([*keys, unit], sort=False)["value"]
     over = known.agg(statistics.fmean).groupby(keys)
-    repetitions = over.agg(values=list, n="size", mean=statistics.fmean, interval=interval)
-    repetitions["deviation"] = over.agg(
-        lambda of: statistics.stdev(of) if len(of) > 1 else math.nan
+    repetitions = over.agg(
+        values=list, n="size", mean=statistics.fmean, interval=interval, deviation=deviation
     )
     frame: Frame = runs.join(repetitions).reindex(index)
     return frame.fillna({"n": 0, "diverged": 0}).astype({"n": int, "diverged": bool})

@@ -5,14 +5,13 @@ One configuration owns it, and one command at a time trains in it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -20,7 +19,7 @@ import tensorboardX
 from tqdm import tqdm
 
 from experiments.config import by_name, differences
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ExperimentError
 from experiments.processes import is_first
 from experiments.storage import exclusive, is_remote, write_atomically, write_json
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
@@ -93,20 +92,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-@contextlib.contextmanager
-def exclusive_run(directory: Path) -> Iterator[None]:
+def exclusive_run(directory: Path) -> AbstractContextManager[None]:
     """Keeps other commands from training in a directory: they raise a `ConfigError`.
 
     With several processes, the first one alone enters it. On an object store, it does nothing.
     """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(exclusive(directory / ".lock", wait=False))
-        except BlockingIOError:
-            raise ConfigError(
-                f"another process is training in {directory}; wait for it, or stop it first"
-            ) from None
-        yield
+    busy = f"another process is training in {directory}; wait for it, or stop it first"
+    return exclusive(directory / ".lock", busy=busy)
 
 
 class Validation(NamedTuple):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from experiments.contracts import mean_and_interval
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
@@ -12,7 +13,6 @@ from experiments.evaluation.few_shot import (
     EpisodeResult,
     accuracies_of,
     evaluate_prototypes,
-    mean_and_interval,
     prototype_predictions,
 )
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments.contracts import mean_and_interval
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, support_orders
-from experiments.evaluation.few_shot import EpisodeConfig, accuracies_of, mean_and_interval
+from experiments.evaluation.few_shot import EpisodeConfig, accuracies_of
 from experiments.evaluation.fine_tuning import (
     FineTuning,
     evaluate_fine_tuning,

@@ -50,7 +50,7 @@ def prepare(
     cls.check_source(cls.search_path(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / ".lock", wait=True):
+    with exclusive(folder / ".lock"):
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
