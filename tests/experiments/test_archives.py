@@ -13,7 +13,6 @@ import pytest
 from numpy._core import multiarray, numeric
 from scipy.io import savemat
 
-from experiments.data.builders import archives
 from experiments.data.builders.archives import (
     DamagedArchiveError,
     UnsafeArchiveError,
@@ -175,19 +174,6 @@ def test_a_damaged_zip_of_torch_is_reported(tmp_path):
     path.write_bytes(content.replace(b"PK\x01\x02", b"PK\x01\x00"))
     with pytest.raises(DamagedArchiveError, match=r"cats\.pth is not a readable zip"):
         load_torch_list(path)
-
-
-def test_too_little_memory_is_not_called_damage(tmp_path, monkeypatch):
-    def fails(*_: object, **__: object):
-        raise MemoryError
-
-    path = tmp_path / "file"
-    path.write_bytes(pickle.dumps([1]))
-    monkeypatch.setattr(archives, "_plain", fails)
-    monkeypatch.setattr("scipy.io.loadmat", fails)
-    for load in (load_pickle, load_mat):
-        with pytest.raises(MemoryError):
-            load(path)
 
 
 # --- MATLAB -------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from experiments.data import augment as module
 from experiments.data.augment import (
     check_data_options,
     erased_box,
-    random_resized_crop,
     resize_and_center_crop,
     seen_shape,
 )
@@ -152,20 +151,6 @@ def test_images_are_seen_in_the_size_that_was_asked_for(resize):
     np.testing.assert_allclose(found, expected, atol=1e-5)
     padded = jax.eval_shape(partial(augment, config=replace(config, pad=2)), images, keys)
     assert padded.shape == (3, *seen_shape((20, 30, 3), config)) == (3, 8, 8, 3)
-
-
-@pytest.mark.parametrize(("image_size", "shape"), [(0, (20, 30)), (7, (7, 7))])
-def test_random_resized_crops_have_the_size_that_a_model_sees(image_size, shape):
-    images, keys = images_of(6, (20, 30, 3)), keys_of(6)
-    config = replace(PLAIN, image_size=image_size, crop_scale=(0.2, 0.5), crop_ratio=(0.5, 2.0))
-
-    def crop(image, key):
-        key = jax.random.split(key, 3)[0]
-        return random_resized_crop(image, key, shape, scale=(0.2, 0.5), ratio=(0.5, 2.0))
-
-    found = augment(images, keys, config)
-    assert found.shape == (6, *shape, 3)
-    np.testing.assert_allclose(found, jax.jit(jax.vmap(crop))(images, keys) / 255, atol=1e-5)
 
 
 def test_erased_boxes_have_the_distribution_of_torchvision():

@@ -203,18 +203,6 @@ def test_the_licences_are_those_of_the_file():
 # --- Status -------------------------------------------------------------------------------------
 
 
-def test_status_of_every_set(dirs):
-    status = {s.name: s for s in builders.dataset_status(**dirs)}
-    assert list(status) == list(builders.BUILDERS)
-    assert not any(s.ready for s in status.values())
-    assert status["icons"].missing == ""
-    assert "prepared on first use" in str(status["icons"])
-    assert status["cub_fewshot"].classes == {"base": 100, "validation": 50, "novel": 50}
-    assert "CUB_200_2011.tgz" in str(status["cub_fewshot"])
-    assert status["cub_fewshot"].found == ()
-    assert not dirs["data_dir"].exists()
-
-
 def test_status_follows_the_data(dirs):
     fake_archives.cub_archive(dirs["manual_dir"])
     before = builders.describe("cub_fewshot", **dirs)
@@ -229,8 +217,3 @@ def test_status_follows_the_data(dirs):
     assert after.state == "prepared"
     assert after.location.is_dir()
     assert f"prepared in {after.location}" in str(after)
-
-
-def test_unknown_names_are_answered_with_the_known_ones(dirs):
-    with pytest.raises(ValueError, match="no data set 'omniglot'; available: icons, kanji, kanji_"):
-        load_split("omniglot", "base", **dirs)

@@ -13,14 +13,12 @@ from annotated_types import BaseMetadata, Gt, Le
 from experiments.config import (
     Count,
     ModelConfig,
-    OptimizerConfig,
     Positive,
     Ratio,
     Seed,
     Share,
     check_config,
     from_dict,
-    option_types,
     replace_option,
     to_dict,
 )
@@ -155,16 +153,3 @@ def test_a_run_without_a_known_protocol_is_refused():
     # A run of one protocol is none of another.
     with pytest.raises(ConfigError, match=r"GroupSoftmaxConfig\): unknown keys \['evaluation'\]"):
         config_from_dict(config_to_dict(FewShotConfig()) | {"protocol": "group-softmax"})
-
-
-def test_every_option_has_a_name_and_a_type():
-    types = option_types(GroupSoftmaxConfig())
-    assert types["steps"] is int
-    assert "preset" not in types  # It names the preset; it is not for the command line.
-    assert types["optimizer.decay_steps"] == tuple[int, ...]
-    assert types["data.imbalance"] is float
-    assert typing.get_args(types["loss.name"]) == ("softmax", "tight", "loose")
-    assert not {"protocol", "data", "loss"} & types.keys()
-    sections = {name.partition(".")[0] for name in types if "." in name}
-    assert sections == {"data", "sampling", "model", "loss", "optimizer"}
-    assert {f"optimizer.{f.name}" for f in dataclasses.fields(OptimizerConfig)} <= types.keys()

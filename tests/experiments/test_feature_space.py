@@ -38,11 +38,6 @@ def test_axes_are_those_of_the_singular_value_decomposition():
     assert (projection.axes.max(0) == abs(projection.axes).max(0)).all()
 
 
-def test_shares_of_constant_features_are_zero():
-    projection = principal_axes(FEATURES)
-    assert projection.shares(np.ones((3, 6))).tolist() == [0, 0]
-
-
 def test_class_means_and_their_cosines_are_those_of_a_loop():
     units = np.stack([x / np.sqrt((x**2).sum()) for x in FEATURES])
     for labels, count in ((LABELS, 5), (MULTI, 4)):

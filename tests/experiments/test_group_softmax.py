@@ -145,24 +145,6 @@ def test_labels_tell_what_is_minimised(options, label):
     assert group_softmax.build(config).description == {"label": label}
 
 
-def test_the_description_has_the_options_of_the_data_that_differ_from_all_images():
-    data = ClassificationData(
-        classes=9,
-        samples_per_class=4,
-        subset_seed=2,
-        imbalance=0.5,
-        tail_from="mean",
-        holdout=0.1,
-        mixup=1,
-    )
-    description = group_softmax.build(GroupSoftmaxConfig(data=data)).description
-    assert description == {
-        "label": "Type II, G = 4",
-        **{"classes": 9, "samples_per_class": 4, "subset_seed": 2},
-        **{"imbalance": 0.5, "tail_from": "mean", "holdout": 0.1, "mixup": 1},
-    }
-
-
 def test_more_groups_than_features_are_refused():
     protocol = group_softmax.build(GroupSoftmaxConfig(loss=GroupLoss(num_groups=5)))
     protocol.check_options(5)

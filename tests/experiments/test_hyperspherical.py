@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,13 +218,6 @@ def test_the_first_assignment_depends_on_the_seed_alone_and_static_keeps_it():
     assert loss.objective_state is state
 
 
-@pytest.mark.parametrize(("num_epochs", "places"), [(0, 1), (1, 1), (5, 5)])
-def test_the_state_has_a_place_for_every_epoch(num_epochs, places):
-    state = build(num_epochs=num_epochs, name="dynamic").init_state()
-    assert state["reassigned"].tolist() == [-1] * places
-    assert state["alignment"].shape == (places,)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, folders) -> Path:
     """A run that nothing stopped: 2 epochs and 2 steps."""
@@ -264,19 +256,6 @@ def test_the_report_states_how_the_assignment_changed(whole, folders):
     np.testing.assert_allclose(
         report["assignment"]["alignment"], [row["alignment"] for row in logged], rtol=1e-6
     )
-
-
-def test_the_report_of_a_long_tail_has_head_medium_and_tail(whole):
-    report = json.loads((whole / "report.json").read_text())
-    assert report["label"] == "Dynamic assignment, dot regression"
-    assert report["imbalance"] == 0.05
-    assert report["train_samples"] == COUNTS.sum()
-    names = ["error", "accuracy", "calibration error"]
-    names += ["class mean accuracy", "head accuracy", "medium accuracy", "tail accuracy"]
-    assert [metric["name"] for metric in report["metrics"]] == names
-    better = [metric["name"] for metric in report["metrics"] if metric["higher_is_better"]]
-    assert better == [name for name in names if "error" not in name]
-    assert [metric.name for metric in hyperspherical.build(TINY).metrics] == names
 
 
 @pytest.mark.parametrize("name", ["dynamic", "fixed-ce", "softmax", "cosine-softmax"])

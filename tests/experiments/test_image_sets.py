@@ -423,11 +423,6 @@ def test_a_set_may_be_had_in_several_sizes(folders):
     assert (folders["data_dir"] / "food101_at_16").is_dir()
 
 
-def test_few_shot_photographs_may_be_had_larger(folders):
-    few.cub_folder(folders["manual_dir"])
-    assert load_split("cub_fewshot@100", "novel", **folders).images.shape[1:] == (100, 200, 3)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -457,14 +452,6 @@ def test_splits_may_be_joined(folders):
     assert isinstance(apart.images, RecordImages)
     two = np.array([6, 3])
     np.testing.assert_array_equal(apart.images[two].pixels, joined.images[two].pixels)
-
-
-def test_splits_of_many_labels_may_be_joined(folders):
-    expected = many.voc2007_annotations(folders["manual_dir"]).splits
-    joined = load_split("voc2007@16", "train+validation", **folders)
-    images = expected["train"] + expected["validation"]
-    np.testing.assert_array_equal(joined.labels, [targets for _, targets in images])
-    check_colours(joined.images, [colour for colour, _ in images], exact=False)
 
 
 def test_classes_of_joined_few_shot_splits_follow_each_other(folders):

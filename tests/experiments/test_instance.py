@@ -61,4 +61,3 @@ def test_a_run_on_a_mesh_from_the_command_line(tmp_path, folders, capsys):
     assert names[:2] == ["1-shot accuracy", "5-shot accuracy"]
     assert main(["evaluate", str(tmp_path / "run"), "--split", "base"]) == 2
     assert "5 ways, 1 shots and 15 queries" in capsys.readouterr().err
-    assert main(["look", str(tmp_path / "run")]) == 0

@@ -118,18 +118,6 @@ def test_labels_tell_the_losses_apart(name, label):
     assert NAMES[:16] == integration.PAPER_NAMES
 
 
-def test_the_notation_explains_the_labels_that_are_used():
-    options = IntegratedLoss(power=0.25)
-    assert integration.notation(["bce+proto", "proto"], options) == [
-        "BCE: sigmoid cross-entropy.",
-        "Proto: prototypical loss.",
-        "A+B: sum of two losses on the same features.",
-    ]
-    every = integration.notation(NAMES, options)
-    assert [line.partition(": ")[0] for line in every[-3:]] == ["A+B", "A⊕B", "A⊕̃B"]
-    assert every[-1].endswith("p = 0.25.")
-
-
 @pytest.mark.parametrize(
     ("name", "has_accuracy"), [("sce", True), ("nca", False), ("spectral:bce+proto", True)]
 )

@@ -93,15 +93,6 @@ def test_characters_with_their_components(package, tmp_path):
     assert builders.is_multi_label("kanji")
 
 
-def test_a_character_stays_in_its_split(package, tmp_path):
-    before = load_split("kanji", "train", data_dir=tmp_path / "before")
-    for character in "晶森昌":
-        _write(package, character, "日木")
-    after = load_split("kanji", "train", data_dir=tmp_path / "after")
-    chosen = [c for c in "晶森昌" if kanji._tenth(c) in kanji._SPLITS["train"]]
-    assert len(after.labels) == len(before.labels) + len(chosen)
-
-
 def test_another_size_is_drawn_not_resized(package, tmp_path):
     images = load_split("kanji@109", "train", data_dir=tmp_path).images
     assert images.shape[1:] == (109, 109, 1)
@@ -189,11 +180,6 @@ def _members():
     splits = kanji._read_radicals(48).values()
     classes = [of for split in splits for of in split.classes.items()]
     return {name: [chr(int(path.stem, 16)) for path in paths] for name, paths in classes}
-
-
-def test_a_radical_of_few_characters_is_no_class(radicals, monkeypatch):
-    monkeypatch.setattr(kanji, "_MIN_RADICAL", 3)
-    assert _members().keys() == {"木"}
 
 
 # --- Paths --------------------------------------------------------------------------------------

@@ -36,9 +36,9 @@ def test_mixup_is_its_formula():
         np.testing.assert_array_equal(mixed.other_labels, labels[::-1])
 
 
-@pytest.mark.parametrize("beta", [1.0, 0.2])
-def test_shares_of_mixup_have_the_beta_distribution(beta):
+def test_shares_of_mixup_have_the_beta_distribution():
     """Its larger half, against NumPy."""
+    beta = 0.2
     keys = jax.random.split(jax.random.key(0), 3000)
     batch = with_partners(*batch_of(2))
     draw = jax.jit(jax.vmap(lambda key: mixup(*batch, key, beta).share))

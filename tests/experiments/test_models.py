@@ -215,7 +215,7 @@ def make_step(model, axis_name):
     return step, params, rest
 
 
-@pytest.mark.parametrize("backbone", ["conv4", "resnet12", "resnet50", "wrn28"])
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12", "wrn28"])
 def test_four_devices_equal_one(backbone):
     assert jax.device_count() >= 4
     # 48 pixels leave 6×6 and 3×3 positions to the two DropBlocks.
@@ -239,12 +239,6 @@ def test_four_devices_equal_one(backbone):
     chex.assert_trees_all_close(
         jax.tree.leaves(found), jax.tree.leaves(expected), rtol=2e-4, atol=2e-6
     )
-
-    # Without the axis the statistics are those of a device, and the values differ.
-    step, params, rest = make_step(build(config, shape), "data")
-    alone = jax.pmap(step, "data", in_axes=(None, None, 0, 0), devices=jax.devices()[:4])
-    value = alone(params, rest, images.reshape(4, 2, *shape), keys.reshape(4, 2))[0]
-    assert abs(float(value[0] - expected[0])) > 1e-3 * abs(float(expected[0]))
 
 
 @pytest.mark.parametrize(
@@ -323,41 +317,6 @@ def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate
     chex.assert_trees_all_equal(
         drop_after_block(x, keys, None, ModelConfig(), number=5, stages_after=0), x
     )
-
-
-@pytest.mark.parametrize("backbone", ["resnet12", "resnet18"])
-def test_a_rising_rate_needs_the_step_and_starts_at_nothing(backbone):
-    config = ModelConfig(backbone, WIDTHS, "mean", drop_block=0.3)
-    rising = replace(config, drop_block_size=3, drop_block_steps=10)
-    images, keys = images_of(2, (64, 64, 3)), jax.random.split(jax.random.key(2), 2)
-
-    def features(config, step):
-        model = build(config, (64, 64, 3))
-        graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-
-        @jax.jit
-        def run(step):
-            copy = nnx.merge(graphdef, params, rest, copy=True)
-            return copy(images, train=True, keys=keys, step=step)
-
-        return run(step)
-
-    plain, step = features(replace(config, drop_block=0.0), jnp.array(7)), jnp.array(0)
-    chex.assert_trees_all_close(features(rising, step), plain, rtol=1e-5)
-    full = features(replace(config, drop_block_size=3), step)
-    chex.assert_trees_all_close(features(rising, jnp.array(10)), full, rtol=1e-5)
-    assert bool((full != plain).any())
-
-
-@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
-def test_bfloat16_computes_near_float32(backbone):
-    full = replace(SMALL[backbone], pooling="mean")
-    images = images_of(8)
-    features = apply(build(replace(full, dtype="bfloat16")), images, train=True)
-    expected = apply(build(full), images, train=True)
-    chex.assert_type(features, jnp.float32)
-    np.testing.assert_allclose(features, expected, atol=0.1)
-    assert bool((features != expected).any())
 
 
 @pytest.mark.parametrize("backbone", [name for name in SMALL if name != "swin"])

@@ -17,7 +17,7 @@ from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem
 from experiments.data.pipeline import class_counts, load_split
-from experiments.data.sampling import episodes_hash, evaluation_episodes
+from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import prototype_predictions
 from experiments.evaluation.fine_tuning import (
@@ -175,23 +175,6 @@ def test_the_last_checkpoint_is_reported_too(trained, folders):
         assert sentence in "\n".join(report_lines(negative_margin.build(TINY), given))
 
 
-def test_the_report_names_its_episodes(trained, folders):
-    report = json.loads((trained / "report.json").read_text())
-    novel = load_split("icons", "novel", data_dir=folders.data_dir).labels
-    episodes = evaluation_episodes(novel, num_episodes=8, ways=3, shots=2, queries=4, seed=0)
-    result, hashed = report["results"][0], episodes_hash(episodes)
-    assert result["hash"] == hashed
-    text = (trained / "report.md").read_text()
-    accuracy, interval = f"{100 * result['accuracy']:.2f}", f"± {100 * result['interval']:.2f}"
-    assert ["novel", "2", accuracy, interval, "8", hashed] in rows(text)
-    assert "3 passes of fine-tuning a cosine classifier" in text
-    compact = f"{report['same_class_share']['novel']:.3f}"
-    for split, share in (("novel", compact), ("base", "–")):
-        scatter = report["discriminability"][split]
-        numbers = [f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio")]
-        assert [split, *numbers, share] in rows(text)
-
-
 def random_scatters(rng: np.random.Generator, *, apart: float) -> dict[str, dict[str, float]]:
     """Of base and novel classes; D_intra of base classes is `apart` of their D_inter."""
     inter, novel_inter = rng.uniform(0.4, 0.6, 2)
@@ -241,16 +224,6 @@ def test_a_share_and_its_bound_need_base_classes_that_are_apart():
     assert bounds(apart, apart) == {"novel": None}
 
 
-def test_bounds_can_be_shown_in_a_grid_with_a_baseline():
-    pair_metrics = plan_run(TINY).protocol.pair_metrics
-    assert pair_metrics is not None
-    rng = np.random.default_rng(3)
-    pair = [{"discriminability": random_scatters(rng, apart=a)} for a in (0.7, 0.5)]
-    (bound,) = pair_metrics.measure(*pair)
-    assert pair_metrics.metrics[0].measured(bound["value"]) == bound
-    assert bound["name"] == "novel P^s bound"
-
-
 def random_outputs() -> Outputs:
     """Of 80 images of 4 classes, with features of all lengths."""
     rng = np.random.default_rng(2)
@@ -295,13 +268,6 @@ def rows(text: str) -> list[list[str]]:
     """The cells of all rows of Markdown tables."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line] for line in lines]
-
-
-def test_episodes_can_take_another_classifier_than_the_training():
-    config = NegativeMarginConfig(
-        loss=MarginLoss(name="softmax"), evaluation=MarginEvaluation(classifier="cosine")
-    )
-    assert negative_margin.build(config).description["evaluation"]["classifier"] == "cosine"
 
 
 @pytest.mark.parametrize(
@@ -349,21 +315,6 @@ def evaluate(trained, folders, capsys):
     return run
 
 
-def test_evaluate_takes_every_option_of_the_evaluation(trained, folders, evaluate):
-    evaluate("--fine-tuning.margin", "0.4", "--evaluation.shots", "3", "2")
-    (written,) = trained.glob("evaluation-*.json")
-    assert written.name.endswith(",evaluation.shots=3+2,fine_tuning.margin=0.4.json")
-    report = json.loads(written.read_text())
-    expected = evaluate_fine_tuning(
-        *outputs_on(trained, folders, "validation"),
-        config=dataclasses.replace(EVALUATION, shots=(3, 2)),
-        settings=FineTuning(passes=3, margin=0.4),
-    )
-    assert report["results"] == [{"split": "validation"} | own._asdict() for own, _ in expected]
-    kinds = ["3-shot", "2-shot", "discriminability", "D_intra", "D_inter"]
-    assert [metric["name"] for metric in report["metrics"]] == [f"validation {k}" for k in kinds]
-
-
 def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     trained, folders, evaluate, monkeypatch
 ):
@@ -405,16 +356,6 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     by_episode = of_margin[0] - of_margin[1]
     assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=1e-6)
     assert difference["own"] == pytest.approx(interval(by_episode))
-
-
-def test_evaluations_with_metrics_of_their_own_are_in_one_table(evaluate):
-    over = ["--over", "evaluation.shots=2,3+1", "--evaluation.episodes", "8"]
-    header, _, two, three = rows(evaluate(*over))[:4]
-    shots = [header.index(f"validation {n}-shot (%)") for n in (2, 3, 1)]
-    assert [two[n] == "–" for n in shots] == [False, True, True]
-    assert [three[n] == "–" for n in shots] == [True, False, False]
-    evaluate(*over, "--metrics", "validation 3-shot")
-    assert "validation 2-shot" in evaluate(*over, "--metrics", "novel 3-shot", status=2)
 
 
 def contents(*parts) -> list[bytes]:
@@ -488,21 +429,6 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)
     np.testing.assert_array_equal(trained.labels, base.labels)
     assert "held-out" not in margin_data.class_counts(plain, imagenets)
-
-
-@pytest.mark.parametrize(
-    ("data", "split", "sentence"),
-    [
-        (MarginData(base_test="imagenet"), "held-out", "test images of imagenet."),
-        (MarginData(holdout=0.3), "held-out", "held out from training."),
-        (MarginData(), "base", "training images."),
-    ],
-)
-def test_evaluation_takes_the_other_images(data, split, sentence):
-    protocol = negative_margin.build(dataclasses.replace(TINY, data=data))
-    results = protocol.evaluate("base", {split: random_outputs()}.__getitem__)
-    lines = protocol.report(protocol.description | {"data": "icons"} | results)
-    assert lines[-1].endswith(f": {sentence}")
 
 
 def test_other_images_must_have_all_base_classes(imagenets):

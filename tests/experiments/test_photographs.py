@@ -109,14 +109,6 @@ def test_the_test_transform_sees_the_marks_that_the_papers_sees(prepared, preset
     assert tuple(np.array(BORDERS)[seen]) == visible
 
 
-def test_without_an_image_size_the_centre_square_is_seen(prepared):
-    images = load_split("food101@32", "test", **prepared).images
-    config = DataConfig(mean=(0.0,), std=(1.0,), pad=2)
-    keys = jax.random.split(jax.random.key(0), len(images))
-    for views in (normalize(images, config), augment(images, keys, config)):
-        assert views.shape == (12, *module.seen_shape(builders.image_shape("food101@32"), config))
-
-
 def test_photographs_are_stored_whole(prepared):
     """And read alike from memory and from records."""
     stored = load_split("food101@32", "test", **prepared)

@@ -25,19 +25,6 @@ from experiments.protocols import PROTOCOLS, build_protocol
 from tests.experiments.test_settings import PUBLISHED
 
 
-def test_the_evaluation_of_icons_margin_is_the_papers_but_for_its_validations():
-    config: Any = PRESETS["icons-margin"].config
-    tuning, episodes = config.fine_tuning, config.evaluation
-    assert (episodes.ways, episodes.shots, episodes.queries) == (5, (1, 5), 16)
-    assert episodes.episodes == 600
-    assert (tuning.passes, tuning.batch_size, tuning.learning_rate) == (100, 4, 0.01)
-    assert (tuning.momentum, tuning.dampening, tuning.weight_decay) == (0.9, 0.9, 1e-3)
-    assert (episodes.classifier, tuning.scale) == ("same", 5.0)
-    # Validations take the nearest prototype by the cosine.
-    assert (episodes.selection, episodes.validation_shots) == ("nearest", 1)
-    assert (episodes.validation_episodes, episodes.validation_distance) == (500, "cosine")
-
-
 @pytest.mark.parametrize("name", [n for n in negative_margin.PRESETS if n != "icons-margin"])
 def test_the_scale_of_negative_margins_is_the_papers(name):
     softmax = 10 if "resnet12" in name else 5
@@ -108,11 +95,6 @@ def plan_ends(config, over):
     cells = grid.make_cells(config, over, [0], Path("root"))
     for cell in (cells[0], cells[-1]):
         plan_run(cell.config)
-
-
-def test_two_way_temperatures_of_kanji_are_the_papers():
-    loss: Any = PRESETS["kanji"].config.loss
-    assert (loss.positive_temperature, loss.negative_temperature) == (4.0, 1.0)
 
 
 class Frozen(NamedTuple):

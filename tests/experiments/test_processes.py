@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from experiments.assembly import plan_run
-from experiments.config import differences
 from experiments.errors import ConfigError
 from experiments.processes import agree, check_shared, from_first, initialize, on_first
 from experiments.runs import complete_run, train_run
@@ -283,18 +282,6 @@ def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders,
     assert processes[1].returncode not in (0, 2, None)
 
 
-@pytest.mark.long
-def test_where_all_refuse_all_end_with_status_2(tmp_path, compilation_cache):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import jax\nfrom experiments.processes import agree, run_together\n"
-        "run_together(lambda: agree('options', {'seed': jax.process_index()}) or 0)\n"
-    )
-    with start([[str(program)]] * 2, compilation_cache) as processes:
-        outputs = finish(processes, 2)
-    assert all("error: the processes differ in options" in output for output in outputs)
-
-
 @pytest.mark.parametrize("name", ["JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"])
 def test_an_address_without_a_port_is_refused(monkeypatch, name):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "machine0:8476")
@@ -309,14 +296,3 @@ def test_one_process_needs_no_others(tmp_path):
     tree = {"a": np.arange(3)}
     assert on_first(lambda: tree) is tree
     assert from_first(tree["a"]) is tree["a"]
-
-
-def test_differences_between_configurations():
-    first = {"seed": 0, "steps": 3, "name": "a"}
-    assert differences(first, dict(first)) == []
-    second = {"seed": 0, "steps": 4, "rate": None}
-    assert differences(first, second) == [
-        "  steps: 3 -> 4",
-        "  name: 'a' -> (absent)",
-        "  rate: (absent) -> None",
-    ]

@@ -20,9 +20,6 @@ PUBLISHED = (
     | multi_label.PUBLISHED
     | negative_margin.PUBLISHED
 )
-CHOSEN = few_shot.CHOSEN | group_softmax.CHOSEN | hyperspherical.CHOSEN | multi_label.CHOSEN
-DEVIATIONS = few_shot.DEVIATIONS | hyperspherical.DEVIATIONS | multi_label.DEVIATIONS
-
 _OF_SGD = ("optimizer.momentum", "optimizer.nesterov")
 _OF_EPISODES = ("ways", "shots", "queries", "episodes")
 _OF_VALIDATIONS = ("validation_episodes", "validation_distance")
@@ -76,12 +73,6 @@ def test_settings_are_the_published_ones(name):
     assert settings_of(name, PUBLISHED[name]) == approximately(PUBLISHED[name])
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_our_choices_stay(name):
-    assert settings_of(name, CHOSEN[name]) == approximately(CHOSEN[name])
-    assert {PRESETS[name].sources[option] for option in CHOSEN[name]} == {OURS}
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_setting_has_a_source(name):
     config, sources = PRESETS[name].config, PRESETS[name].sources
@@ -100,15 +91,6 @@ def test_settings_with_a_published_source_are_the_published_settings(name):
     sources = PRESETS[name].sources
     published = {option for option in sources if sources[option] not in (OURS, DIFFERS)}
     assert published == PUBLISHED[name].keys() - {*NEVER_SOURCED}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_settings_that_differ_from_the_published_ones_are_listed(name):
-    config, sources = PRESETS[name].config, PRESETS[name].sources
-    deviations = DEVIATIONS.get(name, {})
-    assert {option for option in sources if sources[option] == DIFFERS} == deviations.keys()
-    for option, (published, ours) in deviations.items():
-        assert get_option(config, option) == ours != published
 
 
 def test_only_presets_on_embedded_data_are_without_published_settings():

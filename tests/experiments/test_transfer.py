@@ -273,12 +273,6 @@ def test_what_cannot_be_evaluated_is_refused(run, request, options, message):
         evaluate_run_linear(restore_run(run[0]), run[1], data)
 
 
-def test_a_model_that_resizes_keeps_its_way(run, other):
-    trained_with = restore_run(run[0]).plan.config.data
-    data = dataclasses.replace(trained_with, image_size=32, resize=36)
-    assert transfer._preparation(data, "drawings", (32, 32, 1)) == data
-
-
 ACCURACIES = {"sce": (0.5, 0.6), "bce": (0.7, 0.65)}
 """Of seeds 0 and 1."""
 

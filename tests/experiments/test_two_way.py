@@ -15,7 +15,6 @@ from experiments.protocols import two_way
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.multi_label import MultiLabelLoss
 from experiments.protocols.two_way import TwoWayConfig
-from experiments.runs import complete_run
 from tests.jaxloss import references
 
 CLASSES = 6
@@ -69,12 +68,6 @@ def test_the_results_are_those_of_classification_and_of_multi_label_runs():
     text = "\n".join(protocol.report(results | {"split": "test"}))
     assert f"{100 * found['mAP@class']:.2f}" in text
     assert protocol.validate(outputs) == pytest.approx(found["accuracy"])
-
-
-def test_a_run_has_a_report(folders, tmp_path):
-    report = complete_run(plan_run(TINY), tmp_path / "run", folders, command="typed")
-    assert report["label"] == "Two-way"
-    assert {"accuracy", "mAP@class"} <= {metric["name"] for metric in report["metrics"]}
 
 
 def test_the_classes_of_one_split_are_trained_on(folders):

@@ -33,7 +33,3 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "caltech256-groups": _row(256 * 60, 300, (120, 240, 270)),
     "sun397-groups": _row(397 * 50, 300, (120, 240, 270)),
 }
-
-_GROUPS = {"loss.num_groups": 4, "loss.grouping": "discriminative"}
-CHOSEN: dict[str, dict[str, Any]] = dict.fromkeys(PUBLISHED, _GROUPS)
-"""By preset and option: what the paper does not fix."""

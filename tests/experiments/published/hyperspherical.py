@@ -118,20 +118,3 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "svhn-lt": _long_tailed(_tail(73257 + 531131, 10), HALF | {"data.name": "svhn_extra"}),
     "stl10-lt": _long_tailed(_tail(5000, 10), HALF),
 }
-
-# What 0.9 amounts to in the code, which adds in place.
-_DECAY: dict[str, tuple[Any, Any]] = {"loss.decay": (0.95, 0.9)}
-_OF_IMAGENET = _DECAY | {"data.image_size": (244, 224), "loss.reduction": ("sum", "mean")}
-DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = dict.fromkeys(PUBLISHED, _DECAY) | {
-    "imagenet-sphere": _OF_IMAGENET,
-    "imagenet-sphere-swin": _OF_IMAGENET
-    | {"data.mixup": (0.2, 1.0), "steps": (105 * IMAGENET, 100 * IMAGENET)},
-}
-"""By preset and option: the published value, and the one of the preset."""
-CHOSEN: dict[str, dict[str, Any]] = {
-    "imagenet-sphere": {"model.projection": "linear"},
-    "imagenet-sphere-swin": {"model.projection": "linear", "model.stochastic_depth": 0.2},
-    "svhn-lt": {"data.pad": 4},
-    "stl10-lt": {"data.pad": 4},
-}
-"""By preset and option: what neither the paper nor its authors' code fixes."""

@@ -34,14 +34,3 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "nus-wide": _AUTHORS | {"steps": 40 * (125448 // 512)},
     "imagenet-two-way": _TEMPERATURES | RESNET50 | {"data.name": "imagenet"},
 }
-
-_DEVIATIONS = {"loss.class_wise_over": ("device", "batch")}
-DEVIATIONS: dict[str, dict[str, tuple[Any, Any]]] = dict.fromkeys(PUBLISHED, _DEVIATIONS)
-"""By preset and option: the published value, and the one of the preset."""
-CHOSEN: dict[str, dict[str, Any]] = {
-    "imagenet-two-way": CROPS_OF_224
-    | sgd(0.1, 1e-4, nesterov=True, decay_all=False)
-    | {"sampling.batch_size": 256, "optimizer.schedule": "cosine", "steps": 90 * (1281167 // 256)},
-    "voc2007": {"data.train_on": "train+validation"},
-}
-"""By preset and option: what the paper does not fix."""
