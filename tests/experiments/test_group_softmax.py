@@ -132,9 +132,6 @@ def test_the_classifier_starts_small():
 @pytest.mark.parametrize(
     ("options", "label"),
     [
-        ({"name": "softmax"}, "Softmax"),
-        ({"name": "tight"}, "Type I, G = 2"),
-        ({"name": "loose", "num_groups": 4}, "Type II, G = 4"),
         ({"name": "loose", "grouping": "contiguous"}, "Type II, G = 2, contiguous"),
         ({"name": "softmax", "grouping": "contiguous"}, "Softmax"),
         ({"name": "tight", "grouping": "random"}, "Type I, G = 2, random"),

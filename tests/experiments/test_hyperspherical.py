@@ -287,11 +287,8 @@ def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
 @pytest.mark.parametrize(
     ("options", "label"),
     [
-        ({"name": "dynamic"}, "Dynamic assignment"),
         ({"name": "static", "criterion": "dot-regression"}, "Static assignment, dot regression"),
-        ({"name": "fixed-ce", "criterion": "dot-regression"}, "Fixed W + CE"),
         ({"name": "fixed-ce", "logits": "cosine"}, "Fixed W + CE, cosine logits"),
-        ({"name": "softmax"}, "Softmax"),
         ({"name": "cosine-softmax"}, "Cosine softmax, no scale"),
     ],
 )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from experiments import transfer
-from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, SamplingConfig, replace_option
 from experiments.contracts import ImageSet, Metric
@@ -29,7 +28,7 @@ from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import code_version
-from experiments.runs import restore_run, train_run
+from experiments.runs import restore_run
 from experiments.training.step import build_embed
 from experiments.transfer import evaluate_run_linear, seen_in_training
 from tests.experiments.test_grid_report import squeezed
@@ -61,11 +60,9 @@ def load_drawings(name: str, split: str, *, rows: np.ndarray, **_) -> ImageSet:
     return dataclasses.replace(whole, images=whole.images[rows], labels=whole.labels[rows])
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, folders) -> tuple[Path, Folders]:
-    directory = tmp_path_factory.mktemp("run")
-    train_run(plan_run(CONFIG), directory, folders)
-    return directory, folders
+@pytest.fixture
+def run(few_shot_run, folders) -> tuple[Path, Folders]:
+    return few_shot_run, folders
 
 
 @pytest.fixture
@@ -204,21 +201,15 @@ def evaluated_parts(run, monkeypatch, *, split) -> tuple[dict[str, Any], list[La
     ("preset", "trained_on", "data", "split", "seen"),
     [
         ("mini-imagenet", "mini_imagenet", "mini_imagenet@84", "all", True),
-        ("mini-imagenet", "mini_imagenet@84", "mini_imagenet@32", "all", True),
         ("mini-imagenet", "mini_imagenet@84", "imagenet@128", "all", True),
-        ("tiered-imagenet", "tiered_imagenet", "mini_imagenet", "all", True),
-        ("cub", "cub_fewshot", "cub", "all", True),
         ("cub-margin", "cub_fewshot", "cub@64", "all", True),
         ("cifar-fs", "cifar_fs", "cifar100", "all", True),
         # Images of one set that others contain are reported for every protocol.
         ("imagenet-groups", "imagenet", "tiered_imagenet", "all", True),
-        ("imagenet-groups", "imagenet", "stl10", "all", True),
         ("caltech256-groups", "caltech256", "caltech101", "all", True),
         # Of one set, these protocols leave out what the evaluation does.
         ("imagenet-groups", "imagenet@128", "imagenet", "all", False),
-        ("icons-groups", "icons", "icons", "all", False),
         ("cub", "cub_fewshot", "cars", "all", False),
-        ("cifar-fs", "cifar_fs", "cifar10", "all", False),
         # A split counts where its classes were trained on.
         ("icons", "icons@48", "icons", "base", True),
         ("mini-imagenet", "mini_imagenet", "mini_imagenet", "novel", False),
@@ -257,8 +248,6 @@ def test_the_sets_that_share_images_exist():
         ({"name": "kanji"}, "any number of labels"),
         ({"name": "cifar10"}, "images of cifar10 have 3 channels, and the run was trained on"),
         ({"name": "icons", "holdout": 0.0}, "holdout must be above 0 and below 1, got 0.0"),
-        ({"name": "kanji", "class_split": "novel"}, "any number of labels"),
-        ({"name": "faces"}, "no data set 'faces'"),
         (
             {"name": "drawings", "class_split": "novel"},
             "drawings does not hold novel classes out: it has the",
