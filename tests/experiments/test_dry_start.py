@@ -24,11 +24,6 @@ from experiments.presets import PRESETS
 from experiments.protocols import hyperspherical
 from experiments.training.step import Batch, TrainState, build_step
 
-EMBEDDED = [
-    name
-    for name, preset in PRESETS.items()
-    if preset.config.data.name in ("icons", "kanji", "kanji_radicals@32")
-]
 BLOCKS = {"resnet32": (1, 1, 1), "resnet18": (1,) * 4, "resnet50": (1,) * 4, "swin": (2,) * 4}
 """The fewest that have all that is in a network. More of them take seconds, and say no more."""
 
@@ -141,9 +136,9 @@ def test_a_second_step_can_follow_the_first(name, plan_of):
     assert (metrics["loss"].shape, metrics["loss"].dtype) == ((), jnp.float32)
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_the_metrics_of_the_first_step_are_finite(name, plan_of):
-    plan = plan_of(name, pooled=True)
+def test_the_metrics_of_the_first_step_are_finite(plan_of):
+    """Of the protocol of which no test trains a run."""
+    plan = plan_of("icons-two-way", pooled=True)
     _, after, metrics = jax.jit(first_step(plan))(*fake_batch(plan))
     assert after.step == 1
     assert all(np.isfinite(value) for value in metrics.values()), metrics

@@ -14,7 +14,6 @@ from experiments.evaluation.feature_space import (
     nearest_mean_predictions,
     nearest_neighbours,
     neighbour_precision,
-    principal_axes,
     unit_features,
 )
 
@@ -26,16 +25,6 @@ MULTI = RNG.integers(-1, 2, (40, 4)).astype(np.int8)
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
-
-
-def test_axes_are_those_of_the_singular_value_decomposition():
-    projection = principal_axes(FEATURES)
-    left, values, _ = np.linalg.svd(FEATURES - FEATURES.mean(0), full_matrices=False)
-    np.testing.assert_allclose(abs(projection.points(FEATURES)), abs(left * values)[:, :2])
-    np.testing.assert_allclose(
-        projection.shares(FEATURES), values[:2] ** 2 / (values**2).sum(), rtol=1e-12
-    )
-    assert (projection.axes.max(0) == abs(projection.axes).max(0)).all()
 
 
 def test_class_means_and_their_cosines_are_those_of_a_loop():

@@ -5,13 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.assembly import check_data, plan_run
-from experiments.config import SamplingConfig
 from experiments.contracts import Objective, Problem
 from experiments.errors import ConfigError
-from experiments.presets import PRESETS
 from experiments.protocols import group_softmax
-from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from tests.jaxloss import references
 
@@ -160,14 +156,3 @@ def test_softmax_ignores_the_groups():
     logging = GroupSoftmaxConfig(loss=GroupLoss(**options, log_bounds=True))
     with pytest.raises(ConfigError, match=r"loss.num_groups = 11 must be at most 10"):
         group_softmax.build(logging).check_options(DIM)
-
-
-def test_a_long_tail_of_two_classes_is_refused_before_the_training(folders):
-    """It has no head, medium and tail to report at the end."""
-    config = GroupSoftmaxConfig(
-        data=ClassificationData(classes=2, imbalance=0.5),
-        sampling=SamplingConfig(batch_size=16),
-        model=PRESETS["icons-groups"].config.model,
-    )
-    with pytest.raises(ConfigError, match="head, medium and tail need at least 3 classes"):
-        check_data(plan_run(config), folders)

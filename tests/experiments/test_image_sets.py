@@ -337,22 +337,7 @@ def test_damage_is_named_and_nothing_is_prepared(folders, write, place, change, 
         assert len(load_split(name, split, **folders).labels) > 0
 
 
-def test_the_missing_images_of_nus_wide_are_counted(folders, caplog):
-    many.nus_wide_table(folders["manual_dir"])
-    load_split("nus_wide@16", "train", **folders)
-    assert "1 of 3 images" in caplog.text
-
-
 # --- Images without their classes ---------------------------------------------------------------
-
-
-def _flatten(folder):
-    """The images of all classes in one folder."""
-    for path in list(folder.glob("*/*")):
-        path.rename(folder / f"{path.parent.name}_{path.name}")
-    for of in folder.iterdir():
-        if of.is_dir():
-            of.rmdir()
 
 
 def _is_missing(folders, name, *named):
@@ -385,25 +370,6 @@ def test_the_images_of_imagenet_want_their_classes(folders):
     _is_missing(folders, "imagenet", *needs, _only_images(folder / "val"))
     (folder / "elsewhere").rename(devkit)
     _is_read(folders, "imagenet@16", expected)
-
-
-@pytest.mark.parametrize(
-    ("write", "parts"),
-    [
-        (many.food101_class_folders, ["food101/train"]),
-        (many.food101_class_folders, ["food101/val"]),
-        (many.food101_class_folders, ["food101/train", "food101/val"]),
-        # The devkit is no help.
-        (many.imagenet_folders_and_devkit, ["ImageNet/train"]),
-    ],
-)
-def test_images_without_folders_of_classes(folders, write, parts):
-    write(folders["manual_dir"])
-    flat = [folders["manual_dir"] / part for part in parts]
-    for folder in flat:
-        _flatten(folder)
-        (folder / ".hidden").mkdir()
-    _is_missing(folders, NAMES[write], *map(_only_images, flat))
 
 
 # --- Sizes --------------------------------------------------------------------------------------

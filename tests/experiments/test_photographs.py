@@ -1,7 +1,6 @@
 """Photographs keep their borders, from the archive to the crops."""
 
 import re
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.config import DataConfig
 from experiments.contracts import Photographs
 from experiments.data import augment as module
 from experiments.data import builders
@@ -18,7 +16,6 @@ from experiments.data.augment import random_box, random_resized_crop, resize_and
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import load_split
-from experiments.presets import PRESETS
 from tests.experiments.fake_archives import decode, whole_images
 
 augment = jax.jit(module.augment, static_argnames="config")
@@ -55,43 +52,6 @@ def prepared(tmp_path_factory):
                 Image.fromarray(marked(*size, border)).save(path)
     load_split("food101@32", "test", **folders)
     return folders
-
-
-def at_32(preset: str) -> DataConfig:
-    """A preset's options for crops, for photographs whose shorter side is 32; colours as stored."""
-    data = PRESETS[preset].config.data
-    return replace(
-        DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False),
-        image_size=32 * data.image_size // data.resize,
-        resize=32,
-        resize_to_square=data.resize_to_square,
-        crop_scale=data.crop_scale,
-        crop_ratio=data.crop_ratio,
-    )
-
-
-def sees_mark(views) -> np.ndarray:
-    """Whether there is red in each view."""
-    return np.asarray(views)[..., 0].max((1, 2)) > 0.5
-
-
-@pytest.mark.parametrize(
-    ("preset", "name", "visible"),
-    [
-        # 28 of 57 × 32 pixels in the centre: the band ends at pixel 7.
-        ("imagenet-groups", "landscape", ("top", "bottom")),
-        ("coco", "portrait", ("left", "right")),
-        ("imagenet-groups", "square", BORDERS),
-        # 27 of 32 × 32 pixels in the centre: the bands are 4 wide.
-        ("mini-imagenet-margin", "landscape", BORDERS),
-        ("mini-imagenet-margin", "portrait", BORDERS),
-    ],
-)
-def test_the_test_transform_sees_the_marks_that_the_papers_sees(prepared, preset, name, visible):
-    stored = load_split("food101@32", "test", **prepared)
-    rows = np.flatnonzero(stored.labels == stored.class_names.index(name))
-    seen = sees_mark(normalize(stored.images[rows], at_32(preset)))
-    assert tuple(np.array(BORDERS)[seen]) == visible
 
 
 def test_photographs_are_stored_whole(prepared):

@@ -23,7 +23,7 @@ from experiments.presets import (
     two_way,
 )
 from experiments.protocols import PROTOCOLS, build_protocol
-from tests.experiments.test_settings import PUBLISHED
+from tests.experiments.published import PUBLISHED
 
 
 @pytest.mark.parametrize("name", [n for n in negative_margin.PRESETS if n != "icons-margin"])
