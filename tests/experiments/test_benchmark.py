@@ -59,12 +59,6 @@ def test_numbers_that_are_nan_disagree():
     assert disagreement([np.array([0.0, 2.0])], [np.array([0.1, 2.0])]) == pytest.approx(0.05)
 
 
-def test_sizes():
-    sizes = {case.name: (*case.sizes("paper"), *case.sizes("large")) for case in CASES}
-    assert sizes["softmax"] == (Size(256, 0, 1000), Size(256, 0, 10_000))
-    assert sizes["nca"] == (Size(512, 640, 64), Size(5120, 640, 64))
-
-
 def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))
@@ -110,9 +104,3 @@ def test_a_busy_machine_is_refused(monkeypatch, capsys):
     assert "other programs use 0.5 of" in capsys.readouterr().err
     assert main(["benchmark", "nca", "lifted"]) == 2
     assert "lifted" in capsys.readouterr().err
-
-
-def test_the_cores_of_others_are_those_that_this_process_may_use(monkeypatch):
-    monkeypatch.setattr(measure, "usable_cores", lambda: [0, 2])
-    monkeypatch.setattr(measure.psutil, "cpu_percent", lambda *_, **__: [50.0, 100.0, 80.0])
-    assert measure.cores_of_others() == pytest.approx(1.3)

@@ -19,7 +19,6 @@ from experiments.training.checkpoints import (
     Checkpoints,
     DamagedCheckpointError,
     Restored,
-    _meet,
 )
 
 # Orbax closes its event loop while other reads are under way when one meets a torn file.
@@ -314,24 +313,6 @@ def test_a_save_that_fails_in_the_background_is_reported(tmp_path, monkeypatch):
             checkpoints.save(2, small_state(2), meta={})
             with pytest.raises(CheckpointError, match=r"cannot write .*/2; the log above"):
                 checkpoints.wait()
-
-
-def test_a_process_whose_save_failed_waits_for_no_other(monkeypatch):
-    met = []
-    monkeypatch.setattr(
-        "orbax.checkpoint.multihost.get_barrier_sync_fn", lambda: lambda **_: met.append(1)
-    )
-
-    def failing_save():
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        finally:
-            _meet(key="failed", timeout_ms=1)
-
-    _meet(key="saved", timeout_ms=1)
-    with pytest.raises(OSError, match="No space left"):
-        failing_save()
-    assert met == [1]
 
 
 def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypatch):

@@ -56,20 +56,6 @@ def test_values_and_gradients_are_those_of_xla(monkeypatch, shape, rows):
     chex.assert_trees_all_equal_dtypes(found, expected)
 
 
-def test_second_derivatives_and_vmap():
-    x, kernel, weights = inputs(SHAPES[2])
-
-    def slope(function, kernel):
-        gradient = jax.grad(lambda k: jnp.sum(jnp.sin(function(x, k)) * weights))(kernel)
-        return jnp.sum(gradient**2)
-
-    found = jax.grad(partial(slope, convolve))(kernel)
-    chex.assert_trees_all_close(found, jax.grad(partial(slope, by_xla))(kernel), rtol=1e-4)
-    kernels = jnp.stack([kernel, 2 * kernel])
-    of_each = jax.vmap(jax.grad(partial(slope, convolve)))(kernels)
-    chex.assert_trees_all_close(of_each[0], found, rtol=1e-4)
-
-
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_over_devices_the_batch_is_one(check_vma):
     x, kernel, weights = inputs((8, 4, 4, 6, 5, 3))

@@ -302,10 +302,6 @@ def test_prototypes_need_two_dimensions():
         plan_run(dataclasses.replace(TINY, model=ModelConfig(widths=(4, 4, 4, 4), dim=1)))
 
 
-def test_prototypes_are_a_simplex_where_there_is_one():
-    np.testing.assert_array_equal(spread_prototypes(4, 3, 0), jaxloss.simplex_prototypes(4, 3))
-
-
 def test_uniform_prototypes_follow_the_seed_and_are_those_of_the_first_process(monkeypatch):
     few_steps = partial(jaxloss.uniform_prototypes, num_steps=20)
     monkeypatch.setattr(hyperspherical.jaxloss, "uniform_prototypes", few_steps)

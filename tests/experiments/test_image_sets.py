@@ -340,34 +340,23 @@ def test_damage_is_named_and_nothing_is_prepared(folders, write, place, change, 
 # --- Images without their classes ---------------------------------------------------------------
 
 
-def _is_missing(folders, name, *named):
-    """Checks that a set is refused, and not shown as ready, with a message that has these words."""
-    with pytest.raises(MissingArchiveError) as error:
-        load_split(_small(name), "test", **folders)
-    for words in named:
-        assert words in str(error.value)
-    status = builders.describe(_small(name), **folders)
-    assert status.missing == str(error.value)
-    assert "prepared on first use" not in str(status)
-    assert not folders["data_dir"].exists()
-
-
-def _only_images(folder):
-    return f"one folder per class in {folder}, which contains only images"
-
-
 def test_the_images_of_imagenet_want_their_classes(folders):
     expected = many.imagenet_folders_and_devkit(folders["manual_dir"])
     folder = folders["manual_dir"] / "ILSVRC2012"
     (folders["manual_dir"] / "ImageNet").rename(folder)
     devkit = folder / "ILSVRC2012_devkit_t12"
     devkit.rename(folder / "elsewhere")
-    needs = (
+    with pytest.raises(MissingArchiveError) as error:
+        load_split("imagenet@16", "test", **folders)
+    for words in (
         f"its files are not all in {folders['manual_dir']}.",
         "Missing for the archives of the challenge, or the folders of Kaggle: "
         "ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or LOC_val_solution.csv",
-    )
-    _is_missing(folders, "imagenet", *needs, _only_images(folder / "val"))
+        f"one folder per class in {folder / 'val'}, which contains only images",
+    ):
+        assert words in str(error.value)
+    assert builders.describe("imagenet@16", **folders).missing == str(error.value)
+    assert not folders["data_dir"].exists()
     (folder / "elsewhere").rename(devkit)
     _is_read(folders, "imagenet@16", expected)
 

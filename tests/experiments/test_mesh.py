@@ -75,9 +75,7 @@ def test_a_mesh_trains_as_replicated_devices(whole, mesh):
     assert np.abs(state.params["classifier"]["kernel"]).min() > 0
 
 
-@pytest.mark.parametrize(
-    ("before", "mesh"), [("1x4", "1x4"), ("1x4", "2x2"), ("1x4", "4x1"), ("4x1", "1x4")]
-)
+@pytest.mark.parametrize(("before", "mesh"), [("1x4", "1x4"), ("1x4", "2x2"), ("4x1", "1x4")])
 def test_a_run_resumes_on_any_mesh(whole, resumed, before, mesh):
     run = resumed(before, mesh, shutil.rmtree)
     assert_close(run, whole / "1x4")

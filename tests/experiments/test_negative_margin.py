@@ -128,11 +128,8 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     every = [*names, *(f"{name} (last)" for name in names)]
     assert [metric["name"] for metric in report["metrics"]] == every
     assert [metric.name for metric in plan_run(TINY).protocol.metrics] == every
-    best = report["metrics"][:14]
-    assert [metric["unit"] for metric in best] == ["%"] * 3 + [""] * 11
-    lower = [metric["name"] for metric in best if not metric["higher_is_better"]]
+    lower = [m["name"] for m in report["metrics"][:14] if not m["higher_is_better"]]
     assert lower == [f"{split} D_intra" for split in splits]
-    assert [r["split"] for r in report["results"]] == ["novel", "validation", "base"]
 
     features, labels = outputs_on(trained, folders, "held-out")
     ((expected, accuracies),) = evaluate_fine_tuning(
@@ -141,12 +138,10 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     assert [{"split": "base"} | expected._asdict()] == report["results"][2:]
     values = {metric["name"]: metric["value"] for metric in report["metrics"]}
     assert values["base 2-shot"] == expected.accuracy
-    assert report["metrics"][2]["interval"] == expected.interval
     # Accuracies of single episodes are beside the report.
     episodes = read_episodes(trained)
     assert list(episodes) == [*names[:3], *(f"{name} (last)" for name in names[:3])]
     np.testing.assert_array_equal(episodes["base 2-shot"], accuracies)
-    assert "episodes" not in report
 
     scatter = report["discriminability"]["base"]
     expected = jaxloss.discriminability(jax.numpy.asarray(features), jax.numpy.asarray(labels))
@@ -154,14 +149,11 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     found = [values[f"base {kind}"] for kind in kinds[1:]]
     assert found == [scatter[name] for name in ("ratio", "intra", "inter")]
     # Eq. (10): its right-hand side, with the share that was found, is D_intra of the split.
-    assert report["discriminability"].keys() == set(splits)
     for part in ("novel", "validation"):
         share = values[f"{part} P^s"]
         assert report["same_class_share"][part] == share
         mixture = share * scatter["intra"] + (1 - share) * scatter["inter"]
         assert mixture == pytest.approx(report["discriminability"][part]["intra"])
-    assert report["validation"]["name"] == "3-shot accuracy"
-    assert report["validation"]["value"] == restore_run(trained).validation
 
 
 def test_the_last_checkpoint_is_reported_too(trained, folders):

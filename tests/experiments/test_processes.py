@@ -117,23 +117,6 @@ def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
 
 
 @pytest.mark.long
-def test_killed_processes_resume_on_an_object_store(
-    bucket, folders, compilation_cache, undisturbed
-):
-    directory = bucket / "processes"
-    command = [*SPREAD, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    with start([command] * 2, compilation_cache) as processes:
-        wait_for_step(directory, 5, processes[0])
-        processes[1].kill()
-        processes[0].communicate(timeout=60)
-        assert processes[0].returncode not in (0, 2)
-    assert 4 <= saved_steps(directory)[-1] < 28
-    with start([command] * 2, compilation_cache) as processes:
-        finish(processes, 0)
-    assert_equal_runs(directory, undisturbed)
-
-
-@pytest.mark.long
 def test_one_process_reads_what_two_have_written(tmp_path, folders, undisturbed):
     one = tmp_path / "one"
     shutil.copytree(undisturbed, one)

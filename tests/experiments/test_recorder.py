@@ -1,7 +1,6 @@
 """The metrics of a run: nothing twice, nothing lost. Its progress, on a terminal and elsewhere."""
 
 import json
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -68,13 +67,3 @@ def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
         now[0] += 20.0
         bar.update(60, 0.5, 2.0)
     assert capsys.readouterr().out.endswith("00:20 elapsed, 01:20 left\n")
-
-
-def test_a_terminal_gets_a_bar(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with Progress(20, 0, "direct:sce+nca [2]") as bar:
-        for step in range(1, 21):
-            bar.update(step, 0.5, 900.0)
-    output = capsys.readouterr().out
-    for part in ("\r", "direct:sce+nca [2]", "20/20", "loss 0.5", "900 images/s"):
-        assert part in output

@@ -125,11 +125,6 @@ def test_support_orders_are_permutations_that_seed_and_episode_name():
     assert (support_orders(9, 20, seed=3, episode=7) == orders[:20]).all()
     for other in ({"seed": 3, "episode": 8}, {"seed": 4, "episode": 7}):
         assert (support_orders(9, 50, **other) != orders).any()
-    # Every sample stands at every place about equally often.
-    places = np.stack(
-        [np.bincount(place, minlength=9) for place in support_orders(9, 9000, seed=0, episode=0).T]
-    )
-    assert np.abs(places - 1000).max() < 150
     assert support_orders(6, 2, seed=0, episode=0).tolist() == [
         [0, 3, 4, 1, 2, 5],
         [2, 1, 3, 0, 4, 5],

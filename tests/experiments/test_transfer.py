@@ -310,12 +310,3 @@ def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
     assert "no run has the label 'NCA'; the runs have SCE, BCE" in capsys.readouterr().err
     assert linear(tmp_path / "again" / "sce" / "0", *paths) == 2
     assert "are both of SCE and seed 0; name one" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [((), "needs a run directory"), (("run", "--baseline", "SCE"), "are for several runs")],
-)
-def test_what_a_table_needs_is_stated(given, message, capsys):
-    assert main(["linear", *given, "--data", "icons"]) == 2
-    assert message in capsys.readouterr().err
