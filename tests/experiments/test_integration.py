@@ -118,27 +118,6 @@ def test_labels_tell_the_losses_apart(name, label):
     assert NAMES[:16] == integration.PAPER_NAMES
 
 
-@pytest.mark.parametrize(
-    ("name", "has_accuracy"), [("sce", True), ("nca", False), ("spectral:bce+proto", True)]
-)
-def test_the_objective_has_a_linear_classifier(name, has_accuracy):
-    objective = few_shot.objective(IntegratedLoss(name), PROBLEM)
-    head = objective.init_head(jax.random.key(0))
-    rng = np.random.default_rng(1)
-    features, labels = rng.normal(size=(8, DIM)), np.array([0, 1, 1, 2, 0, 3, 3, 2])
-    logits = features @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
-    x = jnp.float32(features)
-    np.testing.assert_allclose(objective.logits(x, head, ()), logits, rtol=1e-4, atol=1e-5)
-    loss = objective.loss(x, jnp.asarray(labels), head, ())
-    assert loss.objective_state == objective.init_state() == ()
-    assert objective.after_epoch is None
-    # Without a classification loss the classifier does not learn, and its accuracy means nothing.
-    assert loss.means.keys() == ({"train_accuracy"} if has_accuracy else set())
-    if has_accuracy:
-        right = np.mean(logits.argmax(1) == labels)
-        assert float(loss.means["train_accuracy"]) == pytest.approx(right)
-
-
 @pytest.mark.parametrize("name", ["direct:sce+nca", "spectral:bce+proto"])
 def test_with_stop_gradient_the_classifier_learns_from_the_classification_loss_alone(name):
     rng = np.random.default_rng(8)

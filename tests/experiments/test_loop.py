@@ -19,13 +19,12 @@ from experiments.config import Folders, TrainConfig
 from experiments.data import pipeline
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.pipeline import RecordImages, load_split
-from experiments.errors import ConfigError
 from experiments.processes import Interrupted
 from experiments.runs import train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
-from experiments.training.run_directory import MetricsLog, exclusive_run
+from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import finish, start, wait_for_step
 from tests.experiments.tiny_runs import TINY, TINY_OPTIONS, final_state, metrics_without_clock
 
@@ -150,13 +149,6 @@ def test_sigkill_and_sigterm_change_nothing(
     assert main(cut) == 0
     chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
     assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
-
-
-def test_a_second_command_in_a_runs_directory_is_refused(folders, tmp_path):
-    """It would remove unfinished checkpoints of the first one, and replace its metrics."""
-    with exclusive_run(tmp_path), pytest.raises(ConfigError, match="another process is training"):
-        train(TINY, tmp_path, folders)
-    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -13,9 +13,10 @@ import pytest
 
 from experiments.assembly import plan_run
 from experiments.config import ModelConfig, OptimizerConfig
+from experiments.errors import ConfigError
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
-from experiments.runs import train_run
+from experiments.runs import evaluate_run, train_run
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
 
 CLASSES = 4650
@@ -73,6 +74,14 @@ def test_a_mesh_trains_as_replicated_devices(whole, mesh):
     assert state.params["classifier"]["kernel"].shape == (32, CLASSES)
     # The first step has a margin on untrained cosines: none of the classes that fill up counts.
     assert np.abs(state.params["classifier"]["kernel"]).min() > 0
+
+
+def test_a_run_of_classes_that_are_images_is_evaluated_on_novel_classes(whole, folders):
+    _, report = evaluate_run(whole / "2x2", folders)
+    assert report["label"] == "Instances, cosine softmax"
+    assert report["metrics"][0]["name"] == "1-shot accuracy"
+    with pytest.raises(ConfigError, match="5 ways, 1 shots and 15 queries"):
+        evaluate_run(whole / "2x2", folders, split="base")
 
 
 @pytest.mark.parametrize(("before", "mesh"), [("1x4", "1x4"), ("1x4", "2x2"), ("4x1", "1x4")])

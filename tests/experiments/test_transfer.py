@@ -18,10 +18,9 @@ from experiments.config import Folders, ModelConfig, SamplingConfig, replace_opt
 from experiments.contracts import ImageSet, Metric
 from experiments.data import builders
 from experiments.data.builders import BUILDERS
-from experiments.data.pipeline import class_counts
 from experiments.data.selection import select
 from experiments.errors import ConfigError
-from experiments.evaluation.linear import Labelled, LinearResult, evaluate_linear
+from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.presets import PRESETS
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
@@ -161,40 +160,6 @@ def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, giv
     stub_evaluation(monkeypatch, lambda _: CONFIG, lambda *_: {}, step=7)
     assert main(["linear", str(tmp_path), "--data", "cub@64", *given]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.json"]
-
-
-def test_the_classes_of_one_split_are_evaluated_alone(run, monkeypatch):
-    every, whole = evaluated_parts(run, monkeypatch, split="all")
-    # The model was trained on some of these images.
-    assert every["seen_in_training"]
-    assert every["classes"] == 179
-    assert sum(len(part.labels) for part in whole) == 8526
-    assert len(whole[2].labels) == pytest.approx(0.3 * 8526, rel=0.02)
-    assert [len(np.unique(part.labels)) for part in whole] == [179] * 3
-
-    counts = class_counts("icons", data_dir=run[1].data_dir)["novel"]
-    report, parts = evaluated_parts(run, monkeypatch, split="novel")
-    assert (report["classes"], report["split"], report["seen_in_training"]) == (50, "novel", "")
-    found = sum(np.bincount(part.labels, minlength=50) for part in parts)
-    np.testing.assert_array_equal(found, counts)
-    assert [len(np.unique(part.labels)) for part in parts] == [50] * 3
-    # The same test images, whatever the classes beside them.
-    features = np.asarray(whole[2].features)[np.asarray(whole[2].labels) >= 129]
-    np.testing.assert_allclose(parts[2].features, features, atol=1e-5)
-
-
-def evaluated_parts(run, monkeypatch, *, split) -> tuple[dict[str, Any], list[Labelled]]:
-    """The report of a run on the icons, and what the classifiers would be given."""
-    parts = []
-    unknown: Any = [None] * len(LinearResult._fields)
-
-    def recorded(*given: Labelled) -> LinearResult:
-        parts.extend(given)
-        return LinearResult(*unknown)
-
-    monkeypatch.setattr(transfer, "evaluate_linear", recorded)
-    data = ClassificationData(name="icons", class_split=split, holdout=0.2)
-    return evaluate_run_linear(restore_run(run[0]), run[1], data), parts
 
 
 @pytest.mark.parametrize(
