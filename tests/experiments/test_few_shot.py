@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes
-from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     EpisodeConfig,
     EpisodeResult,
@@ -119,10 +118,3 @@ def test_results_follow_the_configuration(distance):
         assert result.classifier == f"{distance} prototypes"
         assert json.loads(json.dumps(result._asdict())) == result._asdict()
     assert results[1].accuracy > results[0].accuracy
-
-
-def test_too_many_ways_are_refused():
-    with pytest.raises(ConfigError, match="needs 13 classes"):
-        evaluate_prototypes(
-            features_of(), LABELS, config=EpisodeConfig(ways=13), distance="euclidean"
-        )

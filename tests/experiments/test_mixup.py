@@ -133,7 +133,9 @@ def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
     data = DataConfig(
         mean=(0.0,), std=(1.0,), pad=0, flip=False, mixup=1.0, mixed_labels=mixed_labels
     )
-    step = build_step(graphdef, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
+    step = jax.jit(
+        build_step(graphdef, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
+    )
 
     pixels, labels = np.array([10, 250, 40, 120], np.uint8), np.array([3, 1, 0, 7], np.int32)
     shares = []

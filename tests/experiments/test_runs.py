@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from experiments.assembly import check_data, plan_run
-from experiments.config import DataConfig, Folders, ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.config import DataConfig, Folders, ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols.few_shot import IntegrationEvaluation
@@ -28,7 +28,6 @@ from tests.experiments.tiny_runs import TINY, config_of
         ({"sampling": SamplingConfig(batch_size=6)}, "does not spread evenly"),
         ({"data": DataConfig(name="cifar10")}, "cifar10 has the splits train, test"),
         ({"model": ModelConfig(weights="nowhere")}, "model.weights = nowhere does not exist"),
-        ({"optimizer": OptimizerConfig(warmup_steps=4)}, "warmup_steps"),
         ({"evaluation": IntegrationEvaluation(shots=(1, 5000))}, "novel classes of icons do not"),
         ({"evaluation": IntegrationEvaluation(ways=30, shots=(1,))}, "validation classes of icons"),
         ({"loss": IntegratedLoss(name="direct:sce+nca")}, r"spectral:sce\+nca"),
