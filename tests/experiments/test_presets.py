@@ -22,7 +22,7 @@ from experiments.presets import (
     negative_margin,
     two_way,
 )
-from experiments.protocols import PROTOCOLS, build_protocol
+from experiments.protocols import build_protocol
 from tests.experiments.published import PUBLISHED
 
 
@@ -121,17 +121,3 @@ def test_presets_keep_the_values_of_their_recorded_results():
     assert PRESETS.keys() == FROZEN.keys() | PUBLISHED.keys()
     for name, values in FROZEN.items():
         assert tuple(get_option(PRESETS[name].config, o) for o in OPTIONS) == values, name
-
-
-def test_presets_are_grouped_by_protocol_and_described_in_one_line():
-    protocols = []
-    for module in MODULES:
-        found = {PRESETS[name].config.protocol for name in module.PRESETS}
-        assert len(found) == 1
-        protocols.extend(found)
-    assert sorted(protocols) == sorted(PROTOCOLS)
-    for name, preset in PRESETS.items():
-        assert preset.config.preset == name
-        for sentence in (preset.description, *preset.differences):
-            assert sentence.endswith(".")
-            assert "\n" not in sentence
