@@ -2,6 +2,7 @@
 
 import itertools
 from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,7 +243,7 @@ def test_the_real_characters():
     targets = [split.targets for split in splits.values()]
     assert all(of.shape[1] == 70 and of.sum(0).min() >= 10 for of in targets)
     assert 3.2 < np.concatenate(targets).sum(1).mean() < 3.3
-    drawn = [s.open()(path).content for s in splits.values() for path in s.keys[::20]]
+    drawn: list[Any] = [s.open()(p).content for s in splits.values() for p in s.keys[::20]]
     assert 0.1 < np.mean(np.stack(drawn) > 127) < 0.3
 
 

@@ -33,11 +33,11 @@ def test_targets_are_one_hot():
     features, labels = rng.normal(size=(9, 5)), rng.integers(0, CLASSES, 9)
     head = {"kernel": rng.normal(size=(5, CLASSES)), "bias": rng.normal(size=CLASSES)}
     logits, targets = features @ head["kernel"] + head["bias"], np.eye(CLASSES)[labels]
-    for name, expected in (
-        ("two-way", references.two_way_loss(logits, targets)),
-        ("softmax", references.softmax_loss(logits, labels)),
+    for loss, expected in (
+        (MultiLabelLoss(name="two-way"), references.two_way_loss(logits, targets)),
+        (MultiLabelLoss(name="softmax"), references.softmax_loss(logits, labels)),
     ):
-        objective = two_way.objective(MultiLabelLoss(name=name), Problem(5, np.ones(CLASSES, int)))
+        objective = two_way.objective(loss, Problem(5, np.ones(CLASSES, int)))
         value, _, means = objective.loss(jnp.asarray(features), jnp.asarray(labels), head, ())
         assert float(value) == pytest.approx(expected, rel=2e-5)
         assert float(means["train_accuracy"]) == pytest.approx(np.mean(logits.argmax(1) == labels))
