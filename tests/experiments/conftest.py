@@ -3,16 +3,21 @@
 import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 
 from experiments import assembly
+from experiments.assembly import plan_run
 from experiments.config import Folders
 from experiments.data.pipeline import RecordImages
+from experiments.protocols.integration import IntegratedLoss
+from experiments.runs import complete_run
 from experiments.storage import storage_path
 from tests.experiments.object_store_server import FSSPEC, object_store
+from tests.experiments.tiny_runs import TINY
 
 _RUNS = {"grid", "run", "swept", "trained", "undisturbed", "whole"}
 """Fixtures of a module that train."""
@@ -20,7 +25,10 @@ _RUNS = {"grid", "run", "swept", "trained", "undisturbed", "whole"}
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        for name in _RUNS.intersection(getattr(item, "fixturenames", ())):
+        names = getattr(item, "fixturenames", ())
+        if "few_shot_run" in names:
+            item.add_marker(pytest.mark.xdist_group("few_shot_run"))
+        for name in _RUNS.intersection(names):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name}: {name}"))
 
 
@@ -62,6 +70,15 @@ def folders(tmp_path_factory) -> Iterator[Folders]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordImages, "__getitem__", read_once)
         yield Folders(data_dir=data_dir)
+
+
+@pytest.fixture(scope="session")
+def few_shot_run(tmp_path_factory, folders) -> Path:
+    """A run with a checkpoint after steps 2 and 4 (and 6), beside which tests may write."""
+    directory = tmp_path_factory.mktemp("few-shot") / "run"
+    plan = plan_run(replace(TINY, loss=IntegratedLoss(name="sce"), steps=6))
+    complete_run(plan, directory, folders, command="train it")
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import pytest
 from numpy._core import multiarray, numeric
 from scipy.io import savemat
 
-from experiments.data.builders import archives
 from experiments.data.builders.archives import (
     DamagedArchiveError,
     UnsafeArchiveError,
@@ -151,43 +150,20 @@ def test_list_written_by_torch_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "error"),
+    ("content", "error", "message"),
     [
-        ("data.pkl", MALICIOUS["os.system"], UnsafeArchiveError),
-        ("other", b"", DamagedArchiveError),
-        (None, b"", DamagedArchiveError),
+        ({"cats/data.pkl": MALICIOUS["os.system"]}, UnsafeArchiveError, ""),
+        ({"cats/other": b""}, DamagedArchiveError, ""),
+        ({}, DamagedArchiveError, ""),
+        ({"cats/data.pkl": pickle.dumps([5])}, DamagedArchiveError, " is not a readable zip"),
     ],
 )
-def test_other_content_of_torch_is_refused(tmp_path, file, content, error):
-    path = tmp_path / "cats.pth"
-    if file:
-        _zip(path, [(f"cats/{file}", content)])
-    else:
-        path.write_bytes(content)
-    with pytest.raises(error, match=r"cats\.pth"):
+def test_other_content_of_torch_is_refused(tmp_path, content, error, message):
+    path = _zip(tmp_path / "cats.pth", content.items())
+    if message:
+        path.write_bytes(path.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x00"))
+    with pytest.raises(error, match=r"cats\.pth" + message):
         load_torch_list(path)
-
-
-def test_a_damaged_zip_of_torch_is_reported(tmp_path):
-    path = tmp_path / "cats.pth"
-    _zip(path, [("cats/data.pkl", pickle.dumps([5, 2]))])
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"PK\x01\x02", b"PK\x01\x00"))
-    with pytest.raises(DamagedArchiveError, match=r"cats\.pth is not a readable zip"):
-        load_torch_list(path)
-
-
-def test_too_little_memory_is_not_called_damage(tmp_path, monkeypatch):
-    def fails(*_: object, **__: object):
-        raise MemoryError
-
-    path = tmp_path / "file"
-    path.write_bytes(pickle.dumps([1]))
-    monkeypatch.setattr(archives, "_plain", fails)
-    monkeypatch.setattr("scipy.io.loadmat", fails)
-    for load in (load_pickle, load_mat):
-        with pytest.raises(MemoryError):
-            load(path)
 
 
 # --- MATLAB -------------------------------------------------------------------------------------
@@ -377,11 +353,3 @@ def test_other_files_are_no_tars(tmp_path, content):
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(DamagedArchiveError, match=r"a\.tar"):
         tar_members(tmp_path / "a.tar")
-
-
-def test_a_member_cut_off_is_named(tmp_path):
-    path = _tar(tmp_path / "a.tar", [("a.JPEG", b"a" * 5000)])
-    [member] = tar_members(path)
-    path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(DamagedArchiveError, match=r"a\.tar is truncated within a\.JPEG"):
-        member.read()

@@ -59,12 +59,6 @@ def test_numbers_that_are_nan_disagree():
     assert disagreement([np.array([0.0, 2.0])], [np.array([0.1, 2.0])]) == pytest.approx(0.05)
 
 
-def test_sizes():
-    sizes = {case.name: (*case.sizes("paper"), *case.sizes("large")) for case in CASES}
-    assert sizes["softmax"] == (Size(256, 0, 1000), Size(256, 0, 10_000))
-    assert sizes["nca"] == (Size(512, 640, 64), Size(5120, 640, 64))
-
-
 def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))
@@ -104,33 +98,9 @@ def test_a_form_that_disagrees_or_does_not_compile_is_not_timed(quick, monkeypat
     assert row.forms["torch.compile"]["failure"].endswith("no compiler")
 
 
-def test_forms_that_need_too_much_memory_are_left_out_at_the_large_size(quick, monkeypatch):
-    monkeypatch.setattr(measure, "TURNS", 1)
-    case = dataclasses.replace(BY_NAME["nt_xent"], small_only=("optax", "PML"))
-    monkeypatch.setitem(PACKAGE, "nt_xent", case.torch)
-    assert set(measure_case(case, "paper", SMALL).forms) == {
-        *("jaxloss", "PyTorch eager", "PML", "optax", "floor")
-    }
-    assert set(measure_case(case, "large", SMALL).forms) == {"jaxloss", "PyTorch eager", "floor"}
-
-
 def test_a_busy_machine_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(run, "cores_of_others", lambda: 0.5)
     assert main(["benchmark", "softmax"]) == 2
     assert "other programs use 0.5 of" in capsys.readouterr().err
     assert main(["benchmark", "nca", "lifted"]) == 2
     assert "lifted" in capsys.readouterr().err
-
-
-def test_the_cores_of_others_are_those_that_this_process_may_use(monkeypatch):
-    monkeypatch.setattr(measure, "usable_cores", lambda: [0, 2])
-    monkeypatch.setattr(measure.psutil, "cpu_percent", lambda *_, **__: [50.0, 100.0, 80.0])
-    assert measure.cores_of_others() == pytest.approx(1.3)
-
-
-def test_a_size_of_a_single_loss_has_the_floor_and_the_composition(quick, monkeypatch):
-    row = measure_case(BY_NAME["classifier"], "own", SMALL)
-    assert set(row.forms) == {"jaxloss", "composition", "floor"}
-    monkeypatch.setattr(run, "_MOST_LOGITS", 95)
-    row = measure_case(BY_NAME["classifier"], "own", SMALL)
-    assert set(row.forms) == {"jaxloss", "floor"}

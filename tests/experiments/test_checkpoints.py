@@ -3,9 +3,6 @@
 import errno
 import logging
 import shutil
-import subprocess
-import textwrap
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -22,9 +19,7 @@ from experiments.training.checkpoints import (
     Checkpoints,
     DamagedCheckpointError,
     Restored,
-    _meet,
 )
-from tests.experiments.several_processes import QUICK_PYTHON, ROOT
 
 # Orbax closes its event loop while other reads are under way when one meets a torn file.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -114,20 +109,6 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
     np.testing.assert_array_equal(restored["d"], 1)
 
 
-def test_metadata_is_copied_and_comes_back_as_json(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        meta = {"seen": 3, "shape": (1, 2), "on": True, "config": {"name": "π"}}
-        checkpoints.save(1, small_state(1), meta=meta, accuracy=np.float32(0.25))
-        meta["config"]["name"] = "changed"
-        expected = {"seen": 3, "shape": [1, 2], "on": True, "config": {"name": "π"}}
-        assert checkpoints.meta(1) == expected
-        assert checkpoints.restore(small_state(1), 1).meta == expected
-        assert checkpoints.accuracy(1) == 0.25
-        with pytest.raises(TypeError, match="ndarray"):
-            checkpoints.save(2, small_state(2), meta={"x": np.ones(2)})
-        assert checkpoints.steps() == [1]
-
-
 @pytest.mark.parametrize(
     ("accuracies", "kept", "best"),
     [
@@ -209,9 +190,9 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
 
 
-@pytest.mark.parametrize("how", ["missing", "torn", "zeroed", "0", "0.3", "0.5", "0.7", "0.9", "1"])
+@pytest.mark.parametrize("how", ["missing", "torn", "zeroed", "0", "0.4", "0.8"])
 def test_any_damaged_file_is_noticed_or_harmless(tmp_path, how, caplog):
-    """A number flips a bit of the byte there, from 0 for the first byte to 1 for the last."""
+    """A number flips a bit of the byte there, from 0 for the first byte on."""
     fill(tmp_path / "original", {1: 0.1, 2: 0.2}, large_state)
     original = tmp_path / "original"
     files = [p for p in sorted((original / "2").rglob("*")) if p.is_file() and p.stat().st_size]
@@ -334,24 +315,6 @@ def test_a_save_that_fails_in_the_background_is_reported(tmp_path, monkeypatch):
                 checkpoints.wait()
 
 
-def test_a_process_whose_save_failed_waits_for_no_other(monkeypatch):
-    met = []
-    monkeypatch.setattr(
-        "orbax.checkpoint.multihost.get_barrier_sync_fn", lambda: lambda **_: met.append(1)
-    )
-
-    def failing_save():
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        finally:
-            _meet(key="failed", timeout_ms=1)
-
-    _meet(key="saved", timeout_ms=1)
-    with pytest.raises(OSError, match="No space left"):
-        failing_save()
-    assert met == [1]
-
-
 def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("experiments.training.checkpoints._FORMAT", 1)
@@ -360,22 +323,6 @@ def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypa
         with pytest.raises(CheckpointError, match="has format 1, and this version reads format 3"):
             newest(checkpoints, small_state(0))
         assert checkpoints.steps() == [1]
-
-
-def test_the_newest_intact_checkpoint_is_read_if_there_is_one(tmp_path):
-    fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.1})
-    for step in ("1", "3"):
-        damage(tmp_path / step / "state" / "manifest.ocdbt", "zeroed")
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
-        damage(tmp_path / "2/state", "missing")
-        with pytest.raises(CheckpointError, match=r"no intact checkpoint \(damaged: 2, 1\)"):
-            newest(checkpoints, small_state(0))
-    with (
-        Checkpoints(tmp_path / "new") as checkpoints,
-        pytest.raises(CheckpointError, match="holds no checkpoint"),
-    ):
-        newest(checkpoints, small_state(0))
 
 
 def test_reading_only_changes_nothing_and_writing_removes_what_a_kill_left(tmp_path):
@@ -403,46 +350,3 @@ def test_reading_only_changes_nothing_and_writing_removes_what_a_kill_left(tmp_p
     # Opening for writing removes what a kill left.
     fill(run, {3: 0.3})
     assert sorted(p.name for p in run.iterdir()) == ["2", "3"]
-
-
-def test_killed_at_any_moment(tmp_path):
-    """A program that does nothing but save is killed again and again, and always goes on."""
-    program, run = tmp_path / "program.py", tmp_path / "run"
-    program.write_text(
-        textwrap.dedent("""
-        import sys
-        from pathlib import Path
-        import numpy as np
-        from experiments.training.checkpoints import Checkpoints
-
-        with Checkpoints(Path(sys.argv[1])) as checkpoints:
-            step = max(checkpoints.steps(), default=0)
-            print(step, flush=True)
-            while True:
-                step += 1
-                state = {"w": np.full((300, 300), step, np.float32)}
-                checkpoints.save(step, state, meta={"twice": 2 * step}, accuracy=step % 3 / 10)
-                print(step, flush=True)
-        """)
-    )
-    rng, began, target = np.random.default_rng(0), 0, {"w": np.zeros((300, 300), np.float32)}
-    for _ in range(3):
-        command = [*QUICK_PYTHON, str(program), str(run)]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            # All but the last save begun had finished, for a save waits for the one before it.
-            assert began - 1 <= int(process.stdout.readline()) <= began + 1
-            # Counted in saves, not in seconds: a busy machine kills in the middle of one, too.
-            lines = [process.stdout.readline() for _ in range(rng.integers(1, 6))]
-            time.sleep(float(rng.uniform(0.0, 0.05)))
-            process.kill()
-            began = int([*lines, *process.stdout][-1])
-        with Checkpoints(run, read_only=True) as checkpoints:
-            for step in checkpoints.steps():
-                restored = checkpoints.restore(target, step)
-                np.testing.assert_array_equal(restored.state["w"], step)
-                assert restored.meta == {"twice": 2 * step}
-    with Checkpoints(run) as checkpoints:
-        # What the kills left is removed in the background, at the latest by the next save.
-        checkpoints.save(began + 2, target, meta={})
-    assert not [path.name for path in run.iterdir() if not path.name.isdecimal()]

@@ -13,14 +13,12 @@ from annotated_types import BaseMetadata, Gt, Le
 from experiments.config import (
     Count,
     ModelConfig,
-    OptimizerConfig,
     Positive,
     Ratio,
     Seed,
     Share,
     check_config,
     from_dict,
-    option_types,
     replace_option,
     to_dict,
 )
@@ -63,23 +61,16 @@ def test_numbers_within_their_bounds_pass():
         (Numbers(count=0), "count must be at least 1, got 0"),
         (Numbers(positive=0.0), "positive must be above 0, got 0.0"),
         (Numbers(seed=-1), "seed must be at least 0 and below 4294967296, got -1"),
-        (Numbers(seed=2**32), "seed must be at least 0 and below 4294967296, got 4294967296"),
         (Numbers(half_open=-1.0), "half_open must be above -1 and at most 1, got -1.0"),
-        (Numbers(half_open=1.001), "half_open must be above -1 and at most 1, got 1.001"),
-        (Numbers(optional=(1.0, 0.0)), "optional must be above 0, got 0.0"),
         (Numbers(free_numbers=()), "free_numbers needs at least one value"),
         (Numbers(inner=Inner(share=1.0)), "inner.share must be at least 0 and below 1, got 1.0"),
         (
             Numbers(inner=Inner(ratios=(1, 1.5))),
             "inner.ratios must be above 0 and at most 1, got 1.5",
         ),
-        (Numbers(inner=Inner(ratios=())), "inner.ratios needs at least one value"),
         # Bounded or not, numbers are finite.
         (Numbers(free=math.nan), "free must be finite, got nan"),
-        (Numbers(free=-math.inf), "free must be finite, got -inf"),
-        (Numbers(positive=math.inf), "positive must be finite, got inf"),
         (Numbers(free_numbers=(0.0, math.nan)), "free_numbers must be finite, got nan"),
-        (Numbers(inner=Inner(share=math.nan)), "inner.share must be finite, got nan"),
     ],
 )
 def test_other_numbers_are_refused_with_option_and_value(config, message):
@@ -155,16 +146,3 @@ def test_a_run_without_a_known_protocol_is_refused():
     # A run of one protocol is none of another.
     with pytest.raises(ConfigError, match=r"GroupSoftmaxConfig\): unknown keys \['evaluation'\]"):
         config_from_dict(config_to_dict(FewShotConfig()) | {"protocol": "group-softmax"})
-
-
-def test_every_option_has_a_name_and_a_type():
-    types = option_types(GroupSoftmaxConfig())
-    assert types["steps"] is int
-    assert "preset" not in types  # It names the preset; it is not for the command line.
-    assert types["optimizer.decay_steps"] == tuple[int, ...]
-    assert types["data.imbalance"] is float
-    assert typing.get_args(types["loss.name"]) == ("softmax", "tight", "loose")
-    assert not {"protocol", "data", "loss"} & types.keys()
-    sections = {name.partition(".")[0] for name in types if "." in name}
-    assert sections == {"data", "sampling", "model", "loss", "optimizer"}
-    assert {f"optimizer.{f.name}" for f in dataclasses.fields(OptimizerConfig)} <= types.keys()

@@ -43,8 +43,9 @@ def values_and_gradients(function, x, kernel, weights):
     return y, pull(weights)
 
 
-@pytest.mark.parametrize("rows", [1, 50, 10_000], ids="{} rows at a time".format)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "rows"), [*((shape, 50) for shape in SHAPES), (SHAPES[0], 1), (SHAPES[4], 10_000)]
+)
 def test_values_and_gradients_are_those_of_xla(monkeypatch, shape, rows):
     monkeypatch.setattr(convolution, "_ROWS", rows)
     jax.clear_caches()
@@ -55,22 +56,7 @@ def test_values_and_gradients_are_those_of_xla(monkeypatch, shape, rows):
     chex.assert_trees_all_equal_dtypes(found, expected)
 
 
-def test_second_derivatives_and_vmap():
-    x, kernel, weights = inputs(SHAPES[2])
-
-    def slope(function, kernel):
-        gradient = jax.grad(lambda k: jnp.sum(jnp.sin(function(x, k)) * weights))(kernel)
-        return jnp.sum(gradient**2)
-
-    found = jax.grad(partial(slope, convolve))(kernel)
-    chex.assert_trees_all_close(found, jax.grad(partial(slope, by_xla))(kernel), rtol=1e-4)
-    kernels = jnp.stack([kernel, 2 * kernel])
-    of_each = jax.vmap(jax.grad(partial(slope, convolve)))(kernels)
-    chex.assert_trees_all_close(of_each[0], found, rtol=1e-4)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_over_devices_the_batch_is_one(check_vma):
+def test_over_devices_the_batch_is_one():
     x, kernel, weights = inputs((8, 4, 4, 6, 5, 3))
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, copied = jax.P("batch"), jax.P()
@@ -89,13 +75,8 @@ def test_over_devices_the_batch_is_one(check_vma):
         mesh=mesh,
         in_specs=(copied, rows, rows),
         out_specs=(copied, rows),
-        check_vma=check_vma,
     )
-    of_kernel, of_x = jax.jit(mapped)(kernel, x, weights)
-    # Unchecked, each device differentiates the sum of all: four times its own share.
-    scale = 1 if check_vma else 4
-    chex.assert_trees_all_close(of_kernel, expected[0], rtol=1e-4, atol=1e-5)
-    chex.assert_trees_all_close(of_x / scale, expected[1], rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(jax.jit(mapped)(kernel, x, weights), expected, rtol=1e-4, atol=1e-5)
     sharded = [
         jax.device_put(array, jax.NamedSharding(mesh, spec))
         for array, spec in ((kernel, copied), (x, rows), (weights, rows))

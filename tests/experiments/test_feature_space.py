@@ -12,7 +12,6 @@ from experiments.evaluation.feature_space import (
     class_similarity,
     most_similar_pairs,
     nearest_mean_predictions,
-    nearest_neighbours,
     neighbour_precision,
     principal_axes,
     unit_features,
@@ -64,21 +63,6 @@ def test_a_class_without_an_image_and_a_zero_feature_have_no_direction():
     membership = class_membership(np.zeros(3, int), 2)
     assert class_means(np.ones((3, 2)), membership)[1].tolist() == [0, 0]
     assert unit_features(np.zeros((1, 2))).tolist() == [[0, 0]]
-
-
-def test_neighbours_are_those_of_a_loop_without_the_query():
-    features = np.concatenate([FEATURES, FEATURES[:1]])  # A copy is a neighbour like any other.
-    found = nearest_neighbours(features, np.array([0, 7, 40]), 5)
-    for query, indices in zip((0, 7, 40), found, strict=True):
-        others = [i for i in range(41) if i != query]
-        expected = sorted(others, key=lambda i: -cosine(features[query], features[i]))[:5]
-        if query == 7:
-            assert indices.tolist() == expected
-        assert query not in indices
-        cosines = [[cosine(features[query], features[i]) for i in of] for of in (indices, expected)]
-        np.testing.assert_allclose(cosines[0], cosines[1])
-    assert found[0, 0] == 40
-    assert nearest_neighbours(features[:3], np.arange(3), 8).shape == (3, 2)
 
 
 @pytest.mark.parametrize(("labels", "count"), [(LABELS, 5), (MULTI, 4)])

@@ -7,7 +7,6 @@ import pytest
 
 from experiments.contracts import mean_and_interval
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes
-from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     EpisodeConfig,
     EpisodeResult,
@@ -82,14 +81,6 @@ def test_the_distances_differ_and_follow_their_invariances():
     assert abs(scaled.mean() - cosine.mean()) < 0.003
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("value", [0.0, 3.7])
-def test_constant_features_are_right_by_chance(distance, value):
-    features = np.full((300, 6), value, np.float32)
-    found = episode_accuracies(features, episodes_of(), distance=distance)
-    np.testing.assert_allclose(found, 0.2, rtol=1e-6)
-
-
 def test_of_equally_near_prototypes_the_first_is_taken():
     # Prototypes at −1 and 1; the query of each class stands in the middle.
     features = np.array([[-1.0], [1.0], [0.0], [0.0]], np.float32)
@@ -127,19 +118,3 @@ def test_results_follow_the_configuration(distance):
         assert result.classifier == f"{distance} prototypes"
         assert json.loads(json.dumps(result._asdict())) == result._asdict()
     assert results[1].accuracy > results[0].accuracy
-
-
-@pytest.mark.parametrize("distance", DISTANCES)
-def test_single_episodes_are_predicted_as_all_are(distance):
-    features, episodes, numbers = features_of(), episodes_of(), np.array([7, 0, 3])
-    whole = prototype_predictions(features, episodes, distance=distance)
-    of_some = Episodes(episodes.support[numbers], episodes.query[numbers])
-    some = prototype_predictions(features, of_some, distance=distance)
-    np.testing.assert_array_equal(some, whole[numbers])
-
-
-def test_too_many_ways_are_refused():
-    with pytest.raises(ConfigError, match="needs 13 classes"):
-        evaluate_prototypes(
-            features_of(), LABELS, config=EpisodeConfig(ways=13), distance="euclidean"
-        )

@@ -5,13 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.assembly import check_data, plan_run
-from experiments.config import SamplingConfig
 from experiments.contracts import Objective, Problem
 from experiments.errors import ConfigError
-from experiments.presets import PRESETS
 from experiments.protocols import group_softmax
-from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from tests.jaxloss import references
 
@@ -132,9 +128,6 @@ def test_the_classifier_starts_small():
 @pytest.mark.parametrize(
     ("options", "label"),
     [
-        ({"name": "softmax"}, "Softmax"),
-        ({"name": "tight"}, "Type I, G = 2"),
-        ({"name": "loose", "num_groups": 4}, "Type II, G = 4"),
         ({"name": "loose", "grouping": "contiguous"}, "Type II, G = 2, contiguous"),
         ({"name": "softmax", "grouping": "contiguous"}, "Softmax"),
         ({"name": "tight", "grouping": "random"}, "Type I, G = 2, random"),
@@ -143,24 +136,6 @@ def test_the_classifier_starts_small():
 def test_labels_tell_what_is_minimised(options, label):
     config = GroupSoftmaxConfig(loss=GroupLoss(**{"num_groups": 2} | options))
     assert group_softmax.build(config).description == {"label": label}
-
-
-def test_the_description_has_the_options_of_the_data_that_differ_from_all_images():
-    data = ClassificationData(
-        classes=9,
-        samples_per_class=4,
-        subset_seed=2,
-        imbalance=0.5,
-        tail_from="mean",
-        holdout=0.1,
-        mixup=1,
-    )
-    description = group_softmax.build(GroupSoftmaxConfig(data=data)).description
-    assert description == {
-        "label": "Type II, G = 4",
-        **{"classes": 9, "samples_per_class": 4, "subset_seed": 2},
-        **{"imbalance": 0.5, "tail_from": "mean", "holdout": 0.1, "mixup": 1},
-    }
 
 
 def test_more_groups_than_features_are_refused():
@@ -181,14 +156,3 @@ def test_softmax_ignores_the_groups():
     logging = GroupSoftmaxConfig(loss=GroupLoss(**options, log_bounds=True))
     with pytest.raises(ConfigError, match=r"loss.num_groups = 11 must be at most 10"):
         group_softmax.build(logging).check_options(DIM)
-
-
-def test_a_long_tail_of_two_classes_is_refused_before_the_training(folders):
-    """It has no head, medium and tail to report at the end."""
-    config = GroupSoftmaxConfig(
-        data=ClassificationData(classes=2, imbalance=0.5),
-        sampling=SamplingConfig(batch_size=16),
-        model=PRESETS["icons-groups"].config.model,
-    )
-    with pytest.raises(ConfigError, match="head, medium and tail need at least 3 classes"):
-        check_data(plan_run(config), folders)

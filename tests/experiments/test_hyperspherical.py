@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,13 +218,6 @@ def test_the_first_assignment_depends_on_the_seed_alone_and_static_keeps_it():
     assert loss.objective_state is state
 
 
-@pytest.mark.parametrize(("num_epochs", "places"), [(0, 1), (1, 1), (5, 5)])
-def test_the_state_has_a_place_for_every_epoch(num_epochs, places):
-    state = build(num_epochs=num_epochs, name="dynamic").init_state()
-    assert state["reassigned"].tolist() == [-1] * places
-    assert state["alignment"].shape == (places,)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, folders) -> Path:
     """A run that nothing stopped: 2 epochs and 2 steps."""
@@ -266,19 +258,6 @@ def test_the_report_states_how_the_assignment_changed(whole, folders):
     )
 
 
-def test_the_report_of_a_long_tail_has_head_medium_and_tail(whole):
-    report = json.loads((whole / "report.json").read_text())
-    assert report["label"] == "Dynamic assignment, dot regression"
-    assert report["imbalance"] == 0.05
-    assert report["train_samples"] == COUNTS.sum()
-    names = ["error", "accuracy", "calibration error"]
-    names += ["class mean accuracy", "head accuracy", "medium accuracy", "tail accuracy"]
-    assert [metric["name"] for metric in report["metrics"]] == names
-    better = [metric["name"] for metric in report["metrics"] if metric["higher_is_better"]]
-    assert better == [name for name in names if "error" not in name]
-    assert [metric.name for metric in hyperspherical.build(TINY).metrics] == names
-
-
 @pytest.mark.parametrize("name", ["dynamic", "fixed-ce", "softmax", "cosine-softmax"])
 def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
     """The error is computed from the cosines alone, without loss.scale."""
@@ -308,11 +287,8 @@ def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
 @pytest.mark.parametrize(
     ("options", "label"),
     [
-        ({"name": "dynamic"}, "Dynamic assignment"),
         ({"name": "static", "criterion": "dot-regression"}, "Static assignment, dot regression"),
-        ({"name": "fixed-ce", "criterion": "dot-regression"}, "Fixed W + CE"),
         ({"name": "fixed-ce", "logits": "cosine"}, "Fixed W + CE, cosine logits"),
-        ({"name": "softmax"}, "Softmax"),
         ({"name": "cosine-softmax"}, "Cosine softmax, no scale"),
     ],
 )
@@ -324,10 +300,6 @@ def test_labels_tell_what_is_minimised(options, label):
 def test_prototypes_need_two_dimensions():
     with pytest.raises(ConfigError, match=r"model.dim = 1 must be at least 2"):
         plan_run(dataclasses.replace(TINY, model=ModelConfig(widths=(4, 4, 4, 4), dim=1)))
-
-
-def test_prototypes_are_a_simplex_where_there_is_one():
-    np.testing.assert_array_equal(spread_prototypes(4, 3, 0), jaxloss.simplex_prototypes(4, 3))
 
 
 def test_uniform_prototypes_follow_the_seed_and_are_those_of_the_first_process(monkeypatch):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import jax
 import numpy as np
 import pytest
 
 import jaxloss
-from experiments.cli.main import main
 from experiments.contracts import Problem
 from experiments.data.pipeline import class_counts as stored_counts
 from experiments.data.pipeline import load_split
 from experiments.protocols import instance
 from experiments.protocols.instance import InstanceConfig, InstanceLoss
-from tests.experiments.tiny_runs import TINY_OPTIONS
 
 
 def test_every_base_image_is_a_class_and_the_others_keep_theirs(folders):
@@ -49,16 +45,3 @@ def test_the_loss_is_that_of_cosines_with_a_margin(block_size):
     probability = np.mean(np.exp(-np.asarray(expected)))
     np.testing.assert_allclose(loss.means["target_probability"], probability, rtol=1e-5)
     np.testing.assert_allclose(objective.logits(features, head, ()), 9 * cosines, rtol=1e-6)
-
-
-def test_a_run_on_a_mesh_from_the_command_line(tmp_path, folders, capsys):
-    command = ["train", "icons-instances", "--data-dir", str(folders.data_dir), *TINY_OPTIONS]
-    command += ["--directory", str(tmp_path / "run"), "--parallel", "jit", "--mesh", "2x2"]
-    assert main(command) == 0
-    assert "- Loss: Instances, cosine softmax\n- Data: icons\n" in capsys.readouterr().out
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    names = [metric["name"] for metric in report["metrics"]]
-    assert names[:2] == ["1-shot accuracy", "5-shot accuracy"]
-    assert main(["evaluate", str(tmp_path / "run"), "--split", "base"]) == 2
-    assert "5 ways, 1 shots and 15 queries" in capsys.readouterr().err
-    assert main(["look", str(tmp_path / "run")]) == 0

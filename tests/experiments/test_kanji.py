@@ -2,6 +2,7 @@
 
 import itertools
 from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,15 +94,6 @@ def test_characters_with_their_components(package, tmp_path):
     assert builders.is_multi_label("kanji")
 
 
-def test_a_character_stays_in_its_split(package, tmp_path):
-    before = load_split("kanji", "train", data_dir=tmp_path / "before")
-    for character in "晶森昌":
-        _write(package, character, "日木")
-    after = load_split("kanji", "train", data_dir=tmp_path / "after")
-    chosen = [c for c in "晶森昌" if kanji._tenth(c) in kanji._SPLITS["train"]]
-    assert len(after.labels) == len(before.labels) + len(chosen)
-
-
 def test_another_size_is_drawn_not_resized(package, tmp_path):
     images = load_split("kanji@109", "train", data_dir=tmp_path).images
     assert images.shape[1:] == (109, 109, 1)
@@ -191,11 +183,6 @@ def _members():
     return {name: [chr(int(path.stem, 16)) for path in paths] for name, paths in classes}
 
 
-def test_a_radical_of_few_characters_is_no_class(radicals, monkeypatch):
-    monkeypatch.setattr(kanji, "_MIN_RADICAL", 3)
-    assert _members().keys() == {"木"}
-
-
 # --- Paths --------------------------------------------------------------------------------------
 
 
@@ -248,31 +235,16 @@ def _installed():
 
 
 @pytest.mark.skipif(_installed() != "20260714", reason="the extra kanji is not installed")
-def test_the_real_characters(tmp_path, monkeypatch):
-    """Reads the strokes of all characters, but draws only every tenth, which saves seconds."""
-    draw, calls, drawn = kanji.draw_strokes, itertools.count(), []
-
-    def draw_some(strokes, size):
-        if next(calls) % 10:
-            return np.zeros((size, size, 1), np.uint8)
-        drawn.append(draw(strokes, size))
-        return drawn[-1]
-
-    monkeypatch.setattr(kanji, "draw_strokes", draw_some)
-    sizes, positives, images = [], [], []
-    for split in builders.split_names("kanji"):
-        loaded = load_split("kanji@32", split, data_dir=tmp_path)
-        assert len(loaded.class_names) == 70
-        assert loaded.labels.sum(0).min() >= 10
-        sizes.append(len(loaded.labels))
-        positives.append(loaded.labels.sum())
-        images.append(loaded.images[:])
-    assert sizes == [3815, 1296, 1311]
-    assert len(drawn) > sum(sizes) / 10
+def test_the_real_characters():
+    splits = kanji._read(32)
+    assert {name: len(split.keys) for name, split in splits.items()} == {
+        **{"train": 3815, "validation": 1296, "test": 1311},
+    }
+    targets = [split.targets for split in splits.values()]
+    assert all(of.shape[1] == 70 and of.sum(0).min() >= 10 for of in targets)
+    assert 3.2 < np.concatenate(targets).sum(1).mean() < 3.3
+    drawn: list[Any] = [s.open()(p).content for s in splits.values() for p in s.keys[::20]]
     assert 0.1 < np.mean(np.stack(drawn) > 127) < 0.3
-    # All drawings are in the records.
-    assert np.sum(np.concatenate(images)) == np.sum(np.stack(drawn))
-    assert 3.2 < sum(positives) / sum(sizes) < 3.3
 
 
 @pytest.mark.skipif(_installed() != "20260714", reason="the extra kanji is not installed")

@@ -80,14 +80,6 @@ def test_two_classes_have_the_optimum_of_the_logistic_regression():
     assert gap == pytest.approx(np.ravel(model.intercept_)[0], rel=0.01)
 
 
-def test_the_bias_is_not_regularised():
-    data = sample()
-    path = fit_path(data, CLASSES, penalties=[1e9, *FEW[1:]])
-    share = np.bincount(data.labels) / len(data.labels)
-    logits = np.asarray(path.biases[0]) + data.features.mean(0) @ path.kernels[0]
-    np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(), share, atol=1e-3)
-
-
 def test_all_penalties_converge_and_their_order_does_not_matter():
     np.testing.assert_allclose(np.log10(PENALTIES), np.linspace(-6, 5, 45))
     data = sample()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 import time
@@ -14,18 +15,16 @@ import pytest
 
 from experiments.assembly import plan_run
 from experiments.cli.main import main
-from experiments.config import Folders, SamplingConfig, TrainConfig
+from experiments.config import Folders, TrainConfig
 from experiments.data import pipeline
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.pipeline import RecordImages, load_split
-from experiments.errors import ConfigError
 from experiments.processes import Interrupted
-from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.runs import train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
-from experiments.training.run_directory import MetricsLog, exclusive_run
+from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import finish, start, wait_for_step
 from tests.experiments.tiny_runs import TINY, TINY_OPTIONS, final_state, metrics_without_clock
 
@@ -34,61 +33,44 @@ def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
     return train_run(plan_run(config), directory, folders)
 
 
-TINY_GROUPS = GroupSoftmaxConfig(
-    loss=GroupLoss(name="tight", num_groups=4, grouping="random"),
-    sampling=TINY.sampling,
-    model=TINY.model,
-    steps=TINY.steps,
-    validate_every=TINY.validate_every,
-    log_every=TINY.log_every,
-)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, folders) -> Path:
+    """A run that nothing stopped."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    train(TINY, directory, folders)
+    return directory
 
 
-# With random groups, the checkpoint at step 2 has the number of the step, from which step 2 draws
-# its groups.
-@pytest.mark.parametrize(
-    "config",
-    [
-        replace(TINY, sampling=SamplingConfig(batch_size=16, strategy="random")),
-        replace(TINY, sampling=SamplingConfig(batch_size=16, strategy="4x4")),
-        TINY_GROUPS,
-    ],
-    ids=["random", "4x4", "random groups"],
-)
-def test_a_resumed_run_ends_bit_identical(tmp_path, folders, config, killed_after):
-    train(config, tmp_path / "whole", folders)
-
-    killed_after(3, lambda: train(config, tmp_path / "cut", folders))
-    with Checkpoints(tmp_path / "cut" / "checkpoints", read_only=True) as checkpoints:
+def test_a_resumed_run_ends_bit_identical(tmp_path, folders, whole, killed_after):
+    killed_after(3, lambda: train(TINY, tmp_path, folders))
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
         before = checkpoints.meta(2)["seconds"]
     started = time.monotonic()
-    seconds = train(config, tmp_path / "cut", folders)
+    seconds = train(TINY, tmp_path, folders)
     assert 0 < before < seconds <= before + time.monotonic() - started
     # A finished run takes no more time, however often its command is repeated.
-    again = train(config, tmp_path / "cut", folders)
+    again = train(TINY, tmp_path, folders)
     assert seconds - 2 < again <= seconds
+    chex.assert_trees_all_equal(final_state(tmp_path), final_state(whole))
+    assert metrics_without_clock(tmp_path) == metrics_without_clock(whole)
 
-    chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
-    assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
 
-
-def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(tmp_path, folders):
-    train(TINY, tmp_path / "run", folders)
-    checkpoints = tmp_path / "run" / "checkpoints"
+def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(
+    tmp_path, folders, whole
+):
+    run = shutil.copytree(whole, tmp_path / "run")
     for step in ("2", "4"):
-        (checkpoints / step / "header" / "metadata").write_text("{")
-    with pytest.raises(CheckpointError, match="no intact checkpoint"):
-        train(TINY, tmp_path / "run", folders)
-    with pytest.raises(CheckpointError, match=r"damaged checkpoints only \(damaged-2, damaged-4\)"):
-        train(TINY, tmp_path / "run", folders)
+        (run / "checkpoints" / step / "header" / "metadata").write_text("{")
+    for message in ("no intact checkpoint", r"damaged checkpoints only \(damaged-2, damaged-4\)"):
+        with pytest.raises(CheckpointError, match=message):
+            train(TINY, run, folders)
 
 
-def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, monkeypatch):
-    train(TINY, tmp_path / "memory", folders)
+def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, whole, monkeypatch):
     monkeypatch.setattr(pipeline, "_MEMORY_LIMIT", 0)
     assert isinstance(load_split("icons", "base", **vars(folders)).images, RecordImages)
-    train(TINY, tmp_path / "records", folders)
-    chex.assert_trees_all_equal(final_state(tmp_path / "records"), final_state(tmp_path / "memory"))
+    train(TINY, tmp_path, folders)
+    chex.assert_trees_all_equal(final_state(tmp_path), final_state(whole))
 
 
 @pytest.fixture
@@ -111,14 +93,13 @@ def signalled(monkeypatch):
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled, number):
-    config, before = replace(TINY, steps=8, validate_every=8), signal.getsignal(number)
-    signalled(3, number)
+def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled):
+    config, before = replace(TINY, steps=8, validate_every=8), signal.getsignal(signal.SIGTERM)
+    signalled(3, signal.SIGTERM)
     with pytest.raises(Interrupted, match="stopped at step 4 of 8, which is saved") as stopped:
         train(config, tmp_path / "run", folders)
-    assert stopped.value.signal_number == number
-    assert signal.getsignal(number) is before
+    assert stopped.value.signal_number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
     with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [4]
 
@@ -130,15 +111,8 @@ def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("validate_every", "expected"),
-    [
-        (8, [(3, False), (6, False), (8, True)]),
-        (5, [(3, False), (5, True), (6, False), (8, True)]),  # The last step is validated, too.
-    ],
-)
 def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_limited(
-    tmp_path, folders, monkeypatch, validate_every, expected
+    tmp_path, folders, monkeypatch
 ):
     saved, waited = [], []
     save, wait = Checkpoints.save, jax.block_until_ready
@@ -151,13 +125,13 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
     monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
     monkeypatch.setattr(loop, "_MAX_IN_FLIGHT", 2)
     monkeypatch.setattr(loop.jax, "block_until_ready", lambda x: (waited.append(x), wait(x))[1])
-    config = replace(TINY, steps=8, validate_every=validate_every, log_every=100)
-    train(config, tmp_path / "run", folders)
-    assert saved == expected
+    train(replace(TINY, steps=8, validate_every=5, log_every=100), tmp_path / "run", folders)
+    # The last step is validated, too.
+    assert saved == [(3, False), (5, True), (6, False), (8, True)]
     assert len(waited) == 8 - 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sigkill_and_sigterm_change_nothing(
     tmp_path, folders, compilation_cache, signalled, capsys
 ):
@@ -175,13 +149,6 @@ def test_sigkill_and_sigterm_change_nothing(
     assert main(cut) == 0
     chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
     assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
-
-
-def test_a_second_command_in_a_runs_directory_is_refused(folders, tmp_path):
-    """It would remove unfinished checkpoints of the first one, and replace its metrics."""
-    with exclusive_run(tmp_path), pytest.raises(ConfigError, match="another process is training"):
-        train(TINY, tmp_path, folders)
-    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("ahead", [False, True])

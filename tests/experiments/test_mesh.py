@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 
 from experiments.assembly import plan_run
 from experiments.config import ModelConfig, OptimizerConfig
+from experiments.errors import ConfigError
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
-from experiments.runs import restore_run, train_run
+from experiments.runs import evaluate_run, train_run
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
 
 CLASSES = 4650
@@ -32,12 +35,16 @@ CONFIG = InstanceConfig(
 
 
 @pytest.fixture
-def train(folders):
-    def train(directory: Path, mesh: str, config: InstanceConfig = CONFIG) -> Path:
-        train_run(plan_run(config), directory, folders, mode="jit", mesh_shape=mesh)
-        return directory
+def resumed(tmp_path, folders, whole):
+    """Continues a copy of a run without its last checkpoint, on a mesh."""
 
-    return train
+    def resumed(before: str, mesh: str, end: Callable[[Path], object]) -> Path:
+        run = shutil.copytree(whole / before, tmp_path / "run")
+        end(run / "checkpoints" / "4")
+        train_run(plan_run(CONFIG), run, folders, mode="jit", mesh_shape=mesh)
+        return run
+
+    return resumed
 
 
 @pytest.fixture(scope="module")
@@ -69,34 +76,30 @@ def test_a_mesh_trains_as_replicated_devices(whole, mesh):
     assert np.abs(state.params["classifier"]["kernel"]).min() > 0
 
 
-@pytest.mark.parametrize("mesh", ["2x2", "1x4", "4x1"])
-def test_a_run_resumes_on_any_mesh(tmp_path, train, whole, killed_after, mesh):
-    killed_after(3, lambda: train(tmp_path, "1x4"))
-    train(tmp_path, mesh)
-    assert_close(tmp_path, whole / "1x4")
-    if mesh == "1x4":
-        chex.assert_trees_all_equal(*map(loss_and_state, (tmp_path, whole / mesh)))
+def test_a_run_of_classes_that_are_images_is_evaluated_on_novel_classes(whole, folders):
+    _, report = evaluate_run(whole / "2x2", folders)
+    assert report["label"] == "Instances, cosine softmax"
+    assert report["metrics"][0]["name"] == "1-shot accuracy"
+    with pytest.raises(ConfigError, match="5 ways, 1 shots and 15 queries"):
+        evaluate_run(whole / "2x2", folders, split="base")
 
 
-def test_a_run_of_replicated_devices_resumes_with_its_classes_spread(
-    tmp_path, train, whole, killed_after
-):
-    killed_after(3, lambda: train(tmp_path, "4x1"))
-    train(tmp_path, "1x4")
-    assert_close(tmp_path, whole / "1x4")
+@pytest.mark.parametrize(("before", "mesh"), [("1x4", "1x4"), ("1x4", "2x2"), ("4x1", "1x4")])
+def test_a_run_resumes_on_any_mesh(whole, resumed, before, mesh):
+    run = resumed(before, mesh, shutil.rmtree)
+    assert_close(run, whole / "1x4")
+    if before == mesh:
+        chex.assert_trees_all_equal(*map(loss_and_state, (run, whole / mesh)))
 
 
-def test_a_flipped_bit_of_a_spread_leaf_is_found_and_the_checkpoint_before_is_used(
-    tmp_path, train, whole
-):
-    train(tmp_path, "1x4")
-    checkpoints = tmp_path / "checkpoints"
-    files = [path for path in (checkpoints / "4" / "state").rglob("*") if path.is_file()]
-    largest = max(files, key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-    assert restore_run(tmp_path, "latest").step == 2
-    train(tmp_path, "1x4")
-    assert [path.name for path in checkpoints.glob("damaged-*")] == ["damaged-4"]
-    chex.assert_trees_all_equal(final_state(tmp_path), final_state(whole / "1x4"))
+def test_a_flipped_bit_of_a_spread_leaf_is_found_and_the_checkpoint_before_is_used(whole, resumed):
+    def flip(checkpoint: Path) -> None:
+        files = [path for path in (checkpoint / "state").rglob("*") if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+
+    run = resumed("1x4", "1x4", flip)
+    assert [path.name for path in (run / "checkpoints").glob("damaged-*")] == ["damaged-4"]
+    chex.assert_trees_all_equal(final_state(run), final_state(whole / "1x4"))

@@ -9,7 +9,7 @@ from flax import nnx
 
 from experiments.config import DataConfig
 from experiments.contracts import Loss, Objective
-from experiments.data.augment import cutmix, cutmix_box, mix_batch, mixup
+from experiments.data.augment import cutmix_box, mix_batch, mixup
 from experiments.training.step import Batch, TrainState, build_step
 
 
@@ -23,22 +23,9 @@ def with_partners(images, labels):
     return images, labels, (images[::-1], labels[::-1])
 
 
-def test_mixup_is_its_formula():
-    images, labels = batch_of(7)
-    for number in range(5):
-        key = jax.random.key(number)
-        mixed = mixup(*with_partners(images, labels), key, 1.0)
-        share = np.asarray(mixed.share)
-        assert 0.5 <= share <= 1
-        expected = share * images + (1 - share) * images[::-1]
-        np.testing.assert_allclose(mixed.images, expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(mixed.labels, labels)
-        np.testing.assert_array_equal(mixed.other_labels, labels[::-1])
-
-
-@pytest.mark.parametrize("beta", [1.0, 0.2])
-def test_shares_of_mixup_have_the_beta_distribution(beta):
+def test_shares_of_mixup_have_the_beta_distribution():
     """Its larger half, against NumPy."""
+    beta = 0.2
     keys = jax.random.split(jax.random.key(0), 3000)
     batch = with_partners(*batch_of(2))
     draw = jax.jit(jax.vmap(lambda key: mixup(*batch, key, beta).share))
@@ -48,22 +35,6 @@ def test_shares_of_mixup_have_the_beta_distribution(beta):
     expected = np.maximum(drawn, 1 - drawn)
     assert shares.mean() == pytest.approx(expected.mean(), abs=0.01)
     assert shares.std() == pytest.approx(expected.std(), abs=0.01)
-
-
-def test_cutmix_takes_a_box_of_the_partner():
-    images, labels = batch_of(5)
-    for number in range(8):
-        key = jax.random.key(number)
-        mixed = cutmix(*with_partners(images, labels), key, 1.0)
-        top, left, bottom, right = cutmix_box(key, 1.0, 3, 4)
-        expected = images.copy()
-        expected[:, top:bottom, left:right] = images[::-1, top:bottom, left:right]
-        np.testing.assert_array_equal(mixed.images, expected)
-        own = 1 - (bottom - top) * (right - left) / 12
-        np.testing.assert_allclose(mixed.share, max(own, 1 - own), rtol=1e-6)
-        first, second = (labels, labels[::-1]) if own >= 0.5 else (labels[::-1], labels)
-        np.testing.assert_array_equal(mixed.labels, first)
-        np.testing.assert_array_equal(mixed.other_labels, second)
 
 
 def test_boxes_have_the_area_of_their_weight_and_are_cut_at_the_border():
@@ -162,7 +133,9 @@ def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
     data = DataConfig(
         mean=(0.0,), std=(1.0,), pad=0, flip=False, mixup=1.0, mixed_labels=mixed_labels
     )
-    step = build_step(graphdef, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
+    step = jax.jit(
+        build_step(graphdef, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
+    )
 
     pixels, labels = np.array([10, 250, 40, 120], np.uint8), np.array([3, 1, 0, 7], np.int32)
     shares = []

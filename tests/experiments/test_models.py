@@ -38,7 +38,6 @@ SMALL = {
     "wrn28": ModelConfig("wrn28", (8, 8, 8), "mean", blocks=(1, 1, 1)),
     "swin": ModelConfig("swin", (32, 32, 32, 32), "mean", blocks=(1, 1, 1, 1)),
 }
-DROPPING = replace(SMALL["resnet12"], drop_block=0.2)
 RESNET18 = ModelConfig("resnet18", (64, 128, 256, 512), "mean")
 WRN_28_10 = ModelConfig("wrn28", (160, 320, 640), "mean")
 SIDE = (32, 32, 3)
@@ -60,13 +59,10 @@ def images_of(n, image_shape=(32, 32, 3), seed=1):
 @pytest.mark.parametrize(
     ("backbone", "image_shape", "positions"),
     [
-        ("conv4", (32, 32, 1), 4),
         ("conv4", (84, 84, 3), 25),
         ("resnet12", (16, 39, 3), 2),
         ("resnet18", (224, 224, 3), 7 * 7),
-        ("resnet18", (33, 80, 1), 2 * 3),
         ("resnet18, small stem", (84, 84, 3), 11 * 11),
-        ("resnet50", (84, 84, 3), 3 * 3),
         ("resnet32", (32, 32, 3), 8 * 8),
         ("wrn28", (33, 30, 1), 9 * 8),
         ("swin", (64, 90, 3), 2 * 3),
@@ -215,15 +211,10 @@ def make_step(model, axis_name):
     return step, params, rest
 
 
-@pytest.mark.parametrize("backbone", ["conv4", "resnet12", "resnet50", "wrn28"])
-def test_four_devices_equal_one(backbone):
+def test_four_devices_equal_one():
+    """The tests of the training step have Conv-4 and ResNet-12."""
     assert jax.device_count() >= 4
-    # 48 pixels leave 6×6 and 3×3 positions to the two DropBlocks.
-    shape, config = (48, 48, 3), SMALL[backbone]
-    if backbone == "resnet12":
-        config = replace(config, dropout=0.3, drop_block=0.2, drop_block_steps=4)
-    if backbone == "wrn28":
-        config = replace(config, dropout=0.3)
+    shape, config = (48, 48, 3), replace(SMALL["wrn28"], dropout=0.3)
     # Unequal parts of the batch: statistics of a device alone would differ from the global ones.
     images = images_of(8, shape) * jnp.arange(1, 9)[:, None, None, None]
     keys = jax.random.split(jax.random.key(3), 8)
@@ -239,12 +230,6 @@ def test_four_devices_equal_one(backbone):
     chex.assert_trees_all_close(
         jax.tree.leaves(found), jax.tree.leaves(expected), rtol=2e-4, atol=2e-6
     )
-
-    # Without the axis the statistics are those of a device, and the values differ.
-    step, params, rest = make_step(build(config, shape), "data")
-    alone = jax.pmap(step, "data", in_axes=(None, None, 0, 0), devices=jax.devices()[:4])
-    value = alone(params, rest, images.reshape(4, 2, *shape), keys.reshape(4, 2))[0]
-    assert abs(float(value[0] - expected[0])) > 1e-3 * abs(float(expected[0]))
 
 
 @pytest.mark.parametrize(
@@ -290,9 +275,8 @@ def test_dropout_keeps_the_sum_and_the_type():
     np.testing.assert_allclose(y[y != 0], 1 / 0.7, rtol=1e-2)
 
 
-@pytest.mark.parametrize("config", [DROPPING, replace(SMALL["wrn28"], dropout=0.5)])
-def test_a_network_drops_in_training_only_and_needs_keys(config):
-    model = build(config)
+def test_a_network_drops_in_training_only_and_needs_keys():
+    model = build(replace(SMALL["wrn28"], dropout=0.5))
     images, keys = images_of(6), jax.random.split(jax.random.key(2), 6)
     first = apply(model, images, keys, train=True)
     chex.assert_trees_all_equal(apply(model, images, keys, train=True), first)
@@ -325,41 +309,6 @@ def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate
     )
 
 
-@pytest.mark.parametrize("backbone", ["resnet12", "resnet18"])
-def test_a_rising_rate_needs_the_step_and_starts_at_nothing(backbone):
-    config = ModelConfig(backbone, WIDTHS, "mean", drop_block=0.3)
-    rising = replace(config, drop_block_size=3, drop_block_steps=10)
-    images, keys = images_of(2, (64, 64, 3)), jax.random.split(jax.random.key(2), 2)
-
-    def features(config, step):
-        model = build(config, (64, 64, 3))
-        graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-
-        @jax.jit
-        def run(step):
-            copy = nnx.merge(graphdef, params, rest, copy=True)
-            return copy(images, train=True, keys=keys, step=step)
-
-        return run(step)
-
-    plain, step = features(replace(config, drop_block=0.0), jnp.array(7)), jnp.array(0)
-    chex.assert_trees_all_close(features(rising, step), plain, rtol=1e-5)
-    full = features(replace(config, drop_block_size=3), step)
-    chex.assert_trees_all_close(features(rising, jnp.array(10)), full, rtol=1e-5)
-    assert bool((full != plain).any())
-
-
-@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
-def test_bfloat16_computes_near_float32(backbone):
-    full = replace(SMALL[backbone], pooling="mean")
-    images = images_of(8)
-    features = apply(build(replace(full, dtype="bfloat16")), images, train=True)
-    expected = apply(build(full), images, train=True)
-    chex.assert_type(features, jnp.float32)
-    np.testing.assert_allclose(features, expected, atol=0.1)
-    assert bool((features != expected).any())
-
-
 @pytest.mark.parametrize("backbone", [name for name in SMALL if name != "swin"])
 def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
     model = nnx.eval_shape(lambda: build(replace(SMALL[backbone], dtype="bfloat16")))
@@ -383,18 +332,13 @@ def test_bfloat16_is_the_type_of_the_convolutions_alone(backbone):
     ("config", "image_shape", "message"),
     [
         (ModelConfig(), (15, 32, 3), "at least 16×16 pixels, got 15×32×3"),
-        (ModelConfig(), (32, 32, 0), "at least 16×16"),
         (ModelConfig(widths=(64, 64, 64)), SIDE, "widths of conv4 needs 4 numbers"),
         (ModelConfig(blocks=(1, 1, 1, 1)), SIDE, r"conv4 does not support model\.blocks"),
         (ModelConfig(drop_block=0.1), SIDE, "conv4 does not support model.drop_block, got 0"),
-        (ModelConfig(drop_block_steps=9), SIDE, "support model.drop_block_steps, got 9"),
         (replace(RESNET18, blocks=(2, 2)), SIDE, "blocks of resnet18 needs 4 numbers"),
         (replace(photographs.RESNET50, dropout=0.1), SIDE, "resnet50 does not support model.dr"),
-        (replace(photographs.RESNET32, stem="small"), SIDE, "resnet32 does not support model.stem"),
-        (replace(RESNET18, shortcut="conv3x3"), SIDE, "resnet18 does not support model.shortcut"),
         (replace(RESNET18, projection="norm", dim=3), SIDE, "norm needs model.dim = 0, got 3"),
         (replace(RESNET18, projection="linear"), SIDE, "projection = linear needs model.dim"),
-        (replace(RESNET18, stochastic_depth=0.1), SIDE, "support model.stochastic_depth, got 0.1"),
         (replace(SMALL["swin"], widths=(32, 64, 70, 96)), SIDE, "swin must be multiples of 32"),
     ],
 )

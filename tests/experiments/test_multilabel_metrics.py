@@ -1,7 +1,6 @@
 """Mean average precision against scikit-learn and against explicit loops."""
 
 import json
-import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,34 +22,11 @@ def sample(n=60, classes=9, seed=0, unknown=0.15, rounded=False):
     return scores, targets
 
 
-def precision_by_loops(scores, targets):
-    """Without ties: the mean, over the positives, of the precision down to each."""
-    known = sorted(
-        (-s, t) for s, t in zip(scores.tolist(), targets.tolist(), strict=True) if t >= 0
-    )
-    hits, precisions = 0, []
-    for rank, (_, target) in enumerate(known, 1):
-        if target > 0:
-            hits += 1
-            precisions.append(hits / rank)
-    return sum(precisions) / hits if hits else np.nan
-
-
 def by_sklearn(scores, targets):
     known = targets >= 0
     if not (targets > 0).any():
         return np.nan
     return average_precision_score(targets[known] > 0, scores[known])
-
-
-@pytest.mark.parametrize("unknown", [0.0, 0.15])
-def test_precisions_equal_the_loops(unknown):
-    scores, targets = sample(unknown=unknown)
-    found = average_precisions(scores, targets)
-    expected = [precision_by_loops(s, t) for s, t in zip(scores, targets, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert np.isnan(found[7:9]).all()
-    assert np.isfinite(found).sum() > 40
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -83,19 +59,9 @@ def test_the_two_means_differ_and_order_alone_matters():
     shifted = evaluate_scores(scores + 3 * np.arange(9, dtype=np.float32), targets)
     assert shifted.map_class == pytest.approx(result.map_class)
     assert shifted.map_sample < result.map_sample - 0.05
-    probabilities = np.where(targets > 0, 0.3, targets)
-    assert evaluate_scores(scores, probabilities) == result
     transposed = evaluate_scores(scores.T, targets.T)
     assert transposed.map_class == result.map_sample
     assert transposed.map_sample == result.map_class
-
-
-def test_perfect_reversed_and_constant_scores():
-    targets = np.array([[1, 0, 0, 0], [0, 1, 1, 0]])
-    assert evaluate_scores(targets * 2.0, targets).map_sample == 1
-    worst = average_precisions(-1.0 * targets, targets)
-    np.testing.assert_allclose(worst, [1 / 4, 2 / 4])  # Equal positives share a threshold.
-    np.testing.assert_allclose(average_precisions(0.0 * targets, targets), [1 / 4, 2 / 4])
 
 
 def test_many_rows_are_computed_in_parts():
@@ -104,14 +70,6 @@ def test_many_rows_are_computed_in_parts():
     scores += np.random.default_rng(1).normal(size=scores.shape)
     found = average_precisions(scores, targets, elements_at_once=10_000)
     np.testing.assert_array_equal(found, average_precisions(scores, targets))
-
-
-def test_extreme_scores_are_ordered_without_a_warning():
-    scores = np.array([[3e38, -3e38, 0.0, 1e-45]], np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = average_precisions(scores, np.array([[0, 1, 0, 1]]))
-    np.testing.assert_allclose(found, [(1 / 2 + 2 / 4) / 2])
 
 
 def test_wrong_arguments_name_the_problem():

@@ -17,7 +17,7 @@ from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem
 from experiments.data.pipeline import class_counts, load_split
-from experiments.data.sampling import episodes_hash, evaluation_episodes
+from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import prototype_predictions
 from experiments.evaluation.fine_tuning import (
@@ -128,11 +128,8 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     every = [*names, *(f"{name} (last)" for name in names)]
     assert [metric["name"] for metric in report["metrics"]] == every
     assert [metric.name for metric in plan_run(TINY).protocol.metrics] == every
-    best = report["metrics"][:14]
-    assert [metric["unit"] for metric in best] == ["%"] * 3 + [""] * 11
-    lower = [metric["name"] for metric in best if not metric["higher_is_better"]]
+    lower = [m["name"] for m in report["metrics"][:14] if not m["higher_is_better"]]
     assert lower == [f"{split} D_intra" for split in splits]
-    assert [r["split"] for r in report["results"]] == ["novel", "validation", "base"]
 
     features, labels = outputs_on(trained, folders, "held-out")
     ((expected, accuracies),) = evaluate_fine_tuning(
@@ -141,12 +138,10 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     assert [{"split": "base"} | expected._asdict()] == report["results"][2:]
     values = {metric["name"]: metric["value"] for metric in report["metrics"]}
     assert values["base 2-shot"] == expected.accuracy
-    assert report["metrics"][2]["interval"] == expected.interval
     # Accuracies of single episodes are beside the report.
     episodes = read_episodes(trained)
     assert list(episodes) == [*names[:3], *(f"{name} (last)" for name in names[:3])]
     np.testing.assert_array_equal(episodes["base 2-shot"], accuracies)
-    assert "episodes" not in report
 
     scatter = report["discriminability"]["base"]
     expected = jaxloss.discriminability(jax.numpy.asarray(features), jax.numpy.asarray(labels))
@@ -154,14 +149,11 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     found = [values[f"base {kind}"] for kind in kinds[1:]]
     assert found == [scatter[name] for name in ("ratio", "intra", "inter")]
     # Eq. (10): its right-hand side, with the share that was found, is D_intra of the split.
-    assert report["discriminability"].keys() == set(splits)
     for part in ("novel", "validation"):
         share = values[f"{part} P^s"]
         assert report["same_class_share"][part] == share
         mixture = share * scatter["intra"] + (1 - share) * scatter["inter"]
         assert mixture == pytest.approx(report["discriminability"][part]["intra"])
-    assert report["validation"]["name"] == "3-shot accuracy"
-    assert report["validation"]["value"] == restore_run(trained).validation
 
 
 def test_the_last_checkpoint_is_reported_too(trained, folders):
@@ -173,23 +165,6 @@ def test_the_last_checkpoint_is_reported_too(trained, folders):
     for best, sentence in ((2, "last checkpoint, that of step 4:"), (4, "best checkpoint is the")):
         given = report | {"step": best}
         assert sentence in "\n".join(report_lines(negative_margin.build(TINY), given))
-
-
-def test_the_report_names_its_episodes(trained, folders):
-    report = json.loads((trained / "report.json").read_text())
-    novel = load_split("icons", "novel", data_dir=folders.data_dir).labels
-    episodes = evaluation_episodes(novel, num_episodes=8, ways=3, shots=2, queries=4, seed=0)
-    result, hashed = report["results"][0], episodes_hash(episodes)
-    assert result["hash"] == hashed
-    text = (trained / "report.md").read_text()
-    accuracy, interval = f"{100 * result['accuracy']:.2f}", f"± {100 * result['interval']:.2f}"
-    assert ["novel", "2", accuracy, interval, "8", hashed] in rows(text)
-    assert "3 passes of fine-tuning a cosine classifier" in text
-    compact = f"{report['same_class_share']['novel']:.3f}"
-    for split, share in (("novel", compact), ("base", "–")):
-        scatter = report["discriminability"][split]
-        numbers = [f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio")]
-        assert [split, *numbers, share] in rows(text)
 
 
 def random_scatters(rng: np.random.Generator, *, apart: float) -> dict[str, dict[str, float]]:
@@ -241,16 +216,6 @@ def test_a_share_and_its_bound_need_base_classes_that_are_apart():
     assert bounds(apart, apart) == {"novel": None}
 
 
-def test_bounds_can_be_shown_in_a_grid_with_a_baseline():
-    pair_metrics = plan_run(TINY).protocol.pair_metrics
-    assert pair_metrics is not None
-    rng = np.random.default_rng(3)
-    pair = [{"discriminability": random_scatters(rng, apart=a)} for a in (0.7, 0.5)]
-    (bound,) = pair_metrics.measure(*pair)
-    assert pair_metrics.metrics[0].measured(bound["value"]) == bound
-    assert bound["name"] == "novel P^s bound"
-
-
 def random_outputs() -> Outputs:
     """Of 80 images of 4 classes, with features of all lengths."""
     rng = np.random.default_rng(2)
@@ -295,13 +260,6 @@ def rows(text: str) -> list[list[str]]:
     """The cells of all rows of Markdown tables."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line] for line in lines]
-
-
-def test_episodes_can_take_another_classifier_than_the_training():
-    config = NegativeMarginConfig(
-        loss=MarginLoss(name="softmax"), evaluation=MarginEvaluation(classifier="cosine")
-    )
-    assert negative_margin.build(config).description["evaluation"]["classifier"] == "cosine"
 
 
 @pytest.mark.parametrize(
@@ -349,21 +307,6 @@ def evaluate(trained, folders, capsys):
     return run
 
 
-def test_evaluate_takes_every_option_of_the_evaluation(trained, folders, evaluate):
-    evaluate("--fine-tuning.margin", "0.4", "--evaluation.shots", "3", "2")
-    (written,) = trained.glob("evaluation-*.json")
-    assert written.name.endswith(",evaluation.shots=3+2,fine_tuning.margin=0.4.json")
-    report = json.loads(written.read_text())
-    expected = evaluate_fine_tuning(
-        *outputs_on(trained, folders, "validation"),
-        config=dataclasses.replace(EVALUATION, shots=(3, 2)),
-        settings=FineTuning(passes=3, margin=0.4),
-    )
-    assert report["results"] == [{"split": "validation"} | own._asdict() for own, _ in expected]
-    kinds = ["3-shot", "2-shot", "discriminability", "D_intra", "D_inter"]
-    assert [metric["name"] for metric in report["metrics"]] == [f"validation {k}" for k in kinds]
-
-
 def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     trained, folders, evaluate, monkeypatch
 ):
@@ -405,16 +348,6 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     by_episode = of_margin[0] - of_margin[1]
     assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=1e-6)
     assert difference["own"] == pytest.approx(interval(by_episode))
-
-
-def test_evaluations_with_metrics_of_their_own_are_in_one_table(evaluate):
-    over = ["--over", "evaluation.shots=2,3+1", "--evaluation.episodes", "8"]
-    header, _, two, three = rows(evaluate(*over))[:4]
-    shots = [header.index(f"validation {n}-shot (%)") for n in (2, 3, 1)]
-    assert [two[n] == "–" for n in shots] == [False, True, True]
-    assert [three[n] == "–" for n in shots] == [True, False, False]
-    evaluate(*over, "--metrics", "validation 3-shot")
-    assert "validation 2-shot" in evaluate(*over, "--metrics", "novel 3-shot", status=2)
 
 
 def contents(*parts) -> list[bytes]:
@@ -490,21 +423,6 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     assert "held-out" not in margin_data.class_counts(plain, imagenets)
 
 
-@pytest.mark.parametrize(
-    ("data", "split", "sentence"),
-    [
-        (MarginData(base_test="imagenet"), "held-out", "test images of imagenet."),
-        (MarginData(holdout=0.3), "held-out", "held out from training."),
-        (MarginData(), "base", "training images."),
-    ],
-)
-def test_evaluation_takes_the_other_images(data, split, sentence):
-    protocol = negative_margin.build(dataclasses.replace(TINY, data=data))
-    results = protocol.evaluate("base", {split: random_outputs()}.__getitem__)
-    lines = protocol.report(protocol.description | {"data": "icons"} | results)
-    assert lines[-1].endswith(f": {sentence}")
-
-
 def test_other_images_must_have_all_base_classes(imagenets):
     for split in ("train", "val"):
         (imagenets.manual_dir / f"imagenet/{split}/n01532829").rename(imagenets.manual_dir / split)
@@ -533,10 +451,6 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
     [
         ({"loss.label_smoothing": 0.05}, "set one of them to 0"),
         ({"evaluation.queries": 90}, "classes of icons do not give the evaluation"),
-        (
-            {"evaluation.shots": (5,), "evaluation.queries": 25},
-            "held-out classes of icons do not give the evaluation",
-        ),
         ({"data.novel": "cifar10"}, "cifar10 has the splits train, test, and few-shot"),
         ({"data.base_test": "imagenet"}, "holdout = 0.35 and data.base_test = imagenet exclude"),
         (
@@ -544,21 +458,10 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
             "not in it; set it to imagenet, or empty and use data.holdout",
         ),
         (
-            {"data.name": "cifar_fs", "data.base_test": "cifar100", "data.holdout": 0.0},
-            "data.base_test = cifar100 is not known to have images of the classes of cifar_fs that "
-            "are not in it; set it to empty",
-        ),
-        ({"data.novel": "icons"}, "data.novel = icons shares images with data.name = i"),
-        (
             {"data.name": "mini_imagenet@64", "data.novel": "tiered_imagenet"},
             "data.novel = tiered_imagenet shares images with data.name = mini_imagenet@64",
         ),
         ({"data.base_classes": 1}, r"data.base_classes = 1 must be from 2 to 100, or 0 for all"),
-        ({"data.base_classes": 101}, r"data.base_classes = 101 must be from 2 to 100"),
-        (
-            {"data.base_classes": 180, "data.novel": "cub_fewshot"},
-            r"data.base_classes = 180 must be from 2 to 179",
-        ),
     ],
 )
 def test_what_cannot_end_well_is_refused(folders, options, message):

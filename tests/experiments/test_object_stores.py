@@ -25,7 +25,6 @@ from experiments.runs import complete_run, train_run
 from experiments.storage import storage_path
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.run_directory import MetricsLog
-from experiments.training.weights import load_weights
 from tests.experiments.tiny_runs import TINY, final_state, metrics, metrics_without_clock
 
 # One process of the tests runs them all: it starts the server, and trains.
@@ -75,21 +74,6 @@ def test_evaluate_reads_and_writes_the_bucket(trained, folders, capsys):
         assert main(["evaluate", str(directory), *options]) == 0
     assert f"wrote {remote}/evaluation-novel" in capsys.readouterr().out
     assert files_of(remote) == files_of(local) - {".lock"}
-
-
-def test_a_backbone_starts_from_a_run_in_the_bucket(trained):
-    target = final_state(trained[1])
-    remote, local = (
-        load_weights(path, target.params["backbone"], target.statistics) for path in trained
-    )
-    chex.assert_trees_all_equal(remote, local)
-    for weights, message in (
-        (f"{trained[0]}-absent", r"model\.weights = gs://bucket/trained-absent does not"),
-        (f"{trained[0]}/report.json", r"model\.weights, a file, must be a local path"),
-    ):
-        model = dataclasses.replace(CONFIG.model, weights=weights)
-        with pytest.raises(ConfigError, match=message):
-            plan_run(dataclasses.replace(CONFIG, model=model))
 
 
 def test_a_run_resumes_bit_for_bit(trained, remote, folders, killed_after):

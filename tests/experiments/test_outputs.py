@@ -1,6 +1,5 @@
 """What a trained state computes for images: features, and logits on request."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,23 +9,6 @@ from experiments.config import DataConfig
 from experiments.contracts import ImageSet, Loss, Objective
 from experiments.errors import DivergedError
 from experiments.training.step import TrainState, build_outputs, extract_features
-
-
-def test_features_are_extracted_in_batches_of_one_shape():
-    images = np.random.default_rng(0).integers(0, 256, (23, 4, 5, 1)).astype(np.uint8)
-    shapes = []
-
-    @jax.jit
-    def embed(batch):
-        shapes.append(batch.shape)
-        assert batch.dtype == jnp.uint8
-        return batch.reshape(batch.shape[0], -1).astype(jnp.float32)[:, :7] / 2
-
-    for size in (8, 23, 50):
-        found = extract_features(embed, images, batch_size=size)
-        assert isinstance(found, np.ndarray)
-        np.testing.assert_array_equal(found, images.reshape(23, -1)[:, :7].astype(np.float32) / 2)
-    assert [shape[0] for shape in shapes] == [8, 23, 50]
 
 
 def test_extraction_names_its_problems():

@@ -15,7 +15,7 @@ import jaxloss
 from experiments.assembly import build_network, plan_run
 from experiments.cli.main import main
 from experiments.compilation import compile_step
-from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Problem
+from experiments.contracts import CLASS_AXIS, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.protocols.linear_head import build_classifier_loss
@@ -45,11 +45,6 @@ def test_a_mesh_that_does_not_fit_is_refused(mode, shape, message):
         device_mesh(mode, shape)
 
 
-def test_without_a_shape_every_device_has_a_row():
-    assert dict(device_mesh("jit", "").shape) == {BATCH_AXIS: 4, CLASS_AXIS: 1}
-    assert dict(device_mesh("jit", "1x4").shape) == {BATCH_AXIS: 1, CLASS_AXIS: 4}
-
-
 def test_a_loss_that_needs_the_whole_classifier_is_refused(tmp_path, folders, capsys):
     command = ["train", "icons", "--data-dir", str(folders.data_dir), "--parallel", "jit"]
     command += ["--directory", str(tmp_path / "run"), "--mesh", "2x2"]
@@ -58,13 +53,6 @@ def test_a_loss_that_needs_the_whole_classifier_is_refused(tmp_path, folders, ca
     assert "protocol few-shot with loss.name = direct:sce+nca needs the whole classifier" in error
     assert "choose --mesh 4x1" in error
     assert not (tmp_path / "run").exists()
-
-
-def test_a_batch_that_does_not_spread_over_the_mesh_is_refused(config):
-    sampling = dataclasses.replace(config.sampling, batch_size=6)
-    config = dataclasses.replace(config, sampling=sampling)
-    with pytest.raises(ConfigError, match="batch of 6 does not spread evenly over 4 devices"):
-        compile_step(config, jax.devices(), mode="jit", mesh_shape="2x2", classes=9)
 
 
 @pytest.mark.parametrize("classes", [13, 5])

@@ -77,11 +77,6 @@ def test_an_index_beyond_the_end_is_refused(cifar):
         beyond.images[np.array([5])]
 
 
-def test_prepared_data_needs_no_archives(cifar, tmp_path):
-    split = load_split("cifar_fs", "base", data_dir=cifar["data_dir"], manual_dir=tmp_path)
-    assert len(split.labels) == 5
-
-
 def _script(code, *paths):
     return [sys.executable, "-c", textwrap.dedent(code), *map(str, paths)]
 

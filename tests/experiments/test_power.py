@@ -50,7 +50,6 @@ def test_the_command_prints_the_numbers(capsys):
     ("words", "message"),
     [
         ("0", "--deviation must be above 0, got 0"),
-        ("1 --effect 0", "--effect must not be 0"),
         ("1 --pairs 1", "--pairs must be numbers of at least 2, got (1,)"),
     ],
 )

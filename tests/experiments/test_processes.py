@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from experiments.assembly import plan_run
-from experiments.config import differences
 from experiments.errors import ConfigError
 from experiments.processes import agree, check_shared, from_first, initialize, on_first
 from experiments.runs import complete_run, train_run
@@ -114,23 +113,6 @@ def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
     assert stops[0] == stops[1]
     assert len(stops[0]) == 1
     assert re.search(r"\| +1 +\|", outputs[0])
-    assert_equal_runs(directory, undisturbed)
-
-
-@pytest.mark.long
-def test_killed_processes_resume_on_an_object_store(
-    bucket, folders, compilation_cache, undisturbed
-):
-    directory = bucket / "processes"
-    command = [*SPREAD, "--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    with start([command] * 2, compilation_cache) as processes:
-        wait_for_step(directory, 5, processes[0])
-        processes[1].kill()
-        processes[0].communicate(timeout=60)
-        assert processes[0].returncode not in (0, 2)
-    assert 4 <= saved_steps(directory)[-1] < 28
-    with start([command] * 2, compilation_cache) as processes:
-        finish(processes, 0)
     assert_equal_runs(directory, undisturbed)
 
 
@@ -283,18 +265,6 @@ def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders,
     assert processes[1].returncode not in (0, 2, None)
 
 
-@pytest.mark.long
-def test_where_all_refuse_all_end_with_status_2(tmp_path, compilation_cache):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import jax\nfrom experiments.processes import agree, run_together\n"
-        "run_together(lambda: agree('options', {'seed': jax.process_index()}) or 0)\n"
-    )
-    with start([[str(program)]] * 2, compilation_cache) as processes:
-        outputs = finish(processes, 2)
-    assert all("error: the processes differ in options" in output for output in outputs)
-
-
 @pytest.mark.parametrize("name", ["JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"])
 def test_an_address_without_a_port_is_refused(monkeypatch, name):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "machine0:8476")
@@ -309,14 +279,3 @@ def test_one_process_needs_no_others(tmp_path):
     tree = {"a": np.arange(3)}
     assert on_first(lambda: tree) is tree
     assert from_first(tree["a"]) is tree["a"]
-
-
-def test_differences_between_configurations():
-    first = {"seed": 0, "steps": 3, "name": "a"}
-    assert differences(first, dict(first)) == []
-    second = {"seed": 0, "steps": 4, "rate": None}
-    assert differences(first, second) == [
-        "  steps: 3 -> 4",
-        "  name: 'a' -> (absent)",
-        "  rate: (absent) -> None",
-    ]

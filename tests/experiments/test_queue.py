@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 import jaxloss
-from experiments.assembly import plan_run
 from experiments.contracts import Problem
 from experiments.protocols import few_shot
 from experiments.protocols.integration import IntegratedLoss
-from experiments.runs import train_run
 from experiments.training.parallel import device_mesh
-from tests.experiments.tiny_runs import TINY, final_state
 
 OPTIONS = IntegratedLoss("direct:sce+multi-similarity", queue=12, metric_weight=0.5)
 PROBLEM = Problem(9, np.full(4, 9))
@@ -70,13 +67,3 @@ def test_devices_share_the_references_and_keep_the_same_queue():
         state, states = expected.objective_state, found.objective_state
         for leaf, copies in zip(jax.tree.leaves(state), jax.tree.leaves(states), strict=True):
             np.testing.assert_allclose(copies, np.stack([leaf] * 4), atol=1e-6)
-
-
-def test_a_resumed_run_has_the_same_queue(tmp_path, folders, killed_after):
-    plan = plan_run(dataclasses.replace(TINY, loss=IntegratedLoss("sce+supcon", queue=40)))
-    train_run(plan, tmp_path / "whole", folders)
-    killed_after(3, lambda: train_run(plan, tmp_path / "resumed", folders))
-    train_run(plan, tmp_path / "resumed", folders)
-    resumed = final_state(tmp_path / "resumed")
-    chex.assert_trees_all_equal(resumed, final_state(tmp_path / "whole"))
-    assert (resumed.objective_state.labels >= 0).all()

@@ -1,11 +1,9 @@
 """The metrics of a run: nothing twice, nothing lost. Its progress, on a terminal and elsewhere."""
 
 import json
-import sys
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments.training import run_directory
 from experiments.training.run_directory import MetricsLog, Progress
@@ -25,15 +23,6 @@ def test_metrics_of_a_run_that_was_killed_and_goes_on(tmp_path):
     assert [row["step"] for row in metrics(tmp_path)] == [10, 20, 30]
     assert metrics(tmp_path)[-1] == {"step": 30, "loss": 0.5}
     assert not list(tmp_path.glob(".metrics*"))
-
-
-@pytest.mark.parametrize("torn", ['{"step": 3, "loss": 0.', '{"step"', "{"])
-def test_only_the_half_line_is_removed(tmp_path, torn):
-    path = tmp_path / "metrics.jsonl"
-    whole = '{"step": 2, "loss": "NaN"}\n{"step": 2, "validation": 0.5}\n'
-    path.write_text(whole + torn)
-    with MetricsLog(tmp_path, resume_step=5):
-        assert path.read_text() == whole
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_logged_and_valid_json(tmp_path):
@@ -62,17 +51,6 @@ def test_tensorboard_ignores_what_was_written_after_the_checkpoint(tmp_path, mon
     assert given == {"purge_step": 8}
 
 
-def test_plain_progress_is_a_line_a_tenth(capsys):
-    with Progress(200, 100, "sce") as bar:
-        for step in range(101, 201):
-            bar.update(step, 1 / step, 1234.5)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    assert lines[0].startswith("sce: 120/200 steps (60 %), loss 0.008333, 1,234 images/s, ")
-    assert lines[-1].startswith("sce: 200/200 steps (100 %)")
-    assert all(line.isprintable() for line in lines)
-
-
 def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(run_directory.time, "monotonic", lambda: now[0])
@@ -89,13 +67,3 @@ def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
         now[0] += 20.0
         bar.update(60, 0.5, 2.0)
     assert capsys.readouterr().out.endswith("00:20 elapsed, 01:20 left\n")
-
-
-def test_a_terminal_gets_a_bar(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with Progress(20, 0, "direct:sce+nca [2]") as bar:
-        for step in range(1, 21):
-            bar.update(step, 0.5, 900.0)
-    output = capsys.readouterr().out
-    for part in ("\r", "direct:sce+nca [2]", "20/20", "loss 0.5", "900 images/s"):
-        assert part in output

@@ -84,11 +84,6 @@ def test_a_box_that_never_fits_is_the_middle(shape, ratio, expected):
     assert {tuple(box) for box in np.asarray(boxes).tolist()} == {expected}
 
 
-def test_the_whole_image_may_be_the_box():
-    boxes = boxes_of(keys_of(20), 30, 30, scale=(1.0, 1.0), ratio=(1.0, 1.0))
-    assert {tuple(box) for box in np.asarray(boxes).tolist()} == {(0, 0, 30, 30)}
-
-
 def test_random_resized_crop_shows_its_box_alone():
     images = np.stack([image_of(40, 56, seed=seed) for seed in range(12)])
     keys, settings = keys_of(12), {"scale": (0.1, 0.9), "ratio": (0.5, 2.0)}

@@ -54,28 +54,6 @@ def test_where_the_numbers_come_from_is_stated_if_known():
     assert run_report(REPORT | unknown, LINES) == run_report(REPORT, LINES)
 
 
-def test_a_run_that_diverged_has_nothing_to_evaluate():
-    failed = {"metrics": [], "validation": None, "diverged": "diverged: loss is nan at step 3"}
-    for key in ("label", "data", "sampling", "seed", "version", "commit"):
-        failed[key] = REPORT[key]
-    assert run_report(failed, []).splitlines() == [
-        *RUN,
-        "- Result: diverged: loss is nan at step 3; there is nothing to evaluate",
-        "- Code: jaxloss 0.9.0",
-    ]
-
-
-def test_files_of_a_run(tmp_path):
-    paths = write_report(tmp_path, PROTOCOL, REPORT, "evaluation-novel")
-    assert [path.name for path in paths] == ["evaluation-novel.md", "evaluation-novel.json"]
-    assert paths[0].read_text() == run_report(REPORT, LINES) + "\n"
-    assert json.loads(paths[1].read_text()) == REPORT
-    assert [p.name for p in write_report(tmp_path, PROTOCOL, REPORT)] == [
-        "report.md",
-        "report.json",
-    ]
-
-
 def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
     episodes = {"base 1-shot": [0.25, 0.5, 1.0], "novel 1-shot": [0.75, 0.1, 0.0]}
     report = REPORT | {"episodes": episodes}

@@ -51,14 +51,6 @@ def test_the_effective_rank_is_between_one_and_the_number_of_directions():
     assert found.variance_share == found.class_variance_share == 0
 
 
-def test_more_classes_than_features_span_everything():
-    features, weights = make(classes=9)
-    found = classifier_subspace(features, LABELS, weights)
-    assert len(found.singular_values) == 6
-    assert found.variance_share == pytest.approx(1)
-    assert classifier_subspace(features * 0, LABELS, weights).variance_share == 0
-
-
 def test_directions_add_up_to_the_share_inside():
     features, weights = make()
     weights[:, 2] = weights[:, 0] - weights[:, 1]  # Rank 2.

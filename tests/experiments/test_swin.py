@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from experiments.config import ModelConfig
 from experiments.models import build_backbone
-from experiments.models.swin import drop_branch, same_region
+from experiments.models.swin import drop_branch
 from experiments.training.weights import load_weights
 from tests.experiments import torch_backbones
 
@@ -77,15 +77,6 @@ def close_by_norm(found, expected):
     """Sums of many terms of both signs: exact in proportion to the whole, not to each entry."""
     scale = float(np.abs(expected).max())
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * max(scale, 1e-3))
-
-
-def test_patches_from_the_other_side_of_the_image_are_strangers():
-    same = same_region((14, 7), (3, 0))
-    assert same.shape == (2, 49, 49)
-    assert same[0].all()
-    # Of the second window, the last three rows come from the top of the image.
-    top = np.arange(49) // 7 >= 4
-    np.testing.assert_array_equal(same[1], top[:, None] == top)
 
 
 def test_stochastic_depth_drops_whole_branches_by_the_key_of_the_image():
