@@ -124,7 +124,19 @@ def trained(tmp_path_factory, folders) -> Looked:
 @pytest.fixture(scope="module")
 def voc(tmp_path_factory) -> Folders:
     """A small VOC 2007 of colour photographs."""
-    return fake_image_sets.random_voc2007(tmp_path_factory.mktemp("voc"))
+    root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
+
+    def some(first: int, count: int) -> dict[str, list[tuple[str, int]]]:
+        kinds = fake_image_sets._VOC[:6]
+        return {
+            f"{n:06}": [(k, 0) for k in kinds if rng.random() < 0.4] for n in range(first, count)
+        }
+
+    objects = {"train": some(0, 20), "val": some(100, 108), "test": some(200, 216)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
+        fake_image_sets.voc2007_annotations(root)
+    return Folders(data_dir=root / "data", manual_dir=root)
 
 
 @pytest.fixture(scope="module")
