@@ -1,0 +1,104 @@
+"""Docstrings of `jaxloss` as they are, plus links: to functions, and to the bibliography.
+
+A name in backticks links to the function. Every item below *References:* must name the title of an
+entry of refs.bib, or its `docstring` field where the docstrings shorten the title; it then links to
+the entry. `help` and the site thus have one source.
+"""
+
+import re
+from pathlib import Path
+
+from pybtex.database import parse_file
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+import jaxloss
+
+logger = logging.getLogger(__name__)
+
+_PUBLIC = re.compile(rf"(?<![`:])`(?:jaxloss\.)?({'|'.join(jaxloss.__all__)})`(?!`)")
+_CONTRACT = re.compile(r"(keywords? of(?: pairwise losses in)?|losses in)\s+`jaxloss`")
+
+
+def _titles(path: Path) -> dict[str, re.Pattern[str]]:
+    """A pattern for the title of each entry, in which any space may be a line break."""
+    titles = {}
+    for key, entry in parse_file(path).entries.items():
+        title = entry.fields.get("docstring", entry.fields["title"])
+        words = re.sub(r"[{}]", "", title).split()
+        titles[key] = re.compile(r"\s+".join(map(re.escape, words)))
+    return titles
+
+
+def _items(lines: list[str]) -> list[str]:
+    """A new item starts after a line that ends in a full stop."""
+    items, item = [], []
+    for line in lines:
+        item.append(line.strip())
+        if line.rstrip().endswith("."):
+            items.append(" ".join(item))
+            item = []
+    return items + ([" ".join(item)] if any(item) else [])
+
+
+def _cited(items: list[str], titles: dict[str, re.Pattern[str]], name: str) -> list[str]:
+    cited = []
+    for item in items:
+        keys = [key for key, title in titles.items() if title.search(item)]
+        if not keys:
+            logger.warning("%s: no entry of refs.bib for the reference %r", name, item)
+        cited.append(f"* {item} {' '.join(f':cite:p:`{key}`' for key in keys)}")
+    return cited
+
+
+def _linked(line: str, own: str) -> str:
+    line = _CONTRACT.sub(r"\1 :doc:`jaxloss </contract>`", line)
+    line = line.replace("`jaxloss.testing.check_loss`", ":py:obj:`~jaxloss.testing.check_loss`")
+    return _PUBLIC.sub(
+        lambda match: match[0] if match[1] == own else f":py:obj:`~jaxloss.{match[1]}`", line
+    )
+
+
+def _module(lines: list[str]) -> list[str]:
+    """The help of the package: its headings, and the arguments below them as lists."""
+    result = []
+    for line in lines:
+        if re.fullmatch(r"\S.*:", line):
+            result += ["", f".. rubric:: {line[:-1]}", ""]
+        elif match := re.fullmatch(r"  (\w+): (.*)", line):
+            result += ["", f"* **{match[1]}**: {match[2]}"]
+        elif line.startswith("    "):
+            result.append(line[2:])
+        else:
+            result.append(line.strip() if line.startswith("  ") else line)
+    return result
+
+
+def process(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]):
+    """Changes the lines of a docstring in place, before napoleon reads them."""
+    own = name.rpartition(".")[2]
+    text = list(lines)
+    if "References:" in text:
+        start = text.index("References:") + 1
+        end = next((k for k in range(start, len(text)) if not text[k].strip()), len(text))
+        titles = _titles(Path(app.srcdir) / "refs.bib")
+        references = _cited(_items(text[start:end]), titles, name)
+        text = text[:start] + [f"  {item}" for item in references] + text[end:]
+    if what == "module":
+        text = _module(text)
+    lines[:] = [_linked(line, own) for line in text]
+
+
+def check_that_all_are_documented(app: Sphinx, env):
+    """Every public name has a place on the site."""
+    documented = set(env.domaindata["py"]["objects"])
+    for name in jaxloss.__all__:
+        if f"jaxloss.{name}" not in documented:
+            logger.warning("jaxloss.%s is on no page", name)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Runs before napoleon, whose priority is 500."""
+    app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("env-check-consistency", check_that_all_are_documented)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
