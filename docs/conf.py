@@ -17,6 +17,8 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["PYTHONPATH"] = str(ROOT)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(DOCS / "_build" / "compiled")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jaxloss  # noqa: E402
 
@@ -40,6 +42,7 @@ exclude_patterns = [
     "_build",
     "gallery",
     "auto_gallery/*.ipynb",  # Downloads of the gallery, not pages.
+    "auto_gallery/backreferences",
     "extensions",
 ]
 nitpicky = True
@@ -47,7 +50,7 @@ suppress_warnings = ["config.cache"]  # The settings of sphinx-gallery hold func
 
 # Markdown and code on the pages ----
 
-myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
 
@@ -60,6 +63,7 @@ nb_execution_timeout = 180
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
 
 # Docstrings ----
 
@@ -84,6 +88,9 @@ bibtex_reference_style = "author_year"
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "auto_gallery",
+    "backreferences_dir": "auto_gallery/backreferences",
+    "doc_module": ("jaxloss",),
+    "inspect_global_variables": False,
     "filename_pattern": r"/plot_",
     "download_all_examples": False,
     "image_srcset": ["2x"],

@@ -87,6 +87,16 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
     if what == "module":
         text = _module(text)
     lines[:] = [_linked(line, own) for line in text]
+    examples = Path(app.srcdir) / "auto_gallery" / "backreferences" / f"{name}.examples"
+    if what == "function" and examples.is_file() and examples.stat().st_size:
+        lines += ["", ".. rubric:: Pictures", "", f".. minigallery:: {name}", ""]
+
+
+def list_public_names(app: Sphinx, docname: str, source: list[str]):
+    """Fills the table of the API page."""
+    names = "\n".join(f"   jaxloss.{name}" for name in jaxloss.__all__)
+    table = f".. autosummary::\n   :nosignatures:\n\n{names}\n   jaxloss.testing.check_loss"
+    source[0] = source[0].replace("```{public-names}", f"```{{eval-rst}}\n{table}")
 
 
 def check_that_all_are_documented(app: Sphinx, env):
@@ -100,5 +110,6 @@ def check_that_all_are_documented(app: Sphinx, env):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Runs before napoleon, whose priority is 500."""
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("source-read", list_public_names)
     app.connect("env-check-consistency", check_that_all_are_documented)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
