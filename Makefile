@@ -54,7 +54,7 @@ lint: $(VENV)/.test
 
 clean:
 	rm -rf $(VENV) .venv-quick-* $(OLDEST) $(DOCS) .pytest_cache .ruff_cache
-	rm -rf docs/_build docs/auto_gallery docs/sg_execution_times.rst
+	rm -rf docs/_build docs/auto_gallery
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

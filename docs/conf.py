@@ -69,7 +69,7 @@ nb_render_markdown_format = "myst"
 
 autodoc_typehints = "none"  # The shapes are in the text.
 autodoc_member_order = "bysource"
-python_maximum_signature_line_length = 80
+toc_object_entries = False
 add_function_parentheses = False
 default_role = "code"
 napoleon_numpy_docstring = False
@@ -99,6 +99,7 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "show_memory": False,
     "show_signature": False,
+    "write_computation_times": False,
     "within_subsection_order": "FileNameSortKey",
 }
 
@@ -118,6 +119,10 @@ html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "home_page_in_toc": True,
+    "navbar_start": [],
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
 }
 html_copy_source = False
 html_show_sourcelink = False
@@ -126,5 +131,6 @@ html_show_sourcelink = False
 _mathjax = [file for file in files("sphinx-mathjax-offline") or () if file.name == "tex-svg.js"]
 html_static_path = ["_static", str(_mathjax[0].locate())]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
 mathjax_path = "tex-svg.js"
 mathjax3_config = {"options": {"enableMenu": False}, "svg": {"fontCache": "global"}}

@@ -34,7 +34,7 @@ SECTIONS = {
 }
 """The pages of the sections of RESULTS.md, by the letter of their heading."""
 
-_LINK = re.compile(r"(?<!!)\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\]\((?!\w+:)(?![^)]*\.png\))([^)#\s]*)(#[^)\s]*)?\)")
 _HEADING = re.compile(r"^(#{2,4}) (.*)$", re.MULTILINE)
 
 
