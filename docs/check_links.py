@@ -42,11 +42,10 @@ def broken_links(site: Path) -> list[str]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if target.is_dir():
                 target /= "index.html"
-            if not target.is_file():
+            anchor = unquote(parts.fragment)
+            has_anchor = not anchor or target not in pages or anchor in pages[target].anchors
+            if not (target.is_file() and has_anchor):
                 broken.append(place)
-            elif parts.fragment and target in pages:
-                if unquote(parts.fragment) not in pages[target].anchors:
-                    broken.append(place)
     return broken
 
 

@@ -9,10 +9,27 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 
-similarities = jnp.linspace(-1, 1, 101)
+import jaxloss
+
+angles = jnp.linspace(0, jnp.pi, 91)
+partner = jnp.array([[1.0, 0.0]])
+
+
+def gradient(angle, temperature):
+    """The gradient of the loss for the cosine of a negative key at this angle."""
+    negative = jnp.array([[jnp.cos(angle), jnp.sin(angle)]])
+
+    def loss(scale):
+        keys = jnp.concatenate([0.5 * partner, scale * negative])
+        options = {"temperature": temperature, "symmetric": False, "normalize": False}
+        return jaxloss.info_nce_loss(partner, keys, **options)
+
+    return jax.grad(loss)(1.0)
+
+
 for temperature in (0.05, 0.1, 0.5):
-    loss = lambda s: jnp.logaddexp(0.0, (s - 0.5) / temperature)
-    plt.plot(similarities, jax.vmap(jax.grad(loss))(similarities), label=f"T = {temperature}")
+    gradients = [gradient(angle, temperature) for angle in angles[::10]]
+    plt.plot(jnp.cos(angles[::10]), gradients, label=f"T = {temperature}")
 plt.xlabel("similarity of a negative")
 plt.ylabel("gradient")
 plt.legend()
