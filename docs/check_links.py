@@ -29,7 +29,8 @@ class Page(HTMLParser):
 
 def broken_links(site: Path) -> list[str]:
     """One line for each link that leads nowhere, and each file that a page takes from a network."""
-    pages = {path: Page(path) for path in sorted(site.rglob("*.html"))}
+    paths = (path for path in site.rglob("*.html") if "_static" not in path.parts)
+    pages = {path: Page(path) for path in sorted(paths)}
     broken = []
     for path, page in pages.items():
         for line, tag, link in page.links:

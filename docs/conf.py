@@ -43,6 +43,7 @@ exclude_patterns = [
     "gallery",
     "auto_gallery/*.ipynb",  # Downloads of the gallery, not pages.
     "auto_gallery/backreferences",
+    "auto_gallery/sg_execution_times.rst",
     "extensions",
 ]
 nitpicky = True
@@ -106,6 +107,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "write_computation_times": False,
+    "reset_modules": ("matplotlib", "gallery_style.use_style"),
     "within_subsection_order": "FileNameSortKey",
 }
 
