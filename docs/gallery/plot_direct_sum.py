@@ -46,12 +46,12 @@ steps = {
 }
 
 figure = plt.figure(figsize=(7.5, 4.4), layout="none")
-axis = figure.add_axes((0, 0.04, 1, 0.9), projection="3d", computed_zorder=False)
-side = np.array([[-1.9, 1.9], [-1.9, 1.9]])
+axis = figure.add_axes((-0.1, -0.1, 1.2, 1.2), projection="3d", computed_zorder=False)
+side = np.array([[-1.35, 1.35], [-1.35, 1.35]])
 axis.plot_surface(side, side.T, 0 * side, color="C0", alpha=0.1, zorder=0)
-axis.plot([0, 0], [0, 0], [-1.5, 1.5], color="0.4", linewidth=1.2, zorder=1)
-axis.text(0.07, 0, 1.4, "complement", color="0.3")
-axis.text(-1.8, -1.8, 0.05, "plane of the classifier", color="C0", zdir=(1, 0, 0))
+axis.plot([0, 0], [0, 0], [-1.15, 1.15], color="0.4", linewidth=1.2, zorder=1)
+axis.text(0.05, 0, 1.1, "complement", color="0.3")
+axis.text(1.4, -0.95, -0.06, "plane of the classifier", color="C0")
 for weight in np.asarray(weights).T:
     axis.quiver(0, 0, 0, *weight, color="0.3", linewidth=2, arrow_length_ratio=0.12, zorder=1)
 for x, y, z in np.asarray(features):
@@ -64,7 +64,7 @@ for label, marker in enumerate("os"):
     style = {"color": "white", "edgecolor": "black", "s": 34, "depthshade": False}
     axis.scatter(*points.T, marker=marker, **style, label=f"class {label + 1}", zorder=3)
 axis.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), zlim=(-1, 1))
-axis.set_box_aspect((1, 1, 0.8), zoom=1.3)
+axis.set_box_aspect((1, 1, 0.8), zoom=1.05)
 axis.view_init(elev=18, azim=-65)
 axis.set_axis_off()
 figure.legend(loc="lower center", ncols=4)
@@ -75,7 +75,8 @@ plt.show()
 # With as many classes as features, the complement is empty. But the classifier hardly uses the
 # directions of its small singular values. The spectral sum keeps more of a direction the smaller
 # its singular value is, and a power p tunes how much. To measure it, we project the singular
-# vectors themselves, and look at what is left of each.
+# vectors themselves, and look at what is left of each. The ε of the direct sum lets a little of
+# the smallest direction pass.
 
 rng = np.random.default_rng(0)
 dim, num_classes = 16, 10
