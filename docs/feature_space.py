@@ -29,12 +29,12 @@ SECONDS = 11
 FRAMES = 56
 HOLD = (5, 18)  # Frames before the first step and after the last one.
 CENTER, RADIUS = (190, 190), 160
-CHART = (405, 600, 130, 300)  # Left, right, top, bottom.
+CHART = (395, 600, 120, 300)  # Left, right, top, bottom.
 SIZE = (640, 380)
 loss_fn = partial(jaxloss.supervised_contrastive_loss, temperature=0.2)
 
 
-def train(num_steps: int = 500, rate: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def train(num_steps: int = 75, rate: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns features [steps, n, 3] before each step, losses [steps] and labels [n]."""
     labels = jnp.arange(108) % 6
     features = jax.random.normal(jax.random.key(3), (108, 3))
@@ -105,8 +105,9 @@ def draw() -> str:
         dot = f'<circle r="6" fill="#222" transform="translate({dots[-1]})">{motion}</circle>'
         return "".join(marks) + dot
 
+    style = 'stroke="#fff" stroke-width=".6" transform="scale(1.15)"'
     shapes = "".join(
-        f'<path id="c{k}" d="{shape}" fill="{color}" stroke="#fff" stroke-width=".7"/>'
+        f'<path id="c{k}" d="{shape}" fill="{color}" {style}/>'
         for k, (shape, color) in enumerate(zip(SHAPES, COLORS, strict=True))
     )
     fade = animate("opacity", ["0", "1", "1", "0"], more='keyTimes="0;.04;.96;1" ')
@@ -123,7 +124,7 @@ def draw() -> str:
 <g fill="none" stroke="#444" stroke-width="2">
 <path stroke="#999" stroke-width="1.2" d="M{left},{top - 18}V{bottom}H{right + 8}"/>
 <path d="{curve}"/></g>
-<text x="{left}" y="70" font-size="20" font-weight="600">108 features, 6 classes</text>
+<text x="{left}" y="62" font-size="18" font-weight="600">108 features, 6 classes</text>
 <text x="{left + 8}" y="{top - 8}" font-size="17">loss</text>
 <text x="{right + 8}" y="{bottom + 24}" font-size="17" text-anchor="end">gradient steps</text>
 <g class="moving">{fade}{markers(True)}</g>

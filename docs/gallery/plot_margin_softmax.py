@@ -75,7 +75,7 @@ plt.show()
 # %%
 # The loss of the first class against the angle between the feature and its direction. Without a
 # margin, the boundary to the next class is at 60 degrees. An angular margin a moves it by a / 2,
-# whatever the angle between the classes is. A margin m moves it farther where the classes are close.
+# whatever the angle between the classes is. A margin m moves it farther where classes are close.
 
 figure, axis = plt.subplots(figsize=(6.5, 3))
 from_own = (degrees >= 90) & (degrees <= 180)

@@ -22,13 +22,13 @@ import jaxloss
 key = jax.random.key(5)
 stages = {"Random start": 1, "After 600 steps": 600}
 elevation, azimuth = 0.35, -0.9  # Of the viewer.
-viewer = np.array([
-    np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth), np.sin(elevation)
-])
+viewer = np.array(
+    [np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth), np.sin(elevation)]
+)
 longitude, latitude = np.mgrid[0 : 2 * np.pi : 50j, -np.pi / 2 : np.pi / 2 : 25j]
-sphere = np.stack([
-    np.cos(longitude) * np.cos(latitude), np.sin(longitude) * np.cos(latitude), np.sin(latitude)
-])
+sphere = np.stack(
+    [np.cos(longitude) * np.cos(latitude), np.sin(longitude) * np.cos(latitude), np.sin(latitude)]
+)
 
 figure, axes = plt.subplots(
     1, 2, figsize=(7.5, 4), subplot_kw={"projection": "3d", "computed_zorder": False}
