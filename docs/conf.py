@@ -74,6 +74,7 @@ nb_render_markdown_format = "myst"
 
 # Docstrings ----
 
+autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # The shapes are in the text.
 autodoc_member_order = "bysource"
 toc_object_entries = False

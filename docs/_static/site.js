@@ -7,6 +7,12 @@ function improve() {
   for (const summary of document.querySelectorAll("nav summary:not([aria-label])")) {
     summary.setAttribute("aria-label", "Pages of this section");
   }
+  for (const summary of document.querySelectorAll("article summary[aria-label]")) {
+    summary.removeAttribute("aria-label"); // Its text is its name.
+  }
+  for (const link of document.querySelectorAll(".sphx-glr-thumbcontainer a")) {
+    link.setAttribute("aria-label", link.textContent); // The text is hidden behind the picture.
+  }
   for (const button of document.querySelectorAll(".search-button-field[aria-label]")) {
     button.removeAttribute("aria-label"); // Its text is its name.
   }
