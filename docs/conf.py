@@ -47,6 +47,7 @@ exclude_patterns = [
     "extensions",
 ]
 nitpicky = True
+smartquotes = False
 suppress_warnings = ["config.cache"]  # The settings of sphinx-gallery hold functions.
 
 # Markdown and code on the pages ----

@@ -17,7 +17,7 @@ import jaxloss
 logger = logging.getLogger(__name__)
 
 _PUBLIC = re.compile(rf"(?<![`:])`(?:jaxloss\.)?({'|'.join(jaxloss.__all__)})`(?!`)")
-_CONTRACT = re.compile(r"(keywords? of(?: pairwise losses in)?|losses in)\s+`jaxloss`")
+_CONTRACT = re.compile(r"(keywords?\s+of(?:\s+pairwise\s+losses\s+in)?\s+)`jaxloss`")
 
 
 def _titles(path: Path) -> dict[str, re.Pattern[str]]:
@@ -51,12 +51,13 @@ def _cited(items: list[str], titles: dict[str, re.Pattern[str]], name: str) -> l
     return cited
 
 
-def _linked(line: str, own: str) -> str:
-    line = _CONTRACT.sub(r"\1 :doc:`jaxloss </contract>`", line)
-    line = line.replace("`jaxloss.testing.check_loss`", ":py:obj:`~jaxloss.testing.check_loss`")
-    return _PUBLIC.sub(
-        lambda match: match[0] if match[1] == own else f":py:obj:`~jaxloss.{match[1]}`", line
+def _linked(lines: list[str], own: str) -> list[str]:
+    text = _CONTRACT.sub(r"\1:doc:`jaxloss </contract>`", "\n".join(lines))
+    text = text.replace("`jaxloss.testing.check_loss`", ":py:obj:`~jaxloss.testing.check_loss`")
+    text = _PUBLIC.sub(
+        lambda match: match[0] if match[1] == own else f":py:obj:`~jaxloss.{match[1]}`", text
     )
+    return text.split("\n")
 
 
 def _module(lines: list[str]) -> list[str]:
@@ -64,7 +65,7 @@ def _module(lines: list[str]) -> list[str]:
     result = []
     for line in lines:
         if re.fullmatch(r"\S.*:", line):
-            result += ["", f".. rubric:: {line[:-1]}", ""]
+            result += ["", f".. rubric:: {line[:-1].replace('`', '')}", ""]
         elif match := re.fullmatch(r"  (\w+): (.*)", line):
             result += ["", f"* **{match[1]}**: {match[2]}"]
         elif line.startswith("    "):
@@ -86,7 +87,7 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
         text = text[:start] + [f"  {item}" for item in references] + text[end:]
     if what == "module":
         text = _module(text)
-    lines[:] = [_linked(line, own) for line in text]
+    lines[:] = _linked(text, own)
     examples = Path(app.srcdir) / "auto_gallery" / "backreferences" / f"{name}.examples"
     if what == "function" and examples.is_file() and examples.stat().st_size:
         lines += ["", ".. rubric:: Pictures", "", f".. minigallery:: {name}", ""]
