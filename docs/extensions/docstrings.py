@@ -95,8 +95,8 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
 
 def list_public_names(app: Sphinx, docname: str, source: list[str]):
     """Fills the table of the API page."""
-    names = "\n".join(f"   jaxloss.{name}" for name in jaxloss.__all__)
-    table = f".. autosummary::\n   :nosignatures:\n\n{names}\n   jaxloss.testing.check_loss"
+    names = "\n".join(f"   ~jaxloss.{name}" for name in jaxloss.__all__)
+    table = f".. autosummary::\n   :nosignatures:\n\n{names}\n   ~jaxloss.testing.check_loss"
     source[0] = source[0].replace("```{public-names}", f"```{{eval-rst}}\n{table}")
 
 
