@@ -7,6 +7,8 @@ fifteen points of three classes. The first picture shows the step of each point 
 the second one the path of the points over 60 such steps.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 from functools import partial
 
 import jax
