@@ -49,9 +49,9 @@ def preferred(loss):
 
 
 # %%
-# NCA gives the circles two regions. The prototypical loss cuts the plane between the means, which
-# are crosses. Proxy NCA compares directions, so that its regions are sectors. Training with one of
-# them moves the features until its own regions fit.
+# NCA follows both clumps of the circles. The prototypical loss cuts the plane between the means,
+# which are crosses. Proxy NCA compares directions, so that its regions are sectors. Training with
+# one of them moves the features until its own regions fit.
 
 figure, axes = plt.subplots(1, 3, figsize=(7.5, 2.7))
 pale = ListedColormap(["#cfe3f1", "#f8decb", "#cceae0"])

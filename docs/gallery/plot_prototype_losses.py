@@ -54,8 +54,8 @@ plt.show()
 
 # %%
 # With classes of 48, 12 and 3 samples, the mean of the losses is mostly that of the first class.
-# Longer prototypes for rare classes, from ``class_balanced_lengths``, give each class about the same
-# pull.
+# Longer prototypes for rare classes, from ``class_balanced_lengths``, give the classes about the
+# same pull.
 
 sizes = np.array([48, 12, 3])
 labels = jnp.asarray(np.repeat(np.arange(3), sizes))
