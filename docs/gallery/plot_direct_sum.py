@@ -51,7 +51,7 @@ side = np.array([[-1.35, 1.35], [-1.35, 1.35]])
 axis.plot_surface(side, side.T, 0 * side, color="C0", alpha=0.1, zorder=0)
 axis.plot([0, 0], [0, 0], [-1.15, 1.15], color="0.4", linewidth=1.2, zorder=1)
 axis.text(0.05, 0, 1.1, "complement", color="0.3")
-axis.text(-1.2, -1.27, 0.03, "plane of the classifier", color="C0", fontsize=8, zdir=(1, 0, 0))
+axis.text(-1.24, -1.27, 0.03, "classifier's plane", color="C0", fontsize=8, zdir=(1, 0, 0))
 for weight in np.asarray(weights).T:
     axis.quiver(0, 0, 0, *weight, color="0.3", linewidth=2, arrow_length_ratio=0.12, zorder=1)
 for x, y, z in np.asarray(features):

@@ -37,24 +37,30 @@ steps = {
     for name, loss in parts.items()
 }
 
-figure, axes = plt.subplots(1, 3, figsize=(7.5, 3.4), sharey=True)
-axes[0].imshow(logits, cmap="Greys", vmin=-3, vmax=6)
-axes[0].set_title("Logits and labels")
-axes[0].set(ylabel="sample", yticks=range(8), yticklabels=range(1, 9))
-limit = max(np.abs(step).max() for step in steps.values())
-for axis, (name, step) in zip(axes[1:], steps.items(), strict=True):
-    image = axis.imshow(step, cmap="RdBu", vmin=-limit, vmax=limit)
-    axis.set_title(name)
-for axis in axes:
+
+def draw_matrix(axis, values, **colors):
+    """Draws a matrix of samples and classes, with the marks of the targets."""
     for (i, c), target in np.ndenumerate(targets):
         mark = {1: "+", 0: "", -1: "?"}[int(target)]
         axis.text(c, i, mark, ha="center", va="center", fontsize=11, color="black")
-    axis.set(xlabel="class", xticks=range(6), xticklabels=range(1, 7))
+    axis.set(xticks=range(6), xticklabels=range(1, 7), yticks=range(8), yticklabels=range(1, 9))
     axis.set_xticks(np.arange(7) - 0.5, minor=True)
     axis.set_yticks(np.arange(9) - 0.5, minor=True)
     axis.grid(which="minor", color="white", linewidth=1.5)
     axis.tick_params(which="both", length=0)
     axis.spines[:].set_visible(False)
+    return axis.imshow(values, **colors)
+
+
+figure, axes = plt.subplots(1, 3, figsize=(7.5, 3.4), sharey=True)
+draw_matrix(axes[0], logits, cmap="Greys", vmin=-3, vmax=6)
+axes[0].set_title("Logits and labels")
+axes[0].set(xlabel="class", ylabel="sample")
+limit = max(np.abs(step).max() for step in steps.values())
+for axis, (name, step) in zip(axes[1:], steps.items(), strict=True):
+    image = draw_matrix(axis, step, cmap="RdBu", vmin=-limit, vmax=limit)
+    axis.set_title(name)
+    axis.set(xlabel="class")
 lines = {"color": "C4", "linewidth": 1.6}
 axes[1].add_patch(plt.Rectangle((-0.5, 2.5), 6, 1, fill=False, **lines))
 axes[2].add_patch(plt.Rectangle((1.5, -0.5), 1, 8, fill=False, **lines))
@@ -63,12 +69,39 @@ figure.suptitle("Two-way loss: each label is compared within its row and within 
 plt.show()
 
 # %%
+# The steps of six losses on the same logits. The sigmoid loss moves every known logit, and the
+# asymmetric loss leaves easy negatives alone. The robust loss and WARP compare labels and negatives
+# of a sample by hinges: a label that is ahead by a margin does not move. Softmax wants equal shares
+# for the labels of a sample, and lowers one that has more.
+
+others = {
+    "Sigmoid": jaxloss.sigmoid_loss,
+    "Asymmetric": jaxloss.asymmetric_loss,
+    "Robust": jaxloss.robust_multilabel_loss,
+    "Softmax": jaxloss.multilabel_softmax_loss,
+    "WARP": jaxloss.warp_loss,
+    "Two-way": jaxloss.two_way_loss,
+}
+figure, axes = plt.subplots(2, 3, figsize=(6.4, 5.5), sharex=True, sharey=True)
+for axis, (name, loss) in zip(axes.flat, others.items(), strict=True):
+    step = -np.asarray(jax.jit(jax.grad(partial(loss, reduction="sum")))(logits, targets))
+    limit = np.abs(step).max()
+    draw_matrix(axis, step, cmap="RdBu", vmin=-limit, vmax=limit)
+    axis.set_title(name)
+for axis in axes[:, 0]:
+    axis.set_ylabel("sample")
+for axis in axes[1]:
+    axis.set_xlabel("class")
+figure.suptitle("Steps of six multi-label losses, each relative to its largest one")
+plt.show()
+
+# %%
 # The asymmetric loss of one negative. Focus γ₋ lowers the loss of negatives with a low
 # probability, and the clip m removes it. Above a probability of about 0.9, the gradient falls
 # again: such a negative may be a label that is missing.
 
-logits = jnp.linspace(-5, 6, 221)
-probabilities = np.asarray(jax.nn.sigmoid(logits))
+line = jnp.linspace(-5, 6, 221)
+probabilities = np.asarray(jax.nn.sigmoid(line))
 options = {
     "γ₋ = 0, m = 0 (sigmoid)": {"negative_focus": 0.0, "clip": 0.0},
     "γ₋ = 2, m = 0": {"negative_focus": 2.0, "clip": 0.0},
@@ -83,7 +116,7 @@ def loss_and_gradient(**option):
     def loss(logit):
         return jaxloss.asymmetric_loss(logit[None, None], jnp.zeros((1, 1), jnp.int32), **option)
 
-    return jax.jit(jax.vmap(jax.value_and_grad(loss)))(logits)
+    return jax.jit(jax.vmap(jax.value_and_grad(loss)))(line)
 
 
 figure, axes = plt.subplots(1, 2, figsize=(7.5, 3.1))

@@ -7,6 +7,8 @@ fifteen points of three classes. The first picture shows the step of each point 
 the second one the path of the points over 60 such steps.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 from functools import partial
 
 import jax
@@ -63,7 +65,7 @@ paths = {name: descend(name) for name in losses}
 
 
 def make_panels():
-    """Returns a figure, and for each loss its axes, its points and its proxies (or None)."""
+    """Returns a figure, and for each loss its axes, its points, and its proxies or None."""
     figure, axes = plt.subplots(2, 3, figsize=(7.5, 5))
     for axis, name in zip(axes.flat, losses, strict=True):
         axis.set_title(name)
@@ -71,8 +73,8 @@ def make_panels():
         axis.plot(0, 0, "+", color="0.6", markersize=6)
         axis.set(aspect="equal", xlim=(-1.5, 1.5), ylim=(-1.5, 1.3), xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-    panels = zip(axes.flat, paths, paths.values(), strict=True)
-    return figure, [(a, p[0], p[1] * (name == "Proxy anchor")) for a, name, p in panels]
+    stars = [path[1] if name == "Proxy anchor" else None for name, path in paths.items()]
+    return figure, zip(axes.flat, (path[0] for path in paths.values()), stars, strict=True)
 
 
 # %%
@@ -89,7 +91,7 @@ for axis, points, stars in panels:
         quiver |= {"headwidth": 3.4, "headlength": 3.6, "headaxislength": 3.2}
         axis.quiver(*points[0, own].T, *steps[own].T, **quiver, **style)
         axis.plot(*points[0, own].T, marker, markerfacecolor="white", markersize=5.5, **style)
-        if np.any(stars):
+        if stars is not None:
             axis.plot(*stars[0, :, label], marker="*", markersize=11, **style)
 figure.suptitle("Before: the same points, and the step that each loss takes")
 plt.show()
@@ -104,7 +106,7 @@ for axis, points, stars in panels:
         for path in points[:, own].transpose(1, 0, 2):
             axis.plot(*path.T, linewidth=1, alpha=0.6, **style)
         axis.plot(*points[-1, own].T, marker, markersize=5.5, **style)
-        if np.any(stars):
+        if stars is not None:
             axis.plot(*stars[-1, :, label], marker="*", markersize=11, **style)
 figure.suptitle("After 60 steps: where the same points went")
 plt.show()
