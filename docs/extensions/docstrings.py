@@ -20,6 +20,14 @@ _PUBLIC = re.compile(rf"(?<![`:])`(?:jaxloss\.)?({'|'.join(jaxloss.__all__)})`(?
 _CONTRACT = re.compile(r"(keywords?\s+of(?:\s+pairwise\s+losses\s+in)?\s+)`jaxloss`")
 
 
+# Losses without a picture of their own, and functions whose picture shows them.
+_DRAWN_BY = {
+    "jaxloss.classifier_loss": "jaxloss.margin_softmax_loss",
+    "jaxloss.spectral_sum_loss": "jaxloss.project_spectral_complement",
+    "jaxloss.sum_loss": "jaxloss.direct_sum_loss",
+}
+
+
 def _titles(path: Path) -> dict[str, re.Pattern[str]]:
     """A pattern for the title of each entry, in which any space may be a line break."""
     titles = {}
@@ -88,9 +96,10 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
     if what == "module":
         text = _module(text)
     lines[:] = _linked(text, own)
-    examples = Path(app.srcdir) / "auto_gallery" / "backreferences" / f"{name}.examples"
+    drawn = _DRAWN_BY.get(name, name)
+    examples = Path(app.srcdir) / "auto_gallery" / "backreferences" / f"{drawn}.examples"
     if what == "function" and examples.is_file() and examples.stat().st_size:
-        lines += ["", ".. rubric:: Pictures", "", f".. minigallery:: {name}", ""]
+        lines += ["", ".. rubric:: Pictures", "", f".. minigallery:: {drawn}", ""]
 
 
 def list_public_names(app: Sphinx, docname: str, source: list[str]):
