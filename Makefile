@@ -40,7 +40,7 @@ soak: $(VENV)/.test
 
 # The site, in docs/_build/html. A warning is an error, and so is a link to a place that is not there.
 docs: $(DOCS)/.docs
-	$(DOCS)/bin/python -m sphinx -b html -W --keep-going -n -q docs docs/_build/html
+	$(DOCS)/bin/python -m sphinx -b html -d docs/_build/doctrees -W --keep-going -n -q docs docs/_build/html
 	$(DOCS)/bin/python docs/check_links.py docs/_build/html
 
 setup: $(VENV)/.test
