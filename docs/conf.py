@@ -47,7 +47,7 @@ exclude_patterns = [
     "extensions",
 ]
 nitpicky = True
-smartquotes = False
+smartquotes_action = "D"  # Dashes alone: quotes are those of `help`.
 suppress_warnings = ["config.cache"]  # The settings of sphinx-gallery hold functions.
 
 # Markdown and code on the pages ----

@@ -95,6 +95,8 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
         text = text[:start] + [f"  {item}" for item in references] + text[end:]
     if what == "module":
         text = _module(text)
+    # A description such as "w." would be an item of a numbered list.
+    text = [re.sub(r"^(  \w[\w, ]*: )([A-Za-z])(\.( |$))", r"\1\\\2\3", line) for line in text]
     lines[:] = _linked(text, own)
     drawn = _DRAWN_BY.get(name, name)
     examples = Path(app.srcdir) / "auto_gallery" / "backreferences" / f"{drawn}.examples"
