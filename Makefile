@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 
 QUICK := .venv-quick-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 OLDEST := .venv-oldest
+DOCS := .venv-docs
 
 FAULTS ?= 30
 SEED ?= 0
 
-.PHONY: train test long quick oldest soak setup lint clean
+.PHONY: train test long quick oldest soak docs setup lint clean
 
 # glibc keeps freed memory: on CPUs, XLA allocates the temporary arrays of every step anew.
 train: export MALLOC_MMAP_MAX_ = 0
@@ -37,6 +38,11 @@ oldest: $(OLDEST)/.oldest
 soak: $(VENV)/.test
 	$(BIN)/python -u -m tests.soak --faults $(FAULTS) --seed $(SEED)
 
+# The site, in docs/_build/html. A warning is an error, and so is a link to a place that is not there.
+docs: $(DOCS)/.docs
+	$(DOCS)/bin/python -m sphinx -b html -d docs/_build/doctrees -W --keep-going -n -q docs docs/_build/html
+	$(DOCS)/bin/python docs/check_links.py docs/_build/html
+
 setup: $(VENV)/.test
 
 lint: $(VENV)/.test
@@ -47,7 +53,8 @@ lint: $(VENV)/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 clean:
-	rm -rf $(VENV) .venv-quick-* $(OLDEST) .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-quick-* $(OLDEST) $(DOCS) .pytest_cache .ruff_cache
+	rm -rf docs/_build docs/auto_gallery
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -70,4 +77,9 @@ $(QUICK)/.quick: pyproject.toml
 $(OLDEST)/.oldest: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --editable ".[quick]" jax==0.7.2 jaxlib==0.7.2 optax==0.2.5 jaxtyping==0.3.0
+	touch $@
+
+$(DOCS)/.docs: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --editable ".[docs]"
 	touch $@

@@ -51,6 +51,18 @@ def test_the_comparisons_with_other_packages_run():
             exec(compile(source, "docs/coming_from.md", "exec"), names)
 
 
+def test_every_code_block_of_the_site_runs():
+    """In the build of the site, which runs the pages with this head, or in a test of this file."""
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
+    assert len(pages) > 20
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        if path.name not in ("devices.md", "coming_from.md"):
+            assert "```python" not in text, path
+        if "```{code-cell}" in text:
+            assert text.startswith("---\nfile_format: mystnb\n"), path
+
+
 def table(heading: str) -> str:
     """The rows under a heading of a table."""
     return MANUAL.partition(heading)[2].partition("\n\n")[0]

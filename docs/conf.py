@@ -1,0 +1,146 @@
+"""Configuration of the documentation site, which `make docs` builds."""
+
+import hashlib
+import os
+import sys
+from importlib.metadata import files
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(ROOT), str(DOCS / "extensions")]
+
+# Pages run in processes of their own, which inherit these: four virtual CPU devices, and a compiler
+# that does little, because the programs are tiny.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ["PYTHONPATH"] = str(ROOT)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(DOCS / "_build" / "compiled")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+import jaxloss  # noqa: E402
+
+project = "jaxloss"
+author = "the jaxloss contributors"
+copyright = f"2026, {author}"
+version = release = jaxloss.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "myst_nb",  # It includes myst_parser.
+    "sphinx_gallery.gen_gallery",
+    "sphinxcontrib.bibtex",
+    "docstrings",
+    "repository_pages",
+]
+exclude_patterns = [
+    "_build",
+    "gallery",
+    "auto_gallery/*.ipynb",  # Downloads of the gallery, not pages.
+    "auto_gallery/backreferences",
+    "auto_gallery/sg_execution_times.rst",
+    "extensions",
+]
+nitpicky = True
+smartquotes_action = "D"  # Dashes alone: quotes are those of `help`.
+suppress_warnings = ["config.cache"]  # The settings of sphinx-gallery hold functions.
+
+# Markdown and code on the pages ----
+
+myst_enable_extensions = [
+    "amsmath",
+    "attrs_block",
+    "attrs_inline",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+]
+myst_heading_anchors = 4
+myst_dmath_double_inline = True
+
+# A cached page is run again when its own code or the library changes.
+_sources = sorted((ROOT / "jaxloss").glob("*.py"))
+_library = hashlib.sha256(b"".join(path.read_bytes() for path in _sources)).hexdigest()[:12]
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(DOCS / "_build" / "executed" / _library)
+nb_execution_timeout = 180
+nb_execution_show_tb = True  # A failure is a warning, and a warning an error at the end.
+nb_merge_streams = True
+nb_render_markdown_format = "myst"
+
+# Docstrings ----
+
+autodoc_preserve_defaults = True
+autodoc_typehints = "none"  # The shapes are in the text.
+autodoc_member_order = "bysource"
+toc_object_entries = False
+add_function_parentheses = False
+default_role = "code"
+napoleon_numpy_docstring = False
+napoleon_use_param = False
+napoleon_use_rtype = False
+napoleon_use_admonition_for_examples = False
+
+# Bibliography ----
+
+bibtex_bibfiles = ["refs.bib"]
+bibtex_default_style = "unsrt"
+bibtex_reference_style = "author_year"
+
+# Gallery ----
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "backreferences_dir": "auto_gallery/backreferences",
+    "doc_module": ("jaxloss",),
+    "inspect_global_variables": False,
+    "filename_pattern": r"/plot_",
+    "download_all_examples": False,
+    "image_srcset": ["2x"],
+    "matplotlib_animations": (True, "jshtml"),
+    "min_reported_time": 60,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "reset_modules": ("matplotlib", "gallery_style.use_style"),
+    "within_subsection_order": "FileNameSortKey",
+}
+
+# Pages ----
+
+html_theme = "sphinx_book_theme"
+html_title = "jaxloss"
+html_baseurl = "https://jaxloss.github.io/jaxloss/"
+html_theme_options = {
+    "repository_url": "https://github.com/jaxloss/jaxloss",
+    "repository_branch": "main",
+    "path_to_docs": "docs",
+    "use_repository_button": True,
+    "use_issues_button": True,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "navbar_start": [],
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
+}
+html_copy_source = False
+html_show_sourcelink = False
+
+# Formulas are set by a MathJax that is a part of the site: no page needs a network.
+_mathjax = [file for file in files("sphinx-mathjax-offline") or () if file.name == "tex-svg.js"]
+html_static_path = ["_static", str(_mathjax[0].locate())]
+html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+mathjax_path = "tex-svg.js"
+mathjax3_config = {"options": {"enableMenu": False}, "svg": {"fontCache": "global"}}
