@@ -15,7 +15,7 @@ import jaxloss
 from experiments.assembly import check_data, plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
-from experiments.contracts import Outputs, Problem
+from experiments.contracts import Outputs, Problem, mean_and_interval
 from experiments.data.pipeline import class_counts, load_split
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
@@ -28,7 +28,6 @@ from experiments.evaluation.fine_tuning import (
 from experiments.protocols import margin_data, negative_margin
 from experiments.protocols.margin_data import MarginData
 from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
-from experiments.reporting.results import interval
 from experiments.reporting.run import read_episodes, report_lines
 from experiments.runs import complete_run, evaluate_run, restore_run
 from experiments.training.step import build_outputs
@@ -347,7 +346,7 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     ]
     by_episode = of_margin[0] - of_margin[1]
     assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=1e-6)
-    assert difference["own"] == pytest.approx(interval(by_episode))
+    assert difference["own"] == pytest.approx(mean_and_interval(by_episode)[1])
 
 
 def contents(*parts) -> list[bytes]:
