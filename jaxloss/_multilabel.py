@@ -371,7 +371,7 @@ def asymmetric_loss(
       [0.152  0.5591]
 
     References:
-      Ben-Baruch et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021.
+      Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021.
     """
     positive_focus = _checks.in_range("positive_focus", positive_focus, at_least=0)
     negative_focus = _checks.in_range("negative_focus", negative_focus, at_least=0)

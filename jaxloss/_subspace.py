@@ -56,7 +56,8 @@ def project_classifier(
       [[1. 0. 0.]]
 
     References:
-      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi).
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi). Its
+      λ / (ε + λ) holds for the eigenvalues λ = σ² of WᵀW.
     """
     epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
     features, weights = _checked(features, weights, stop_gradient)

@@ -46,6 +46,13 @@ _SOURCES = by_option(
     }
 )
 
+# There is no published code to compare with: these are what the paper leaves open.
+_DIFFERENCES = (
+    "Images are seen as the square in their centre, which a random crop shifts by the pixels of "
+    "data.pad; what lies beyond is not seen.",
+    "The classifier starts with deviation 1 / √d and the prior of a class as its bias.",
+)
+
 
 def _photographs(
     description: str,
@@ -69,7 +76,7 @@ def _photographs(
         steps=epochs * (images // batch_size),
         validate_every=validate_every,
     )
-    return Preset(description, config, sources)
+    return Preset(description, config, sources, _DIFFERENCES)
 
 
 PRESETS = {

@@ -43,7 +43,7 @@ _AUTHORS = (
 _START = (
     "The classifier starts with deviation 1 / √d and the prior of a class as its bias; the "
     "authors', PyTorch's linear layer, starts uniform in ±1 / √d, with deviation 1 / √(3d). A "
-    "constant bias changes the values of bce and asl alone."
+    "constant bias changes the values of bce, asl and rml alone."
 )
 _DIFFERENCES = (
     _START,

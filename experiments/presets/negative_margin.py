@@ -18,9 +18,9 @@ Images are stored whole, their shorter side at the one to which evaluation resiz
 (`@257`, `@96`, `@92`). Archives of squares of 84 pixels have no more to crop.
 
 By default, the base classes are evaluated on training images. For the base columns of Table 6, the
-authors take images of ILSVRC 2012 that are not in mini-ImageNet: `--data.base-test imagenet@257`
-(`imagenet@96` for ResNet-12) takes its validation images, 50 of each class. Without the archives of
-ImageNet, and for CUB, `--data.holdout 0.05` holds out 30 images of each class.
+authors take the training images of ILSVRC 2012 that are not in mini-ImageNet: `--data.base-test
+imagenet@257` (`imagenet@96` for ResNet-12) takes its validation images, 50 of each class. Without
+the archives of ImageNet, and for CUB, `--data.holdout 0.05` holds out 30 images of each class.
 
 Further experiments of the paper:
 
@@ -147,7 +147,7 @@ _DIFFERENCES = (
     "The last batch of an epoch is full; the authors' is smaller, so that the number of steps is "
     "the same.",
     SMALLER_FILES,
-    "The cosine ends at 0; the authors' ends at 1e-6.",
+    "The cosine ends at 0; the authors' ends at 1e-6, and lags one step behind.",
     "Validations have the same episodes each time; the authors' have new ones.",
     "The deviation in an interval divides by E − 1 episodes; the authors' by E.",
     ORDER_OF_COLORS,
@@ -158,7 +158,7 @@ _OF_DROP_BLOCK = (
 )
 _OF_DATASET = {
     _MINI: "The images of base classes in episodes were trained on; those of the paper are other "
-    "images of ImageNet (`--data.base-test`).",
+    "training images of ImageNet (`--data.base-test` takes its validation images).",
     _CUB: "The classifier has an output for each of the 100 base classes; the authors' has 200, "
     "half of which belong to no base class.",
 }

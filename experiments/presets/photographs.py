@@ -48,7 +48,8 @@ FLOAT16 = (
 )
 SMALLER_FILES = (
     "Random crops are taken from whole images that are stored smaller, here at the side to which "
-    "evaluation resizes them; the authors take theirs from the original files."
+    "evaluation resizes them (images longer than 2:1 smaller still); the authors take theirs from "
+    "the original files."
 )
 ORDER_OF_COLORS = (
     "Colour jitter changes brightness, contrast and saturation in this order; torchvision draws "

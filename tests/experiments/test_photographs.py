@@ -1,6 +1,7 @@
 """Photographs keep their borders, from the archive to the crops."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.config import DataConfig
 from experiments.contracts import Photographs
 from experiments.data import augment as module
 from experiments.data import builders
@@ -16,6 +18,7 @@ from experiments.data.augment import random_box, random_resized_crop, resize_and
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import load_split
+from experiments.presets import PRESETS
 from tests.experiments.fake_archives import decode, whole_images
 
 augment = jax.jit(module.augment, static_argnames="config")
@@ -72,6 +75,52 @@ def test_photographs_are_stored_whole(prepared):
         np.testing.assert_array_equal(found.pixels, images.pixels[index])
         np.testing.assert_array_equal(found.sizes, images.sizes[index])
         assert (found.pixels.dtype, found.sizes.dtype) == (np.uint8, np.int32)
+
+
+def at_32(preset: str) -> DataConfig:
+    """A preset's options for crops, for photographs whose shorter side is 32; colours as stored."""
+    data = PRESETS[preset].config.data
+    return replace(
+        DataConfig(mean=(0.0,), std=(1.0,), pad=0, flip=False),
+        image_size=32 * data.image_size // data.resize,
+        resize=32,
+        resize_to_square=data.resize_to_square,
+        crop_scale=data.crop_scale,
+        crop_ratio=data.crop_ratio,
+    )
+
+
+def sees_mark(views) -> np.ndarray:
+    """Whether there is red in each view."""
+    return (np.asarray(views)[..., 0] > 0.5).any((1, 2))
+
+
+def rows_of(stored, name) -> np.ndarray:
+    return np.flatnonzero(stored.labels == stored.class_names.index(name))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_random_crops_see_the_mark_at_every_border(prepared, name):
+    stored = load_split("food101@32", "train", **prepared)
+    for row in rows_of(stored, name):
+        images, keys = stored.images[np.full(100, row)], jax.random.split(jax.random.key(0), 100)
+        assert 5 < sees_mark(augment(images, keys, at_32("imagenet-groups"))).sum() < 95
+
+
+@pytest.mark.parametrize(
+    ("preset", "visible"),
+    [
+        # 28 of 57 × 32 pixels in the centre: the band along the shorter side ends at pixel 7.
+        ("imagenet-groups", {"landscape": BORDERS[2:], "portrait": BORDERS[:2], "square": BORDERS}),
+        # All of the photograph is resized to a square, of which 27 of 32 pixels are seen.
+        ("mini-imagenet-margin", dict.fromkeys(SIZES, BORDERS)),
+    ],
+)
+def test_the_test_transform_sees_the_marks_that_the_papers_sees(prepared, preset, visible):
+    stored = load_split("food101@32", "test", **prepared)
+    for name, borders in visible.items():
+        seen = sees_mark(normalize(stored.images[rows_of(stored, name)], at_32(preset)))
+        assert tuple(np.array(BORDERS)[seen]) == borders
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.linalg import expm
 
 import jaxloss
 from tests.jaxloss import references
@@ -293,6 +294,57 @@ def test_gradient_of_hard_classifiers(project, options, name, dtype):
     np.testing.assert_allclose(
         grads[1], expected[2], rtol=0, atol=tolerance * max(magnitude(expected[2]), 1)
     )
+
+
+RANK_DEFICIENT = ("few directions", "zero columns", "repeated columns", "d < C, repeated")
+
+
+def sum_of_losses(loss, name):
+    """A loss of features and a hard classifier, its arguments, and its gradients in float64."""
+    weights = HARD[name]
+    rng = np.random.default_rng(88)
+    features, labels = rng.normal(size=(9, len(weights))), np.arange(9) % 3
+    classification, metric = jaxloss.softmax_loss, partial(jaxloss.nca_loss, temperature=2.0)
+    run = partial(loss, classification=classification, metric=metric)
+    value = jax.jit(lambda x, w: run(x, jnp.asarray(labels), w))
+    with enable_x64(True):
+        return value, features, labels, weights, jax.grad(value, (0, 1))(features, weights)
+
+
+@pytest.mark.parametrize("name", RANK_DEFICIENT)
+def test_the_direct_sum_of_a_rank_deficient_classifier(name):
+    """Against PyTorch's derivative of the formula."""
+    torch = pytest.importorskip("torch")
+    from tests.jaxloss import torch_references
+
+    _, features, labels, weights, grads = sum_of_losses(jaxloss.direct_sum_loss, name)
+    leaves = [torch.tensor(array, requires_grad=True) for array in (features, weights)]
+    torch_references.direct_sum_loss(
+        leaves[0],
+        torch.tensor(labels),
+        leaves[1],
+        metric=partial(torch_references.nca_loss, temperature=2.0),
+    ).backward()
+    for ours, leaf in zip(grads, leaves, strict=True):
+        expected = leaf.grad.numpy()
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-8 * magnitude(expected))
+
+
+@pytest.mark.parametrize("name", RANK_DEFICIENT)
+def test_the_spectral_sum_of_a_rank_deficient_classifier(name):
+    """Against finite differences along changes of W that keep its rank."""
+    value, features, _, weights, (_, gradient) = sum_of_losses(jaxloss.spectral_sum_loss, name)
+    rng = np.random.default_rng(89)
+    for _ in range(3):
+        left, right = (rng.normal(size=(side, side)) for side in weights.shape)
+
+        def along(t, left=left, right=right):
+            with enable_x64(True):
+                return float(value(features, expm(t * left) @ weights @ expm(t * right)))
+
+        expected = (along(1e-5) - along(-1e-5)) / 2e-5
+        got = np.vdot(gradient, left @ weights + weights @ right)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("shape", [(8, 4), (20, 12), (12, 20)])
