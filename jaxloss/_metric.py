@@ -145,8 +145,8 @@ def multi_similarity_loss(
         without a positive counts: its first term is 0.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`. The authors' code has β = 40, always mines with
-      ε = 0.1, and divides by all samples of the batch.
+      A scalar, or `[n]` for `reduction="none"`. The paper has λ = 1. The authors' code has β = 40,
+      always mines with ε = 0.1, and divides by all samples of the batch.
 
     Raises:
       ValueError: If `positive_scale`, `negative_scale` or `block_size` is not positive, or

@@ -132,7 +132,7 @@ def proxy_nca_loss(
       proxies: `[d, C]`, one column per class: parameters that are learned.
       temperature: T > 0.
       include_own: Whether the sum has the class y itself, as in ProxyNCA++. Without it (ProxyNCA),
-        the loss is not bounded below.
+        the loss can be negative; without `normalize`, it is not bounded below.
       normalize: Whether features and proxies are L2-normalised.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 

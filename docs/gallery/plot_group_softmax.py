@@ -2,9 +2,9 @@
 Group softmax: every group of features has to classify
 ======================================================
 
-Softmax is content when a few strong features decide. Group softmax ranks the features of each
-sample by how much they speak for its class, cuts the ranking into groups, and gives each group a
-softmax loss of its own. So weak features have to learn, too.
+Softmax has a small loss when a few strong features decide. Group softmax ranks the features of each
+sample by how much they raise the logit of its class above the mean of the others, cuts the ranking
+into groups, and gives each group a softmax loss of its own. So weak features have to learn, too.
 """
 
 import jax

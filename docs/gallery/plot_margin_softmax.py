@@ -3,8 +3,8 @@ Margin softmax: where the boundaries are
 ========================================
 
 A cosine classifier compares a feature with one direction per class. A margin lowers the logit of
-the label before the softmax: the loss is then content with features of a smaller part of the
-circle, or of a larger one if the margin is negative.
+the label before the softmax: the loss is then small for features of a smaller part of the circle, or
+of a larger one if the margin is negative.
 """
 
 from functools import partial
@@ -53,8 +53,8 @@ def label_losses(weights, scale=30.0, **options):
 
 # %%
 # Each class has a ring of its own. Without a margin the rings meet at the decision boundaries. With
-# a positive margin they leave gaps, where no label is content: such features keep moving towards
-# their class. With a negative margin they overlap.
+# a positive margin they leave gaps, where no label has more than half of the probability: such
+# features keep moving towards their class. With a negative margin they overlap.
 
 figure, axes = plt.subplots(2, 3, figsize=(7.5, 5.2), subplot_kw={"projection": "polar"})
 for axis, (title, (weights, options)) in zip(axes.flat, panels.items(), strict=True):
