@@ -33,7 +33,7 @@ PRESETS = {
     #         --choose optimizer.learning_rate --metrics validation --directory runs/base-choice
     #     python -m experiments sweep icons-two-way --data.class-split base --steps 2400
     #         --seeds 1 2 3 4 5 --baseline loss.name=two-way --directory runs/base
-    #         --over loss.name/optimizer.learning_rate=two-way/0.1,bce/0.1,softmax/0.1
+    #         --over loss.name/optimizer.learning_rate=two-way/0.03,bce/0.1,softmax/0.1
     #     python -m experiments linear runs/base/*/seed-* --data icons --split novel
     #         --baseline Two-way
     "icons-two-way": Preset(
