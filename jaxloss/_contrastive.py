@@ -97,7 +97,7 @@ def supervised_contrastive_loss(
 
     References:
       Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, eq. (2), L_out.
-      Feeney and Hughes, SINCERE: Supervised Information Noise-Contrastive Estimation Revisited,
+      Feeney and Hughes, SINCERE: Supervised Information Noise-Contrastive Estimation REvisited,
       2023 (`denominator="negatives"`). With classes of two samples, it is NT-Xent: Chen et al.,
       SimCLR, ICML 2020, eq. (1).
       Lin et al., An Effective Deployment of Contrastive Learning in Multi-label Text

@@ -2,8 +2,12 @@
 
 import importlib
 import importlib.util
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -40,15 +44,16 @@ def test_the_training_steps_on_several_devices_run(capsys):
     assert np.isfinite([pairs, in_pmap]).all()
 
 
-def test_the_comparisons_with_other_packages_run():
+@pytest.mark.parametrize("page", ["coming_from.md", "recipes/pytorch.md"])
+def test_the_comparisons_with_other_packages_run(page):
     """All blocks share their names; a line in a traceback is that of the document."""
-    text = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     installed = importlib.util.find_spec("pytorch_metric_learning") is not None
-    names: dict[str, Any] = {"__name__": "coming_from"}
+    names: dict[str, Any] = {"__name__": "page"}
     for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
         source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
         if installed or "pytorch_metric_learning" not in source:
-            exec(compile(source, "docs/coming_from.md", "exec"), names)
+            exec(compile(source, f"docs/{page}", "exec"), names)
 
 
 def test_every_code_block_of_the_site_runs():
@@ -57,10 +62,57 @@ def test_every_code_block_of_the_site_runs():
     assert len(pages) > 20
     for path in pages:
         text = path.read_text(encoding="utf-8")
-        if path.name not in ("devices.md", "coming_from.md"):
+        if path.name not in ("devices.md", "coming_from.md", "pytorch.md"):
             assert "```python" not in text, path
         if "```{code-cell}" in text:
             assert text.startswith("---\nfile_format: mystnb\n"), path
+
+
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+
+
+def read_cells(path: Path) -> list[tuple[dict[str, Any], str]]:
+    """The cells of a notebook with their texts."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return [(cell, "".join(cell["source"])) for cell in notebook["cells"]]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_in_colab(path):
+    """It is stored without outputs; its links lead to it and to pages of the site."""
+    cells = read_cells(path)
+    code = [(cell, text) for cell, text in cells if cell["cell_type"] == "code"]
+    for cell, _ in code:
+        assert not cell["outputs"]
+        assert cell["execution_count"] is None
+    blob = "https://colab.research.google.com/github/jaxloss/jaxloss/blob/main/"
+    assert f"[Open in Colab]({blob}{path.relative_to(ROOT).as_posix()})" in cells[0][1]
+    first, *others = (text for _, text in code)
+    assert first.startswith('import sys\n\nif "google.colab" in sys.modules:\n')
+    assert "%pip install -q" in first
+    # Neither an extra nor an upgrade: pip keeps the JAX of Colab.
+    assert not re.search(r"\[|-U|upgrade|==", first)
+    assert not any(re.search(r"^ *[%!]", text, flags=re.MULTILINE) for text in others)
+    site = "https://jaxloss.github.io/jaxloss/"
+    pages = re.findall(rf"\({site}(.*?)\)", "".join(text for _, text in cells))
+    assert pages
+    for page in pages:
+        document = ROOT / "docs" / page.replace(".html", ".md")
+        assert document.is_file() or page == "auto_gallery/index.html"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path):
+    """All cells but the first, which installs jaxloss in Colab; with optimised programs."""
+    cells = [text for cell, text in read_cells(path) if cell["cell_type"] == "code"]
+    script = tmp_path / f"{path.stem}.py"
+    script.write_text("\n\n".join(cells[1:]), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "MPLBACKEND": "agg"}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, str(script)]
+    subprocess.run(command, cwd=path.parent, env=environment, check=True, timeout=1200)
 
 
 def table(heading: str) -> str:

@@ -45,7 +45,8 @@ steps = {
     "NCA": -np.asarray(jax.jit(jax.grad(metric_part))(features)),
 }
 
-figure = plt.figure(figsize=(7.5, 4.4), layout="none")
+figure = plt.figure(figsize=(7.5, 4.4))
+figure.set_layout_engine("none")
 axis = figure.add_axes((-0.1, -0.1, 1.2, 1.2), projection="3d", computed_zorder=False)
 side = np.array([[-1.35, 1.35], [-1.35, 1.35]])
 axis.plot_surface(side, side.T, 0 * side, color="C0", alpha=0.1, zorder=0)
