@@ -3,8 +3,8 @@ Margin softmax: where the boundaries are
 ========================================
 
 A cosine classifier compares a feature with one direction per class. A margin lowers the logit of
-the label before the softmax: the loss is then small for features of a smaller part of the circle, or
-of a larger one if the margin is negative.
+the label before the softmax: the loss is then small for features of a smaller part of the circle,
+or of a larger one if the margin is negative.
 """
 
 from functools import partial
