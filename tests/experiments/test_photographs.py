@@ -92,7 +92,7 @@ def at_32(preset: str) -> DataConfig:
 
 def sees_mark(views) -> np.ndarray:
     """Whether there is red in each view."""
-    return (np.asarray(views)[..., 0] > 0.5).any((1, 2))
+    return np.asarray((np.asarray(views)[..., 0] > 0.5).any((1, 2)))
 
 
 def rows_of(stored, name) -> np.ndarray:
