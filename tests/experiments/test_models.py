@@ -227,9 +227,14 @@ def test_four_devices_equal_one():
         step, "data", in_axes=(None, None, 0, 0), devices=jax.devices()[:4], out_axes=None
     )
     found = parallel(params, rest, images.reshape(4, 2, *shape), keys.reshape(4, 2))
-    chex.assert_trees_all_close(
-        jax.tree.leaves(found), jax.tree.leaves(expected), rtol=2e-4, atol=2e-6
-    )
+    for ours, theirs in zip(found[:2], expected[:2], strict=True):
+        chex.assert_trees_all_close(
+            jax.tree.leaves(ours), jax.tree.leaves(theirs), rtol=2e-4, atol=2e-6
+        )
+    # By their length: on some processors, rounding moves a unit over the kink of a ReLU, which
+    # changes the gradients below it by 0.2 %. Statistics of a device change the value by 7 %.
+    for ours, theirs in zip(*map(jax.tree.leaves, (found[2], expected[2])), strict=True):
+        assert jnp.linalg.norm(ours - theirs) <= 1e-2 * jnp.linalg.norm(theirs)
 
 
 @pytest.mark.parametrize(
