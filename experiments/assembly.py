@@ -1,6 +1,6 @@
 """A run assembled from its configuration: data, model, objective and optimiser, ready to train.
 
-Every part is built from its own section, and the configuration goes no further.
+Every part is built from its own section: the trainer gets parts, not the configuration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from experiments.training.loop import Parts
 from experiments.training.run_directory import Validation
 from experiments.training.step import (
     Batch,
+    Build,
     TrainState,
+    build_here,
     build_optimizer,
     build_outputs,
     build_step,
@@ -112,7 +114,7 @@ def of_last(name: str) -> str:
     return f"{name} (last)"
 
 
-def check_data(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
+def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every class, for every available split; prepares the data if needed.
 
     Reads no image. Raises a `ConfigError` where the data does not fit the run.
@@ -152,8 +154,8 @@ def build_network(
     """Builds what a run trains on classes with so many training images, int64 [C].
 
     For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
-    that the configuration names. If `abstract`, the state is `jax.ShapeDtypeStruct`s, so that it
-    takes no memory.
+    that the configuration names. If `abstract`, the head and the optimiser's state are
+    `jax.ShapeDtypeStruct`s.
     """
     config = plan.config
     model = build_backbone(
@@ -170,7 +172,7 @@ def build_network(
     objective = plan.protocol.objective(problem)
     weights = storage_path(config.model.weights) if pretrained and config.model.weights else None
     optimizer = build_optimizer(config.optimizer, config.steps)
-    build = {}
+    build: Build = build_here
     if mesh is not None and parallel.spreads_classes(mesh):
         if not objective.class_axes:
             raise ConfigError(
@@ -178,11 +180,11 @@ def build_network(
                 f"classifier on every device; choose --mesh {mesh.size}x1, or the preset "
                 "icons-instances"
             )
-        build = {"build": parallel.spread_over(mesh, objective.class_axes, abstract=abstract)}
+        build = parallel.spread_over(mesh, objective.class_axes, abstract=abstract)
     elif abstract:
-        build = {"build": jax.eval_shape}
+        build = jax.eval_shape
     graphdef, state = initial_state(
-        model, objective, optimizer, seed=config.seed, weights=weights, **build
+        model, objective, optimizer, seed=config.seed, weights=weights, build=build
     )
     return Network(graphdef, objective, optimizer, state)
 
@@ -194,7 +196,7 @@ def assemble(
     config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
     mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
     axis_name = parallel.axis_name(mode)
-    class_counts = check_data(plan, folders)
+    class_counts = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
     of_training, images = class_counts[trained_on], protocol.load(folders, trained_on)
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.assembly import Plan, check_data, plan_run
+from experiments.assembly import Plan, plan_run, prepare_and_count
 from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
 from experiments.errors import ConfigError, ExperimentError
 from experiments.processes import agree, on_first
@@ -209,7 +209,7 @@ def run_grid(
         check_run_directory(cell.directory, config_to_dict(cell.config))
     for plan in plans:
         held_out = plan.protocol.splits[1]
-        if held_out not in check_data(plan, folders) and comparison.choose:
+        if held_out not in prepare_and_count(plan, folders) and comparison.choose:
             raise ConfigError(
                 f"--choose needs the split {held_out}, which {config.data.name} lacks with these "
                 "options; hold images out, for example with --data.holdout 0.2"

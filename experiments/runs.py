@@ -214,7 +214,8 @@ def evaluation_of(
     """Evaluates a checkpoint, any number of times; the features of a split are computed once.
 
     The function takes a split (None: the protocol's split for evaluation), and values that replace
-    those of the run, by option, such as `evaluation.episodes`.
+    those of the run, by option, such as `evaluation.episodes`; the protocol is built again with
+    these, because metrics and report depend on them.
     """
     outputs_of = build_outputs(
         run.network.graphdef, run.network.objective, run.plan.config.data, run.class_counts

@@ -22,7 +22,7 @@ from experiments.cli.settings import Settings
 from experiments.cli.sweep import Compare, Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ExperimentError
 from experiments.processes import Interrupted, is_first, run_together
 from experiments.storage import cache_folder
 
@@ -62,27 +62,21 @@ def main(arguments: list[str] | None = None) -> int:
                 description="The papers' experiments on losses that shape a feature space.",
                 args=arguments,
             )
-        return _run(command, ["python", "-m", "experiments", *arguments])
-    except ConfigError as error:
+        typed = ["python", "-m", "experiments", *arguments]
+        execution = vars(command).get("execution")  # Of the commands that train.
+        if execution is not None and execution.distributed:
+            return run_together(lambda: _status(command, typed, distributed=True))
+        return _status(command, typed)
+    except KeyboardInterrupt:
+        message = "stopped; run the same command to continue from the last checkpoint"
+        print(message, file=sys.stderr)
+        return 128 + signal.SIGINT
+    except ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-
-
-def _run(command: Any, typed: list[str]) -> int:
-    execution = vars(command).get("execution")
-    if execution is not None and execution.distributed:
-        return run_together(lambda: _status(command, typed, distributed=True))
-    try:
-        return _status(command, typed)
-    except KeyboardInterrupt:
-        message, status = "stopped; run the same command to continue from the last checkpoint", 130
-    except ExperimentError as error:
-        message, status = f"error: {error}", 2
-    print(message, file=sys.stderr)
-    return status
 
 
 def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int:

@@ -26,7 +26,6 @@ class Train:
     def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
         from experiments.assembly import plan_run
-        from experiments.reporting.run import report_lines, run_report
         from experiments.runs import complete_run
 
         config = self.config
@@ -35,6 +34,6 @@ class Train:
         plan = plan_run(config)
         how = self.execution.run_arguments()
         report = complete_run(plan, directory, command=shlex.join(command), **how)
-        print(run_report(report, report_lines(plan.protocol, report)))
-        print(f"\nwrote {directory / 'report.md'}")
+        written = directory / "report.md"
+        print(f"{written.read_text(encoding='utf-8')}\nwrote {written}")
         return 3 if "diverged" in report else 0

@@ -40,7 +40,6 @@ class ClassificationResult(NamedTuple):
     groups: dict[str, float | None] | None
     """Accuracy on head, medium and tail classes, where training counts were given."""
     calibration_error: float
-    bins: int
 
 
 def predict_classes(logits: Values) -> np.ndarray:
@@ -116,7 +115,6 @@ def evaluate_logits(
     *,
     train_counts: Values | Sequence[int] | None = None,
     calibrated: Values | None = None,
-    bins: int = 15,
 ) -> ClassificationResult:
     """All metrics of a classification by logits [n, C], finite, of samples with labels [n].
 
@@ -138,8 +136,7 @@ def evaluate_logits(
         class_mean_accuracy=float(np.nanmean(per_class)),
         class_accuracies=[as_json_number(value) for value in per_class],
         groups=groups,
-        calibration_error=calibration(confidences, predictions == labels, bins=bins).error,
-        bins=bins,
+        calibration_error=calibration(confidences, predictions == labels).error,
     )
 
 

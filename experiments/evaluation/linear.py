@@ -18,6 +18,8 @@ from jaxloss._linear import exact_product as product
 PENALTIES = np.logspace(-6, 5, 45)
 """The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""
 
+_TOLERANCE = 1e-6
+"""Share of the objective by which a solution may be above the minimum."""
 _PATIENCE = 5
 """Iterations in a row without a measurable decrease after which a solve gives up."""
 _LEAST_STEPS = 4
@@ -83,7 +85,6 @@ def fit_path(
     num_classes: int,
     *,
     penalties: Values | Sequence[float] = PENALTIES,
-    tolerance: float = 1e-6,
     max_iterations: int = 1000,
 ) -> Path:
     r"""Softmax classifiers for many weights of the L2 regularisation, by L-BFGS in one program.
@@ -94,7 +95,7 @@ def fit_path(
     The cross-entropy is summed and the bias is not regularised: λ is 1/C of scikit-learn's
     `LogisticRegression`, and λ/n the weight beside a mean cross-entropy. Penalties are solved one
     after the other from the largest to the smallest, each from the solution before it. A solve ends
-    where the objective is above its minimum by at most `tolerance` of it, as estimated by ½ gᵀHg:
+    where the objective is above its minimum by at most a millionth of it, as estimated by ½ gᵀHg:
     gradient, and inverse curvature that L-BFGS has seen.
 
     The features are centred, scaled by one number and turned onto their principal axes, each of
@@ -106,7 +107,7 @@ def fit_path(
     typed = np.asarray(data.features, np.float32), np.asarray(data.labels, np.int32)
     penalties = np.asarray(penalties, np.float32)
     order = np.argsort(-penalties, kind="stable")
-    ends = tolerance, max_iterations
+    ends = _TOLERANCE, max_iterations
     solved = _solve(*typed, penalties[order], *ends, num_classes=num_classes)
     back = np.argsort(order, kind="stable")
     return Path(*(np.asarray(part)[back] for part in solved))

@@ -95,8 +95,6 @@ def build(config: FewShotConfig) -> Protocol:
         check_options=partial(check_options, loss),
         description={
             "label": integration.label(loss.name),
-            "power": loss.power,
-            "stop_gradient": loss.stop_gradient,
             "evaluation": to_dict(evaluation),
         },
         report=report,

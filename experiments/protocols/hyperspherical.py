@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 import jaxloss
-from experiments.config import NamedLoss, Positive, Seed, Share, TrainConfig
+from experiments.config import NamedLoss, Positive, Share, TrainConfig
 from experiments.contracts import Loss, Objective, Outputs, Problem, Protocol
 from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
@@ -62,8 +62,6 @@ class HypersphericalLoss(NamedLoss):
     """Logits of fixed-ce: inner products (supplement, eq. 10), or SCALE times the cosines."""
     scale: Positive = 16.0
     """Factor of cosines as logits: for fixed-ce, and the calibration of dynamic and static."""
-    prototypes_seed: Seed = 0
-    """Seed of the prototypes, independent of the run's seed."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def _init_state(options: HypersphericalLoss, problem: Problem) -> dict[str, Arra
     num_classes, dim = len(problem.class_counts), problem.num_features
     key = jax.random.fold_in(jax.random.key(problem.seed), 3)
     state = {
-        "prototypes": jnp.asarray(spread_prototypes(num_classes, dim, options.prototypes_seed)),
+        "prototypes": jnp.asarray(spread_prototypes(num_classes, dim)),
         "assignment": jax.random.permutation(key, jnp.arange(num_classes, dtype=jnp.int32)),
     }
     if options.name == "dynamic":
@@ -184,16 +182,16 @@ def _init_state(options: HypersphericalLoss, problem: Problem) -> dict[str, Arra
 
 
 @cache
-def spread_prototypes(num_prototypes: int, dim: int, seed: int) -> np.ndarray:
+def spread_prototypes(num_prototypes: int, dim: int) -> np.ndarray:
     """Maximally separated prototypes, float32 [d, M]: a simplex for M ≤ d + 1, else uniform.
 
-    With several processes, all of them call this, and use the prototypes of the first one: those of
-    two hosts may differ in the last bits.
+    They do not depend on the run's seed. With several processes, all of them call this, and use the
+    prototypes of the first one: those of two hosts may differ in the last bits.
     """
     if num_prototypes <= dim + 1:
         return from_first(np.asarray(jaxloss.simplex_prototypes(num_prototypes, dim)))
-    key = jax.random.key(seed)
-    return from_first(np.asarray(jaxloss.uniform_prototypes(key, num_prototypes, dim)))
+    uniform = jaxloss.uniform_prototypes(jax.random.key(0), num_prototypes, dim)
+    return from_first(np.asarray(uniform))
 
 
 def reassign(objective_state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:

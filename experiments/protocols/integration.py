@@ -84,21 +84,10 @@ class IntegratedLoss(NamedLoss):
     """The metric loss of a direct or spectral sum has no gradient for the classifier."""
     sharpness: Positive = 1.0
     """Multiplies the scales of every metric loss, and divides its temperature (triplets: its
-    margin); one number to tune them all with."""
-    supcon_temperature: Positive = 0.1
-    """Temperature of supcon (Khosla et al., NeurIPS 2020)."""
-    multi_similarity_scale: Positive = 50.0
-    """Scale β of the negatives of multi-similarity (Wang et al., CVPR 2019)."""
-    circle_scale: Positive = 80.0
-    """Scale γ of circle (Sun et al., CVPR 2020, for fine-grained retrieval)."""
-    circle_margin: float = 0.4
-    """Margin m of circle, from the same table."""
-    triplet_margin: Positive = 0.2
-    """Margin of the triplet losses (Schroff et al., CVPR 2015)."""
-    proxy_scale: Positive = 32.0
-    """Scale α of proxy-anchor (Kim et al., CVPR 2020)."""
-    proxy_temperature: Positive = 1 / 9
-    """Temperature of proxy-nca (Teh et al., ECCV 2020)."""
+    margin); one number to tune them all with. At 1, they are those of Khosla et al., NeurIPS 2020
+    (supcon), Wang et al., CVPR 2019 (multi-similarity), Sun et al., CVPR 2020 (circle, fine-grained
+    retrieval), Schroff et al., CVPR 2015 (triplets), Kim et al., CVPR 2020 (proxy-anchor), and Teh
+    et al., ECCV 2020 (proxy-nca)."""
     queue: Pixels = 0
     """Images of earlier batches that the metric loss compares each image with, too; 0: none."""
 
@@ -141,7 +130,7 @@ def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
 
 
 def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array]:
-    """The loss of a batch: `(features, labels, kernel, bias) -> scalar`.
+    """The loss of a batch: `(features, labels, weights, bias) -> scalar`.
 
     With the keywords `references` and `reference_labels`, of features as `metric_features` returns
     them, each image is compared with these, too, in a second metric loss.
@@ -211,34 +200,26 @@ def _parts(
     sharp = options.sharpness
     temperature = options.temperature * num_features / sharp
     unit: dict[str, Any] = {"normalize": False}
-    triplet = partial(jaxloss.triplet_loss, margin=options.triplet_margin / sharp, **unit)
+    # Temperatures, scales and margins are those of the papers that `sharpness` names.
+    triplet = partial(jaxloss.triplet_loss, margin=0.2 / sharp, **unit)
     metric_losses = {
         "nca": partial(jaxloss.nca_loss, temperature=temperature),
         "proto": partial(
             jaxloss.prototypical_loss, temperature=temperature, num_classes=num_classes
         ),
-        "supcon": partial(
-            jaxloss.supervised_contrastive_loss,
-            temperature=options.supcon_temperature / sharp,
-            **unit,
-        ),
+        "supcon": partial(jaxloss.supervised_contrastive_loss, temperature=0.1 / sharp, **unit),
         "multi-similarity": partial(
             jaxloss.multi_similarity_loss,
             positive_scale=2.0 * sharp,
-            negative_scale=options.multi_similarity_scale * sharp,
+            negative_scale=50.0 * sharp,
             **unit,
         ),
-        "circle": partial(
-            jaxloss.circle_loss,
-            margin=options.circle_margin,
-            scale=options.circle_scale * sharp,
-            **unit,
-        ),
+        "circle": partial(jaxloss.circle_loss, margin=0.4, scale=80.0 * sharp, **unit),
         "triplet-hard": partial(triplet, mining="hard"),
         "triplet-semihard": partial(triplet, mining="semihard"),
         "triplet-all": partial(triplet, mining="all"),
-        "proxy-anchor": partial(jaxloss.proxy_anchor_loss, scale=options.proxy_scale * sharp),
-        "proxy-nca": partial(jaxloss.proxy_nca_loss, temperature=options.proxy_temperature / sharp),
+        "proxy-anchor": partial(jaxloss.proxy_anchor_loss, scale=32.0 * sharp),
+        "proxy-nca": partial(jaxloss.proxy_nca_loss, temperature=1 / 9 / sharp),
     }
     return _CLASSIFICATION.get(classification or ""), metric_losses.get(metric or "")
 

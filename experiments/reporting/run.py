@@ -52,17 +52,14 @@ def code_version() -> dict[str, str | None]:
     return {"version": jaxloss.__version__, "commit": output or None}
 
 
-def run_report(report: dict[str, Any], lines: Sequence[str]) -> str:
-    """The report of a run as Markdown, with the results as lines of Markdown by its protocol.
-
-    The first line is what was evaluated, in a phrase. A run that diverged has none.
-    """
+def run_report(protocol: Protocol, report: dict[str, Any]) -> str:
+    """The report of a run as Markdown. A run that diverged has no results."""
     facts = ["Loss: {label}", "Data: {data}", "Training batches: {sampling}, seed {seed}"]
     results = []
     if "diverged" in report:
         facts.append("Result: {diverged}; there is nothing to evaluate")
     else:
-        evaluated, *results = lines
+        evaluated, *results = _results(protocol, report)
         facts += ["Checkpoint: step {step}", "Features: {num_features} dimensions"]
         facts.append(f"Evaluation: {{split}} split, {evaluated}")
     if found := report["validation"]:
@@ -91,23 +88,19 @@ def write_report(
         file = EPISODES if name == "report" else f"{name}-{EPISODES}"
         paths = [write_atomically(directory / file, archive.getvalue())]
     # The JSON comes last: it marks a run as finished.
-    markdown = write_atomically(
-        directory / f"{name}.md", run_report(report, report_lines(protocol, report)) + "\n"
-    )
+    markdown = write_atomically(directory / f"{name}.md", run_report(protocol, report) + "\n")
     return [markdown, write_json(directory / f"{name}.json", report), *paths]
 
 
-def report_lines(protocol: Protocol, report: dict[str, Any]) -> list[str]:
-    """The results in Markdown, as the protocol writes them; none for a run that diverged."""
-    if "diverged" in report:
-        return []
+def _results(protocol: Protocol, report: dict[str, Any]) -> list[str]:
+    """What was evaluated, in a phrase, then the results in Markdown as the protocol writes them."""
     lines = protocol.report(report)
     if "last" not in report:
         return lines
     if report["last"]["step"] == report["step"]:
         return [*lines, "", "The best checkpoint is the last one."]
-    of_last = protocol.report(report["last"])[1:]
-    return [*lines, "", f"Of the last checkpoint, that of step {report['last']['step']}:", *of_last]
+    last = protocol.report(report["last"])[1:]
+    return [*lines, "", f"Of the last checkpoint, that of step {report['last']['step']}:", *last]
 
 
 def origin_lines(report: dict[str, Any]) -> list[str]:

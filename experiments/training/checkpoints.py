@@ -94,12 +94,13 @@ class Checkpoints:
     With several processes, all of them open the folder, which all of them see, and call every
     method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
     `CheckpointError` where it is missing or does not fit. With `read_only`, for reading beside the
-    processes that write, no file is changed, and there must be a checkpoint.
+    processes that write, no file is changed, and there must be a checkpoint. `num_classes` leaves
+    out classes that fill up devices.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False):
+    def __init__(self, directory: Path, *, read_only: bool = False, num_classes: int = 0):
         self._directory = directory if is_remote(directory) else directory.absolute()
-        self._read_only = read_only
+        self._read_only, self._num_classes = read_only, num_classes
         self._headers: dict[int, dict[str, Any]] = {}
         self._saving: Path | None = None
         if read_only and not self._directory.is_dir():
@@ -139,13 +140,12 @@ class Checkpoints:
         *,
         meta: Mapping[str, Any],
         accuracy: SupportsFloat | None = None,
-        num_classes: int = 0,
     ) -> None:
         """Begins to write a checkpoint of a pytree, which is copied before this returns.
 
         `step` is the number of training steps done, above that of every checkpoint. `meta`, JSON
         types, is returned by `restore` and `meta`. The accuracy ranks the checkpoint; None, NaN and
-        infinities rank below every number. `num_classes` leaves out classes that fill up devices.
+        infinities rank below every number.
         """
         values = {
             name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
@@ -156,7 +156,7 @@ class Checkpoints:
             "format": _FORMAT,
             "step": step,
             "accuracy": score if math.isfinite(score) else None,
-            "leaves": {n: [_describe(x, num_classes), _byte_sum(x)] for n, x in values.items()},
+            "leaves": {n: [self._describe(x), _byte_sum(x)] for n, x in values.items()},
             "meta": dict(meta),
         }
         header = json.loads(json.dumps(header))
@@ -190,9 +190,7 @@ class Checkpoints:
         """The metadata saved with a step."""
         return self._header(step)["meta"]
 
-    def restore(
-        self, target: Any, step: int, *, parts: tuple[str, ...] = (), num_classes: int = 0
-    ) -> Restored:
+    def restore(self, target: Any, step: int, *, parts: tuple[str, ...] = ()) -> Restored:
         """Reads a checkpoint into the structure of `target`, a pytree whose values are not used.
 
         The checkpoint must have leaves of the same names, types and shapes; with `parts`, paths
@@ -203,7 +201,7 @@ class Checkpoints:
         stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
         _check_fit(
             {name: leaf for name, leaf in stored.items() if _is_within(name, parts)},
-            {name: _describe(leaf, num_classes) for name, leaf in wanted.items()},
+            {name: self._describe(leaf) for name, leaf in wanted.items()},
             self._path(step),
         )
         state = self._reading(step, lambda: self._read_leaves(step, wanted, header))
@@ -211,6 +209,13 @@ class Checkpoints:
         return Restored(
             step, jax.tree.unflatten(jax.tree.structure(target), leaves), header["meta"]
         )
+
+    def _describe(self, leaf: Any) -> str:
+        """The dtype and the shape of a leaf, without classes that fill up devices."""
+        shape = list(leaf.shape)
+        if (sharding := class_sharding(leaf)) is not None:
+            shape[sharding.spec.index(CLASS_AXIS)] = self._num_classes
+        return f"{leaf.dtype}{shape}"
 
     def _read_leaves(
         self, step: int, wanted: Mapping[str, Any], header: Mapping[str, Any]
@@ -379,14 +384,6 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     # Not strict: the classes are filled up with zeros to what the devices need.
     return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, strict=False)
-
-
-def _describe(leaf: Any, num_classes: int) -> str:
-    """The dtype and the shape of a leaf, without classes that fill up devices."""
-    shape = list(leaf.shape)
-    if (sharding := class_sharding(leaf)) is not None:
-        shape[sharding.spec.index(CLASS_AXIS)] = num_classes
-    return f"{leaf.dtype}{shape}"
 
 
 def _byte_sum(leaf: Any) -> int:

@@ -81,18 +81,19 @@ def train(
         first = int(state.step)
         if first == steps:
             return recorder.seconds_before
-        running = parallel.replicate(state)
+        replicated = parallel.replicate(state)
         in_flight, since, counted = deque(), time.monotonic(), first
+        # `step` is the number of steps done; `read` counts from 0.
         for step, batch in enumerate(
             read_batches(parts.read, first, steps, ahead=parts.ahead), first + 1
         ):
-            running, metrics = parallel.step(running, parallel.split(batch))
+            replicated, metrics = parallel.step(replicated, parallel.split(batch))
             in_flight.append(metrics)
             if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             step_done()
             if end_epoch is not None and step % parts.steps_per_epoch == 0:
-                running, numbers = end_epoch(running)
+                replicated, numbers = end_epoch(replicated)
                 recorder.log(step, **numbers)
 
             last = step == steps
@@ -111,7 +112,7 @@ def train(
                 _check_finite(step, scalars)
             if saves:
                 validate = parts.validate if validates else None
-                recorder.save(step, parallel.single(running), validate)
+                recorder.save(step, parallel.single(replicated), validate)
                 since, counted = time.monotonic(), step
             if stop_signal is not None:
                 recorder.finish()
@@ -145,9 +146,9 @@ def _end_epoch(parts: Parts) -> Callable[[Any], tuple[Any, Mapping[str, Any]]] |
         return None
     parallel, update = parts.parallel, jax.jit(parts.after_epoch)
 
-    def end_epoch(running: Any) -> tuple[Any, Mapping[str, Any]]:
-        objective_state, numbers = update(parallel.single(running.objective_state))
-        return running._replace(objective_state=parallel.replicate(objective_state)), numbers
+    def end_epoch(replicated: Any) -> tuple[Any, Mapping[str, Any]]:
+        objective_state, numbers = update(parallel.single(replicated.objective_state))
+        return replicated._replace(objective_state=parallel.replicate(objective_state)), numbers
 
     return end_epoch
 

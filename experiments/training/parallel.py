@@ -1,4 +1,4 @@
-"""Steps over all devices: the one module that knows `pmap` from a sharded `jit`, and the mesh.
+"""Steps over all devices, by `pmap` or by `jit` over a mesh.
 
 A mesh has rows of devices. The batch is spread over all of them, for the backbone. The classes of a
 head are spread over the devices of a row, so that each has the classes of its column. The

@@ -115,7 +115,7 @@ class Recorder:
 
     All of them read and write checkpoints; the first one alone writes metrics and progress, which
     shows `name`. Every checkpoint stores `meta`, JSON types, with the seconds spent on the run.
-    `num_classes` leaves out classes that fill up devices.
+    `num_classes` is that of `Checkpoints`.
     """
 
     def __init__(
@@ -155,12 +155,11 @@ class Recorder:
         if is_first():
             self._stack.enter_context(exclusive_run(self._directory))
         folder = self._directory / CHECKPOINTS_FOLDER
-        self._checkpoints = self._stack.enter_context(Checkpoints(folder))
+        checkpoints = Checkpoints(folder, num_classes=self._num_classes)
+        self._checkpoints = self._stack.enter_context(checkpoints)
         state, first = initial, 0
-        if self._checkpoints.steps():
-            restored, _ = self._checkpoints.read_intact(
-                lambda step: self._checkpoints.restore(initial, step, num_classes=self._num_classes)
-            )
+        if checkpoints.steps():
+            restored, _ = checkpoints.read_intact(lambda step: checkpoints.restore(initial, step))
             state, first = restored.state, restored.step
             self.seconds_before = restored.meta["seconds"]
         elif damaged := sorted(path.name for path in folder.glob("damaged-*")):
@@ -203,7 +202,6 @@ class Recorder:
             state,
             meta={**self._meta, "seconds": self.seconds},
             accuracy=accuracy,
-            num_classes=self._num_classes,
         )
 
     def finish(self) -> None:

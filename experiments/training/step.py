@@ -50,6 +50,11 @@ Build = Callable[..., TrainState]
 """Calls a function, its first argument, with the others, and returns the state that it builds."""
 
 
+def build_here(start: Callable[..., TrainState], *arguments: Any) -> TrainState:
+    """A `Build` that calls the function."""
+    return start(*arguments)
+
+
 def initial_state(
     model: nnx.Module,
     objective: Objective,
@@ -57,7 +62,7 @@ def initial_state(
     *,
     seed: int,
     weights: Path | None = None,
-    build: Build = lambda start, *arguments: start(*arguments),
+    build: Build,
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The graph of the backbone and the state at step 0; `seed` is that of the head.
 

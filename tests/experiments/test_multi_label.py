@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from experiments.assembly import check_data, plan_run
+from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, SamplingConfig, replace_option
 from experiments.contracts import Metric, Outputs, Problem
@@ -19,7 +19,7 @@ from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols import multi_label
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
-from experiments.reporting.run import report_lines, run_report
+from experiments.reporting.run import run_report
 from experiments.runs import evaluate_run, restore_run, train_run
 from experiments.training.step import build_outputs
 from tests.experiments import fake_image_sets
@@ -114,7 +114,7 @@ def test_the_head_starts_near_the_loss_of_few_labels(name):
 
 
 def test_splits_have_their_own_images(folders):
-    counts = check_data(plan_run(TINY), folders)
+    counts = prepare_and_count(plan_run(TINY), folders)
     for split, size in (("train", 20), ("validation", 8), ("test", 8)):
         images = multi_label.load(TINY.data, folders, split)
         assert images.images.shape == (size, 16, 32, 3)
@@ -190,7 +190,7 @@ def test_a_report_has_the_precision_of_scikit_learn(tmp_path, folders):
         }
     )
     assert [metric["name"] for metric in report["metrics"]] == [m.name for m in protocol.metrics]
-    text = run_report(report, report_lines(protocol, report))
+    text = run_report(protocol, report)
     assert text.startswith(
         "- Loss: Two-way\n- Data: voc2007@16\n- Training batches: random, seed 0\n"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from experiments.assembly import check_data, plan_run
+from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem, mean_and_interval
@@ -28,7 +28,7 @@ from experiments.evaluation.fine_tuning import (
 from experiments.protocols import margin_data, negative_margin
 from experiments.protocols.margin_data import MarginData
 from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
-from experiments.reporting.run import read_episodes, report_lines
+from experiments.reporting.run import read_episodes, run_report
 from experiments.runs import complete_run, evaluate_run, restore_run
 from experiments.training.step import build_outputs
 from tests.experiments import fake_archives
@@ -163,7 +163,7 @@ def test_the_last_checkpoint_is_reported_too(trained, folders):
     assert report["last"]["step"] == expected["step"] == 4
     for best, sentence in ((2, "last checkpoint, that of step 4:"), (4, "best checkpoint is the")):
         given = report | {"step": best}
-        assert sentence in "\n".join(report_lines(negative_margin.build(TINY), given))
+        assert sentence in run_report(negative_margin.build(TINY), given)
 
 
 def random_scatters(rng: np.random.Generator, *, apart: float) -> dict[str, dict[str, float]]:
@@ -468,7 +468,7 @@ def test_what_cannot_end_well_is_refused(folders, options, message):
     for option, value in options.items():
         config = replace_option(config, option, value)
     with pytest.raises(ConfigError, match=message):
-        check_data(plan_run(config), folders)
+        prepare_and_count(plan_run(config), folders)
 
 
 def test_sets_of_two_sizes_need_one(monkeypatch):

@@ -27,7 +27,7 @@ RUN = ["- Loss: SCE⊕NCA", "- Data: icons", "- Training batches: random, seed 3
 
 
 def test_a_list_names_the_run_and_what_was_evaluated():
-    assert run_report(REPORT, LINES).splitlines() == [
+    assert run_report(PROTOCOL, REPORT).splitlines() == [
         *RUN,
         "- Checkpoint: step 200",
         "- Features: 64 dimensions",
@@ -37,13 +37,13 @@ def test_a_list_names_the_run_and_what_was_evaluated():
         "",
         "| shots | accuracy |",
     ]
-    assert "Validation" not in run_report(REPORT | {"validation": None}, LINES)
+    assert "Validation" not in run_report(PROTOCOL, REPORT | {"validation": None})
 
 
 def test_where_the_numbers_come_from_is_stated_if_known():
     notes = ["The best checkpoint (step 300) is damaged; that of step 200 is taken.", "Second."]
     report = REPORT | {"weights": "resnet18.safetensors", "notes": notes}
-    lines = run_report(report | {"commit": "abc1234"}, LINES).splitlines()
+    lines = run_report(PROTOCOL, report | {"commit": "abc1234"}).splitlines()
     assert lines[7:11] == [
         "- The backbone started from resnet18.safetensors.",
         f"- {notes[0]}",
@@ -51,7 +51,7 @@ def test_where_the_numbers_come_from_is_stated_if_known():
         "- Code: jaxloss 0.9.0, commit abc1234",
     ]
     unknown = {"weights": "", "notes": []}
-    assert run_report(REPORT | unknown, LINES) == run_report(REPORT, LINES)
+    assert run_report(PROTOCOL, REPORT | unknown) == run_report(PROTOCOL, REPORT)
 
 
 def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):

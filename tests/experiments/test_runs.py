@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from experiments.assembly import check_data, plan_run
+from experiments.assembly import plan_run, prepare_and_count
 from experiments.config import DataConfig, Folders, ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
@@ -56,7 +56,7 @@ def test_options_are_checked_before_data_is_prepared(tmp_path, preset, section, 
         config = dataclasses.replace(config, **{section: changed})
     # There is no data: preparing it would fail with another error.
     with pytest.raises(ConfigError, match=message):
-        check_data(plan_run(config), Folders(data_dir=tmp_path))
+        prepare_and_count(plan_run(config), Folders(data_dir=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
