@@ -107,8 +107,7 @@ def fit_path(
     typed = np.asarray(data.features, np.float32), np.asarray(data.labels, np.int32)
     penalties = np.asarray(penalties, np.float32)
     order = np.argsort(-penalties, kind="stable")
-    ends = _TOLERANCE, max_iterations
-    solved = _solve(*typed, penalties[order], *ends, num_classes=num_classes)
+    solved = _solve(*typed, penalties[order], max_iterations, num_classes=num_classes)
     back = np.argsort(order, kind="stable")
     return Path(*(np.asarray(part)[back] for part in solved))
 
@@ -181,7 +180,6 @@ def _solve(
     features: Array,
     labels: Array,
     penalties: Array,
-    tolerance: Array | float,
     max_iterations: Array | int,
     *,
     num_classes: int,
@@ -213,9 +211,7 @@ def _solve(
             return jnp.mean(values) + weight / 2 * jnp.sum(kernel**2)
 
         position = jax.tree.map(jnp.divide, start, stretch)
-        position, value, iterations, converged = _minimise(
-            objective, position, tolerance, max_iterations
-        )
+        position, value, iterations, converged = _minimise(objective, position, max_iterations)
         kernel, bias = jax.tree.map(jnp.multiply, stretch, position)
         original = product(axes, kernel) / size
         outputs = original, bias - product(mean, original), value, iterations, converged
@@ -245,7 +241,7 @@ class _Search(NamedTuple):
 
 
 def _minimise(
-    objective: Any, position: Any, tolerance: Array | float, max_iterations: Array | int
+    objective: Any, position: Any, max_iterations: Array | int
 ) -> tuple[Any, Array, Array, Array]:
     """L-BFGS until the excess is small: position, value, iterations and whether it is."""
     solver = optax.lbfgs()
@@ -253,7 +249,7 @@ def _minimise(
 
     def is_open(search: _Search) -> Array:
         unsure = search.iterations < _LEAST_STEPS
-        return unsure | (search.excess > tolerance * search.value)
+        return unsure | (search.excess > _TOLERANCE * search.value)
 
     def go_on(search: _Search) -> Array:
         patient = (search.idle < _PATIENCE) & (search.iterations < max_iterations)
