@@ -138,7 +138,9 @@ def supervised_contrastive_loss(
             anchors=anchors._replace(given=of_negatives),
         )
         total_weight = jnp.where(has_positive, weights.positive, 1)
-        values = jnp.where(has_negative, weighted.positive / total_weight, 0)
+        means = weighted.positive / total_weight
+        # Without negatives, a NaN is not hidden either.
+        values = jnp.where(has_negative | jnp.isnan(means), means, 0)
     return reduce(values, valid & has_positive, sample_weights, reduction, axis_name)
 
 

@@ -127,6 +127,17 @@ def test_supcon_denominators_are_equal_with_one_positive():
         chex.assert_trees_all_close(every, negatives, rtol=1e-11, atol=1e-12)
 
 
+def test_supcon_of_negatives_does_not_hide_nan_without_negatives():
+    features = jnp.asarray(batch(97, 8)[:4], jnp.float32)
+    labels = jnp.zeros(4, jnp.int32)
+    loss = partial(jaxloss.supervised_contrastive_loss, denominator="negatives")
+    both = jax.jit(jax.value_and_grad(loss))
+    value, gradient = both(features, labels)
+    assert value == 0 and not np.any(gradient)
+    value, gradient = both(features.at[2, 1].set(jnp.nan), labels)
+    assert np.isnan(value) and np.isnan(gradient[2]).any()
+
+
 def test_supcon_multi_hot_references():
     rng = np.random.default_rng(93)
     (features, targets), (others, of_others) = (
