@@ -9,7 +9,8 @@ M prototypes, G groups.
 
 Common keywords:
   where: bool `[n]`. False marks padding. A padded sample has no effect, not even as a reference or
-    in a class mean. By default no sample is padding.
+    in a class mean. By default no sample is padding. NaN and infinity do no harm there, but in the
+    inputs of a network they reach its gradient: fill padded inputs with zeros.
   sample_weights: floats `[n]`, the weights s ≥ 0 of the samples. By default all are 1.
   reduction: `"mean"` is `Σ s_i ℓ_i / Σ s_i`, `"sum"` is `Σ s_i ℓ_i`, `"none"` gives `s_i ℓ_i` as
     `[n]`. Both sums run over the samples that count; the others are 0 in `"none"`. If no sample
@@ -20,12 +21,13 @@ Common keywords:
 
 Sharded arrays need no `axis_name`:
   On a mesh of Explicit axes, as newer versions of JAX make it by default, every function reads the
-  sharding of its arguments, and the devices divide the work. Arrays of a metric loss go into
-  `functools.partial`, not into a closure, and `jax.vmap` runs over dimensions that are not sharded.
-  Take gradients in `jax.jit`, or under `jax.set_mesh`, as JAX requires. A value is replicated, the
-  losses of `"none"` are sharded like the rows, and a gradient like its argument. On a mesh of Auto
-  axes, values and gradients are right, too, but `jax.jit` decides what a device computes, and gives
-  all pairs of a pairwise loss to each; `sharded_loss` divides the work there.
+  sharding of its arguments, and the devices divide the work. Arrays of a metric loss, such as its
+  references, go into `functools.partial`, not into a closure, and `jax.vmap` runs over dimensions
+  that are not sharded. JAX requires that a gradient is taken in `jax.jit` or under `jax.set_mesh`;
+  either is enough. A value is replicated, the losses of `"none"` are sharded like the rows, and a
+  gradient like its argument. On a mesh of Auto axes, values and gradients are right, too, but
+  `jax.jit` decides what a device computes, and gives all pairs of a pairwise loss to each;
+  `sharded_loss` divides the work there.
 
 A sample counts if it is not padding, its label is not negative, and the loss is defined for it.
 

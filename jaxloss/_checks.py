@@ -90,7 +90,13 @@ def class_labels(
     shape: str = "n",
 ) -> Integer[Array, " n"]:
     """Returns the class indices of the rows of `scored`, at least 32 bits wide."""
-    array = integers(name, labels, shape)
+    array = _as_array(name, labels)
+    if array.ndim == 2:
+        raise ValueError(
+            f"`{name}` must have shape {_brackets(shape)}, got {array.shape}; "
+            f"class indices of one-hot {name} are {name}.argmax(1)"
+        )
+    array = integers(name, array, shape)
     same_rows(name, array, scored_name, scored)
     return array
 

@@ -21,6 +21,7 @@ from jaxloss._subspace import SpectralBasis, project_complement, project_spectra
 
 Loss: TypeAlias = Callable[..., Array]
 Transform: TypeAlias = Callable[[Array, Array], Array]
+_COMMON = ("where", "sample_weights", "reduction", "axis_name")
 
 
 @divided()
@@ -51,7 +52,8 @@ def sum_loss(
         `sigmoid_loss`. A loss of four gets features, labels, weights and bias, such as
         `classifier_loss` or `group_softmax_loss`. Set its options with `functools.partial`, as in
         `partial(classifier_loss, similarity="cosine", scale=10.0)`.
-      metric_loss: A loss of features and labels, such as `partial(nca_loss, temperature=64.0)`.
+      metric_loss: A loss of features and labels, with its options set by `functools.partial`, such
+        as `partial(nca_loss, temperature=d / 8)`: for most d, the default T = 1 is too small.
         Both losses must accept the common keywords of `jaxloss`.
       metric_weight: w.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. Each of the two
@@ -211,9 +213,11 @@ def _combined_loss(
     features, labels, weights, bias = arrays
     classification_loss, metric_loss, metric_weight = losses
     metric_weight = _checks.in_range("metric_weight", metric_weight)
+    for name, loss in zip(("classification_loss", "metric_loss"), losses[:2], strict=True):
+        _check_keywords(name, loss)
     features, labels, _ = labelled_rows(features, labels, common[0])
     weights, bias = _checks.classifier(features, weights, bias)
-    keywords = dict(zip(("where", "sample_weights", "reduction", "axis_name"), common, strict=True))
+    keywords = dict(zip(_COMMON, common, strict=True))
     metric_features = transform(features, weights)
     if _takes_classifier(classification_loss):
         classification = classification_loss(features, labels, weights, bias, **keywords)
@@ -223,14 +227,26 @@ def _combined_loss(
     return classification + metric_weight * metric_loss(metric_features, labels, **keywords)
 
 
+def _check_keywords(name: str, loss: Any) -> None:
+    """Raises unless `loss` is a function that takes the common keywords."""
+    if not callable(loss):
+        raise TypeError(f"`{name}` must be a function, got {type(loss).__name__}")
+    parameters = inspect.signature(loss).parameters.values()
+    missing = {*_COMMON} - {p.name for p in parameters}
+    if missing and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise TypeError(
+            f"`{name}` must take the keywords {', '.join(_COMMON)}, and pass them on to a loss; it "
+            f"does not take {', '.join(sorted(missing))}. Set options with functools.partial, or "
+            "write `def loss(features, labels, **keywords)`"
+        )
+
+
 def _takes_classifier(loss: Loss) -> bool:
     """Returns whether a loss takes features, labels, weights and bias; if not, it takes logits.
 
     Two positional arguments without a default are logits and labels. Three or four of at least four
     are those of a classifier, whose bias may have a default.
     """
-    if not callable(loss):
-        raise TypeError(f"`classification_loss` must be a function, got {type(loss).__name__}")
     parameters = inspect.signature(loss).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p.name for p in positional if p.default is p.empty]

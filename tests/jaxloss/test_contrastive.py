@@ -133,9 +133,11 @@ def test_supcon_of_negatives_does_not_hide_nan_without_negatives():
     loss = partial(jaxloss.supervised_contrastive_loss, denominator="negatives")
     both = jax.jit(jax.value_and_grad(loss))
     value, gradient = both(features, labels)
-    assert value == 0 and not np.any(gradient)
+    assert value == 0
+    assert not np.any(gradient)
     value, gradient = both(features.at[2, 1].set(jnp.nan), labels)
-    assert np.isnan(value) and np.isnan(gradient[2]).any()
+    assert np.isnan(value)
+    assert np.isnan(gradient[2]).any()
 
 
 def test_supcon_multi_hot_references():

@@ -99,6 +99,11 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
     ),
     (jaxloss.spectral_basis, {"weights": WEIGHTS}, values(TypeError, "weights", ones((4, 3), int))),
     (
+        jaxloss.nca_loss,
+        {"features": FEATURES, "labels": LABELS},
+        values(ValueError, "labels", zeros((5, 3)), zeros((5, 3), int), match="labels.argmax"),
+    ),
+    (
         jaxloss.discriminability,
         {"features": FEATURES, "labels": LABELS},
         [

@@ -205,3 +205,15 @@ def test_other_classification_losses_raise(name, loss, mentions):
     args = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in problem(103)]
     with raises(TypeError, match=f"classification_loss.*{mentions}"):
         jax.eval_shape(partial(SUMS[name], classification_loss=loss), *args)
+
+
+@every_sum
+@pytest.mark.parametrize("which", ["classification_loss", "metric_loss"])
+def test_losses_without_the_common_keywords_raise(name, which):
+    args = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in problem(103)]
+    for loss, mentions in (
+        (lambda x, y, where=None: x.sum(), "does not take axis_name, reduction, sample_weights"),
+        (3, "must be a function, got int"),
+    ):
+        with raises(TypeError, match=f"`{which}`.*{mentions}"):
+            jax.eval_shape(partial(SUMS[name], **{which: loss}), *args)
