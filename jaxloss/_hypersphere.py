@@ -225,8 +225,12 @@ def dot_regression_loss(
     sg stops the gradient. The gradient for a feature is then `−(1 − cos)·‖q‖·q`: parallel to the
     prototype and independent of the feature's norm. A zero feature has loss 0 and a zero gradient.
 
+    Train with unit features, as the authors do, x / ‖x‖ with a gradient through the norm. A raw
+    feature is only pushed along its prototype, and nothing takes away what points to another one.
+    Its norm, and the loss with it, can grow without end.
+
     Args:
-      features: `[n, d]`.
+      features: `[n, d]`, unit vectors for training.
       labels: `[n]`, class indices.
       prototypes, assignment: As in `prototype_loss`. The length of a prototype matters here.
       lengths: b > 0, `[C]`. See `class_balanced_lengths`. None means 1 for all classes.
