@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import logging
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,16 +16,14 @@ from typing import Any, NamedTuple
 
 from experiments.assembly import Plan, plan_run, prepare_and_count
 from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ConfigError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
 from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run, places
 from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.runs import evaluation_of, restore_run, run_directory, split_of, with_evaluation
-from experiments.training.run_directory import check_run_directory, read_config
-
-logger = logging.getLogger(__name__)
+from experiments.training.run_directory import check_run_directory
 
 _SUBSETS = (
     "Subsets overlap and share their test images: means and intervals over data.subset_seed "
@@ -190,10 +187,10 @@ def run_grid(
 ) -> tuple[list[Path], list[str]]:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
-    The table has the settings of the axes, at every seed that has been run. Everything that makes a
-    run impossible, or leaves a metric or a choice without runs, is an error before any training.
-    `complete` trains and evaluates a run in its directory unless it is finished, and returns its
-    report. The title is by default the protocol, the data set and, if there is one, the loss.
+    Everything that makes a run impossible, or leaves a metric or a choice without runs, is an error
+    before any training. `complete` trains and evaluates a run in its directory unless it is
+    finished, and returns its report. The title is by default the protocol, the data set and, if
+    there is one, the loss.
 
     Returns:
       The files of the report, the table first; and a line for every run that diverged.
@@ -219,43 +216,18 @@ def run_grid(
         losses = {plan.config.loss.name for plan in plans}
     loss = losses if len(losses) == 1 else ()  # The axes name several.
     title = title or ", ".join([f"{config.protocol} on {config.data.name}", *loss])
-    diverged = []
+    runs, diverged = [], []
     for cell, plan in zip(_announced(cells, axes), plans, strict=True):
         found = complete(plan, cell.directory)
+        runs.append(Run(cell.place, found, read_episodes(cell.directory)))
         if "diverged" in found:
             diverged.append(f"{cell.directory}: {found['diverged']}")
             print(found["diverged"], flush=True)
-
     if comparison.pairs_over == "data.subset_seed":
         notes = [_SUBSETS, *notes]
     report |= {"title": title, "metrics": metrics, "notes": notes, "pair_metrics": pair_metrics}
-    written = on_first(
-        lambda: write_grid(
-            root, axes, finished_runs(config, axes, root), comparison=comparison, **report
-        )
-    )
+    written = on_first(lambda: write_grid(root, axes, runs, comparison=comparison, **report))
     return written or [], diverged
-
-
-def finished_runs(config: TrainConfig, axes: Sequence[Axis], root: Path) -> list[Run]:
-    """All finished runs of a grid, of any seed, that do not differ from `config` elsewhere."""
-    names = {path.name for path in root.glob("*/" * len(axes) + "seed-*")}
-    seeds = [int(seed) for name in names if (seed := name.removeprefix("seed-")).isdigit()]
-    cells = make_cells(config, axes, sorted(seeds), root)
-    return [run for cell in cells if (run := _finished(cell, config_to_dict(cell.config)))]
-
-
-def _finished(cell: Cell, config: dict[str, Any] | None = None) -> Run | None:
-    """What is stored of a run, if it is finished, and its configuration is `config`."""
-    path = cell.directory / "report.json"
-    try:
-        if not path.exists() or (config and read_config(cell.directory) != config):
-            return None
-    except ExperimentError as error:
-        logger.warning("%s is left out of the table: %s", cell.directory, error)
-        return None
-    report = read_report(path)
-    return Run(cell.place, report, read_episodes(cell.directory)) if report else None
 
 
 def evaluate_over(
@@ -291,12 +263,15 @@ def evaluate_over(
     evaluate = evaluation_of(run, folders)
     runs = []
     for cell in _announced(cells, axes):
-        if not (found := _finished(cell)):
+        stored = cell.directory / "report.json"
+        report = read_report(stored) if stored.exists() else None
+        if report is None:
             protocol, report = evaluate(split, {**overrides, **cell.settings})
+            report["command"] = command
             cell.directory.mkdir(parents=True, exist_ok=True)
-            write_report(cell.directory, protocol, report | {"command": command})
-            found = _finished(cell)
-        runs += [found] if found else []
+            write_report(cell.directory, protocol, report)
+            report.pop("episodes", None)
+        runs.append(Run(cell.place, report, read_episodes(cell.directory)))
     # Values such as the number of shots have metrics of their own.
     available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
     _check_metrics(metrics, available)
