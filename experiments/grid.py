@@ -5,7 +5,6 @@ Every run and every evaluation is a directory that is kept.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 import re
@@ -20,7 +19,7 @@ from experiments.errors import ConfigError
 from experiments.processes import agree, on_first
 from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
-from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run, places
+from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run
 from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.runs import evaluation_of, restore_run, run_directory, split_of, with_evaluation
 from experiments.training.run_directory import check_run_directory
@@ -31,9 +30,6 @@ _SUBSETS = (
 )
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
-
-Settings = dict[str, Any]
-"""Values of options, such as `loss.name`."""
 
 
 def parse_axis(text: str, config: TrainConfig) -> Axis:
@@ -53,10 +49,10 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
             near = ", ".join(difflib.get_close_matches(option, types))
             hint = f"did you mean {near}?" if near else "train PRESET --help lists them"
             raise ConfigError(f"{option}: unknown option; {hint}")
-    settings: list[Settings] = []
+    settings = []
     for position in values.split(","):
-        parts = position.split("/") if len(options) > 1 else [position]
-        if len(parts) != len(options):
+        parts = position.split("/", len(options) - 1)
+        if len(parts) < len(options):
             count = f"{len(parts)} values for {len(options)} options"
             raise ConfigError(f"{text!r}: {position!r} has {count}")
         at = {o: _parse(types[o], o, part) for o, part in zip(options, parts, strict=True)}
@@ -65,14 +61,11 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
         settings.append(at)
     if len({at[options[0]] for at in settings}) == len(settings):
         options = options[:1]
-    labels = tuple(
-        "/".join(
-            ALL if option in _ALL_AT_0 and at[option] == 0 else option_text(at[option])
-            for option in options
-        )
+    labels = (
+        "/".join(ALL if o in _ALL_AT_0 and at[o] == 0 else option_text(at[o]) for o in options)
         for at in settings
     )
-    return Axis("/".join(options), labels, tuple(settings))
+    return Axis("/".join(options), tuple(labels), tuple(settings))
 
 
 def _parse(expected: Any, option: str, text: str) -> Any:
@@ -106,24 +99,23 @@ def parse_comparison(
     *,
     baseline: str = "",
     pairs_over: str = "",
-    choose: Sequence[str] = (),
+    choose: str = "",
 ) -> Comparison:
     """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others."""
-    by_name = {name: a.name for a in axes for name in (a.name, "/".join(a.settings[0]))}
-    named = [option.replace("-", "_") for option in (pairs_over, *choose) if option]
-    used = [by_name.get(option, "") for option in named]
-    if not all(used) or len({*used}) < len(used) or len(used) == len(axes):
+    pairs_over, choose = (name.replace("-", "_") for name in (pairs_over, choose))
+    left = [axis for axis in axes if axis.name not in (pairs_over, choose)]
+    if not left or len(axes) - len(left) != bool(pairs_over) + bool(choose):
         raise ConfigError(
             "--pairs-over and --choose must name different axes, and leave one for the table; got "
-            f"{', '.join(named)}, and the axes are {', '.join(by_name)}"
+            f"{', '.join(filter(None, (pairs_over, choose)))}, and the axes are "
+            f"{', '.join(axis.name for axis in axes)}"
         )
     wanted = parse_axis(baseline, config).settings if baseline else ()
     found = [
         (axis.name, label)
-        for axis in axes
-        if axis.name not in used and len(axis.labels) > 1
+        for axis in left
         for label, settings in zip(axis.labels, axis.settings, strict=True)
-        if any(at.items() <= settings.items() for at in wanted)
+        if len(axis.labels) > 1 and any(at.items() <= settings.items() for at in wanted)
     ]
     if baseline and not len(found) == len(wanted) == 1:
         labels = (f"{axis.name} has {', '.join(axis.labels)}" for axis in axes)
@@ -131,15 +123,15 @@ def parse_comparison(
             f"--baseline {baseline} must be one label of an axis of several that is not in "
             f"--pairs-over or --choose; {len(found)} labels have this value; {'; '.join(labels)}"
         )
-    baselines, pooled = found or [None], used[0] if pairs_over else ""
-    return Comparison(baselines[0], pooled, tuple(used[bool(pairs_over) :]))
+    return Comparison(found[0] if found else None, pairs_over, choose)
 
 
 class Cell(NamedTuple):
     """One run of a grid."""
 
     place: Place
-    settings: Settings
+    settings: dict[str, Any]
+    """Values of options, such as `loss.name`."""
     config: TrainConfig
     directory: Path
 
@@ -152,13 +144,14 @@ def make_cells(
     if len({*options}) < len(options):
         raise ConfigError(f"two axes have the same option: {', '.join(options)}")
     cells = []
-    positions = zip(places(axes), itertools.product(*(a.settings for a in axes)), strict=True)
-    for seed, (place, at) in itertools.product(dict.fromkeys(seeds), positions):
-        folders = [re.sub("[:/]", "-", ",".join(setting_names(settings))) for settings in at]
-        settings = {option: value for part in at for option, value in part.items()}
-        cell = dataclasses.replace(config, seed=seed)
-        for option, value in settings.items():
+    positions = (zip(axis.labels, axis.settings, strict=True) for axis in axes)
+    for seed, *at in itertools.product(dict.fromkeys(seeds), *positions):
+        place, parts = zip(*at, strict=True)
+        settings = {option: value for part in parts for option, value in part.items()}
+        cell = config
+        for option, value in {"seed": seed, **settings}.items():
             cell = replace_option(cell, option, value)
+        folders = [re.sub("[:/]", "-", ",".join(setting_names(part))) for part in parts]
         cells.append(Cell(place, settings, cell, root.joinpath(*folders, f"seed-{seed}")))
     return cells
 

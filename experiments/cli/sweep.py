@@ -39,8 +39,8 @@ class ComparisonOptions:
     """OPTION=VALUE of an axis, as loss.name=softmax: adds tables of paired differences to it."""
     pairs_over: str = ""
     """Option whose values are repetitions, as data.subset_seed; each is the mean of its seeds."""
-    choose: tuple[str, ...] = ()
-    """Options, each with its own --over, whose values validation chooses at every combination."""
+    choose: str = ""
+    """Option with its own --over, whose value validation chooses at every combination."""
 
 
 Comparing = Annotated[ComparisonOptions, tyro.conf.arg(name="")]

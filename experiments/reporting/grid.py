@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.reporting import style
 from experiments.reporting.markdown import (
     MISSING,
     bold,
@@ -25,16 +28,6 @@ from experiments.reporting.markdown import (
 )
 from experiments.reporting.results import VALIDATION, Axis, Frame, Grid, Run, make_grid, places
 from experiments.reporting.run import version_text
-from experiments.reporting.style import (
-    INK,
-    LARGE,
-    Mark,
-    display_text,
-    legend_handle,
-    new_figure,
-    series_mark,
-    style_axes,
-)
 from experiments.storage import write_atomically, write_json, write_picture
 
 _COLUMNS = 3
@@ -61,17 +54,13 @@ def write_grid(
     """
     grid = make_grid(axes, runs, **arrangement)
     text = grid_table(grid, runs, title=title, notes=notes)
-    rows = grid.differences.astype(object).where(grid.differences.notna(), None)
-    differences = [
-        {"metric": name, "unit": unit, "higher_is_better": higher, "place": place, **row}
-        for (name, *place), row in zip(rows.index, rows.to_dict("records"), strict=True)
-        for _, unit, higher in [grid.metrics[name]]
-    ]
+    differences = grid.differences.assign(place=[[*key[1:]] for key in grid.differences.index])
+    records = differences.reset_index("metric").to_json(orient="records", double_precision=15)
     stored = {
         "axes": [{"name": axis.name, "labels": axis.labels} for axis in axes],
         "comparison": grid.comparison._asdict(),
-        "choices": grid.choices,
-        "differences": differences,
+        "choices": [{"place": place, "label": label} for place, label in grid.choices.items()],
+        "differences": json.loads(records),
         "runs": [{"place": run.place, "report": run.report} for run in runs],
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -90,20 +79,10 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
     more, there is a table for each metric, and the combinations of the other axes are the columns.
     With a baseline, tables of the differences to it follow. `runs` are all that were tried.
     """
-    headings = [metric_heading(metric) for metric in grid.metrics.values()]
-    compares = grid.comparison.baseline is not None and not grid.differences.empty
-    texts = _mean_texts(grid, best_in_bold=not compares)
-    lines = _tables(grid.axes, headings, texts, bold("Means") if compares else "")
-    caption = [("Means: " if compares else "") + _mean_caption(grid, texts)]
-    if compares:
-        above = "Difference from {} = {}".format(*grid.comparison.baseline or ())
-        names = grid.differences.index.unique("metric")
-        headings = [metric_heading(grid.metrics[name], difference=True) for name in names]
-        texts = _difference_texts(grid)
-        lines += _tables(grid.compared, headings, texts, bold(above))
-        same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
-        above += f" between runs of the same {same}, in percentage points for %"
-        caption += [f"{above}: {_difference_caption(grid, texts)}"]
+    compares = not grid.differences.empty
+    parts = [_means(grid, "Means" if compares else ""), *([_differences(grid)] if compares else [])]
+    lines = [line for of_part, _ in parts for line in of_part]
+    caption = [sentences for _, sentences in parts]
     if any(metric.higher_is_better is False for metric in grid.metrics.values()):
         caption += ["↓: lower is better."]
     if VALIDATION in grid.metrics:
@@ -112,110 +91,113 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
         caption += [f"{VALIDATION}: {of} on the validation split, which selects the checkpoint."]
     caption += [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
     if grid.choices:
-        chosen = [f"{', '.join(row['place'])}: {row['label']}" for row in grid.choices]
-        names = ", ".join(grid.comparison.choose)
-        caption += [f"{names}: the best mean validation. {'; '.join(chosen)}."]
-    return "\n".join(
-        [f"### {title}", "", *lines, *bullets([*caption, *notes, *_run_lines(runs)]), ""]
-    )
+        chosen = "; ".join(f"{', '.join(place)}: {label}" for place, label in grid.choices.items())
+        caption += [f"{grid.comparison.choose}: the best mean validation. {chosen}."]
+    caption += [*notes, *_run_lines(runs)]
+    return "\n".join([f"### {title}", "", *lines, *bullets(caption), ""])
+
+
+def _means(grid: Grid, title: str) -> tuple[list[str], str]:
+    """The tables of means ± deviations, and a caption.
+
+    Without a title, the best values as printed are bold, if all runs have them.
+    """
+    means: Frame = grid.means
+    metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
+    printed = [format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)]
+    signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
+    score: Any = pd.Series(printed, means.index).astype(float) * signs
+    score = score.where(means["found"] == means["expected"])
+    of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
+    best = (score == of_column.transform("max")) & (of_column.transform("count") > 1) & (not title)
+    half = means["own"].where(means["found"] == 1, means["deviation"])
+    texts = []
+    rows = means.assign(printed=printed, best=best, half=half).itertuples()
+    for row, metric in zip(rows, metrics, strict=True):
+        text = row.printed
+        if not math.isnan(row.half):
+            text += f" ± {format_value(row.half, metric.unit)}"
+        if row.found < row.expected:
+            text += f" ({row.found} of {row.expected})"
+        if not row.found:
+            text = "diverged" if row.diverged else MISSING
+        texts.append(bold(text) if row.best else text)
+    known = means[means["found"] > 0]
+    several = ((known["found"] > 1) & known["deviation"].notna()).any()
+    lacking = (known["found"] < known["expected"]).any()
+    among = ", among entries with all runs" if lacking else ""
+    sentences = {
+        f"{'±: standard deviation over' if several else 'Values of'} {grid.repeated}.": True,
+        "± of one run: 95 % interval over its episodes.": known["own"][known["found"] == 1].any(),
+        "(k of n): k of n runs have a value.": lacking,
+        f"Bold: best in its column{among}.": best.any(),
+    }
+    caption = " ".join(sentence for sentence, holds in sentences.items() if holds)
+    lines = _tables(grid.axes, [*map(metric_heading, grid.metrics.values())], texts, title)
+    return lines, f"{title}: {caption}" if title else caption
+
+
+def _differences(grid: Grid) -> tuple[list[str], str]:
+    """The tables of mean differences ± intervals, and a caption.
+
+    Bold where the interval over the repetitions excludes 0.
+    """
+    found, texts = grid.differences, []
+    n = found["n"][found["n"] > 0].unique()
+    for row in found.itertuples():
+        form = partial(format_difference, unit=grid.metrics[row.Index[0]].unit)
+        text = form(row.mean) if row.n else MISSING
+        if row.n > 1:
+            text += f" ± {form(row.interval, signed=False)}"
+            text = bold(text) if abs(row.mean) > row.interval else text
+        details = {
+            f"n = {row.n}": row.n and len(n) > 1,
+            f"{row.expected - row.found} missing": row.found < row.expected,
+            f"episodes ± {form(row.own, signed=False)}": row.n == 1 and not math.isnan(row.own),
+        }
+        shown = ", ".join(detail for detail, holds in details.items() if holds)
+        texts.append(f"{text} ({shown})" if shown else text)
+    caption = f"{grid.repeated}."
+    if (n > 1).any():
+        caption = f"mean ± 95 % interval (Student's t) over {grid.repeated}"
+        caption += f", n = {n[0]}. " if len(n) == 1 else ". "
+        caption += "Bold: the interval excludes 0 (not corrected for the number of comparisons)."
+    if "episodes" in "".join(texts):
+        caption += " episodes ±: 95 % interval over episodes; it does not cover other seeds."
+    title = "Difference from {} = {}".format(*grid.comparison.baseline or ())
+    same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
+    between = f"{title} between runs of the same {same}, in percentage points for %"
+    names = found.index.unique("metric")
+    headings = [metric_heading(grid.metrics[name], difference=True) for name in names]
+    return _tables(grid.compared, headings, texts, title), f"{between}: {caption}"
 
 
 def _tables(
-    axes: Sequence[Axis], headings: Sequence[str], texts: Sequence[str], title: str = ""
+    axes: Sequence[Axis], headings: Sequence[str], texts: Sequence[str], title: str
 ) -> list[str]:
     """The tables; `texts` are the entries by metric and place on the axes."""
     rows, *others = axes
     entries = np.array(texts, object).reshape(len(headings), len(rows.labels), -1)
-    tables = [(title, headings, entries[..., 0].T)]
+    title = bold(title) if title else ""
+    tables = {title: (headings, entries[..., 0].T)}
     if others:
         columns = [", ".join(place) for place in places(others)]
-        start = f"{title}: " if title else ""
-        against = ", ".join(axis.name for axis in others)
-        tables = [
-            (f"{start}{bold(heading)} against {against}", columns, of_metric)
+        against = f"against {', '.join(axis.name for axis in others)}"
+        tables = {
+            f"{title}{': ' if title else ''}{bold(heading)} {against}": (columns, of_metric)
             for heading, of_metric in zip(headings, entries, strict=True)
-        ]
+        }
     lines = []
-    for above, columns, body in tables:
-        named = ([label, *row] for label, row in zip(rows.labels, body, strict=True))
-        lines += [*([above, ""] if above else []), *table([rows.name, *columns], named), ""]
+    for above, (columns, body) in tables.items():
+        lines += [above, ""] if above else []
+        lines += [*table([rows.name, *columns], np.c_[rows.labels, body].tolist()), ""]
     return lines
-
-
-def _mean_caption(grid: Grid, texts: Sequence[str]) -> str:
-    """Sentences on the marks that the tables of means have."""
-    rows: Frame = grid.means.dropna(subset="mean")
-    several = ((rows["found"] > 1) & rows["deviation"].notna()).any()
-    lacking = (rows["found"] < rows["expected"]).any()
-    best = "best in its column" + (", among entries with all runs" if lacking else "")
-    sentences = {
-        f"{'±: standard deviation over' if several else 'Values of'} {grid.repeated}.": True,
-        "± of one run: 95 % interval over its episodes.": rows["own"][rows["found"] == 1].any(),
-        "(k of n): k of n runs have a value.": lacking,
-        f"Bold: {best}.": "**" in "".join(texts),
-    }
-    return " ".join(sentence for sentence, holds in sentences.items() if holds)
-
-
-def _difference_caption(grid: Grid, texts: Sequence[str]) -> str:
-    """The same for the tables of differences."""
-    numbers = grid.differences["n"][grid.differences["n"] > 0].unique()
-    text = f"{grid.repeated}."
-    if (numbers > 1).any():
-        n = f", n = {numbers[0]}" if len(numbers) == 1 else ""
-        text = f"mean ± 95 % interval (Student's t) over {grid.repeated}{n}. "
-        text += "Bold: the interval excludes 0 (not corrected for the number of comparisons)."
-    if "episodes" in "".join(texts):
-        text += " episodes ±: 95 % interval over episodes; it does not cover other seeds."
-    return text
-
-
-def _mean_texts(grid: Grid, *, best_in_bold: bool) -> list[str]:
-    """Means ± deviations. The best values as printed may be bold, if all runs have them."""
-    means: Frame = grid.means
-    metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
-    complete = means["found"] == means["expected"]
-    signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
-    printed = [format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)]
-    score: Any = (pd.Series(printed, means.index).astype(float) * signs).where(complete)
-    of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
-    best = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
-    texts = []
-    for row, metric, text, in_bold in zip(means.itertuples(), metrics, printed, best, strict=True):
-        if math.isnan(row.mean):
-            texts.append("diverged" if row.diverged else MISSING)
-            continue
-        half_width = row.own if row.found == 1 else row.deviation
-        if not math.isnan(half_width):
-            text += f" ± {format_value(half_width, metric.unit)}"
-        if row.found < row.expected:
-            text += f" ({row.found} of {row.expected})"
-        texts.append(bold(text) if in_bold and best_in_bold else text)
-    return texts
-
-
-def _difference_texts(grid: Grid) -> list[str]:
-    """Mean differences ± intervals; bold where the interval over the repetitions excludes 0."""
-    texts, several_n = [], grid.differences["n"].replace(0, np.nan).nunique() > 1
-    for row in grid.differences.itertuples():
-        unit, lacking = grid.metrics[row.Index[0]].unit, row.expected - row.found
-        text, details = MISSING, [f"{lacking} missing"] if lacking else []
-        if row.n:
-            text = format_difference(row.mean, unit)
-            details = [*([f"n = {row.n}"] if several_n else []), *details]
-        if row.n > 1:
-            text += f" ± {format_difference(row.interval, unit, signed=False)}"
-            text = bold(text) if abs(row.mean) > row.interval else text
-        if row.n == 1 and not math.isnan(row.own):
-            details.append(f"episodes ± {format_difference(row.own, unit, signed=False)}")
-        texts.append(f"{text} ({', '.join(details)})" if details else text)
-    return texts
 
 
 def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
     """What is known of all runs: those that diverged, notes, time, code and commands."""
 
-    def names(of: Iterable[Run]) -> str:
+    def names(of: Sequence[Run]) -> str:
         return "; ".join(f"{', '.join(run.place)} (seed {run.report['seed']})" for run in of)
 
     reports = [run.report for run in runs]
@@ -241,12 +223,12 @@ def mean_figure(grid: Grid, **texts: Any) -> Figure | None:
     """
     means = grid.means
     bars = means["interval"].where(means["n"] > 2, means["deviation"])
-    frame = means.assign(bar=bars.fillna(means["own"].where(means["found"] == 1)), filled=True)
+    bars = bars.fillna(means["own"].where(means["found"] == 1))
     caption = (
         f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard deviation; "
         "for one run, the 95 % interval over its episodes."
     )
-    return _figure(grid, frame, grid.axes, caption, **texts)
+    return _draw(grid, means.assign(bar=bars, filled=True), caption, difference=False, **texts)
 
 
 def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
@@ -255,23 +237,13 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     if baseline is None or found.empty:
         return None
     title += f": differences from {_short(baseline[0])} = {grid.shown(*baseline)}"
-    frame = found.assign(
-        bar=found["interval"].fillna(found["own"]), filled=found["mean"].abs() > found["interval"]
-    )
+    bars, filled = found["interval"].fillna(found["own"]), found["mean"].abs() > found["interval"]
     caption = (
         f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
         "episodes. Filled: the interval over several pairs excludes 0."
     )
-    texts: Any = {"caption": caption, "title": title, "command": command}
-    figure = _figure(grid, frame, grid.compared, difference=True, **texts)
-    for panel in figure.axes if figure else ():
-        line = panel.axhline if _runs_along(grid.compared[-1]) else panel.axvline
-        line(0, color=INK, linewidth=0.9, zorder=1)
-    return figure
-
-
-def _runs_along(axis: Axis) -> bool:
-    return axis.numbers is not None and len(axis.labels) > 1
+    frame, texts = found.assign(bar=bars, filled=filled), {"title": title, "command": command}
+    return _draw(grid, frame, caption, difference=True, **texts)
 
 
 def _short(name: str) -> str:
@@ -280,88 +252,82 @@ def _short(name: str) -> str:
     return "/".join(options).replace("_", " ")
 
 
-def _figure(
-    grid: Grid,
-    frame: Frame,
-    axes: Sequence[Axis],
-    caption: str,
-    *,
-    difference: bool = False,
-    **texts: Any,
-) -> Figure | None:
+def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any) -> Figure | None:
     """A panel for each metric that has values; None if there is none.
 
-    `frame` has, for each metric and place on `axes`: `mean`, `bar`, single `values`, and `filled`.
+    `frame` has, for each metric and place: `mean`, `bar`, single `values`, and `filled`.
     """
     metrics = frame["mean"].dropna().index.unique("metric")
     if metrics.empty:
         return None
-    along = _runs_along(axes[-1])
-    axis, varied = (axes[-1], axes[:-1]) if along else (axes[0], axes[1:])
+    axes = grid.compared if difference else grid.axes
+    along = axes[-1].numbers is not None and len(axes[-1].labels) > 1
+    axis, varied = (axes[-1], slice(-1)) if along else (axes[0], slice(1, None))
+    names, series = [other.name for other in axes[varied]], places(axes[varied])
     # The same marks with and without a baseline.
-    every = places([other for other in grid.axes if other.name in {v.name for v in varied}])
-    series = {place: series_mark(every.index(place)) for place in places(varied)}
+    every = places(grid.axes[varied])
+    marks = [style.series_mark(every.index(place)) for place in series]
     labels = [grid.shown(axis.name, label) for label in axis.labels]
-    names = [other.name for other in varied]
     legend = [
-        legend_handle(", ".join(map(grid.shown, names, place)), mark, line=along)
-        for place, mark in series.items()
+        style.legend_handle(", ".join(map(grid.shown, names, place)), mark, line=along)
+        for place, mark in zip(series, marks, strict=True)
         if len(every) > 1
     ]
     columns = min(_COLUMNS, len(metrics))
-    rows = -(-len(metrics) // columns)
+    rows = math.ceil(len(metrics) / columns)
     pitch = _MARK * len(series) + _BETWEEN_ROWS
-    beside = 0 if along else _CHARACTER * max(map(len, labels))
     over = grid.comparison.pairs_over
-    figure = new_figure(
-        0.6 + beside + _PANEL_WIDTH * columns,
+    figure = style.new_figure(
+        0.6 + (0 if along else _CHARACTER * max(map(len, labels))) + _PANEL_WIDTH * columns,
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
         caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
         legend=legend,
         legend_title=", ".join(map(_short, names)) if legend else "",
         **texts,
     )
-    # Side by side around the label.
+    # Side by side around the label, in the order of the rows of the frame.
     steps = np.arange(len(series)) - (len(series) - 1) / 2
+    order = (np.repeat if along else np.tile)(np.arange(len(series)), len(labels))
     for number, name in enumerate(metrics):
-        metric = grid.metrics[name]
-        panel = figure.add_subplot(rows, columns, number + 1)
-        panel.set_title(
-            textwrap.fill(metric_heading(metric, difference=difference), 40), size=LARGE
-        )
+        metric, panel = grid.metrics[name], figure.add_subplot(rows, columns, number + 1)
+        heading = metric_heading(metric, difference=difference)
+        panel.set_title(textwrap.fill(heading, 40), size=style.LARGE)
         panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
-        style_axes(panel, grid="both" if along else "x")
+        style.style_axes(panel, grid="both" if along else "x")
         if along:
-            positions = _place_numbers(panel, np.array(axis.numbers), labels, steps)
-            panel.set_xlabel(display_text(_short(axis.name)))
+            positions = _place_numbers(panel, axis, labels, steps)
         else:
-            _place_rows(panel, labels, _short(axis.name) if number % columns == 0 else "")
-            positions = [np.arange(len(labels)) + _MARK / pitch * step for step in steps]
-        values = frame.loc[[name]].fillna({"bar": 0})
-        order = np.arange(len(values))
-        order = order.reshape(-1, len(labels)) if along else order.reshape(len(labels), -1).T
-        for mark, at, of_series in zip(series.values(), positions, order, strict=True):
-            found = values.iloc[of_series].assign(at=at).dropna(subset="mean").sort_values("at")
-            _draw_series(panel, mark, found, metric.unit, along=along)
+            row_name = _short(axis.name) if number % columns == 0 else ""
+            positions = _place_rows(panel, labels, row_name, _MARK / pitch * steps)
+        found = frame.loc[[name]].fillna({"bar": 0}).assign(at=positions.ravel(), series=order)
+        found = found.dropna(subset="mean").sort_values("at")
+        for series_number, of_series in found.groupby("series"):
+            _draw_series(panel, marks[series_number], of_series, metric.unit, along=along)
+        if difference:
+            line = panel.axhline if along else panel.axvline
+            line(0, color=style.INK, linewidth=0.9, zorder=1)
     return figure
 
 
-def _place_rows(panel: Axes, labels: Sequence[str], name: str) -> None:
-    """A row for each label from the top, named if `name` is not empty."""
+def _place_rows(panel: Axes, labels: Sequence[str], name: str, steps: np.ndarray) -> np.ndarray:
+    """A row for each of L labels from the top, named if `name` is not empty.
+
+    Returns positions [L, S] of S series at distances `steps` from the middle of each row.
+    """
     for row in range(1, len(labels), 2):
         panel.axhspan(row - 0.5, row + 0.5, color="#f3f3f3", linewidth=0, zorder=0)
     panel.set_ylim(len(labels) - 0.5, -0.5)
-    panel.set_yticks(range(len(labels)), [display_text(text) for text in labels])
+    panel.set_yticks(range(len(labels)), [style.display_text(text) for text in labels])
     panel.tick_params(axis="y", length=0, labelleft=bool(name))
     # Names such as loss/learning rate break after a slash.
     lines = textwrap.fill(name.replace("/", "/ "), _NAME_CHARACTERS).replace("/ ", "/")
-    panel.set_ylabel(display_text(lines))
+    panel.set_ylabel(style.display_text(lines))
+    return np.arange(len(labels))[:, None] + steps
 
 
-def _place_numbers(
-    panel: Axes, numbers: np.ndarray, labels: Sequence[str], steps: np.ndarray
-) -> list[np.ndarray]:
-    """A number along x for each label; returns those of every series, which are side by side."""
+def _place_numbers(panel: Axes, axis: Axis, labels: Sequence[str], steps: np.ndarray) -> np.ndarray:
+    """A number along x for each of L labels; returns positions [S, L] of S series side by side."""
+    numbers = np.array(axis.numbers)
     logarithmic = numbers.min() > 0 and numbers.max() >= 6 * numbers.min()
     along = np.log(numbers) if logarithmic else numbers
     if logarithmic:
@@ -370,11 +336,12 @@ def _place_numbers(
     narrowest = _NUMBER_CHARACTERS * np.diff(np.sort(along)).min() / np.ptp(along)
     upright = narrowest < max(map(len, labels)) + 1
     panel.set_xticks(numbers, labels, rotation=90 if upright else 0)
+    panel.set_xlabel(style.display_text(_short(axis.name)))
     beside = along + np.ptp(along) * min(1 / 60, 1 / (10 * len(steps))) * steps[:, None]
-    return [*(np.exp(beside) if logarithmic else beside)]
+    return np.exp(beside) if logarithmic else beside
 
 
-def _draw_series(panel: Axes, mark: Mark, found: Frame, unit: str, *, along: bool) -> None:
+def _draw_series(panel: Axes, mark: style.Mark, found: Frame, unit: str, *, along: bool) -> None:
     """Means with bars, and a thin tick for each of several repetitions.
 
     If `along`, positions are along x and the means are joined by a line. Else they are along y.
@@ -384,12 +351,11 @@ def _draw_series(panel: Axes, mark: Mark, found: Frame, unit: str, *, along: boo
         points = [rows["at"].to_numpy(), scaled(rows[column].to_numpy(float), unit)]
         return points if along else points[::-1]
 
-    bars = {"yerr" if along else "xerr": scaled(found["bar"].to_numpy(), unit)}
-    edge = {"markeredgecolor": INK, "markeredgewidth": 0.4}
-    panel.errorbar(*xy(found), **bars, **mark.style(line=along), **edge, elinewidth=1.6, zorder=3)
+    bars = {"yerr" if along else "xerr": scaled(found["bar"].to_numpy(), unit), "elinewidth": 1.6}
+    edge = {"markeredgecolor": style.INK, "markeredgewidth": 0.4}
+    panel.errorbar(*xy(found), **bars, **mark.style(line=along), **edge, zorder=3)
     hollow: Any = {"markerfacecolor": "white", "markeredgecolor": mark.color}
-    rows = found[~found["filled"].astype(bool)]
-    panel.plot(*xy(rows), **mark.style(line=False), **hollow, zorder=5)
-    tick = {"color": INK, "markersize": 4 if along else 6, "markeredgewidth": 0.8}
-    rows = found[found["n"] > 1].explode("values")
-    panel.plot(*xy(rows, "values"), "_" if along else "|", **tick, zorder=4)
+    panel.plot(*xy(found[~found["filled"]]), **mark.style(line=False), **hollow, zorder=5)
+    tick = {"color": style.INK, "markersize": 4 if along else 6, "markeredgewidth": 0.8}
+    values = found[found["n"] > 1].explode("values")
+    panel.plot(*xy(values, "values"), "_" if along else "|", **tick, zorder=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,8 +66,8 @@ class Comparison(NamedTuple):
     """Name and label of an axis; the table gets the differences of the other labels to it."""
     pairs_over: str = ""
     """Name of the axis whose labels are repetitions, or empty: seeds are."""
-    choose: tuple[str, ...] = ()
-    """Names of the axes of which validation chooses the labels, at every place by itself."""
+    choose: str = ""
+    """Name of the axis whose label validation chooses, at every place by itself; or empty."""
 
 
 class Grid(NamedTuple):
@@ -88,14 +88,14 @@ class Grid(NamedTuple):
     """As `_summary`."""
     differences: Frame
     """As `_summary`, of the differences to the baseline; empty if there is none."""
-    choices: list[dict[str, Any]]
-    """For each `place` on the axes that are left, the chosen `label`."""
-    labels: dict[tuple[str, str], str]
+    choices: dict[Place, str]
+    """For each place on the axes that are left, the chosen label."""
+    protocol_labels: dict[tuple[str, str], str]
     """For the name of an axis and a label: the protocol's label, where it tells them apart."""
 
     def shown(self, axis: str, label: str) -> str:
         """The label of an axis, as figures show it."""
-        return self.labels.get((axis, label), label)
+        return self.protocol_labels.get((axis, label), label)
 
 
 def make_grid(
@@ -114,42 +114,39 @@ def make_grid(
     """
     comparison = comparison or Comparison()
     baseline, unit = comparison.baseline, comparison.pairs_over or "seed"
-    runs, choices = _choose(axes, runs, comparison)
-    axes = [axis for axis in axes if axis.name not in comparison.choose]
-    found = {
-        name: Metric(name, value["unit"], value["higher_is_better"])
-        for run in runs
-        for name, value in run.measured.items()
-    }
-    of_pair = {metric.name: metric for metric in (pair_metrics.metrics if pair_metrics else ())}
-    found |= of_pair if baseline else {}
+    runs, choices = _choose(axes, runs, comparison) if comparison.choose else (runs, {})
+    axes = [axis for axis in axes if axis.name != comparison.choose]
+    of_pair = {m.name: m for m in pair_metrics.metrics} if baseline and pair_metrics else {}
+    measured = [item for run in runs for item in run.measured.items()]
+    known = {name: Metric(name, of["unit"], of["higher_is_better"]) for name, of in measured}
+    known |= of_pair
     # Runs that diverged have no metrics; the table still says that they diverged.
-    metrics = [*dict.fromkeys(metrics)] or sorted(found, key=lambda name: name == VALIDATION)
-    metrics = metrics or ["Result"]
-    values = _values(axes, runs, metrics, baseline, pair_metrics)
+    metrics = [*dict.fromkeys(metrics)] or sorted(known, key=VALIDATION.__eq__) or ["Result"]
     shown = [axis for axis in axes if axis.name != unit]
     varied = [shown[0], *(axis for axis in shown[1:] if len(axis.labels) > 1)]
     compared = [
         axis._replace(labels=tuple(at for at in axis.labels if (axis.name, at) != baseline))
         for axis in varied
     ]
-    own = [name for name in metrics if name not in of_pair]
-    pairs = values.assign(value=values["difference"], own=values["own_difference"])
+    values = _values(axes, runs, metrics, baseline, pair_metrics)
+    pairs = values.assign(value=values["difference"], interval=values["own_difference"])
+    # The baseline has no metrics of a pair.
+    of_run = [name for name in metrics if name not in of_pair] if baseline else []
     seeds = sorted({run.report["seed"] for run in runs})
     repeated = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
-    if pooled := [axis for axis in axes if axis.name == unit]:
-        repeated = f"{unit} {', '.join(pooled[0].labels)}, each a mean of {repeated}"
+    for pooled in (axis for axis in axes if axis.name == unit):
+        repeated = f"{unit} {', '.join(pooled.labels)}, each a mean of {repeated}"
     return Grid(
         axes=varied,
         compared=compared,
         constant={axis.name: axis.labels[0] for axis in shown if axis not in varied},
         comparison=comparison,
         repeated=repeated,
-        metrics={name: found.get(name, Metric(name, "")) for name in metrics},
+        metrics={name: known.get(name, Metric(name, "")) for name in metrics},
         means=_summary(values, metrics, varied, unit),
-        differences=_summary(pairs, own, compared, unit) if baseline else pd.DataFrame(),
+        differences=_summary(pairs, of_run, compared, unit),
         choices=choices,
-        labels=_protocol_labels(axes, runs),
+        protocol_labels=_protocol_labels(axes, runs),
     )
 
 
@@ -174,70 +171,58 @@ def places(axes: Sequence[Axis]) -> list[Place]:
 
 def _choose(
     axes: Sequence[Axis], runs: Sequence[Run], comparison: Comparison
-) -> tuple[Sequence[Run], list[dict[str, Any]]]:
-    """Keeps, at every place on the other axes, the runs of the label with the best validation.
+) -> tuple[list[Run], dict[Place, str]]:
+    """Keeps, at every place on the other axes, the runs of the label with the best mean validation.
 
-    Its mean is over the repetitions that are finished with all labels, so that more seeds are no
-    advantage. Labels of which more of these runs diverged come last. Places lose the axes of the
-    choice.
+    Labels of which more runs diverged come last. Places lose the axis of the choice.
     """
-    tried, names = [*comparison.choose], [axis.name for axis in axes]
-    if not tried:
-        return runs, []
-    table: Frame = pd.DataFrame([run.place for run in runs], columns=names).assign(
-        seed=[run.report["seed"] for run in runs],
-        run=pd.Series([*runs], dtype=object),
-        validation=[run.measured.get(VALIDATION, {}).get("value", -math.inf) for run in runs],
-    )
-    table["label"] = table[tried].agg(", ".join, axis=1)
-    rest = [name for name in names if name not in tried]
-    repetition = [name for name in (*rest, "seed") if name in (comparison.pairs_over, "seed")]
-    kept, choices = [], []
-    for place, found in table.groupby([n for n in rest if n not in repetition], sort=False):
-        compared = found.pivot(index=repetition, columns="label", values="validation").dropna()
-        known = compared.where(compared > -math.inf).agg(["count", "mean"]).T
+    names, choose = [axis.name for axis in axes], comparison.choose
+    table: Frame = pd.DataFrame([run.place for run in runs], columns=names)
+    table["validation"] = [run.measured.get(VALIDATION, {}).get("value") for run in runs]
+    rest = [name for name in names if name not in (choose, comparison.pairs_over)]
+    kept, choices, column = [], {}, names.index(choose)
+    for place, found in table.groupby(rest, sort=False):
+        known = found.groupby(choose, sort=False)["validation"].agg(["count", "mean"])
         label = known.sort_values(["count", "mean"], ascending=False, kind="stable").index[0]
-        choices.append({"place": place, "label": label if known["count"].any() else "none"})
-        of_label = found[found["label"] == label]
-        at_places = of_label[rest].itertuples(index=False, name=None)
-        kept += [run._replace(place=at) for run, at in zip(of_label["run"], at_places, strict=True)]
-    return kept, choices
+        choices[place] = label if known["count"].any() else "none"
+        kept += [runs[number] for number in found.index[found[choose] == label]]
+    return [r._replace(place=r.place[:column] + r.place[column + 1 :]) for r in kept], choices
 
 
 def _values(
     axes: Sequence[Axis],
     runs: Sequence[Run],
-    metrics: Iterable[str],
+    metrics: Sequence[str],
     baseline: tuple[str, str] | None,
     pair_metrics: PairMetrics | None,
 ) -> Frame:
     """A row for every place, seed and metric, whether it has been run or not.
 
-    The columns are the `value`, its `own` interval over episodes, whether the run `diverged`, and
+    The columns are the `value`, its `interval` over episodes, whether the run `diverged`, and
     `difference` and `own_difference`, the same of the pair with the run of the baseline.
     """
     names = [*(axis.name for axis in axes), "seed"]
     finished: dict[tuple[Any, ...], Run] = {(*r.place, r.report["seed"]): r for r in runs}
     rows = []
     for place, run in finished.items():
-        row, other = dict(zip(names, place, strict=True)), None
-        if baseline and row[baseline[0]] != baseline[1]:
-            other = finished.get(tuple((row | dict([baseline])).values()))
-        ours, theirs = run.measured, other.measured if other else {}
-        if pair_metrics and other and ours and theirs:
+        at, measured, other = dict(zip(names, place, strict=True)), run.measured, None
+        if baseline and at[baseline[0]] != baseline[1]:
+            other = finished.get(tuple((at | dict([baseline])).values()))
+        if pair_metrics and other and measured and other.measured:
             of_pair = pair_metrics.measure(run.report, other.report)
-            ours |= {value["name"]: value for value in of_pair}
-        row["diverged"] = "diverged" in run.report
+            measured |= {value["name"]: value for value in of_pair}
+        at["diverged"] = "diverged" in run.report
         for name in metrics:
-            value, of_baseline = ours.get(name, {}), theirs.get(name, {})
-            found = {key: value.get(of) for key, of in (("value", "value"), ("own", "interval"))}
-            own_difference = _episode_interval(run, other, name) if other else None
-            found |= {"baseline": of_baseline.get("value"), "own_difference": own_difference}
-            rows.append(row | {"metric": name} | found)
+            own_difference = _episode_interval(run, other, name) if other else math.nan
+            row = at | {"metric": name, "own_difference": own_difference}
+            rows.append(measured.get(name, {}) | row)
     every = [*(axis.labels for axis in axes), sorted({key[-1] for key in finished}), metrics]
     index = pd.MultiIndex.from_product(every, names=[*names, "metric"])
-    frame: Frame = pd.DataFrame(rows).set_index(index.names).astype(float).reindex(index)
-    return frame.assign(difference=frame["value"] - frame["baseline"])
+    columns = [*index.names, "value", "interval", "diverged", "own_difference"]
+    frame: Frame = pd.DataFrame(rows, columns=columns).set_index(index.names).astype(float)
+    value = frame["value"].reindex(index)
+    of_baseline = value.xs(baseline[1], level=baseline[0]) if baseline else value
+    return frame.reindex(index).assign(difference=value - of_baseline)
 
 
 def _episode_interval(run: Run, baseline: Run, metric: str) -> float:
@@ -250,27 +235,28 @@ def _episode_interval(run: Run, baseline: Run, metric: str) -> float:
     return mean_and_interval(ours - theirs)[1] if same else math.nan
 
 
-def _summary(values: Frame, metrics: Iterable[str], axes: Sequence[Axis], unit: str) -> Frame:
+def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: str) -> Frame:
     """A row for each metric and each place on `axes`, of `_values`.
 
     Runs of one repetition, which the column `unit` tells apart, are averaged first. Over the
     repetitions that have a value: their `values` and number `n`, `mean`, `deviation` (n − 1) and
     the half width of the 95 % confidence interval, `interval`. Of runs: those with a value,
-    `found`; all, `expected`; the mean of `own`; and `diverged`: all that are finished.
+    `found`; all, `expected`; the mean of their intervals over episodes, `own`; and `diverged`: all
+    that are finished.
     """
     keys = ["metric", *(axis.name for axis in axes)]
     index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)
     runs = values.groupby(keys).agg(
         found=("value", "count"),
         expected=("value", "size"),
-        own=("own", "mean"),
+        own=("interval", "mean"),
         diverged=("diverged", "min"),
     )
     # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
-    known = values.dropna(subset="value").groupby([*keys, unit], sort=False)["value"]
-    over = known.agg(statistics.fmean).groupby(keys)
-    repetitions = over.agg(
-        values=list, n="size", mean=statistics.fmean, interval=interval, deviation=deviation
+    mean = statistics.fmean
+    known = values["value"].dropna().groupby([*keys, unit], sort=False).agg(mean).groupby(keys)
+    repetitions = known.agg(
+        values=list, n="size", mean=mean, deviation=deviation, interval=interval
     )
     frame: Frame = runs.join(repetitions).reindex(index)
     return frame.fillna({"n": 0, "diverged": 0}).astype({"n": int, "diverged": bool})
@@ -278,7 +264,7 @@ def _summary(values: Frame, metrics: Iterable[str], axes: Sequence[Axis], unit: 
 
 def _protocol_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     """The protocol's labels of an axis, if each of its labels has one, and no two the same."""
-    found: dict[tuple[str, str], str] = {}
+    found = {}
     for number, axis in enumerate(axes):
         pairs = {(run.place[number], run.report.get("label", "")) for run in runs}
         names = {name for _, name in pairs if name}

@@ -127,11 +127,11 @@ def test_a_comparison_is_parsed():
         "loss.num_groups=2,4",
     )
     for baseline in ("loss.name=softmax", "loss.name/optimizer.learning-rate=softmax/0.30"):
-        found = parse_comparison(axes, CONFIG, baseline=baseline, choose=["loss.num-groups"])
-        assert found == (("loss.name", "softmax"), "", ("loss.num_groups",))
+        found = parse_comparison(axes, CONFIG, baseline=baseline, choose="loss.num-groups")
+        assert found == (("loss.name", "softmax"), "", "loss.num_groups")
     found = parse_comparison(axes, CONFIG, baseline="data.classes=0", pairs_over="loss.name")
-    assert found == (("data.classes", "all"), "loss.name", ())
-    assert parse_comparison(axes, CONFIG) == (None, "", ())
+    assert found == (("data.classes", "all"), "loss.name", "")
+    assert parse_comparison(axes, CONFIG) == (None, "", "")
     pairs = axes_of("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0")
     baseline = "loss.name/optimizer.weight-decay=softmax/0"
     found = parse_comparison(pairs, CONFIG, baseline=baseline)
@@ -148,9 +148,9 @@ def test_a_comparison_is_parsed():
         ({"baseline": "loss.name=loose,softmax"}, "must be one label"),
         ({"baseline": "model.dim=8"}, "of an axis of several"),
         ({"pairs_over": "seed"}, "got seed, and the axes are loss.name, model.dim"),
-        ({"choose": ["steps"]}, "got steps, and the axes are loss.name"),
-        ({"pairs_over": "model.dim", "choose": ["model.dim"]}, "must name different axes"),
-        ({"pairs_over": "model.dim", "choose": ["loss.name"]}, "leave one for"),
+        ({"choose": "steps"}, "got steps, and the axes are loss.name"),
+        ({"pairs_over": "model.dim", "choose": "model.dim"}, "must name different axes"),
+        ({"pairs_over": "model.dim", "choose": "loss.name"}, "leave one for"),
         ({"pairs_over": "loss.name", "baseline": "loss.name=loose"}, "not in --pairs-over or --ch"),
     ],
 )
