@@ -32,9 +32,14 @@ _DEFAULT_LOSSES: tuple[Any, ...] = tuple(
 
 
 @dataclass(frozen=True)
-class ComparisonOptions:
-    """How the runs of a grid are compared."""
+class GridOptions:
+    """The runs of a grid, and how they are compared."""
 
+    seeds: tuple[int, ...] = (0,)
+    """Every combination is trained once for each seed."""
+    directory: Path | None = None
+    """Folder of the runs and the table (by default runs/sweep-PRESET, runs/compare-PRESET); the
+    table is that of the last command."""
     baseline: str = ""
     """OPTION=VALUE of an axis, as loss.name=softmax: adds tables of paired differences to it."""
     pairs_over: str = ""
@@ -43,7 +48,7 @@ class ComparisonOptions:
     """Option with its own --over, whose value validation chooses at every combination."""
 
 
-Comparing = Annotated[ComparisonOptions, tyro.conf.arg(name="")]
+OfGrid = Annotated[GridOptions, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
@@ -61,24 +66,20 @@ class Sweep:
     """Axes, the methods first: OPTION=VALUE,VALUE,... such as loss.name=softmax,loose, or options
     that change together: loss.name/optimizer.learning_rate=softmax/0.1,loose/0.3. The numbers of an
     option that takes several are joined by +: optimizer.decay_steps=30+60."""
-    seeds: tuple[int, ...] = (0,)
-    """Every combination is trained once for each seed."""
-    directory: Path | None = None
-    """Folder of the sweep (by default runs/sweep-PRESET); its table is that of the last command."""
     title: str = ""
     """Title of the table and figure (by default protocol, data set and, if there is one, loss)."""
     metrics: tuple[str, ...] = ()
     """Metrics that the table and figure show, in this order (by default all)."""
-    comparison: Comparing = field(default_factory=ComparisonOptions)
+    grid: OfGrid = field(default_factory=GridOptions)
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the sweep, prints its table."""
         from experiments.grid import check_not_set, parse_axis
 
-        config = self.config
-        if not self.over or not self.seeds:
+        if not self.over or not self.grid.seeds:
             raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
+        config = self.config
         axes = [parse_axis(text, config) for text in self.over]
         swept = {option: "its values in --over" for axis in axes for option in axis.settings[0]}
         check_not_set(config, PRESETS[config.preset].config, {**swept, "seed": "--seeds"})
@@ -102,11 +103,7 @@ class Compare:
     default the paper's, without spectral sums."""
     sampling: tuple[str, ...] = ("random",)
     """`random`, or NxK for N classes with K images each."""
-    seeds: tuple[int, ...] = (0,)
-    """Every combination is trained once for each seed."""
-    directory: Path | None = None
-    """Folder of the comparison (by default runs/compare-PRESET)."""
-    comparison: Comparing = field(default_factory=ComparisonOptions)
+    grid: OfGrid = field(default_factory=GridOptions)
     execution: HowToRun = field(default_factory=Execution)
 
     def run(self, command: Sequence[str]) -> int:
@@ -115,14 +112,11 @@ class Compare:
         from experiments.grid import check_not_set
         from experiments.reporting.results import Axis
 
-        config = self.config
-        check_not_set(
-            config,
-            PRESETS[config.preset].config,
-            {"loss.name": "--losses", "sampling.strategy": "--sampling", "seed": "--seeds"},
-        )
-        if not (self.losses and self.sampling and self.seeds):
+        if not (self.losses and self.sampling and self.grid.seeds):
             raise ConfigError("--losses, --sampling and --seeds need at least one value each")
+        config = self.config
+        flags = {"loss.name": "--losses", "sampling.strategy": "--sampling", "seed": "--seeds"}
+        check_not_set(config, PRESETS[config.preset].config, flags)
         losses = [name for name in integration.NAMES if name in self.losses]
         sampling = tuple(dict.fromkeys(self.sampling))
         axes = [
@@ -132,14 +126,9 @@ class Compare:
                 ("training batches", "sampling.strategy", describe_strategy, sampling),
             )
         ]
-        return run_and_print(
-            self,
-            axes,
-            f"compare-{config.preset}",
-            command,
-            title=f"Few-shot accuracy on {config.data.name}",
-            notes=integration.notation(losses, config.loss),
-        )
+        title = f"Few-shot accuracy on {config.data.name}"
+        report = {"title": title, "notes": integration.notation(losses, config.loss)}
+        return run_and_print(self, axes, f"compare-{config.preset}", command, **report)
 
 
 def run_and_print(
@@ -152,15 +141,16 @@ def run_and_print(
     from experiments.grid import parse_comparison, run_grid
     from experiments.runs import complete_run
 
-    typed = shlex.join(command)
+    typed, comparison = shlex.join(command), vars(grid.grid).copy()
+    seeds, directory = comparison.pop("seeds"), comparison.pop("directory")
     paths, diverged = run_grid(
         grid.config,
         axes,
-        grid.seeds,
-        grid.directory or Path("runs", folder),
+        seeds,
+        directory or Path("runs", folder),
         grid.execution.folders,
         partial(complete_run, command=typed, **grid.execution.run_arguments()),
-        comparison=parse_comparison(axes, grid.config, **vars(grid.comparison)),
+        comparison=parse_comparison(axes, grid.config, **comparison),
         command=typed,
         **report,
     )
