@@ -9,12 +9,12 @@ import matplotlib
 
 from experiments.config import Folders
 from experiments.errors import ConfigError
-from experiments.look.charts import reliability, spectrum, training
-from experiments.look.classes import by_class, similarity
+from experiments.look.charts import by_class, reliability, similarity, spectrum, training
 from experiments.look.images import class_map, hard_episodes, neighbours, overview
-from experiments.look.page import FONTS, Picture, write_page
-from experiments.look.view import View, some_rows, view_run
+from experiments.look.page import Picture, write_page
+from experiments.look.view import View, view_run
 from experiments.reporting.run import describe_run, version_text
+from experiments.reporting.style import FONTS
 from experiments.runs import restore_run, run_directory, split_of
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
@@ -40,38 +40,29 @@ def look_at_run(
     protocol's, by default the one for evaluation. Returns the page, the numbers, and the pictures.
     """
     run = restore_run(path, which)
-    protocol = run.plan.protocol
-    wanted = split_of(run.plan, split)
-    folder, pictures = run_directory(path), []
-    view = view_run(run, folder, folders, wanted)
+    config, protocol, wanted = run.plan.config, run.plan.protocol, split_of(run.plan, split)
+    view = view_run(run, run_directory(path), folders, wanted)
     parts = [
         f"{len(side.images.labels):,} {side.split} images "
         f"({len(side.images.class_names)} {side.noun})"
         for side in view.sides
     ]
-    notes = [
-        f"The {side.split} split has {side.available:,} images; "
-        f"{'map and neighbours' if side is view.shown else 'pictures'} show a random part of "
-        f"{count:,}."
-        for side in view.sides
-        if (count := len(some_rows(side.available))) < side.available
-    ]
+    notes, pictures = [*view.notes], []
+    described = describe_run(config, protocol)
+    name = "look" if wanted == protocol.splits[-1] else f"look-{wanted}"
+    name += "" if which == "best" else f"-step{run.step}"
     with matplotlib.rc_context(FONTS):
         for draw in _DRAWN:
             try:
-                if picture := draw(view):
-                    pictures.append(picture)
+                pictures.append(draw(view))
             except ConfigError as error:
                 notes.append(f"A picture is missing: {error}.")
-        described = describe_run(run.plan.config, protocol)
-        name = "look" if wanted == protocol.splits[-1] else f"look-{wanted}"
-        name += "" if which == "best" else f"-step{run.step}"
         return write_page(
-            folder / name,
+            view.folder / name,
+            list(filter(None, pictures)),
+            [*notes, *run.notes, version_text(described)],
             title=f"{described['label']} on {described['data']}",
             summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint "
             f"of step {run.step}, {described['sampling']} batches, seed {described['seed']}.",
-            pictures=pictures,
-            notes=[*notes, *run.notes, version_text(described)],
             command=command,
         )

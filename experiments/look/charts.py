@@ -1,29 +1,160 @@
-"""Charts of the classifier, of its confidence, and of the metrics log."""
+"""Charts of the classes, of the classifier and its confidence, and of the metrics log."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, cast
 
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
+from matplotlib.colors import Normalize
+from matplotlib.ticker import LogLocator
 
-import jaxloss
-from experiments.evaluation.classification import calibration, predict_classes, softmax_confidences
+from experiments.evaluation import classification, multilabel
+from experiments.evaluation import feature_space as space
 from experiments.evaluation.subspace import span, variance_shares
-from experiments.look.page import Picture
-from experiments.look.view import View
+from experiments.look.page import Picture, Tile, draw_rows, short
+from experiments.look.view import Side, View
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import terms
 from experiments.reporting.markdown import scaled, with_unit
-from experiments.reporting.style import BLUE, GREY, INK, VERMILLION, series_mark, style_axes
+from experiments.reporting.style import BLUE, GREEN, GREY, INK, VERMILLION, series_mark, style_axes
 
+_STRIP = 1.61  # Inches of the height of a row of images below a chart.
+_PAIRS = 5
+_NAMED = 60  # Names are written beside a matrix of at most so many classes.
+_WORST = 10
+_LONG_TAIL = 10  # Ratio of the largest to the smallest class from which a tail is drawn.
+_WINDOW = 15  # Classes of a moving mean along a long tail.
 _BINS = 15
-_POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)
-"""Exponents of the curves of Fig. A."""
+_POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)  # Exponents of the curves of Fig. A.
+
+
+def similarity(view: View) -> Picture | None:
+    """The cosines between class means; None with fewer than three classes."""
+    sides, noun = view.sides if view.holds_classes_out else [view.shown], view.shown.noun
+    spaces = [side.similar_classes for side in sides]
+    if min(len(classes) for classes, _ in spaces) < 3:
+        return None
+    inches = 5.4 if len(sides) > 1 else 7.4
+    picture = Picture(
+        "similarity",
+        f"Similarity of the {noun}",
+        f"Cosine between the mean features of two {noun}. Bright blocks: {noun} that the features "
+        f"hardly tell apart. Below: the most similar pairs of {view.shown.split} {noun}.",
+        (inches * len(sides) + 0.9, inches + _STRIP + 0.2),
+    )
+    rows: list[Any] = [[side.split for side in sides], ["pairs"] * len(sides)]
+    panels = picture.figure.subplot_mosaic(rows, height_ratios=[inches, _STRIP])
+    # Without the ones of the diagonals.
+    different = [cosines[~np.eye(len(cosines), dtype=bool)] for _, cosines in spaces]
+    colors = Normalize(min(map(np.min, different)), max(map(np.max, different)))
+    for side, (classes, cosines), others in zip(sides, spaces, different, strict=True):
+        names, axes = side.names_of(classes), panels[side.split]
+        axes.imshow(cosines, cmap="cividis", norm=colors)
+        ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
+        font = min(9, 54 * inches / len(names))  # Points; names fill three quarters of the side.
+        axes.set_yticks(range(len(ticks)), ticks, fontsize=font)
+        axes.set_xticks(range(len(ticks)), ticks, fontsize=font, rotation=90)
+        axes.tick_params(length=0)
+        axes.set_title(f"{len(names)} {noun} of the {side.split} images")
+        pairs = space.most_similar_pairs(cosines, 20)
+        picture.numbers[side.split] = {
+            "classes": names,
+            "mean_cosine": float(others.mean()),
+            "most_similar": [(names[a], names[b], cosines[a, b]) for a, b in pairs],
+        }
+    matrices = [panels[side.split] for side in sides]
+    bar = picture.figure.colorbar(matrices[0].images[0], ax=matrices, shrink=0.7, pad=0.02)
+    bar.set_label("cosine between class means")
+    (classes, cosines), tiles = spaces[-1], []
+    for a, b in space.most_similar_pairs(cosines, _PAIRS):
+        first, second = (_typical_tile(view.shown, classes[c]) for c in (a, b))
+        tiles += [first, Tile(note=f"{cosines[a, b]:.2f}"), second, Tile()]
+    draw_rows(panels["pairs"], [("", tiles)], f"most similar pairs of {noun}")
+    return picture
+
+
+def _typical_tile(side: Side, c: int, note: str = "") -> Tile:
+    """A class by the image nearest to its mean; one with few labels, where it can be."""
+    rows = np.flatnonzero(side.membership[:, c])
+    units, labels = space.unit_features(side.outputs.features[rows]), side.membership[rows].sum(1)
+    cosines = np.where(labels == labels.min(), units @ units.mean(0), -np.inf)
+    (image,) = side.read(rows[[cosines.argmax()]])
+    return Tile(image, "#cccccc", short(side.images.class_names[c], 12) + note)
+
+
+def by_class(view: View) -> Picture:
+    """How well each class is recognised: a bar for each, and the classes with the lowest values."""
+    side, held_out, counts = view.shown, view.holds_classes_out, view.run.class_counts
+    sides, noun = view.sides if held_out else [side], side.noun
+    name, title, measure = "accuracy", "Accuracy by class", "accuracy (%)"
+    if side.is_multi_label:
+        name, title, measure = "precision", "Average precision by label", "average precision (%)"
+    elif held_out:
+        title = "Accuracy by class, by the nearest class mean"
+        measure = "nearest to the mean of their class (%)"
+    balanced = held_out or side.is_multi_label or counts.max() < _LONG_TAIL * counts.min()
+    first = "the highest value" if balanced else "the most training images"
+    picture = Picture(
+        name,
+        title,
+        f"A bar for each of the {noun}; the dashed line is the mean (of accuracies, over all "
+        f"images). Below: the {side.split} {noun} with the lowest values, each by a typical image.",
+        (9.6, 3.0 + _STRIP),
+    )
+    rows: list[Any] = [[of.split for of in sides], ["lowest"] * len(sides)]
+    panels = picture.figure.subplot_mosaic(rows, height_ratios=[3.0, _STRIP])
+    table: Any = None
+    for of in sides:
+        values, mean = _recognised(of, by_means=held_out)
+        table = pd.DataFrame({"value": values, "images": 0 if balanced else counts}).dropna()
+        by = "value" if balanced else "images"
+        table = table.sort_values(by, ascending=False, kind="stable")
+        axes, bars = panels[of.split], np.arange(1, len(table) + 1)
+        axes.bar(bars, 100 * table["value"], width=0.9, color=of.color)
+        axes.axhline(100 * mean, color=INK, linewidth=1.1, linestyle="--", zorder=3)
+        axes.set(xlim=(0.3, len(bars) + 0.7), xlabel=f"{len(bars)} {noun}, from {first}")
+        axes.set(ylim=(0, 103), ylabel=measure, title=f"{of.split} images, mean {100 * mean:.1f} %")
+        style_axes(axes, grid="y")
+        if not balanced:
+            draw_tail(axes, 100 * table["value"], table["images"])
+        by_name = dict(zip(of.names_of(table.index), table["value"].tolist(), strict=True))
+        picture.numbers[of.split] = {"mean": mean, "classes": by_name}
+    # Of equal values, the class with the most training images is the most surprising.
+    lowest = table.sort_values("value", kind="stable")["value"][:_WORST]
+    tiles = [_typical_tile(side, c, f"\n{100 * value:.0f} %") for c, value in lowest.items()]
+    draw_rows(panels["lowest"], [("", tiles)], f"{noun} with the lowest values")
+    return picture
+
+
+def _recognised(side: Side, *, by_means: bool) -> tuple[np.ndarray, float]:
+    """How well every class is recognised, NaN where it has no image, and the mean."""
+    features, labels, logits = side.outputs[:3]
+    if side.is_multi_label:
+        precisions = multilabel.average_precisions(logits().T, labels.T)
+        return precisions, float(np.nanmean(precisions))
+    found = space.nearest_mean_predictions(features, labels) if by_means else logits().argmax(1)
+    accuracies = classification.class_accuracies(found, labels, len(side.images.class_names))
+    return accuracies, classification.accuracy(found, labels)
+
+
+def draw_tail(axes: Axes, values: pd.Series, counts: pd.Series) -> None:
+    """Draws a moving mean of values in per cent, and the training images of every class."""
+    bars = np.arange(1, len(counts) + 1)
+    moving = values.rolling(_WINDOW, center=True).mean()
+    label = f"mean of {_WINDOW} classes side by side"
+    axes.plot(bars, moving, color=INK, linewidth=2, zorder=4, label=label)
+    axes.legend(loc="upper right")
+    twin = axes.twinx()
+    twin.plot(bars, counts, color=GREEN, linewidth=2)
+    twin.set_yscale("log")
+    twin.set_ylabel("training images", color=GREEN)
+    twin.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    twin.yaxis.set_major_formatter("{x:,.0f}")
+    twin.minorticks_off()
+    twin.spines["top"].set_visible(False)
 
 
 def spectrum(view: View) -> Picture | None:
@@ -40,18 +171,7 @@ def spectrum(view: View) -> Picture | None:
     basis, values = span(kernel)
     dim, rank = basis.shape
     values, places = values[:rank], np.arange(rank + 1)
-    lines, inside = [], {}
-    # The lines of two splits may be on top of each other.
-    for side, width in zip(view.sides, (5, 2)[-len(view.sides) :], strict=True):
-        within = np.concatenate([[0], np.cumsum(variance_shares(side.outputs.features, basis))])
-        share = inside[side.split] = float(within[-1])
-        label = (
-            f"{side.split} images: {100 * share:.1f} % inside, {100 - 100 * share:.1f} % outside"
-        )
-        style = {"color": side.color, "linewidth": width, "label": label}
-        lines.append(Line2D(places, 100 * within, **style))
-    label = f"{rank} random directions of {dim}: {100 * rank / dim:.1f} % inside"
-    lines.append(Line2D(places, 100 * (places / dim), color=GREY, linestyle="--", label=label))
+    numbers = {"singular_values": values.tolist(), "inside": {}, "rank": rank}
     caption = (
         "First: the singular values of the classifier W. Second: the variance of the features in "
         "their directions; what a curve lacks to 100 % is outside of the span of W."
@@ -62,13 +182,23 @@ def spectrum(view: View) -> Picture | None:
             "(Kobayashi, BMVC 2024, Fig. A), with a mark for each singular value of W."
         )
     panels = 3 if loss else 2
-    picture = Picture("spectrum", "The classifier's subspace", caption, (4.4 * panels, 3.7), lines)
+    picture = Picture(
+        "spectrum", "The classifier's subspace", caption, (4.4 * panels, 4.3), numbers
+    )
     left, right, *third = picture.figure.subplots(1, panels)
     left.plot(places[1:], values, ".-", color=INK, markersize=5, linewidth=1)
     left.set(xlabel="number j of the singular value", ylabel=r"singular value $\lambda_j$ of W")
     left.set(title=f"Rank {rank} of {dim} dimensions", ylim=(0, 1.05 * values[0]))
-    for line in lines:
-        right.add_line(line)
+    # The lines of two splits may be on top of each other.
+    for side, width in zip(view.sides, (5, 2)[-len(view.sides) :], strict=True):
+        within = 100 * np.cumsum([0, *variance_shares(side.outputs.features, basis)])
+        label = (
+            f"{side.split} images: {within[-1]:.1f} % inside, {abs(100 - within[-1]):.1f} % outside"
+        )
+        right.plot(places, within, color=side.color, linewidth=width, label=label)
+        numbers["inside"][side.split] = within[-1] / 100
+    label = f"{rank} random directions of {dim}: {100 * rank / dim:.1f} % inside"
+    right.plot(places, 100 * places / dim, color=GREY, linestyle="--", label=label)
     right.set(
         xlabel="number of left singular vectors of W, from the first",
         ylabel="variance of the features within them (%)",
@@ -76,32 +206,28 @@ def spectrum(view: View) -> Picture | None:
         xlim=(0, 1.04 * rank),
         ylim=(0, 103),
     )
-    picture.numbers = {"singular_values": values.tolist(), "inside": inside, "rank": rank}
-    for axes in (left, right, *third):
-        style_axes(axes)
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
     if loss:
         power = config.loss.power if loss.integration == "spectral" else None
-        picture.numbers["overlaps"] = _overlaps(third[0], kernel, values, power)
+        numbers["overlaps"] = _draw_overlaps(third[0], values / values[0], power)
+    for axes in (left, right, *third):
+        style_axes(axes)
     return picture
 
 
-def _overlaps(
-    axes: Axes, kernel: np.ndarray, values: np.ndarray, power: float | None
-) -> dict[str, float]:
-    """Draws Figure A of seed 000, with the singular values of the classifier on its curves.
+def _draw_overlaps(axes: Axes, relative: np.ndarray, power: float | None) -> dict[str, float]:
+    """Draws Figure A of seed 000, with singular values, relative to the largest, on its curves.
 
     Returns the largest overlap for every exponent, among them the run's power.
     """
-    weights, relative, along = jnp.asarray(kernel), values / values[0], np.linspace(0, 1, 401)
-    overlaps = {}
+    overlaps, along = {}, np.linspace(0, 1, 401)
     for number, p in enumerate(sorted({*_POWERS, power or 1.0})):
-        overlap = float(jaxloss.spectral_overlap(weights, p)) / float(values[0])
-        overlaps[f"{p:g}"] = overlap
-        mark, label = series_mark(number), f"p = {p:g}: {overlap:.2f}"
+        mark, of_values = series_mark(number), relative * (1 - relative**p)
+        overlaps[f"{p:g}"] = of_values.max()
+        label = f"p = {p:g}: {of_values.max():.2f}{' (this run)' if p == power else ''}"
         axes.plot(along, along * (1 - along**p), color=mark.color, linewidth=1.3)
-        style = {"color": mark.color, "markersize": 3.5, "alpha": 0.7}
-        style["label"] = label + (" (this run)" if p == power else "")
-        axes.plot(relative, relative * (1 - relative**p), mark.marker, ls="None", **style)
+        style: Any = {"markersize": 3.5, "alpha": 0.7, "linestyle": "None", "label": label}
+        axes.plot(relative, of_values, mark.marker, color=mark.color, **style)
     axes.set(
         xlabel=r"relative singular value $\tilde\lambda = \lambda / \lambda_{\max}$",
         ylabel=r"overlap $\tilde\lambda\,(1 - \tilde\lambda^p)$",
@@ -118,36 +244,35 @@ def reliability(view: View) -> Picture | None:
     side, calibrated = view.shown, view.run.plan.protocol.calibrated
     if calibrated is None:
         return None
-    correct = predict_classes(side.outputs.logits()) == np.asarray(side.outputs.labels)
-    result = calibration(softmax_confidences(calibrated(side.outputs)), correct, bins=_BINS)
+    correct = side.outputs.logits().argmax(1) == side.outputs.labels
+    confidences = classification.softmax_confidences(calibrated(side.outputs))
+    result = classification.calibration(confidences, correct, bins=_BINS)
     picture = Picture(
         "reliability",
         "Reliability diagram",
         f"Accuracy on the {side.split} images against their confidence, in {_BINS} bins of equal "
         "width. Bars below the dashed line: the model is too confident.",
         (5.6, 5.6),
+        {
+            "calibration_error": result.error,
+            "counts": result.counts.tolist(),
+            "accuracies": list(map(classification.as_json_number, result.accuracies)),
+        },
     )
     upper, lower = picture.figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    style_axes(upper)
-    style_axes(lower)
     middles, width = (np.arange(_BINS) + 0.5) * 100 / _BINS, 92 / _BINS
-    accuracies, confidences = 100 * result.accuracies, 100 * result.confidences  # NaN: no image.
+    accuracies = 100 * result.accuracies  # NaN: no image.
     upper.bar(middles, accuracies, width=width, color=BLUE, label="accuracy of a bin")
     upper.plot([0, 100], [0, 100], color=INK, linestyle="--", label="confidence = accuracy")
-    style = {"color": VERMILLION, "markersize": 4, "markeredgecolor": "white"}
-    upper.plot(confidences, accuracies, "D", label="mean confidence of a bin", **style)
+    style: Any = {"color": VERMILLION, "markersize": 4, "markeredgecolor": "white"}
+    upper.plot(100 * result.confidences, accuracies, "D", label="mean confidence of a bin", **style)
     upper.set(title=f"Expected calibration error {100 * result.error:.1f} %")
     upper.set(xlim=(0, 100), ylim=(0, 103), ylabel="accuracy (%)")
-    # Above the bars of low confidence if these are low, else below.
-    low = (np.nan_to_num(accuracies[middles < 55]) < 70).all()
-    upper.legend(loc="upper left" if low else "lower right", frameon=True, edgecolor="none")
-    lower.bar(middles, 100 * result.counts / result.counts.sum(), width=width, color="#999999")
+    upper.legend()
+    lower.bar(middles, 100 * result.counts / result.counts.sum(), width=width, color=GREY)
     lower.set(xlabel="confidence: largest probability of the softmax (%)", ylabel="images (%)")
-    picture.numbers = {
-        "calibration_error": result.error,
-        "counts": result.counts.tolist(),
-        "accuracies": [None if np.isnan(a) else float(a) for a in result.accuracies],
-    }
+    for axes in (upper, lower):
+        style_axes(axes)
     return picture
 
 
@@ -160,47 +285,38 @@ def training(view: View) -> Picture | None:
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
-    log: Any = pd.DataFrame([json.loads(line) for line in lines]).set_index("step")
-    # A number that is not finite is text in the log.
+    log: Any = pd.DataFrame(map(json.loads, lines)).set_index("step")
     log = log.drop(columns="images_per_second", errors="ignore")
-    names = sorted(log, key=lambda name: (name != "loss", name != "validation", name))
+    labels = {name: name.replace("_", " ") for name in log}
+    labels["validation"] = with_unit(f"validation: {metric.name}", metric.unit)
     panels: dict[str, list[str]] = {}
-    for name in names:
+    for name in sorted(log, key=lambda name: (name != "loss", name != "validation", name)):
         panels.setdefault(name.rpartition("_")[2], []).append(name)
-    columns = 2 if len(panels) == 4 else min(3, len(panels))
-    rows = -(-len(panels) // columns)
+    rows, columns = -(-len(panels) // 3), min(3, len(panels))
+    last: dict[str, float | None] = {}
     picture = Picture(
         "training",
         "Training",
         "The metrics log; losses are of single batches, with augmentation. Dotted: the checkpoint "
         f"of step {view.run.step}.",
         (3.4 * columns, 2.7 * rows),
-        numbers={"last": {}},
+        {"last": last},
     )
     for number, (word, names) in enumerate(panels.items()):
         axes = picture.figure.add_subplot(rows, columns, number + 1)
         for place, name in enumerate(names):
+            # A number that is not finite is text in the log.
             values = log[name].dropna().astype(float).replace([np.inf, -np.inf], np.nan)
-            last = float(values.iloc[-1])
-            picture.numbers["last"][name] = None if np.isnan(last) else last
-            axes.plot(
-                values.index,
-                scaled(values, metric.unit) if name == "validation" else values,
-                "o-" if len(values) <= 30 else "-",
-                color=series_mark(place).color,
-                markersize=3.5,
-                # It may be the same as one of the others, which are drawn on top of it.
-                linewidth=4 if name == "loss" and len(names) > 1 else 1.3,
-                label=name.replace("_", " "),
-            )
+            last[name] = classification.as_json_number(values.iloc[-1])
+            values = scaled(values, metric.unit) if name == "validation" else values
+            # Curves may be the same: those below are wider.
+            style: Any = {"linewidth": 1.3 * (len(names) - place), "markersize": 3.5}
+            style |= {"color": series_mark(place).color, "label": labels[name]}
+            axes.plot(values, "o-" if len(values) <= 30 else "-", **style)
         axes.axvline(view.run.step, color=INK, linewidth=0.9, linestyle=":")
-        axes.set(xlabel="step", xlim=(0, 1.03 * float(log.index.max())))
-        style_axes(axes)
-        axes.set_title(word if len(names) > 1 else names[0].replace("_", " "))
-        if names == ["validation"]:
-            axes.set_title(with_unit(f"validation: {metric.name}", metric.unit))
+        axes.set(xlabel="step", xlim=(0, 1.03 * log.index.max()))
+        axes.set_title(labels[names[0]] if len(names) == 1 else word)
         if len(names) > 1:
-            low, high = axes.get_ylim()
-            axes.set_ylim(low, high + 0.17 * len(names) * (high - low))  # Room for the legend.
-            axes.legend(loc="upper right")
+            axes.legend()
+        style_axes(axes)
     return picture

@@ -26,6 +26,15 @@ INK = "#333333"
 SMALL, MEDIUM, LARGE = 8, 9, 10
 """Font sizes in points: captions; numbers and legends; titles of panels."""
 
+FONTS: Any = {
+    "font.size": SMALL,
+    "axes.titlesize": LARGE,
+    **{f"{part}.labelsize": MEDIUM for part in ("axes", "xtick", "ytick")},
+    "legend.fontsize": MEDIUM,
+    "legend.frameon": False,
+}
+"""What matplotlib is set to while the pictures of a run are drawn."""
+
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
 _MARKERS, _LINES = "osD^vP*X", ("-", "--", ":", "-.")
 # Inches: between title, legend, panels and caption, and a line of the legend.

@@ -8,11 +8,13 @@ import json
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -24,12 +26,11 @@ from experiments.contracts import ImageSet, Outputs
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.look import page, view
-from experiments.look.charts import spectrum, training
-from experiments.look.classes import by_class, draw_tail
+from experiments.look import view
+from experiments.look.charts import by_class, draw_tail, spectrum, training
 from experiments.look.images import QUERIES, Cloud, draw_map, hard_episodes, neighbours, overview
-from experiments.look.page import Picture, short, write_page
-from experiments.look.view import View, is_dark_on_light, part_of, some_rows, view_run
+from experiments.look.page import Picture, draw_image, short, write_page
+from experiments.look.view import Side, View, part_of, some_rows, view_run
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.hyperspherical import (
@@ -316,17 +317,26 @@ def test_of_many_training_images_a_random_part_is_read(monkeypatch):
 
 
 def test_grey_images_are_ink_and_colours_stay():
+    def drawn(image: np.ndarray) -> np.ndarray:
+        axes = Figure().subplots()
+        draw_image(axes, image, (0, 0), side=1, frame="none", ink="#0072B2")
+        return np.asarray(axes.images[0].get_array())
+
+    def read(image: np.ndarray) -> np.ndarray:
+        images, unused = ImageSet(image[None], np.zeros(1, int), ("a",)), cast(Any, None)
+        return Side("test", images, unused, unused, "red").read([0])[0]
+
     grey = np.zeros((4, 6, 1), np.uint8)
     grey[1, 2] = 255
-    ink = page.drawn(grey, "#0072B2")
+    ink = drawn(grey)
     assert ink.shape == (4, 6, 4)
-    assert ink[1, 2] == pytest.approx([0, 0x72, 0xB2, 255])
+    assert 255 * ink[1, 2] == pytest.approx([0, 0x72, 0xB2, 255])
     assert ink[0, 0, 3] == 0
-    assert not is_dark_on_light(grey[None])
-    assert is_dark_on_light(255 - grey[None])
+    np.testing.assert_array_equal(read(grey), grey)
+    np.testing.assert_array_equal(read(255 - grey), grey)  # Dark on light.
     photograph = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
-    np.testing.assert_array_equal(page.drawn(photograph)[..., :3], photograph)
-    assert not is_dark_on_light(255 + 0 * photograph[None])
+    np.testing.assert_array_equal(drawn(photograph), photograph)
+    np.testing.assert_array_equal(read(255 + 0 * photograph), 255 + 0 * photograph)
 
 
 def test_characters_that_the_font_does_not_have_are_code_points():
@@ -338,8 +348,8 @@ def test_characters_that_the_font_does_not_have_are_code_points():
 class Blank:
     """The images of a map, none of which has any ink."""
 
-    def __init__(self):
-        self.rows: list[int] = []
+    def __init__(self, features: np.ndarray):
+        self.outputs, self.rows = SimpleNamespace(features=features), []
 
     def read(self, rows):
         self.rows.extend(rows)
@@ -347,19 +357,16 @@ class Blank:
 
 
 def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
-    points, side = np.random.default_rng(0).normal(size=(200, 2)), Blank()
-    images: Any = side
-    clouds = [
-        Cloud(images, "red", points[:150], np.arange(150)),
-        Cloud(images, "blue", points[150:], np.arange(150, 200)),
-    ]
-    same = [clouds[0]._replace(points=np.zeros((5, 2)), rows=np.arange(5))]
-    shares = np.array([0.5, 0.25])
-    numbers = [draw_map(Figure().subplots(), of, 4, 30, shares) for of in (clouds, same)]
-    assert [shown["images_drawn"] for shown in numbers] == [30, 1]
-    assert len(side.rows) == 30 + 1
-    assert {0, 150} <= set(side.rows[:30])  # Turn by turn.
-    assert len(set(side.rows[:30])) == 30
+    features = np.random.default_rng(0).normal(size=(200, 5))
+    blank, same = Blank(features), Blank(np.ones((5, 5)))
+    images: Any = blank
+    clouds = [Cloud(images, "a", np.arange(150)), Cloud(images, "b", np.arange(150, 200))]
+    assert draw_map(Figure().subplots(), clouds, size=4, tiles=30)["images_drawn"] == 30
+    assert {0, 150} <= set(blank.rows)  # Turn by turn.
+    assert len(set(blank.rows)) == len(blank.rows) == 30
+    images = same
+    shown = draw_map(Figure().subplots(), [Cloud(images, "a", np.arange(5))], size=4, tiles=30)
+    assert shown["images_drawn"] == len(same.rows) == 1
 
 
 def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained, tmp_path):
@@ -383,8 +390,8 @@ def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained,
 
 def test_a_long_tail_has_an_axis_for_its_training_images():
     figure = Figure()
-    axes, values = figure.subplots(), np.linspace(90, 10, 20)
-    draw_tail(axes, values, np.geomspace(100, 2, 20).astype(int))
+    axes, values = figure.subplots(), pd.Series(np.linspace(90, 10, 20))
+    draw_tail(axes, values, pd.Series(np.geomspace(100, 2, 20).astype(int)))
     assert [panel.get_ylabel() for panel in figure.axes] == ["", "training images"]
     moving = np.asarray(axes.lines[-1].get_ydata())
     assert moving[7:13] == pytest.approx([values[n : n + 15].mean() for n in range(6)])
@@ -392,9 +399,7 @@ def test_a_long_tail_has_an_axis_for_its_training_images():
 
 def test_text_of_the_page_is_escaped(tmp_path):
     picture = Picture("a", "<b>", 'say "x" & y', (1, 1))
-    (file, *_) = write_page(
-        tmp_path, title="A<B", summary="<i>", pictures=[picture], notes=["<u>"], command="<c>"
-    )
+    (file, *_) = write_page(tmp_path, [picture], ["<u>"], title="A<B", summary="<i>", command="<c>")
     page = ElementTree.fromstring(file.read_text())
     texts = {"h1": "A<B", "p": "<i>", "nav/a": "<b>", ".//li": "<u>", ".//code": "<c>"}
     assert {path: page.findtext(path) for path in texts} == texts
