@@ -362,7 +362,8 @@ def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
     images: Any = blank
     clouds = [Cloud(images, "a", np.arange(150)), Cloud(images, "b", np.arange(150, 200))]
     assert draw_map(Figure().subplots(), clouds, size=4, tiles=30)["images_drawn"] == 30
-    assert {0, 150} <= set(blank.rows)  # Turn by turn.
+    # Turn by turn: a quarter of the images has about half of the tiles.
+    assert 10 < sum(row >= 150 for row in blank.rows) < 20
     assert len(set(blank.rows)) == len(blank.rows) == 30
     images = same
     shown = draw_map(Figure().subplots(), [Cloud(images, "a", np.arange(5))], size=4, tiles=30)
