@@ -14,7 +14,8 @@ import jaxloss
 from tests.jaxloss.loss_table import VARIANTS, FunctionRow
 
 # The doctest collector imports every file. `make quick` has no PyTorch.
-collect_ignore = [] if find_spec("torch") else ["torch_references.py"]
+_NEEDS = {"torch_references.py": "torch", "peers.py": "pytorch_metric_learning"}
+collect_ignore = [file for file, package in _NEEDS.items() if not find_spec(package)]
 
 
 def pytest_collection_modifyitems(items):

@@ -115,7 +115,7 @@ def merge(args: tuple, differentiable: Sequence[int], values: Sequence) -> tuple
 
 
 @cache
-def evaluator(row: LossRow):
+def evaluator(row: LossRow, reductions: tuple[str, ...]):
     """The jitted `(args, where, sample_weights, cotangent)` to the results of `evaluate`."""
 
     def run(args, where, sample_weights, cotangent):
@@ -131,7 +131,7 @@ def evaluator(row: LossRow):
 
         leaves = (*(args[k] for k in row.differentiable), sample_weights)
         results = {}
-        for reduction in row.reductions:
+        for reduction in reductions:
             value, pull_back = jax.vjp(partial(loss, reduction=reduction), leaves)
             seed = cotangent if reduction == "none" else jnp.ones_like(value)
             results[reduction], (results[f"{reduction}_grad"],) = value, pull_back(seed)
@@ -140,24 +140,27 @@ def evaluator(row: LossRow):
     return jax.jit(run)
 
 
-def evaluate(row: LossRow, batch: Batch, dtype: Any = None) -> dict[str, Any]:
+def evaluate(
+    row: LossRow, batch: Batch, dtype: Any = None, reductions: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
-    The keys are the reductions of the row and these with "_grad"; "none_grad" is for
-    `batch.cotangent`. Values and gradients of weights are float32 or wider, those of an argument
-    have its dtype.
+    The keys are the reductions, by default all of the row, and these with "_grad"; "none_grad" is
+    for `batch.cotangent`. Values and gradients of weights are float32 or wider, those of an
+    argument have its dtype.
     """
     dtype = row.dtype if dtype is None else dtype
+    reductions = reductions or row.reductions
     wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
     with precision(dtype):
-        results = evaluator(row)(
+        results = evaluator(row, reductions)(
             cast(batch.args, row.differentiable, dtype),
             jnp.asarray(batch.where),
             jnp.asarray(batch.sample_weights, wide),
             jnp.asarray(batch.cotangent, wide),
         )
         results = jax.tree.map(np.asarray, results)
-    for reduction in row.reductions:
+    for reduction in reductions:
         assert results[reduction].dtype == wide
         *grads, of_weights = results[f"{reduction}_grad"]
         assert of_weights.dtype == wide
@@ -177,7 +180,9 @@ def reference_values(row: LossRow, batch: Batch) -> dict[str, Any]:
     }
 
 
-def torch_values(row: LossRow, batch: Batch) -> dict[str, Any] | None:
+def torch_values(
+    row: LossRow, batch: Batch, reductions: tuple[str, ...] = ()
+) -> dict[str, Any] | None:
     """The results of `evaluate`, computed by PyTorch; None if it is not installed."""
     if not find_spec("torch"):
         return None
@@ -187,7 +192,7 @@ def torch_values(row: LossRow, batch: Batch) -> dict[str, Any] | None:
         row.torch_reference,
         batch.args,
         row.differentiable,
-        reductions=row.reductions,
+        reductions=reductions or row.reductions,
         where=batch.where,
         sample_weights=batch.sample_weights,
         cotangent=batch.cotangent,

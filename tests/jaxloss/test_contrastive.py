@@ -1,4 +1,4 @@
-"""Losses of cosines equal pytorch-metric-learning; properties that the contract does not cover."""
+"""Losses of cosines: properties that the contract does not cover."""
 
 from functools import partial
 from typing import Any
@@ -15,101 +15,11 @@ from tests.jaxloss import harness, references
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
 from tests.jaxloss.loss_table import features_and_targets, make_features
 
-# Classes of one sample, ignored samples, and duplicates within a class and between classes.
-LABELS = np.array([2, 0, 1, 0, -1, 2, 4, 1, 0, 5, -1, 0, 1, 2], np.int32)
-
 
 def batch(seed, n):
     features = make_features(np.random.default_rng(seed), n, np.float64)
     features[3], features[7] = features[1], features[5]
     return features
-
-
-def of_peer(loss, miner, features, labels, references=None, reference_labels=None):
-    """Value and gradients of pytorch-metric-learning, which has no ignored labels."""
-    import torch
-
-    keep = labels >= 0
-    leaves = [torch.tensor(features, requires_grad=True)]
-    compared = []
-    if references is not None:
-        leaves.append(torch.tensor(references, requires_grad=True))
-        compared = [leaves[1], torch.tensor(reference_labels)]
-    anchors = leaves[0][torch.tensor(keep)], torch.tensor(labels[keep])
-    pairs = None if miner is None else miner(*anchors, *compared)
-    value = loss(*anchors, pairs, *compared)
-    gradients = torch.autograd.grad(value, leaves)
-    return value.item(), tuple(gradient.numpy() for gradient in gradients)
-
-
-def check_equals_peer(loss, peer, miner=None, *, of_references=False, labels=LABELS):
-    """In float64, and in float32 for inputs that are the same in both."""
-    features = batch(90, len(labels)).astype(np.float32)
-    others = {}
-    if of_references:
-        others["references"] = batch(91, 9).astype(np.float32)
-        others["reference_labels"] = np.array([0, 1, 2, 2, 1, 7, 0, 2, 1], np.int32)
-    wide = {k: x.astype(np.float64) if k == "references" else x for k, x in others.items()}
-    expected = of_peer(peer, miner, features.astype(np.float64), labels, **wide)
-    for dtype, tolerance in ((np.float64, 1e-10), (np.float32, 1e-6)):
-        with enable_x64(dtype == np.float64):
-            arrays = [features] + ([others["references"]] if of_references else [])
-
-            def value(*rows):
-                named = {"references": rows[1]} if of_references else {}
-                rest = {k: jnp.asarray(x) for k, x in others.items() if k not in named}
-                return loss(rows[0], jnp.asarray(labels), **named, **rest)
-
-            gradients = jax.value_and_grad(value, tuple(range(len(arrays))))
-            run = jax.jit(gradients, compiler_options=QUICK)
-            got = run(*(jnp.asarray(array, dtype) for array in arrays))
-            got = jax.tree.map(lambda x: np.asarray(x, np.float64), got)
-        scale = max(1.0, harness.magnitude(expected))
-        chex.assert_trees_all_close(got, expected, rtol=tolerance, atol=tolerance * scale)
-
-
-@pytest.mark.parametrize("of_references", [False, True])
-def test_supcon_equals_pytorch_metric_learning(of_references):
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    check_equals_peer(
-        partial(jaxloss.supervised_contrastive_loss, temperature=0.3),
-        losses.SupConLoss(temperature=0.3),
-        of_references=of_references,
-    )
-
-
-def test_supcon_of_negatives_equals_nt_xent():
-    """The peer averages over pairs, which is the mean over anchors for classes of two samples."""
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    check_equals_peer(
-        partial(jaxloss.supervised_contrastive_loss, temperature=0.3, denominator="negatives"),
-        losses.NTXentLoss(temperature=0.3),
-        labels=np.array([3, 1, -1, 0, 1, 2, 0, 3, -1, 2], np.int32),
-    )
-
-
-@pytest.mark.parametrize("of_references", [False, True])
-@pytest.mark.parametrize("margin", [None, 0.1])
-def test_multi_similarity_equals_pytorch_metric_learning(margin, of_references):
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    miners = pytest.importorskip("pytorch_metric_learning.miners")
-    check_equals_peer(
-        partial(jaxloss.multi_similarity_loss, mining_margin=margin),
-        losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5),
-        None if margin is None else miners.MultiSimilarityMiner(epsilon=margin),
-        of_references=of_references,
-    )
-
-
-@pytest.mark.parametrize("of_references", [False, True])
-def test_circle_equals_pytorch_metric_learning(of_references):
-    """With a scale that keeps losses below 20, above which `torch.nn.Softplus` is rounded."""
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    check_equals_peer(
-        partial(jaxloss.circle_loss, margin=0.25, scale=5.0),
-        losses.CircleLoss(m=0.25, gamma=5),
-        of_references=of_references,
-    )
 
 
 def test_supcon_denominators_are_equal_with_one_positive():

@@ -1,4 +1,4 @@
-"""Margins of classes, samples and angles, and sub-centres: other packages, limits, and meshes."""
+"""Margins of classes, samples and angles, and sub-centres: limits, and meshes."""
 
 import math
 from functools import cache, partial
@@ -18,7 +18,6 @@ from tests.jaxloss.harness import (
     enable_x64,
     magnitude,
     mesh,
-    precision,
     raises,
 )
 
@@ -49,51 +48,7 @@ def assert_close(got, expected, tolerance):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
 
 
-# Other packages ----
-
-PACKAGE: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "CosFace": ("weights", {"margin": 0.35, "scale": 8.0}, "CosFaceLoss", {"margin": 0.35}),
-    "ArcFace": (
-        "weights",
-        {"angular_margin": math.radians(20), "scale": 8.0},
-        "ArcFaceLoss",
-        {"margin": 20},
-    ),
-    "sub-centre ArcFace": (
-        "centres",
-        {"angular_margin": math.radians(20), "scale": 8.0},
-        "SubCenterArcFaceLoss",
-        {"margin": 20, "sub_centers": CENTRES},
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-6)], ids=["float64", "float32"]
-)
-@pytest.mark.parametrize("name", PACKAGE)
-def test_equals_pytorch_metric_learning(name, dtype, tolerance):
-    """Values and gradients, of angles that stay below π, where both have the same formula."""
-    torch = pytest.importorskip("torch")
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    which, options, theirs, their_options = PACKAGE[name]
-    arrays = problem()
-    features, weights = arrays["features"].astype(dtype), arrays[which].astype(dtype)
-    with precision(dtype):
-        run = jax.jit(jax.value_and_grad(partial(cosine_loss, **options), (0, 2)))
-        labels = jnp.asarray(arrays["labels"], jnp.int32)
-        got = jax.tree.map(np.asarray, run(jnp.asarray(features), labels, jnp.asarray(weights)))
-
-    loss = getattr(losses, theirs)(
-        num_classes=CLASSES, embedding_size=DIM, scale=options["scale"], **their_options
-    ).double()
-    # The sub-centres of a class lie side by side in both.
-    loss.W = torch.nn.Parameter(torch.tensor(weights.reshape(DIM, -1), dtype=torch.float64))
-    inputs = torch.tensor(features, dtype=torch.float64, requires_grad=True)
-    value = loss(inputs, torch.tensor(arrays["labels"]))
-    value.backward()
-    expected = (value.item(), (inputs.grad.numpy(), loss.W.grad.numpy().reshape(weights.shape)))
-    assert_close(got, expected, tolerance)
+# Where other packages differ ----
 
 
 def test_above_pi_the_logit_keeps_falling():

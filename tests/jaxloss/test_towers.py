@@ -138,61 +138,7 @@ def test_values_equal_loops(name):
     np.testing.assert_allclose(got, expected, rtol=1e-10)
 
 
-# What people use ----
-
-
-def clip(torch, images, texts, log_scale):
-    """Both directions, as open_clip computes them."""
-    F = torch.nn.functional
-    logits = log_scale.exp() * F.normalize(images) @ F.normalize(texts).T
-    own = torch.arange(len(images))
-    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
-
-
-def siglip(torch, images, texts, log_scale):
-    """As in the pseudocode of the paper, with a bias of -3."""
-    F = torch.nn.functional
-    logits = log_scale.exp() * F.normalize(images) @ F.normalize(texts).T - 3.0
-    signs = 2 * torch.eye(len(images), dtype=logits.dtype) - 1
-    return -F.logsigmoid(signs * logits).sum() / len(images)
-
-
-@pytest.mark.parametrize("other", [clip, siglip])
-def test_clip_and_siglip(other):
-    torch = pytest.importorskip("torch")
-    arrays = (*make_towers(9, seed=2)[:2], np.float64(1.3))
-    tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
-    expected = other(torch, *tensors)
-    expected.backward()
-
-    def ours(images, texts, log_scale):
-        if other is clip:
-            return jaxloss.info_nce_loss(images, texts, temperature=jnp.exp(-log_scale))
-        scale = jnp.exp(log_scale)
-        return jaxloss.sigmoid_contrastive_loss(images, texts, scale=scale, bias=-3.0)
-
-    with precision(np.float64):
-        run = jax.jit(jax.value_and_grad(ours, (0, 1, 2)), compiler_options=QUICK)
-        got = widen(run(*map(jnp.asarray, arrays)))
-    check(got, (expected.item(), tuple(map(gradient, tensors))), 1e-10)
-
-
-def test_ntxent_of_pytorch_metric_learning():
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    import torch
-
-    queries, keys, *_ = make_towers(7, further=4, seed=3)
-    labels, key_labels = torch.arange(7), torch.arange(11)
-    queries_, keys_ = (torch.tensor(x, requires_grad=True) for x in (queries, keys))
-    expected = losses.NTXentLoss(temperature=0.2)(
-        queries_, labels, ref_emb=keys_, ref_labels=key_labels
-    )
-    expected.backward()
-    loss = partial(jaxloss.info_nce_loss, temperature=0.2, symmetric=False)
-    with precision(np.float64):
-        run = jax.jit(jax.value_and_grad(loss, (0, 1)), compiler_options=QUICK)
-        got = widen(run(jnp.asarray(queries), jnp.asarray(keys)))
-    check(got, (expected.item(), (gradient(queries_), gradient(keys_))), 1e-10)
+# Optax ----
 
 
 def test_ntxent_of_optax():

@@ -1,4 +1,4 @@
-"""The triplet loss against the packages that people use, and its memory."""
+"""The triplet loss by hand, and its memory."""
 
 from functools import partial
 
@@ -35,33 +35,6 @@ def ours(features, labels, **options):
 def check(got, expected):
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("mining", "soft", "squared"),
-    [("hard", False, False), ("hard", True, True), ("all", False, True), ("all", True, False)],
-)
-def test_equals_pytorch_metric_learning(mining, soft, squared):
-    pytest.importorskip("pytorch_metric_learning")
-    import torch
-    from pytorch_metric_learning import distances, losses, miners, reducers
-
-    features, labels = make_rows(0)
-    # Its gradient at a distance of 0 is arbitrary.
-    features += 1e-3 * np.random.default_rng(1).normal(size=features.shape)
-    x, y = torch.tensor(features, requires_grad=True), torch.tensor(labels)
-    theirs = losses.TripletMarginLoss(
-        margin=0.3,
-        smooth_loss=soft,
-        distance=distances.LpDistance(power=2 if squared else 1),
-        # By default it averages over the terms above 0, as "all" does.
-        reducer=reducers.MeanReducer() if mining == "hard" else None,
-    )
-    value = theirs(x, y, miners.BatchHardMiner()(x, y) if mining == "hard" else None)
-    value.backward()
-    assert x.grad is not None
-    got = ours(features, labels, margin=0.3, mining=mining, soft=soft, squared=squared)
-    check(got, (value.item(), x.grad.numpy()))
 
 
 def test_semihard_rule():
