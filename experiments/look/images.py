@@ -128,9 +128,14 @@ def draw_map(
     return {"variance_shares": shares.tolist(), "images_drawn": len(taken)}
 
 
-def neighbours(view: View) -> Picture:
-    """The nearest neighbours of some images, each of another class as far as possible."""
+def neighbours(view: View) -> Picture | None:
+    """The nearest neighbours of some images, each of another class as far as possible.
+
+    None with fewer than three images.
+    """
     side, chosen = view.shown, some_rows(len(view.shown.images.labels))
+    if len(chosen) < 3:
+        return None
     features, membership = side.outputs.features[chosen], side.membership[chosen]
     order = np.random.default_rng(0).permutation(np.flatnonzero(membership.any(1)))
     _, first = np.unique(membership[order].argmax(1), return_index=True)

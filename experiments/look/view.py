@@ -129,6 +129,19 @@ def some_rows(count: int) -> np.ndarray:
 
 
 def part_of(images: ImageSet) -> ImageSet:
-    """The images of `some_rows`, read into memory."""
+    """The images of `some_rows`; they are read when they are indexed."""
     rows = some_rows(len(images.labels))
-    return replace(images, images=images.images[rows], labels=images.labels[rows])
+    return replace(images, images=_Rows(images.images, rows), labels=images.labels[rows])
+
+
+class _Rows:
+    """Some images of a table, which need not fit into memory."""
+
+    def __init__(self, table: Any, rows: np.ndarray):
+        self.table, self.rows, self.shape = table, rows, (len(rows), *table.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.table[self.rows[index]]

@@ -259,7 +259,7 @@ def nt_xent(queries: Tensor, keys: Tensor) -> Tensor:
 
 def vicreg(first: Tensor, second: Tensor) -> Tensor:
     """It halves the variance term, which the paper does not."""
-    loss = losses.VICRegLoss(invariance_lambda=7.0, variance_mu=6.0, covariance_v=2.0, eps=1e-3)
+    loss = losses.VICRegLoss(invariance_lambda=7, variance_mu=6, covariance_v=2, eps=1e-3)
     return loss(first, ref_emb=second)
 
 
@@ -326,7 +326,7 @@ OF_TWO_ARRAYS = (
 TARGETS = np.float64(_rng.random(LOGITS.shape) < 0.4)
 
 
-def of_logits(options: str, ours: Any, labels: np.ndarray, name: str, theirs: Any) -> Peer:
+def of_logits(options: str, ours: Any, labels: Any, name: str, theirs: Any) -> Peer:
     """A row of PyTorch itself."""
 
     def value(logits):
