@@ -209,18 +209,25 @@ def run_grid(
         losses = {plan.config.loss.name for plan in plans}
     loss = losses if len(losses) == 1 else ()  # The axes name several.
     title = title or ", ".join([f"{config.protocol} on {config.data.name}", *loss])
-    runs, diverged = [], []
+    reports, diverged = [], []
     for cell, plan in zip(_announced(cells, axes), plans, strict=True):
         found = complete(plan, cell.directory)
-        runs.append(Run(cell.place, found, read_episodes(cell.directory)))
+        reports.append(found)
         if "diverged" in found:
             diverged.append(f"{cell.directory}: {found['diverged']}")
             print(found["diverged"], flush=True)
     if comparison.pairs_over == "data.subset_seed":
         notes = [_SUBSETS, *notes]
     report |= {"title": title, "metrics": metrics, "notes": notes, "pair_metrics": pair_metrics}
-    written = on_first(lambda: write_grid(root, axes, runs, comparison=comparison, **report))
-    return written or [], diverged
+
+    def write() -> list[Path]:
+        runs = [
+            Run(cell.place, found, read_episodes(cell.directory))
+            for cell, found in zip(cells, reports, strict=True)
+        ]
+        return write_grid(root, axes, runs, comparison=comparison, **report)
+
+    return on_first(write) or [], diverged
 
 
 def evaluate_over(

@@ -73,9 +73,9 @@ def release(distribution: str) -> str:
 def batch_of(row: LossRow) -> harness.Batch:
     """Random rows of which some are masked, ignored or weighted, exact in float32."""
     batch = harness.make_batch(row, seed=2)
-    rounded = harness.rounded(batch.args, row.differentiable, np.float32)
-    weights = batch.sample_weights.astype(np.float32).astype(np.float64)
-    return batch._replace(args=rounded, sample_weights=weights)
+    args = harness.rounded(batch.args, row.differentiable, np.float32)
+    (weights,) = harness.rounded((batch.sample_weights,), (0,), np.float32)
+    return batch._replace(args=args, sample_weights=weights)
 
 
 def to_loop(row: LossRow) -> tuple[float, float, float]:

@@ -17,6 +17,7 @@ from pytorch_metric_learning import distances, losses, miners, reducers
 from torch import Tensor
 
 import jaxloss
+from tests.jaxloss import harness
 from tests.jaxloss.loss_table import make_features, make_sub_centres, make_weights
 
 PACKAGE = "pytorch-metric-learning"
@@ -46,7 +47,7 @@ class Peer(NamedTuple):
 
 def exact(*arrays: Any) -> tuple[np.ndarray, ...]:
     """The arrays rounded to float32, in float64."""
-    return tuple(np.asarray(x, np.float32).astype(np.float64) for x in arrays)
+    return harness.rounded([*map(np.asarray, arrays)], range(len(arrays)), np.float32)
 
 
 # Features and labels ----
