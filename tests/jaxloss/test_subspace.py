@@ -273,7 +273,7 @@ HARD_TOLERANCES = {
     ids=["complement", "spectral", "power 0"],
 )
 def test_gradient_of_hard_classifiers(project, options, name, dtype):
-    """Against derivatives of the filter on the eigenvalues of WWᵀ, in float64."""
+    """Stopped and as written, against derivatives of the filter on the eigenvalues of WWᵀ."""
     weights = HARD[name].astype(dtype).astype(np.float64)
     rng = np.random.default_rng(87)
     features, cotangent = (
@@ -284,11 +284,16 @@ def test_gradient_of_hard_classifiers(project, options, name, dtype):
         # cotangent that is orthogonal to the scale of the projection.
         within = features @ weights @ np.linalg.pinv(weights)
         cotangent -= np.sum(cotangent * within) / np.sum(within**2) * within
-    value, grads = evaluate(project, (features, weights), cotangent, dtype, **options)
+    run = partial(evaluate, project, (features, weights), cotangent, dtype, **options)
     expected = references.complement_gradients(features, weights, cotangent, dtype=dtype, **options)
     tolerance = 1e-9 if dtype == np.float64 else 1e-4
-    np.testing.assert_allclose(value, expected[0], rtol=0, atol=tolerance * magnitude(features))
-    np.testing.assert_allclose(grads[0], expected[1], rtol=0, atol=tolerance * magnitude(cotangent))
+    for stop_gradient in (True, False):
+        value, grads = run(stop_gradient=stop_gradient)
+        np.testing.assert_allclose(value, expected[0], rtol=0, atol=tolerance * magnitude(features))
+        np.testing.assert_allclose(
+            grads[0], expected[1], rtol=0, atol=tolerance * magnitude(cotangent)
+        )
+        assert not (stop_gradient and grads[1].any())
     if dtype == np.float32:
         tolerance = HARD_TOLERANCES.get((project.__name__, name), tolerance)
     np.testing.assert_allclose(
