@@ -220,8 +220,7 @@ PRESETS = {
         "Hyperspherical classification on all 179 classes of the icons (32×32 grey, Conv4).", _ICONS
     ),
     # Section 7.1, Table 9 (d = 16, 32, 64; the code also has 25 and 50). Its "Fixed W + CE":
-    # --loss.name fixed-ce. The code's configuration of a fixed classifier has a learning rate of
-    # 0.1, batches of 1024 and a weight decay of 2e-4; here it has those of the other methods.
+    # --loss.name fixed-ce.
     "cifar100-sphere": Preset(
         "Hyperspherical classification on CIFAR-100 (ResNet-32, 250 epochs).",
         _balanced(
@@ -236,6 +235,8 @@ PRESETS = {
             *_DIFFERENCES,
             "Section 7.1 draws the test images at random; here they are those of CIFAR-100, as in "
             "the authors' code.",
+            "The authors' configuration of a fixed classifier (fixed-ce) has a learning rate of 0.1, "
+            "batches of 1024 and a weight decay of 2e-4; here it has those of the other methods.",
         ),
     ),
     # Section 7.1; the code has images of 64×64 and d = 25 or 50. Tables of the supplement have no

@@ -133,12 +133,13 @@ _SOURCES = by_option(
     {
         AUTHORS: "data: novel holdout mean std pad flip color_jitter lighting mixup image_size"
         " resize resize_to_square crop_scale crop_ratio; sampling: batch_size strategy;"
-        f"model: backbone widths pooling {_DROPS}; loss: name margin scale label_smoothing;"
+        f"model: backbone widths pooling {_DROPS}; loss: name margin label_smoothing;"
         "optimizer: kind learning_rate weight_decay decay_all schedule decay_steps backbone_rate"
         " warmup_steps warmup_from; steps validate_every report_last;"
         "evaluation: ways shots queries episodes classifier selection validation_shots"
         " validation_episodes; fine_tuning: scale margin passes batch_size learning_rate momentum"
         " dampening weight_decay",
+        f"{AUTHORS}; 0: 30 for cosines, otherwise 10 (ResNet-12) or 5": "loss: scale",
         OURS: "evaluation: validation_distance",
     }
 )
