@@ -85,7 +85,7 @@ def build(config: FewShotConfig) -> Protocol:
     return Protocol(
         splits=SPLITS,
         load=lambda folders, split: load_split(name, split, **vars(folders)),
-        class_counts=partial(held_out_class_counts, name),
+        class_counts=partial(class_counts, name),
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
@@ -104,8 +104,8 @@ def build(config: FewShotConfig) -> Protocol:
     )
 
 
-def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The number of images of every class of a data set, which must hold classes out."""
+def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
+    """The images of every class, by split, of a data set that must hold classes out."""
     splits = split_names(name)
     if not {"base", "novel"} <= set(splits):
         raise ConfigError(
@@ -115,7 +115,7 @@ def held_out_class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarra
     return stored_class_counts(name, **vars(folders))
 
 
-def check_held_out(
+def check_episodes(
     name: str, evaluation: FewShotEvaluation, class_counts: Mapping[str, np.ndarray]
 ) -> None:
     """Checks that the validation and novel classes give the episodes."""
@@ -132,7 +132,7 @@ def check_data(
     class_counts: Mapping[str, np.ndarray],
 ) -> None:
     """Checks that the classes give the episodes, and features leave the metric loss a subspace."""
-    check_held_out(name, evaluation, class_counts)
+    check_episodes(name, evaluation, class_counts)
     num_classes = len(class_counts["base"])
     if terms(options.name).integration == "direct" and num_features <= num_classes:
         raise ConfigError(

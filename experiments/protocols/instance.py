@@ -55,7 +55,7 @@ def build(config: InstanceConfig) -> Protocol:
         splits=few_shot.SPLITS,
         load=partial(load, name),
         class_counts=partial(class_counts, name),
-        check_data=lambda num_features, counts: few_shot.check_held_out(name, evaluation, counts),
+        check_data=lambda num_features, counts: few_shot.check_episodes(name, evaluation, counts),
         objective=partial(objective, config.loss),
         validation=Metric("1-shot accuracy"),
         validate=partial(few_shot.validate_prototypes, evaluation),
@@ -90,7 +90,7 @@ def load(name: str, folders: Folders, split: str) -> ImageSet:
 
 def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     """One image of every base class; the number of images of every validation and novel class."""
-    stored = few_shot.held_out_class_counts(name, folders)
+    stored = few_shot.class_counts(name, folders)
     return {**stored, "base": np.ones(stored["base"].sum(), np.int64)}
 
 

@@ -60,7 +60,7 @@ def class_counts(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]
 
     `held-out` has the images of base classes that are not for training, if there are any.
     """
-    counts = {**few_shot.held_out_class_counts(novel_name(data), folders)}
+    counts = {**few_shot.class_counts(novel_name(data), folders)}
     chosen, labels = _select_base(data, folders)
     for split, part in SELECTION.items():
         if part in chosen.rows:
@@ -82,7 +82,7 @@ def _base_splits(data: MarginData) -> str:
 
 def _select_base(data: MarginData, folders: Folders) -> tuple[Selection, np.ndarray]:
     """The chosen base classes, and the labels of all base images in the order of `load_split`."""
-    own = few_shot.held_out_class_counts(data.name, folders)
+    own = few_shot.class_counts(data.name, folders)
     labels = labels_of(np.concatenate([own[split] for split in _base_splits(data).split("+")]))
     chosen = select(
         labels,
