@@ -21,7 +21,7 @@ from experiments.protocols import config_to_dict
 from experiments.reporting.grid import write_grid
 from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run
 from experiments.reporting.run import read_episodes, read_report, write_report
-from experiments.runs import evaluation_of, restore_run, run_directory, split_of, with_evaluation
+from experiments.runs import evaluation_of, restore_run, run_folder, split_of, with_evaluation
 from experiments.training.run_directory import check_run_directory
 
 _SUBSETS = (
@@ -256,7 +256,7 @@ def evaluate_over(
     shared = with_evaluation(config, overrides)
     check_not_set(shared, config, {o: "its values in --over" for a in axes for o in a.settings[0]})
     name = ",".join([f"{split}-step{run.step}", *setting_names(overrides)])
-    root = run_directory(path) / "evaluations" / name
+    root = run_folder(path) / "evaluations" / name
     cells = make_cells(shared, axes, [config.seed], root)
     for cell in cells:
         with_evaluation(config, {**overrides, **cell.settings})

@@ -273,7 +273,7 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
     return config
 
 
-def run_directory(path: Path) -> Path:
+def run_folder(path: Path) -> Path:
     """The directory of the run that a path names: the run directory, or its checkpoints folder."""
     inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
     return path.resolve().parent if inside else path

@@ -22,9 +22,8 @@ from experiments.reporting.markdown import format_value, table
 from experiments.reporting.results import Axis, Comparison, Run
 from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
-from experiments.runs import RestoredRun, config_of_run, restore_run, run_directory
+from experiments.runs import RestoredRun, config_of_run, restore_run, run_folder
 from experiments.storage import storage_path, write_atomically, write_json, write_picture
-from experiments.training.checkpoints import checkpoints_folder
 from experiments.training.run_directory import read_config
 from experiments.training.step import build_features
 
@@ -115,7 +114,7 @@ def evaluate_runs_linear(
     runs, written = [], []
     for number, ((label, seed), path) in enumerate(found.items(), start=1):
         print(f"[{number}/{len(found)}] {path}", flush=True)
-        run, folder = restore_run(path, which), run_directory(path)
+        run, folder = restore_run(path, which), run_folder(path)
         stem = name + ("" if which == "best" else f"-step{run.step}")
         stem += "" if data.holdout == 0.2 else f"-holdout{data.holdout}"
         file = folder / f"{stem}.json"
@@ -157,7 +156,7 @@ def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") 
         return f"{trained_on}, which shares images with {data}"
     if not config.model.weights or not storage_path(config.model.weights).is_dir():
         return ""
-    started_from = checkpoints_folder(storage_path(config.model.weights)).parent
+    started_from = run_folder(storage_path(config.model.weights))
     try:
         before = config_from_dict(read_config(started_from))
     except ExperimentError:

@@ -52,7 +52,7 @@ class Evaluate(OfCheckpoint):
         """Evaluates, prints and writes the report."""
         from experiments.grid import evaluate_over, setting_names
         from experiments.reporting.run import write_report
-        from experiments.runs import evaluate_run, run_directory
+        from experiments.runs import evaluate_run, run_folder
 
         table: Any = {"metrics": self.metrics, "baseline": self.baseline}
         for option, given in table.items():
@@ -68,7 +68,7 @@ class Evaluate(OfCheckpoint):
         # A name with the settings, so that evaluations of a run do not overwrite each other.
         checkpoint = f"evaluation-{report['split']}-step{report['step']}"
         name = ",".join([checkpoint, *setting_names(how["overrides"])])
-        print_written(write_report(run_directory(self.directory), protocol, report, name))
+        print_written(write_report(run_folder(self.directory), protocol, report, name))
         return 0
 
     def _how(self) -> dict[str, Any]:

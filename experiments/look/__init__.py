@@ -15,7 +15,7 @@ from experiments.look.page import Picture, write_page
 from experiments.look.view import View, view_run
 from experiments.reporting.run import describe_run, version_text
 from experiments.reporting.style import FONTS
-from experiments.runs import restore_run, run_directory, split_of
+from experiments.runs import restore_run, run_folder, split_of
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     overview,
@@ -41,7 +41,7 @@ def look_at_run(
     """
     run = restore_run(path, which)
     config, protocol, wanted = run.plan.config, run.plan.protocol, split_of(run.plan, split)
-    view = view_run(run, run_directory(path), folders, wanted)
+    view = view_run(run, run_folder(path), folders, wanted)
     parts = [
         f"{len(side.images.labels):,} {side.split} images "
         f"({len(side.images.class_names)} {side.noun})"
