@@ -175,8 +175,8 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
             code, notes = meta["code"], []
             if code != code_version():
                 notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
-            accuracy = checkpoints.accuracy(step)
-            return RestoredRun(plan, network, state, step, class_counts, accuracy, notes)
+            value = checkpoints.validation(step)
+            return RestoredRun(plan, network, state, step, class_counts, value, notes)
 
         if which.isdecimal():
             return read(int(which))

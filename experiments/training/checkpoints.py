@@ -89,7 +89,7 @@ def class_sharding(leaf: Any) -> NamedSharding | None:
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest two, and the one of the highest accuracy.
+    """The checkpoints of one run: the newest two, and the best by validation.
 
     With several processes, all of them open the folder, which all of them see, and call every
     method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
@@ -139,23 +139,23 @@ class Checkpoints:
         state: Any,
         *,
         meta: Mapping[str, Any],
-        accuracy: SupportsFloat | None = None,
+        validation: SupportsFloat | None = None,
     ) -> None:
         """Begins to write a checkpoint of a pytree, which is copied before this returns.
 
         `step` is the number of training steps done, above that of every checkpoint. `meta`, JSON
-        types, is returned by `restore` and `meta`. The accuracy ranks the checkpoint; None, NaN and
+        types, is returned by `restore` and `meta`. `validation` ranks the checkpoint; None, NaN and
         infinities rank below every number.
         """
         values = {
             name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
             for name, leaf in _by_name(state).items()
         }
-        score = math.nan if accuracy is None else float(accuracy)
+        value = math.nan if validation is None else float(validation)
         header = {
             "format": _FORMAT,
             "step": step,
-            "accuracy": score if math.isfinite(score) else None,
+            "accuracy": value if math.isfinite(value) else None,  # Of any metric.
             "leaves": {n: [self._describe(x), _byte_sum(x)] for n, x in values.items()},
             "meta": dict(meta),
         }
@@ -182,8 +182,8 @@ class Checkpoints:
             failure = CheckpointError if jax.process_count() == 1 else RuntimeError
             raise failure(f"cannot write {saved}; the log above says why")
 
-    def accuracy(self, step: int) -> float | None:
-        """The accuracy saved with a step; None where it was not measured."""
+    def validation(self, step: int) -> float | None:
+        """The value of the validation saved with a step; None where there was none."""
         return self._header(step)["accuracy"]
 
     def meta(self, step: int) -> dict[str, Any]:
@@ -271,10 +271,10 @@ class Checkpoints:
 
     def _rank(self, step: int) -> float:
         try:
-            accuracy = self.accuracy(step)
+            value = self.validation(step)
         except DamagedCheckpointError:
             return math.inf  # Perhaps the best: it is tried first, and reported.
-        return -math.inf if accuracy is None else accuracy
+        return -math.inf if value is None else value
 
     def _header(self, step: int) -> dict[str, Any]:
         if step in self._headers:
@@ -340,7 +340,7 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class _Preserved(managers.PreservationPolicy):
-    """Keeps the newest checkpoints and the best one, by the accuracies in their headers."""
+    """Keeps the newest checkpoints and the best one, by the validations in their headers."""
 
     rank: Callable[[int], float]
 

@@ -151,7 +151,10 @@ class Recorder:
         return self.seconds_before + time.monotonic() - self._started
 
     def resume(self, initial: TrainState) -> TrainState:
-        """The state of the newest intact checkpoint, or `initial` without one."""
+        """The state of the newest intact checkpoint, or `initial` without one.
+
+        Takes the lock of the directory, and opens what the other methods write.
+        """
         if is_first():
             self._stack.enter_context(exclusive_run(self._directory))
         folder = self._directory / CHECKPOINTS_FOLDER
@@ -190,10 +193,10 @@ class Recorder:
 
         All processes validate, each its share of the images.
         """
-        accuracy = None
+        value = None
         if validate is not None:
-            accuracy, diagnostics = validate(state)
-            self.log(step, validation=accuracy, **diagnostics)
+            value, diagnostics = validate(state)
+            self.log(step, validation=value, **diagnostics)
         if self._log is not None:
             # Before the checkpoint: a run that resumes from it needs the lines up to its step.
             self._log.store()
@@ -201,7 +204,7 @@ class Recorder:
             step,
             state,
             meta={**self._meta, "seconds": self.seconds},
-            accuracy=accuracy,
+            validation=value,
         )
 
     def finish(self) -> None:

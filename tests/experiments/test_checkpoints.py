@@ -63,10 +63,10 @@ def best_step(checkpoints: Checkpoints) -> int:
     return checkpoints.read_intact(lambda step: (checkpoints.meta(step), step)[1], best=True)[0]
 
 
-def fill(directory: Path, accuracies: Mapping[int, float | None], state=small_state) -> None:
+def fill(directory: Path, validations: Mapping[int, float | None], state=small_state) -> None:
     with Checkpoints(directory) as checkpoints:
-        for step, accuracy in accuracies.items():
-            checkpoints.save(step, state(step), meta={"step": step}, accuracy=accuracy)
+        for step, value in validations.items():
+            checkpoints.save(step, state(step), meta={"step": step}, validation=value)
 
 
 def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
@@ -85,7 +85,7 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         "seen": 12,
     }
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, state, meta={}, accuracy=None)
+        checkpoints.save(3, state, meta={}, validation=None)
         restored = newest(checkpoints, jax.tree.map(np.zeros_like, state))
         assert restored.step == 3
         assert_same(restored.state, state)
@@ -110,7 +110,7 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "kept", "best"),
+    ("validations", "kept", "best"),
     [
         ({1: 0.9, 2: 0.3, 3: 0.5, 4: 0.4}, [1, 3, 4], 1),
         ({1: 0.1, 2: 0.3, 3: 0.4}, [2, 3], 3),
@@ -122,21 +122,21 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
     ],
 )
 @pytest.mark.parametrize("reopen", [False, True])
-def test_newest_and_best_are_kept(tmp_path, accuracies, kept, best, reopen):
+def test_newest_and_best_are_kept(tmp_path, validations, kept, best, reopen):
     if reopen:
-        for step, accuracy in accuracies.items():
-            fill(tmp_path, {step: accuracy})
+        for step, value in validations.items():
+            fill(tmp_path, {step: value})
     else:
-        fill(tmp_path, accuracies)
+        fill(tmp_path, validations)
     assert sorted(p.name for p in tmp_path.iterdir()) == [str(step) for step in kept]
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.steps() == kept
         assert best_step(checkpoints) == (kept[-1] if best is None else best)
         for step in kept:
             assert_same(checkpoints.restore(small_state(0), step).state, small_state(step))
-            accuracy = accuracies[step]
-            ranked = accuracy is not None and np.isfinite(accuracy)
-            assert checkpoints.accuracy(step) == (accuracy if ranked else None)
+            value = validations[step]
+            ranked = value is not None and np.isfinite(value)
+            assert checkpoints.validation(step) == (value if ranked else None)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, par
         assert "using step 1 in place of step 2" in caplog.text
         assert checkpoints.steps() == [1]
         assert best_step(checkpoints) == 1
-        checkpoints.save(2, small_state(2), meta={}, accuracy=0.2)
+        checkpoints.save(2, small_state(2), meta={}, validation=0.2)
         assert_same(newest(checkpoints, small_state(0)).state, small_state(2))
         assert best_step(checkpoints) == 2
     assert (tmp_path / "damaged-2").is_dir()
@@ -342,7 +342,7 @@ def test_reading_only_changes_nothing_and_writing_removes_what_a_kill_left(tmp_p
     with Checkpoints(run, read_only=True) as checkpoints:
         assert newest(checkpoints, small_state(0)).step == 1
         assert best_step(checkpoints) == 1
-        for read in (checkpoints.meta, checkpoints.accuracy):
+        for read in (checkpoints.meta, checkpoints.validation):
             with pytest.raises(DamagedCheckpointError, match="is damaged") as caught:
                 read(2)
             assert caught.value.step == 2
