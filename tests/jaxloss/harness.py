@@ -207,6 +207,13 @@ def magnitude(tree: Any) -> float:
     return max(float(np.max(np.abs(x), initial=0.0)) for x in jax.tree.leaves(tree))
 
 
+def assert_close(got: Any, expected: Any, tolerance: float) -> None:
+    """The tolerance is relative to the largest number of each array."""
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
+
+
 def finite(tree: Any) -> bool:
     return all(bool(np.all(np.isfinite(np.asarray(x, np.float64)))) for x in jax.tree.leaves(tree))
 

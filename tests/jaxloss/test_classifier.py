@@ -11,7 +11,7 @@ from jax import lax
 
 import jaxloss
 from tests.jaxloss import harness
-from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, magnitude
+from tests.jaxloss.harness import QUICK, P, assert_close, compiled, enable_x64, magnitude
 
 CLASSES = 12
 OPTIONS = {
@@ -41,13 +41,6 @@ def problem(options, dtype: Any = np.float32, n=16, dim=6, classes=CLASSES) -> t
     arrays = rng.normal(size=(n, dim)), rng.normal(size=(dim, classes)), bias
     features, weights, bias = (None if a is None else jnp.asarray(a, dtype) for a in arrays)
     return features, jnp.asarray(rng.integers(0, classes, n), jnp.int32), weights, bias
-
-
-def assert_close(got, expected, tolerance):
-    """The tolerance is relative to the largest number of each array."""
-    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        ours, theirs = np.asarray(ours), np.asarray(theirs)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
 
 
 @pytest.mark.parametrize(("similarity", "block_size"), [("inner", None), ("cosine", 4)])

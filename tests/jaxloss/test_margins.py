@@ -14,9 +14,9 @@ from tests.jaxloss import references
 from tests.jaxloss.harness import (
     P,
     array_shapes,
+    assert_close,
     compiled,
     enable_x64,
-    magnitude,
     mesh,
     raises,
 )
@@ -39,13 +39,6 @@ def problem() -> dict[str, np.ndarray]:
         "sample_margin": rng.normal(0, 0.2, N),
         "sample_angular_margin": rng.normal(0, 0.4, N),
     }
-
-
-def assert_close(got, expected, tolerance):
-    """The tolerance is relative to the largest number of each array."""
-    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        ours, theirs = np.asarray(ours), np.asarray(theirs)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
 
 
 # Where other packages differ ----

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import magnitude, raises
+from tests.jaxloss.harness import assert_close, raises
 
 N, DIM, CLASSES = 14, 6, 5
 
@@ -25,12 +25,6 @@ def problem(dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def arrays(dtype: Any = np.float32) -> tuple[jax.Array, jax.Array, jax.Array]:
     features, labels, proxies = problem(dtype)
     return jnp.asarray(features), jnp.asarray(labels, jnp.int32), jnp.asarray(proxies)
-
-
-def assert_close(got, expected, tolerance):
-    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        ours, theirs = np.asarray(ours), np.asarray(theirs)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
 
 
 def test_proxy_nca_without_the_own_proxy_is_the_difference():

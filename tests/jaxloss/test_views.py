@@ -10,7 +10,14 @@ import pytest
 
 import jaxloss
 from jaxloss.testing import check_loss
-from tests.jaxloss.harness import QUICK, enable_x64, magnitude, raises, unchecked
+from tests.jaxloss.harness import (
+    QUICK,
+    assert_close,
+    enable_x64,
+    magnitude,
+    raises,
+    unchecked,
+)
 
 N, DIM = 16, 5
 LOSSES = {
@@ -58,12 +65,6 @@ def results(
     weights = jnp.asarray(weights, jnp.float64 if first.dtype == jnp.float64 else jnp.float32)
     run = evaluator(loss, reduction)
     return jax.tree.map(np.asarray, run((first, second), where, weights))
-
-
-def assert_close(got, expected, tolerance):
-    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        ours, theirs = np.asarray(ours), np.asarray(theirs)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * magnitude(theirs))
 
 
 # Terms ----
