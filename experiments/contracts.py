@@ -161,18 +161,6 @@ class Outputs(NamedTuple):
     """The parameters that `Objective.init_head` began."""
 
 
-class EpisodeClassifier(NamedTuple):
-    """How an evaluation classifies the queries of few-shot episodes, with one number of shots."""
-
-    name: str
-    """In a sentence, such as `the nearest prototype`."""
-    shots: int
-    """Support images per class."""
-    predict: Callable[..., np.ndarray]
-    """Of features [n, d] and `Episodes`: int32 [E, N, Q], the class from 0 to N−1 that each query
-    is assigned to."""
-
-
 class PairMetrics(NamedTuple):
     """What a run and the baseline of its grid give together."""
 
@@ -216,8 +204,6 @@ class Protocol(NamedTuple):
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     calibrated: Callable[[Outputs], np.ndarray] | None = None
     """Logits [n, C] whose softmax is the confidence; None where predictions have none."""
-    episode_classifier: EpisodeClassifier | None = None
-    """The one with the fewest shots, where the evaluation has episodes."""
     pair_metrics: PairMetrics | None = None
     """In a grid with a baseline, a run has these metrics, too."""
     classes_are_images: bool = False

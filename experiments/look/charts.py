@@ -20,6 +20,7 @@ from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import terms
 from experiments.reporting.markdown import scaled, with_unit
 from experiments.reporting.style import BLUE, GREEN, GREY, INK, VERMILLION, series_mark, style_axes
+from experiments.training.run_directory import METRICS_FILE
 
 _STRIP = 1.61  # Inches of the height of a row of images below a chart.
 _PAIRS = 5
@@ -281,7 +282,7 @@ def training(view: View) -> Picture | None:
 
     Numbers whose names end with the same word share a panel: so do several losses.
     """
-    path, metric = view.folder / "metrics.jsonl", view.run.plan.protocol.validation
+    path, metric = view.folder / METRICS_FILE, view.run.plan.protocol.validation
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from experiments.config import TrainConfig
+from experiments.data.sampling import Episodes
 from experiments.evaluation import feature_space as space
-from experiments.evaluation.few_shot import accuracies_of, configured_episodes
+from experiments.evaluation.few_shot import (
+    accuracies_of,
+    configured_episodes,
+    prototype_predictions,
+)
 from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import Picture, Tile, draw_image, draw_rows, short
 from experiments.look.view import Side, View, some_rows
+from experiments.protocols.few_shot import FewShotConfig
+from experiments.protocols.instance import InstanceConfig
+from experiments.protocols.negative_margin import NegativeMarginConfig, fine_tuned_classifier
 from experiments.reporting.style import INK, VERMILLION, series_mark
 
 TILES = 300  # In a map, at most.
@@ -177,21 +187,37 @@ def neighbours(view: View) -> Picture | None:
     return picture
 
 
+def _episode_classifier(
+    config: TrainConfig,
+) -> tuple[str, Callable[[np.ndarray, Episodes], np.ndarray]] | None:
+    """How the evaluation classifies queries, in words and as a function; None without episodes."""
+    if isinstance(config, NegativeMarginConfig):
+        form, predict = fine_tuned_classifier(config)
+        return f"a fine-tuned {form} classifier", predict
+    if isinstance(config, FewShotConfig | InstanceConfig):
+        distance = config.evaluation.distances[0]
+        nearest = partial(prototype_predictions, distance=distance)
+        return f"the nearest prototype ({distance})", nearest
+    return None
+
+
 def hard_episodes(view: View) -> Picture | None:
     """The episodes with the lowest accuracy; None where the evaluation has no episodes."""
-    side, classifier = view.shown, view.run.plan.protocol.episode_classifier
+    side, classifier = view.shown, _episode_classifier(view.run.plan.config)
     if classifier is None:
         return None
+    words, predict = classifier
     features, labels = side.outputs[:2]
     config: Any = vars(view.run.plan.config)["evaluation"]
-    episodes = configured_episodes(config, labels, shots=classifier.shots)
-    predictions = np.asarray(classifier.predict(features, episodes))
+    shots = min(config.shots)
+    episodes = configured_episodes(config, labels, shots=shots)
+    predictions = predict(features, episodes)
     accuracies = accuracies_of(predictions)
     picture = Picture(
         "episodes",
-        f"The hardest {classifier.shots}-shot episodes",
+        f"The hardest {shots}-shot episodes",
         f"The hardest of {len(accuracies):,} episodes of {side.split} classes by "
-        f"{classifier.name}; mean accuracy {100 * accuracies.mean():.1f} %. A row is a class: "
+        f"{words}; mean accuracy {100 * accuracies.mean():.1f} %. A row is a class: "
         "support images, then queries, the wrong ones first, with frame and number of the class "
         "that they were taken for; +3: three more wrong ones.",
         (13.0, (0.55 * config.ways + 0.35) * 2),

@@ -15,7 +15,6 @@ from jax import Array, lax
 import jaxloss
 from experiments.config import Count, Folders, TrainConfig, to_dict
 from experiments.contracts import (
-    EpisodeClassifier,
     Loss,
     Metric,
     Objective,
@@ -100,7 +99,6 @@ def build(config: FewShotConfig) -> Protocol:
         report=report,
         compares_samples=terms(loss.name).metric is not None,
         diagnose=partial(diagnose, loss),
-        episode_classifier=nearest_prototype(evaluation),
     )
 
 
@@ -220,16 +218,6 @@ def validate_prototypes(evaluation: FewShotEvaluation, outputs: Outputs) -> floa
     """1-shot accuracy by the nearest prototype in episodes of the validation classes."""
     predict = partial(prototype_predictions, distance=evaluation.validation_distance)
     return validate(evaluation, evaluation.validation_episodes, 1, predict, outputs)
-
-
-def nearest_prototype(evaluation: FewShotEvaluation) -> EpisodeClassifier:
-    """How the evaluation classifies, by the first of its distances."""
-    distance, shots = evaluation.distances[0], min(evaluation.shots)
-    return EpisodeClassifier(
-        f"the nearest prototype ({distance})",
-        shots,
-        partial(prototype_predictions, distance=distance),
-    )
 
 
 def metrics(evaluation: FewShotEvaluation) -> list[Metric]:

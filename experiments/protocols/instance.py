@@ -70,7 +70,6 @@ def build(config: InstanceConfig) -> Protocol:
             "evaluation": to_dict(evaluation),
         },
         report=few_shot.report,
-        episode_classifier=few_shot.nearest_prototype(evaluation),
         classes_are_images=True,
     )
 

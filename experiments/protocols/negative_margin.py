@@ -14,7 +14,6 @@ from annotated_types import Ge
 import jaxloss
 from experiments.config import Count, NamedLoss, Share, TrainConfig, Weight, to_dict
 from experiments.contracts import (
-    EpisodeClassifier,
     Metric,
     Objective,
     Outputs,
@@ -22,6 +21,7 @@ from experiments.contracts import (
     Problem,
     Protocol,
 )
+from experiments.data.sampling import Episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.feature_space import unit_features
 from experiments.evaluation.few_shot import Distance, EpisodeConfig, prototype_predictions
@@ -99,17 +99,8 @@ def build(config: NegativeMarginConfig) -> Protocol:
     data, evaluation = config.data, config.evaluation
     parts = parts_of(data, "novel")
     scale = _scale(config.loss, config.model.backbone)
-    classifier = evaluation.classifier
-    if classifier == "same":
-        classifier = "cosine" if config.loss.name == "cosine" else "linear"
-    fine_tuned = partial(
-        fine_tuned_predictions,
-        classifier=classifier,
-        settings=config.fine_tuning,
-        seed=evaluation.seed,
-    )
+    classifier, fine_tuned = fine_tuned_classifier(config)
     nearest = partial(prototype_predictions, distance=evaluation.validation_distance)
-    fewest = min(evaluation.shots)
     return Protocol(
         splits=few_shot.SPLITS,
         load=partial(margin_data.load, data),
@@ -141,10 +132,18 @@ def build(config: NegativeMarginConfig) -> Protocol:
         pair_metrics=PairMetrics(
             [_share_bound(part) for part in parts if part != "base"], measure_bounds
         ),
-        episode_classifier=EpisodeClassifier(
-            f"a fine-tuned {classifier} classifier", fewest, fine_tuned
-        ),
     )
+
+
+def fine_tuned_classifier(
+    config: NegativeMarginConfig,
+) -> tuple[Classifier, Callable[[np.ndarray, Episodes], np.ndarray]]:
+    """The form of the classifier of an episode, and its predictions from features and episodes."""
+    evaluation, form = config.evaluation, config.evaluation.classifier
+    if form == "same":
+        form = "cosine" if config.loss.name == "cosine" else "linear"
+    settings: Any = {"settings": config.fine_tuning, "seed": evaluation.seed}
+    return form, partial(fine_tuned_predictions, classifier=form, **settings)
 
 
 def check_options(loss: MarginLoss, data: MarginData) -> None:
