@@ -235,8 +235,8 @@ PRESETS = {
             *_DIFFERENCES,
             "Section 7.1 draws the test images at random; here they are those of CIFAR-100, as in "
             "the authors' code.",
-            "The authors' configuration of a fixed classifier (fixed-ce) has a learning rate of 0.1, "
-            "batches of 1024 and a weight decay of 2e-4; here it has those of the other methods.",
+            "The authors' configuration of a fixed classifier (fixed-ce) has a learning rate of "
+            "0.1, batches of 1024 and a weight decay of 2e-4; here it has those of the others.",
         ),
     ),
     # Section 7.1; the code has images of 64×64 and d = 25 or 50. Tables of the supplement have no
