@@ -10,7 +10,7 @@ DOCS := .venv-docs
 FAULTS ?= 30
 SEED ?= 0
 
-.PHONY: train test long quick oldest soak docs setup lint clean
+.PHONY: train test long library quick oldest soak docs setup lint clean
 
 # glibc keeps freed memory: on CPUs, XLA allocates the temporary arrays of every step anew.
 train: export MALLOC_MMAP_MAX_ = 0
@@ -26,11 +26,12 @@ test: lint
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 
-# The tests of the library alone, in an environment without the experiments' dependencies.
-quick: $(QUICK)/.quick
-	$(QUICK)/bin/python -m pytest -n 2 -m "not slow" tests/jaxloss jaxloss
+# The tests of the library alone, in an environment without the experiments' dependencies. `quick`
+# leaves out the slow ones.
+library quick: $(QUICK)/.quick
+	$(QUICK)/bin/python -m pytest -n 2 $(if $(filter quick,$@),-m "not slow") tests/jaxloss jaxloss
 
-# The same with the oldest supported versions; needs Python 3.11.
+# `quick` with the oldest supported versions; needs Python 3.11.
 oldest: $(OLDEST)/.oldest
 	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow" tests/jaxloss jaxloss
 

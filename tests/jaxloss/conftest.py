@@ -21,8 +21,8 @@ collect_ignore = [file for file, package in _NEEDS.items() if not find_spec(pack
 def pytest_collection_modifyitems(items):
     """Groups the tests of a loss in one process of pytest-xdist, to share compiled functions.
 
-    `make quick` tests every loss with its plainest options only. The marker `slow` leaves out the
-    variants, and the less common ways to map a loss over devices.
+    `make quick` tests every loss with its plainest options, in one or two dtypes and on one kind of
+    mesh. The marker `slow` leaves out the rest; `make library` runs it, too.
     """
     for item in items:
         if isinstance(item, pytest.DoctestItem):

@@ -1,6 +1,7 @@
 """`check_loss` finds planted faults, names the rule, and passes every loss of the library.
 
-`make quick` is for work on a loss, and leaves out the faults: these test `check_loss` itself.
+`make quick` leaves out the faults, which test `check_loss` itself, and the losses of the library,
+which have the same properties in `test_contract`.
 """
 
 import re
@@ -27,6 +28,7 @@ def rows_and_labels(rng, n):
     return rng.normal(size=(n, CLASSES)), rng.integers(0, CLASSES, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
 def test_losses_of_the_library_keep_the_contract(row):
     """`test_contract` has half precision, and `test_devices` devices, for all of them."""
@@ -471,6 +473,7 @@ def test_a_stop_gradient_needs_a_reference_in_pytorch():
     assert caught.value.rule == "gradient"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_two_views():
     check_loss(view_loss, views_and_views)

@@ -114,6 +114,7 @@ def test_a_single_class_is_certain(block_size):
     assert magnitude(grads) == 0
 
 
+@pytest.mark.slow
 @every_option
 def test_reverse_over_reverse(options):
     with enable_x64(True):
@@ -177,6 +178,7 @@ def test_memory(similarity, dtype):
 mesh = partial(harness.mesh, names=("batch", "classes"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [None, 2])
 @pytest.mark.parametrize(
     ("off", "options", "tolerance"),
@@ -258,6 +260,7 @@ every_name = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_name
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
 def test_classes_on_devices_with_the_gradient_inside(name, shape, masked):
@@ -271,6 +274,7 @@ def test_classes_on_devices_with_the_gradient_inside(name, shape, masked):
     check_sharded(name, run, shape, masked)
 
 
+@pytest.mark.slow
 @every_name
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_classes_on_devices_with_the_gradient_outside(name, shape, check_vma):

@@ -93,6 +93,7 @@ def test_float64_equals_references(row, masked):
         check_against_references(row, batch, np.float64, (1e-10, 1e-10), (1e-9, 1e-10))
 
 
+@pytest.mark.slow
 @over(LOSSES + TILED)
 def test_float32_equals_references(row):
     batch = make_batch(row, seed=2)
@@ -239,6 +240,7 @@ def test_label_out_of_range_is_nan(row):
 # Dtypes ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "dtype"), HALF)
 def test_half_precision_is_computed_in_float32(row, dtype):
     batch = make_batch(row, seed=12)
@@ -253,6 +255,7 @@ def test_half_precision_is_computed_in_float32(row, dtype):
             chex.assert_trees_all_close(widen(gradient), widen(wide), rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @over(tuple(row for row in LOSSES if len(row.differentiable) > 1))
 def test_bfloat16_features_beside_float32_parameters(row):
     batch = make_batch(row, seed=13)
@@ -274,6 +277,7 @@ def test_bfloat16_features_beside_float32_parameters(row):
         np.testing.assert_allclose(widen(ours), theirs, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @every_loss
 def test_float32_beside_float64(row):
     """With x64 enabled, float32 inputs still give float32, whatever the dtype of the labels."""

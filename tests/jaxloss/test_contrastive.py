@@ -94,6 +94,7 @@ def test_supcon_labels_are_checked():
         loss(features, targets.astype(jnp.complex64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "multi_hot"),
     [

@@ -257,7 +257,7 @@ WAYS = {
 }
 """Each way, and the losses that it is tested with: those that exchange different numbers, or one of
 each kind where the way is the same for all."""
-QUICK_WAYS = ("pmap", "Explicit mesh")
+QUICK_WAYS = ("Explicit mesh",)
 
 
 def ways_and_rows() -> Iterator[Any]:
@@ -314,6 +314,7 @@ def test_explicit_mesh_accepts(row):
     check_shardings(results, own, batch)
 
 
+@pytest.mark.slow
 @every_loss
 def test_nothing_counts_anywhere(row):
     with precision(np.float64):
@@ -323,6 +324,7 @@ def test_nothing_counts_anywhere(row):
             assert not np.asarray(leaf).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_discriminability(dtype):
     rng = np.random.default_rng(31)

@@ -76,6 +76,7 @@ def test_no_pairs_give_zero(labels, where):
         np.testing.assert_allclose(got.ratio, 0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, *HALF], ids=["float32", "bfloat16", "float16"])
 def test_degenerate_features_stay_finite(dtype):
     labels = jnp.array([0, 0, 1, 1])
@@ -95,6 +96,7 @@ def test_degenerate_features_stay_finite(dtype):
     assert run(jnp.asarray(rows["collapsed"], dtype), labels).ratio > 1e5
 
 
+@pytest.mark.slow
 def test_empty_batch():
     got = jaxloss.discriminability(jnp.zeros((0, 3)), jnp.zeros(0, int))
     assert got == (0, 0, 0)

@@ -89,6 +89,7 @@ def groups_of_scores(scores, num_groups):
         return np.asarray(discriminative(jnp.asarray(scores), labels, weights, num_groups))
 
 
+@pytest.mark.slow
 @every_dtype
 @pytest.mark.parametrize(
     ("dim", "num_groups"), [(1, 1), (2, 2), (7, 1), (7, 3), (7, 7), (16, 4), (33, 5)]

@@ -145,6 +145,7 @@ def spread(run, mode):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["pmap", "check_vma", "without check_vma"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 def test_class_means_and_lengths_over_devices(mode, dtype):
@@ -218,6 +219,7 @@ def test_an_aligned_feature_is_at_rest(loss):
     np.testing.assert_allclose(values, 0, atol=1e-10)
 
 
+@pytest.mark.slow
 @losses
 @pytest.mark.parametrize("scale", [1e-30, 1e-5, 1e5, 1e15])
 def test_extreme_norms(loss, scale):

@@ -104,6 +104,7 @@ def test_any_two_losses(name, classification, metric):
         np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [jaxloss.nca_loss, jaxloss.prototypical_loss])
 def test_direct_sums_metric_gradient_is_orthogonal_to_the_classifier(metric):
     args = problem(93)

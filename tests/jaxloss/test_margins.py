@@ -138,6 +138,7 @@ def expected_results():
         return jax.tree.map(np.asarray, run(*leaves_and_labels()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [None, 2])
 def test_with_a_bias_in_blocks(block_size):
     """Gradients of the margins, too, and second derivatives."""
@@ -154,6 +155,7 @@ def test_with_a_bias_in_blocks(block_size):
         assert_close(curved(run), curved(composition), 1e-11)
 
 
+@pytest.mark.slow
 def test_class_left_out_by_its_bias():
     """As the target, its loss is infinite; elsewhere it changes nothing."""
     leaves, labels = leaves_and_labels(np.float32)
@@ -213,6 +215,7 @@ def divisible():
         return leaves, labels, jnp.arange(16) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["shard_map", "Explicit mesh", "sharded_loss"])
 def test_classes_and_rows_on_devices(way):
     with enable_x64(True):
@@ -255,6 +258,7 @@ def test_classes_and_rows_on_devices(way):
         assert_close(got, expected, 1e-12)
 
 
+@pytest.mark.slow
 def test_number_and_array_of_classes_are_the_same():
     """On an Explicit mesh, where an array without dimensions is not spread over the classes."""
     leaves, labels, where = divisible()

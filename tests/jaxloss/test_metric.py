@@ -68,6 +68,7 @@ def test_small_losses_are_not_rounded_to_zero():
     np.testing.assert_allclose(got, np.mean(per_sample), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 23, 24, 100])
 def test_blocks_of_any_size_change_nothing(block_size):
     rng = np.random.default_rng(71)

@@ -96,6 +96,7 @@ def test_small_shapes(row, shape):
         assert np.isfinite(gradient).all()
 
 
+@pytest.mark.slow
 @every_loss
 def test_nan_target_is_not_hidden(row):
     logits, targets = logits_and_targets(np.random.default_rng(75), 9, np.float32)

@@ -58,6 +58,7 @@ def test_simplex_of_one(dim):
 # Uniform prototypes ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_prototypes", "dim", "largest"), [(100, 16, 0.215), (100, 32, 0.085), (200, 50, 0.085)]
 )
@@ -221,6 +222,7 @@ def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
     return got, best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_classes", "num_prototypes", "dim"),
     [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 7, 4), (7, 12, 4), (40, 40, 8), (40, 41, 3), (60, 90, 2)],

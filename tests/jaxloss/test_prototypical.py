@@ -209,6 +209,7 @@ TILED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "options"), TILED)
 def test_second_derivatives(function, options):
     """Reverse-over-reverse and forward-over-reverse equal finite differences of the gradient.
@@ -235,6 +236,7 @@ def test_second_derivatives(function, options):
         np.testing.assert_allclose(reverse, forward, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "options"), TILED)
 def test_vmap_over_batches_of_different_numbers_of_classes(function, options):
     rng = np.random.default_rng(67)
@@ -259,6 +261,7 @@ def test_there_is_no_forward_mode():
 # Devices ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "check_vma"),
     [

@@ -70,6 +70,7 @@ def test_weights_of_proxy_anchor_count_samples():
     assert_close(got, expected, 2e-6)
 
 
+@pytest.mark.slow
 def test_a_small_loss_keeps_its_digits():
     """Of a softmax that is almost 1, and of a class whose samples are all at the margin."""
     features, labels = jnp.asarray([[1.0, 0.0]]), jnp.asarray([0])
@@ -80,6 +81,7 @@ def test_a_small_loss_keeps_its_digits():
     np.testing.assert_allclose(loss, 1.5 * math.exp(-27), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_label_out_of_range_is_nan_for_all_proxies():
     features, labels, proxies = arrays()
     run = jax.value_and_grad(jaxloss.proxy_anchor_loss, (0, 2))

@@ -67,6 +67,7 @@ def test_a_scan_equals_a_list():
         check(queue, by_list(features[: k + 1], labels[: k + 1], where[: k + 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 3])
 def test_of_more_rows_than_places_the_last_stay(start):
     features, labels, _ = batches(1, 20)
@@ -186,6 +187,7 @@ def steps(queue, arrays, **names):
     return lax.scan(step, queue, arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "dtype"),
     [
@@ -236,6 +238,7 @@ def test_the_queue_is_the_same_on_every_device(way, dtype):
 # Errors ----
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_named():
     make: Any = jaxloss.make_queue
     for name, args in (("size", (0, 2)), ("dim", (2, 0))):

@@ -91,6 +91,7 @@ def test_equals_pytorch_metric_learning():
     np.testing.assert_allclose(flat(got), [theirs[name] for name in names], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["shard_map", "Explicit", "sharded_loss"])
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_devices_equal_one(way, devices):

@@ -133,6 +133,7 @@ def results_of(function: Any, *arrays: Any) -> Any:
     return jax.grad(total, floats, has_aux=True)(*arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_any_dimension_may_be_sharded(case):
     function, arrays, specs = CASES[case]
@@ -153,6 +154,7 @@ def test_any_dimension_may_be_sharded(case):
         assert gradient.sharding.is_equivalent_to(argument.sharding, argument.ndim)
 
 
+@pytest.mark.slow
 def test_outside_of_jit_and_in_the_context_of_a_mesh():
     devices = mesh(kind=AxisType.Explicit)
     rows = NamedSharding(devices, P("batch"))
@@ -215,6 +217,7 @@ def test_errors_are_those_of_the_whole_batch():
         jaxloss.sharded_loss(nca, devices, "model")
 
 
+@pytest.mark.slow
 def test_references_that_fill_up_devices_do_not_count():
     """Whatever their label would be: -1 is a class of unsigned labels."""
     devices = mesh(kind=AxisType.Explicit)
@@ -253,6 +256,7 @@ def no_compilation():
     assert not compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_loss_takes_arrays_of_any_sharding(kind):
     devices = mesh(kind=kind)
@@ -274,6 +278,7 @@ def test_sharded_loss_of_a_function_of_ones_own():
     assert float(got) == pytest.approx(float(3 * jaxloss.softmax_loss(Z, Y, where=where)))
 
 
+@pytest.mark.slow
 def test_sharded_loss_with_classes_over_an_axis():
     devices = mesh((2, 2), ("a", "b"))
     spread = jaxloss.sharded_loss(jaxloss.classifier_loss, devices, "a")

@@ -81,6 +81,7 @@ def test_values_and_gradients_equal_references(row, dtype):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "dtype"),
     [*((row, "bfloat16") for row in FUNCTIONS), *((row, "float16") for row in FUNCTIONS[:5])],
@@ -100,6 +101,7 @@ def test_half_precision_is_computed_in_float32(row, dtype):
         np.testing.assert_allclose(widen(ours), theirs, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @every_function
 def test_vmap_and_forward_over_reverse(row):
     """Second derivatives along W too, where the projection depends on it."""
@@ -185,6 +187,7 @@ def case_inputs(case):
     return rng.normal(size=(3, shape[0])), matrix(rng, singular, shape), np.array(singular)
 
 
+@pytest.mark.slow
 @every_shape
 @pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
 def test_projections_filter_the_singular_values(case, dtype):
@@ -261,6 +264,7 @@ HARD_TOLERANCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize(
@@ -334,6 +338,7 @@ def test_the_direct_sum_of_a_rank_deficient_classifier(name):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-8 * magnitude(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANK_DEFICIENT)
 def test_the_spectral_sum_of_a_rank_deficient_classifier(name):
     """Against finite differences along changes of W that keep its rank."""

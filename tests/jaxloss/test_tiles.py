@@ -131,12 +131,12 @@ def problem(seed, n=8, m=None, multi_hot=False) -> Any:
     ("similarity", "m", "block_size", "kind"),
     [
         ("product", None, 3, "plain"),
-        ("negative_squared_distance", None, None, "plain"),
-        ("product", 7, None, "plain"),
+        pytest.param("negative_squared_distance", None, None, "plain", marks=pytest.mark.slow),
+        pytest.param("product", 7, None, "plain", marks=pytest.mark.slow),
         ("negative_squared_distance", 7, 3, "plain"),
-        ("product", None, None, "given"),
-        ("product", None, 3, "given, multi-hot"),
-        ("negative_squared_distance", 7, 3, "given, multi-hot"),
+        pytest.param("product", None, None, "given", marks=pytest.mark.slow),
+        pytest.param("product", None, 3, "given, multi-hot", marks=pytest.mark.slow),
+        pytest.param("negative_squared_distance", 7, 3, "given, multi-hot", marks=pytest.mark.slow),
     ],
 )
 def test_statistics_and_derivatives(similarity, m, block_size, kind):
@@ -189,6 +189,7 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
     chex.assert_trees_all_close(got[2], got[3], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("similarity", "block_size", "axis_name"),
     [
@@ -326,6 +327,7 @@ def on_one_device(with_references):
         return jax.tree.map(np.asarray, run(*nca_problem(with_references)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("with_references", "how", "way"),
     [
@@ -379,6 +381,7 @@ def test_devices(with_references, how, way, monkeypatch):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", GATHERED_BYTES)
 def test_second_derivatives_around_the_ring(way, monkeypatch):
     monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
@@ -423,6 +426,7 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
     assert f"{DEVICES * rows},{dim}]" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
 @pytest.mark.parametrize("axis_name", [None, "b"])
 def test_references_that_every_device_has(loss, axis_name):
@@ -469,6 +473,7 @@ def test_references_that_every_device_has(loss, axis_name):
     chex.assert_trees_all_close(got, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
 def test_an_anchor_that_is_not_finite_reaches_no_other(loss):
     features = jnp.ones((4, 3)).at[2].set(jnp.nan)

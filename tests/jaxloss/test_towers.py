@@ -126,6 +126,7 @@ def test_values_and_gradients_equal_pytorch(name, further):
     check(evaluate(name, single, np.float32), expected, 1e-6)
 
 
+@pytest.mark.slow
 @every_loss
 def test_values_equal_loops(name):
     """Without masks, so that also the defaults are tested."""

@@ -67,6 +67,7 @@ def test_semihard_rule():
     check(ours(features, labels, **options), (value / number, gradient / number))
 
 
+@pytest.mark.slow
 def test_mean_is_over_triplets():
     """The sum and the number of terms, weighted by sample."""
     features, labels = map(jnp.asarray, make_rows(3))
@@ -101,6 +102,7 @@ def test_blocks_bound_the_memory_of_the_gradient(options):
     assert memory < 16 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"mining": "semihard"}, {"mining": "all"}], ids=str)
 def test_second_derivatives(options):
     """Those of a block are computed again, in forward and in reverse mode."""

@@ -92,6 +92,7 @@ def test_terms_of_vicreg():
 # Contract ----
 
 
+@pytest.mark.slow
 @every_loss
 def test_the_contract_is_kept(loss):
     """`test_devices` has the further ways to spread the views."""
