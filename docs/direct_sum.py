@@ -84,7 +84,7 @@ def main() -> None:
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="lower center", ncols=4, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
-    figure.savefig(Path(__file__).with_name("direct-sum.png"), dpi=110)
+    figure.savefig(Path(__file__).with_name("direct-sum.png"), dpi=220)
 
 
 if __name__ == "__main__":
