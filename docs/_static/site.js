@@ -30,16 +30,31 @@ function labelCells() {
   for (const table of document.querySelectorAll(".bd-article table")) {
     const titles = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
     const cells = [...table.querySelectorAll("tbody td")];
-    if (titles.length < 3 || !cells.some((cell) => cell.textContent.trim().length > 40)) continue;
+    if (!cells.some((cell) => cell.textContent.trim().length > 40)) continue;
+    if (titles.length < 3 && table.scrollWidth <= table.clientWidth + 1) continue; // It fits.
     table.classList.add("cards");
     for (const cell of cells) {
       if (cell.textContent.trim()) cell.dataset.title = titles[cell.cellIndex] ?? "";
     }
   }
 }
+
+// Lines break before the sign of "0.5 ± 0.1", if at all, and not within "256 × 640".
+function keepNumbers() {
+  for (const cell of document.querySelectorAll(".bd-article td")) {
+    if (!/[±×]/.test(cell.textContent) || cell.textContent.trim().length > 40) continue;
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const text = texts.currentNode;
+      text.data = text.data.replace(/± /g, "±\u00a0").replace(/ × /g, "\u00a0×\u00a0");
+    }
+  }
+}
+
 window.addEventListener("load", () => {
+  improve(); // First: on a wider screen, after a turn of the phone, a table of cards scrolls again.
   labelCells();
-  improve();
+  keepNumbers();
   if (window.MathJax?.startup?.promise) window.MathJax.startup.promise.then(improve);
 });
 window.addEventListener("resize", improve);
