@@ -70,6 +70,16 @@ def l2_normalize(x: Float[Array, "a b"], axis: int = -1) -> Float[Array, "a b"]:
     return jnp.where(zero, 0, x * inverse_norm)
 
 
+def cosines_of_rows(a: Float[Array, "n d"], b: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """Returns `cos(a_i, b_i)`; 0 for a zero row, with a zero gradient.
+
+    Products of `l2_normalize` would let XLA keep the unit vectors of a loss twice.
+    """
+    (a, inverse_a, zero_a), (b, inverse_b, zero_b) = _scaled(a, 1), _scaled(b, 1)
+    products = jnp.sum(a * b, axis=1, keepdims=True)
+    return jnp.where(zero_a | zero_b, 0, products * inverse_a * inverse_b)[:, 0]
+
+
 @jax.custom_jvp
 def row_norms(x: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, " n"]:
     """Returns `‖x_i‖`, and 0 in invalid rows. A zero row has a zero gradient.

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 
 from jaxloss import _checks
 from jaxloss._batch import AxisName, gather
-from jaxloss._linear import exact_product, negative_squared_distances, on_cpu
+from jaxloss._linear import negative_squared_distances, on_cpu
 from jaxloss._tiles import Rows, Similarity
 
 Results = TypeVar("Results")
@@ -57,7 +57,7 @@ def over_row_blocks(
         _checks.positive_count("block_size", block_size)
     others = jax.tree.map(partial(gather, axis_name=axis_name), references or anchors)
     number, num_references = anchors.labels.shape[0], others.labels.shape[0]
-    most = (2**20 if on_cpu() else 2**24) // max(num_references, 1)
+    most = (2**18 if on_cpu() else 2**24) // max(num_references, 1)
     size = max(min(most if block_size is None else block_size, number), 1)
 
     def results(block: Rows) -> Results:
@@ -78,7 +78,10 @@ def _pairs(anchors: Rows, references: Rows, similarity: Similarity) -> Pairs:
     used = anchors.valid[:, None] & references.valid[None, :]
     used = used & (anchors.positions[:, None] != references.positions[None, :])
     positives = anchors.labels[:, None] == references.labels[None, :]
-    similarities = exact_product(anchors.features, references.features.T)
+    # Not a product with a transpose, which XLA for CPUs would keep beside the references.
+    similarities = jnp.einsum(
+        "ad,md->am", anchors.features, references.features, precision=lax.Precision.HIGHEST
+    )
     if similarity == "negative_squared_distance":
         own, other = (jnp.sum(rows.features**2, axis=1) for rows in (anchors, references))
         similarities = negative_squared_distances(similarities, own, other)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, own_positions, reduce, zero_invalid
 from jaxloss._checks import Number
-from jaxloss._linear import l2_normalize, widen
+from jaxloss._linear import cosines_of_rows, l2_normalize, widen
 from jaxloss._sharding import divided
 from jaxloss._tiles import (
     LOGSUMEXP,
@@ -232,7 +232,10 @@ def _towers(
 
     queries, keys = widen(zero_invalid(queries, valid), zero_invalid(keys, key_valid))
     if normalize:
+        similarities = cosines_of_rows(queries, keys[:number])
         queries, keys = l2_normalize(queries), l2_normalize(keys)
+    else:
+        similarities = jnp.sum(queries * keys[:number], axis=1)
     return _Towers(
         # Different positions, because no row of one tower is a row of the other.
         Rows(queries, labels, valid, jnp.zeros_like(labels, jnp.int32)),
@@ -242,7 +245,7 @@ def _towers(
             key_valid,
             jnp.ones_like(key_valid, jnp.int32),
         ),
-        jnp.sum(queries * keys[:number], axis=1),
+        similarities,
     )
 
 
