@@ -95,7 +95,7 @@ def test_half_and_damaged_checkpoints(remote):
 
     with Checkpoints(remote) as checkpoints:
         for step in (1, 2, 3, 4):
-            checkpoints.save(step, state(step), meta={}, accuracy=1 / step)
+            checkpoints.save(step, state(step), meta={}, validation=1 / step)
     assert {path.name for path in remote.iterdir()} == {"1", "3", "4"}
     # A kill while one is written, or removed, leaves no mark that it is complete.
     (remote / "5" / "state" / "manifest.ocdbt").write_bytes(b"half")

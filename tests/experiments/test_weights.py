@@ -158,7 +158,7 @@ def save_run(folder, config, accuracies):
                 "statistics": statistics,
                 "opt_state": np.ones(5),
             }
-            checkpoints.save(step, state, meta={}, accuracy=accuracy)
+            checkpoints.save(step, state, meta={}, validation=accuracy)
 
 
 @pytest.mark.parametrize(("accuracies", "step"), [([0.2, 0.9, 0.5], 2), ([None, None], 2)])
