@@ -118,7 +118,7 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
     save, wait = Checkpoints.save, jax.block_until_ready
 
     def spy_on_save(self, step, *args, **options):
-        saved.append((step, options["accuracy"] is not None))
+        saved.append((step, options["validation"] is not None))
         return save(self, step, *args, **options)
 
     monkeypatch.setattr(Checkpoints, "save", spy_on_save)
