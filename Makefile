@@ -22,7 +22,8 @@ train: $(VENV)/.experiments
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-# The tests of runs of several processes that are killed, stopped or refused.
+# The tests of runs of several processes that are killed, stopped or refused, and `check_loss` of
+# every loss.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 

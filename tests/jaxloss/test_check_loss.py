@@ -1,7 +1,7 @@
 """`check_loss` finds planted faults, names the rule, and passes every loss of the library.
 
-`make quick` leaves out the faults, which test `check_loss` itself, and the losses of the library,
-which have the same properties in `test_contract`.
+`make quick` leaves out the faults, which test `check_loss` itself, and `make test` the losses of
+the library, which have the same properties in `test_contract`.
 """
 
 import re
@@ -29,6 +29,7 @@ def rows_and_labels(rng, n):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("row", LOSSES, ids=lambda row: row.name)
 def test_losses_of_the_library_keep_the_contract(row):
     """`test_contract` has half precision, and `test_devices` devices, for all of them."""
