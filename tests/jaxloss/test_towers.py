@@ -286,6 +286,17 @@ def test_pairs_without_negatives_and_zeros(name):
         assert magnitude(got) == 0
 
 
+@pytest.mark.parametrize("name", ["info_nce", "sigmoid_contrastive"])
+def test_zero_vectors_have_no_gradient(name):
+    """Neither through the similarity with the own key nor through those with the others."""
+    towers = make_towers()
+    towers.queries[1], towers.keys[5] = 0, 0
+    _, ((of_queries, of_keys), _) = evaluate(name, towers)
+    for gradient, zero in ((of_queries, 1), (of_keys, 5)):
+        np.testing.assert_array_equal(np.any(gradient, axis=1)[zero], False)
+        assert np.any(gradient)
+
+
 @every_loss
 def test_masked_rows_do_not_leak(name):
     towers = make_towers(further=3)
