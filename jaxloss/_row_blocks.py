@@ -1,8 +1,8 @@
 """Anchors in blocks, each compared with all references at once.
 
-For what needs the order of the references of an anchor, which tiles do not have. The largest arrays
-are `[rows of a block, m]`. A gradient computes them again, so neither value nor gradient keeps n·m.
-Over devices, the references are gathered.
+For what needs all references of an anchor at once, such as their order: tiles do not have it. The
+largest arrays are `[rows of a block, m]`. A gradient computes them again, so neither value nor
+gradient keeps n·m. Over devices, the references are gathered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
 from jaxloss._batch import AxisName, gather
@@ -32,6 +32,12 @@ class Pairs(NamedTuple):
     positives: Bool[Array, "a m"]
     """References of the same class, without the anchor itself."""
     negatives: Bool[Array, "a m"]
+    by_class: Integer[Array, " m"]
+    """The references in the order of their classes."""
+    first: Integer[Array, " a"]
+    """Where the class of the anchor begins in this order."""
+    past: Integer[Array, " a"]
+    """Where it has ended."""
 
 
 def over_row_blocks(
@@ -60,8 +66,16 @@ def over_row_blocks(
     most = (2**18 if on_cpu() else 2**24) // max(num_references, 1)
     size = max(min(most if block_size is None else block_size, number), 1)
 
+    # Invalid references come last; `positives` leaves them out of a class of the same number.
+    classes = jnp.where(others.valid, others.labels, jnp.iinfo(others.labels.dtype).max)
+    by_class = jnp.argsort(classes).astype(jnp.int32)
+
     def results(block: Rows) -> Results:
-        return of_block(_pairs(block, others, similarity))
+        first, past = (
+            jnp.searchsorted(classes[by_class], block.labels, side=side).astype(jnp.int32)
+            for side in ("left", "right")
+        )
+        return of_block(_pairs(block, others, similarity, by_class, first, past))
 
     if number <= size:
         return results(anchors)
@@ -74,7 +88,9 @@ def over_row_blocks(
     return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:number], blocks)
 
 
-def _pairs(anchors: Rows, references: Rows, similarity: Similarity) -> Pairs:
+def _pairs(
+    anchors: Rows, references: Rows, similarity: Similarity, *classes: Integer[Array, " _"]
+) -> Pairs:
     used = anchors.valid[:, None] & references.valid[None, :]
     used = used & (anchors.positions[:, None] != references.positions[None, :])
     positives = anchors.labels[:, None] == references.labels[None, :]
@@ -85,4 +101,4 @@ def _pairs(anchors: Rows, references: Rows, similarity: Similarity) -> Pairs:
     if similarity == "negative_squared_distance":
         own, other = (jnp.sum(rows.features**2, axis=1) for rows in (anchors, references))
         similarities = negative_squared_distances(similarities, own, other)
-    return Pairs(anchors.features, similarities, used & positives, used & ~positives)
+    return Pairs(anchors.features, similarities, used & positives, used & ~positives, *classes)

@@ -140,8 +140,8 @@ class Reduction(NamedTuple):
     A part of the pairs is reduced to a peak and a total.
     """
 
-    reduce: Callable[[Array, ByClass, int], ByClass]
-    """`(values, masks, axis)` of a tile to the peaks and totals along an axis."""
+    reduce: Callable[[Array, tuple[Array, ...], int], tuple[Partial, ...]]
+    """`(values, masks, axis)` of a tile to the peaks and totals of each mask along an axis."""
     merge: Callable[[Partial, Partial], Partial]
     result: Callable[[Partial], Array]
     share: Callable[[Array, Array], Array]
@@ -163,16 +163,21 @@ class Statistic(NamedTuple):
     value: Callable[..., Float[Array, "a b"]]
     mask: Callable[..., Bool[Array, "a b"]] | None = None
     """Of the same arguments: the pairs that count. None: all of them."""
+    negatives_only: bool = False
+    """Whether pairs of one class do not count. Their statistic is then that of no pair."""
 
 
 # Reductions ----
 
 
-def _reduce_logsumexp(values: Array, masks: ByClass, axis: int) -> ByClass:
-    return ByClass(*_logsumexp.two_parts(finite_from_below(values), masks, axis))
+def _reduce_logsumexp(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
+    values = finite_from_below(values)
+    if len(masks) == 1:
+        return (_logsumexp.part(values, *masks, axis),)
+    return _logsumexp.two_parts(values, masks, axis)  # pyright: ignore[reportArgumentType]
 
 
-def _reduce_max(values: Array, masks: ByClass, axis: int) -> ByClass:
+def _reduce_max(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
     values = finite_from_below(values)
 
     def reduce(mask: Array) -> Partial:
@@ -180,7 +185,7 @@ def _reduce_max(values: Array, masks: ByClass, axis: int) -> ByClass:
         ties = mask & (values == jnp.expand_dims(peak, axis))
         return Partial(peak, jnp.sum(ties, axis).astype(values.dtype))
 
-    return ByClass(*map(reduce, masks))
+    return tuple(map(reduce, masks))
 
 
 def _merge_max(a: Partial, b: Partial) -> Partial:
@@ -189,12 +194,12 @@ def _merge_max(a: Partial, b: Partial) -> Partial:
     return Partial(peak, ties)
 
 
-def _reduce_sum(values: Array, masks: ByClass, axis: int) -> ByClass:
+def _reduce_sum(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
     def reduce(mask: Array) -> Partial:
         total = jnp.sum(jnp.where(mask, values, 0), axis=axis)
         return Partial(jnp.zeros_like(total), total)
 
-    return ByClass(*map(reduce, masks))
+    return tuple(map(reduce, masks))
 
 
 LOGSUMEXP = Reduction(
@@ -685,7 +690,7 @@ def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[A
 def _nothing(plan: _Plan, rows: Rows) -> _State:
     """Returns the statistics over no pair."""
     zero = jnp.zeros_like(rows.valid, plan.dtype)
-    empty = [Partial(zero + statistic.reduction.empty, zero) for statistic in plan.statistics]
+    empty = [_no_pair(statistic, zero) for statistic in plan.statistics]
     return tuple(ByClass(part, part) for part in empty)
 
 
@@ -696,10 +701,18 @@ def _reduce(plan: _Plan, params: Params, tile: _Tile, axis: int) -> _State:
     def reduce(statistic: Statistic) -> ByClass:
         values = statistic.value(*_arguments(tile, axis, tile.similarities, params, given))
         used = _used(statistic, tile, axis, params)
-        masks = ByClass(used & tile.positives, used & ~tile.positives)
-        return statistic.reduction.reduce(values, masks, axis)
+        if statistic.negatives_only:
+            (negative,) = statistic.reduction.reduce(values, (used,), axis)
+            return ByClass(_no_pair(statistic, negative.total), negative)
+        masks = used & tile.positives, used & ~tile.positives
+        return ByClass(*statistic.reduction.reduce(values, masks, axis))
 
     return tuple(map(reduce, plan.statistics))
+
+
+def _no_pair(statistic: Statistic, like: Array) -> Partial:
+    zero = jnp.zeros_like(like)
+    return Partial(zero + statistic.reduction.empty, zero)
 
 
 def _arguments(
@@ -714,10 +727,11 @@ def _arguments(
 
 def _used(statistic: Statistic, tile: _Tile, axis: int, params: Params) -> Bool[Array, "a b"]:
     """Returns the pairs of a tile that count in a statistic."""
+    used = tile.used & ~tile.positives if statistic.negatives_only else tile.used
     if statistic.mask is None:
-        return tile.used
+        return used
     given = tile.given[axis]
-    return tile.used & statistic.mask(*_arguments(tile, axis, tile.similarities, params, given))
+    return used & statistic.mask(*_arguments(tile, axis, tile.similarities, params, given))
 
 
 def _merge_at(plan: _Plan, state: _State, i: Index, parts: _State) -> _State:
@@ -788,9 +802,9 @@ def _add_gradients(
 
 def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
     """Returns `a.T @ rows`."""
-    if not on_cpu():
+    if not on_cpu() or rows.shape[1] >= 256:
         return exact_product(a.T, rows)
-    # XLA for CPUs is up to five times as fast where neither factor is a transpose.
+    # For short rows, XLA for CPUs is faster where neither factor is a transpose.
     product = lax.optimization_barrier(exact_product(lax.optimization_barrier(rows.T), a))
     return lax.optimization_barrier(product.T)
 
@@ -834,6 +848,8 @@ def _shares(
 
     def select(positive: Array, negative: Array) -> Array:
         expand = partial(jnp.expand_dims, axis=axis)
+        if statistic.negatives_only:
+            return expand(negative)
         return jnp.where(tile.positives, expand(positive), expand(negative))
 
     used = _used(statistic, tile, axis, params)

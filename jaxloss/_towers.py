@@ -101,7 +101,8 @@ def info_nce_loss(
     temperature = jnp.asarray(temperature, towers.similarities.dtype)
     own = towers.similarities / temperature
 
-    arguments = (Statistic(LOGSUMEXP, over_temperature),), temperature, towers.queries, towers.keys
+    negatives = Statistic(LOGSUMEXP, over_temperature, negatives_only=True)
+    arguments = (negatives,), temperature, towers.queries, towers.keys
     options: Any = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
 
     def against(rivals: ByClass) -> Float[Array, " n"]:
@@ -177,7 +178,7 @@ def sigmoid_contrastive_loss(
     dtype = towers.similarities.dtype
     params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
     (others,) = pair_statistics(
-        (Statistic(SUM, _softplus_of_line),),
+        (Statistic(SUM, _softplus_of_line, negatives_only=True),),
         params,
         towers.queries,
         towers.keys,

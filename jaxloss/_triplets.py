@@ -53,8 +53,8 @@ def triplet_loss(
 
     `"mean"` is the mean over the triplets of all anchors, and not over anchors: `Σ s_i·sum_i /
     Σ s_i·count_i`. `"sum"` is its numerator, and `"none"` gives s_i times each anchor's own mean.
-    The memory does not grow with n·m: `"hard"` visits the pairs in tiles, and the others sort the
-    distances of one block of anchors at a time. With `axis_name`, those two gather all references
+    The memory does not grow with n·m: `"hard"` visits the pairs in tiles, and the others
+    compare one block of anchors with all references at a time. With `axis_name`, those two gather all references
     on every device. With `soft`, `"all"` computes every triplet: n·m steps for each positive of an
     anchor.
 
@@ -250,62 +250,109 @@ def _in_blocks(of_block: Callable[[_Rule, Pairs, _Lengths], tuple[Array, Array]]
     return triplets
 
 
-def _sorted(
-    limits: Float[Array, "a m"],
-    first: Bool[Array, "a m"],
-    second: Bool[Array, "a m"],
-    values: Float[Array, "a m"],
-) -> tuple[Float[Array, "a m"], Bool[Array, "a m"], Bool[Array, "a m"]]:
-    """Returns the values of two masks in the order of their limits, and the masks in this order.
+def _over_positives(
+    step: Callable[[Array, Integer[Array, "a s"]], Array], start: Array, pairs: Pairs
+) -> Array:
+    """Returns `start` after `step(state, places)` for some positives of every anchor at a time.
 
-    Of equal limits, those of the first mask come first. Values of neither come last, and are 0.
+    As many times as the largest class needs. The place of a positive that an anchor does not have
+    is m. Without derivatives: the loop has as many steps as the labels say.
     """
-    kinds = jnp.where(first, 0, jnp.where(second, 1, 2)).astype(jnp.int32)
-    limits = lax.stop_gradient(jnp.where(kinds == 2, jnp.inf, limits))
-    _, kinds, values = lax.sort((limits, kinds, values), num_keys=2)
-    return jnp.where(kinds == 2, 0, values), kinds == 0, kinds == 1
+    number = pairs.positives.shape[1]
+
+    def chunk(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        done, values = state
+        slots = pairs.first[:, None] + done + jnp.arange(_AT_ONCE, dtype=jnp.int32)[None, :]
+        places = pairs.by_class[jnp.minimum(slots, number - 1)]
+        exists = (slots < pairs.past[:, None]) & jnp.take_along_axis(pairs.positives, places, 1)
+        return done + _AT_ONCE, step(values, jnp.where(exists, places, number))
+
+    most = jnp.max(pairs.past - pairs.first, initial=0)
+    _, values = lax.while_loop(lambda state: state[0] < most, chunk, (0 * most, start))
+    return values
+
+
+_AT_ONCE = 16
+"""How many positives of an anchor are compared with its references at a time."""
+
+
+def _parts(rows: Array, fill: Number) -> list[Array]:
+    """Returns 16 parts of the columns, `[a, 1, m / 16]`.
+
+    XLA for CPUs vectorises a sum over arrays, and not one along a row.
+    """
+    rows = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % 16)), constant_values=fill)
+    return [part[:, None, :] for part in jnp.split(rows, 16, axis=1)]
+
+
+def _at(values: Float[Array, "a m"], places: Integer[Array, "a s"]) -> Float[Array, "a s 1"]:
+    """Returns the values at places, and NaN, which no comparison holds for, at the place m."""
+    return jnp.take_along_axis(values, places, 1, mode="fill", fill_value=jnp.nan)[..., None]
 
 
 @_in_blocks
 def _semihard(
     rule: _Rule, pairs: Pairs, lengths: _Lengths
 ) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
-    """In their order, the nearest negative that is farther than a positive is the next one."""
-    # An equally far negative, up to rounding, comes before the positive.
-    limits = lengths.squares + jnp.where(pairs.positives, lengths.rounding, 0)
-    distances, negatives, positives = _sorted(
-        limits, pairs.negatives, pairs.positives, lengths.distances
-    )
-    number = distances.shape[1]
-    places = jnp.broadcast_to(jnp.arange(number, dtype=jnp.int32), distances.shape)
-    farther = lax.cummin(jnp.where(negatives, places, number), axis=1, reverse=True)
-    farthest = jnp.max(jnp.where(negatives, places, 0), axis=1, keepdims=True, initial=0)
-    chosen = jnp.where(farther < number, farther, farthest)
-    gaps = distances - jnp.take_along_axis(distances, chosen, axis=1)
-    terms = jnp.where(positives, rule.hinge(gaps + rule.margin), 0)
-    return jnp.sum(terms, axis=1), jnp.sum(positives, axis=1, dtype=terms.dtype)
+    """The negative of a positive is the nearest one beyond it: a search without derivatives."""
+    squares = lax.stop_gradient(lengths.squares)
+    # Equal up to rounding is not farther.
+    limits = squares + lengths.rounding
+    number = squares.shape[1]
+    columns = jnp.arange(number, dtype=jnp.int32)
+    negatives = _parts(jnp.where(pairs.negatives, squares, -jnp.inf), -jnp.inf)
+    indices = _parts(columns[None, :], number)
+    anchor = jnp.arange(squares.shape[0])[:, None]
+
+    def choose(chosen: Integer[Array, "a m"], places: Integer[Array, "a s"]) -> Array:
+        limit = _at(limits, places)
+        nearest, at = jnp.inf, number
+        for negative, index in zip(negatives, indices, strict=True):
+            nearer = (negative > limit) & (negative < nearest)
+            nearest, at = jnp.where(nearer, negative, nearest), jnp.where(nearer, index, at)
+        first = nearest == jnp.min(nearest, axis=2, keepdims=True, initial=jnp.inf)
+        at = jnp.where(first, at, number)
+        return chosen.at[anchor, places].set(jnp.min(at, axis=2, initial=number), mode="drop")
+
+    farthest = jnp.max(squares, axis=1, where=pairs.negatives, initial=-jnp.inf)[:, None]
+    farthest = jnp.where(pairs.negatives & (squares == farthest), columns[None, :], 0)
+    farthest = jnp.max(farthest, axis=1, keepdims=True, initial=0)
+    chosen = _over_positives(choose, jnp.full_like(squares, number, dtype=jnp.int32), pairs)
+    chosen = jnp.where(chosen < number, chosen, farthest)
+    gaps = lengths.distances - jnp.take_along_axis(lengths.distances, chosen, axis=1)
+    terms = jnp.where(pairs.positives, rule.hinge(gaps + rule.margin), 0)
+    return jnp.sum(terms, axis=1), jnp.sum(pairs.positives, axis=1, dtype=terms.dtype)
 
 
 @_in_blocks
 def _all(
     rule: _Rule, pairs: Pairs, lengths: _Lengths
 ) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
-    """The terms above 0 of a positive sum to `k (d + m) - Σ d_n`, over the k negatives below d + m.
+    """The terms above 0 are linear: `k (d + m) - Σ d_n`, over the k negatives below d + m.
 
-    In the order of d + m of positives and d of negatives, these are the negatives before it.
+    So the weight of a positive is its k, and that of a negative how many positives are above it.
     """
     used = pairs.positives | pairs.negatives
-    number = jnp.sum(used, axis=1, dtype=lengths.distances.dtype)
-    middle = jnp.sum(jnp.where(used, lengths.distances, 0), axis=1) / jnp.maximum(number, 1)
+    size = jnp.sum(used, axis=1, dtype=lengths.distances.dtype)
+    middle = jnp.sum(jnp.where(used, lengths.distances, 0), axis=1) / jnp.maximum(size, 1)
     # Only differences count, and smaller numbers are rounded less.
     distances = lengths.distances - lax.stop_gradient(middle)[:, None]
-    limits = jnp.where(pairs.positives, distances + rule.margin, distances)
-    limits, positives, negatives = _sorted(limits, pairs.positives, pairs.negatives, limits)
-    before = jnp.cumsum(negatives, axis=1, dtype=jnp.int32)
-    total = jnp.cumsum(jnp.where(negatives, limits, 0), axis=1)
-    counts = jnp.where(positives, before, 0).astype(limits.dtype)
-    terms = jnp.where(positives, counts * limits - total, 0)
-    return jnp.sum(terms, axis=1), jnp.sum(counts, axis=1)
+    fixed = lax.stop_gradient(distances)
+    limits = fixed + lax.stop_gradient(rule.margin)
+    negatives = jnp.where(pairs.negatives, fixed, jnp.inf)
+    parts = _parts(negatives, jnp.inf)
+    anchor = jnp.arange(fixed.shape[0])[:, None]
+
+    def weigh(weights: Integer[Array, "a m"], places: Integer[Array, "a s"]) -> Array:
+        limit = _at(limits, places)
+        below = jnp.sum(sum((part < limit).astype(jnp.int32) for part in parts), axis=2)
+        above = jnp.sum(negatives[:, :, None] < limit[:, None, :, 0], axis=2, dtype=jnp.int32)
+        return (weights - above).at[anchor, places].set(below.astype(jnp.int32), mode="drop")
+
+    weights = _over_positives(weigh, jnp.zeros_like(fixed, dtype=jnp.int32), pairs)
+    weights = weights.astype(fixed.dtype)
+    counts = jnp.sum(jnp.where(pairs.positives, weights, 0), axis=1)
+    return jnp.sum(weights * distances, axis=1) + counts * rule.margin, counts
 
 
 @_in_blocks

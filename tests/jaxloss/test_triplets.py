@@ -37,10 +37,11 @@ def check(got, expected):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_semihard_rule():
+@pytest.mark.parametrize("n", [14, 45])
+def test_semihard_rule(n):
     """A loop over positive pairs, with gradients by hand for squared distances."""
-    features, labels = make_rows(2)
-    n = len(labels)
+    features, labels = make_rows(2, n)
+    labels = labels if n < 20 else (np.arange(n) > 16).astype(labels.dtype)
     value, gradient, number = 0.0, np.zeros_like(features), 0
     square = np.sum((features[:, None] - features[None]) ** 2, axis=2)
     fell_back = 0
@@ -65,6 +66,24 @@ def test_semihard_rule():
     assert 0 < fell_back < number
     options = {"mining": "semihard", "margin": 0.5, "squared": True, "normalize": False}
     check(ours(features, labels, **options), (value / number, gradient / number))
+
+
+def test_all_triplets_of_large_classes():
+    """Each of the n³ terms, for classes of more samples than are compared at a time."""
+    features, _ = make_rows(7, 45)
+    labels = np.arange(45) > 16
+
+    def loss(x):
+        squares = jnp.sum((x[:, None] - x[None]) ** 2, axis=2)
+        terms = jax.nn.relu(squares[:, :, None] - squares[:, None, :] + 0.5)
+        same = labels[:, None] == labels[None]
+        used = (same & ~np.eye(45, dtype=bool))[:, :, None] & ~same[:, None, :] & (terms > 0)
+        return jnp.mean(terms, where=used)
+
+    with enable_x64(True):
+        expected = widen(jax.value_and_grad(loss)(jnp.asarray(features)))
+    options = {"mining": "all", "margin": 0.5, "squared": True, "normalize": False}
+    check(ours(features, labels.astype(int), **options), expected)
 
 
 @pytest.mark.slow
