@@ -36,6 +36,7 @@ from jaxloss._linear import (
     l2_normalize,
     largest_of_class,
     on_cpu,
+    product_with_columns,
     wide_dtype,
 )
 from jaxloss._logsumexp import Partial, logsumexp
@@ -291,7 +292,7 @@ def _logits(
     similarity: Similarity,
 ) -> Float[Array, "n B"]:
     vectors = _class_vectors(weights, features.dtype, similarity)
-    return _with_bias(largest_of_class(exact_product(features, vectors), weights), bias)
+    return _with_bias(largest_of_class(product_with_columns(features, vectors), weights), bias)
 
 
 def _with_bias(logits: Float[Array, "n B"], bias: Float[Array, " B"] | None) -> Float[Array, "n B"]:

@@ -38,6 +38,16 @@ def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Arr
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
+def product_with_columns(
+    rows: Float[Array, "n d"], columns: Float[Array, "d C"]
+) -> Float[Array, "n C"]:
+    """Returns `rows @ columns`, with a fast gradient for few columns."""
+    if on_cpu() and 4 * columns.shape[1] <= rows.shape[0]:
+        # XLA for CPUs takes up to three times as long for `[d, C]` gradients as for `[C, d]` ones.
+        columns = lax.optimization_barrier(columns.T).T
+    return exact_product(rows, columns)
+
+
 def negative_squared_distances(
     products: Float[Array, "a b"],
     own_squares: Float[Array, " a"],
@@ -195,9 +205,9 @@ def linear_logits(
     weights, bias = _checks.classifier(features, weights, bias)
     if bias is None:
         features, weights = widen(features, weights)
-        return exact_product(features, weights)
+        return product_with_columns(features, weights)
     features, weights, bias = widen(features, weights, bias)
-    return exact_product(features, weights) + bias[None, :]
+    return product_with_columns(features, weights) + bias[None, :]
 
 
 def flat_columns(weights: Float[Array, "d C *K"]) -> Float[Array, "d _"]:
@@ -246,4 +256,4 @@ def cosine_logits(
     weights, _ = _checks.classifier(features, weights, sub_centres=True)
     features, weights = widen(features, weights)
     units = l2_normalize(flat_columns(weights), axis=0)
-    return largest_of_class(exact_product(l2_normalize(features), units), weights)
+    return largest_of_class(product_with_columns(l2_normalize(features), units), weights)

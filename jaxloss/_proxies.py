@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, labelled_rows, nan_where_no_class, reduce
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, l2_normalize, widen
+from jaxloss._linear import l2_normalize, product_with_columns, widen
 from jaxloss._logsumexp import finite_from_below, logsumexp
 from jaxloss._sharding import divided
 
@@ -83,7 +83,7 @@ def proxy_anchor_loss(
     num_classes = proxies.shape[1]
     # A label of C or more would be a negative of all classes.
     visible = nan_where_no_class(jnp.ones_like(log_weights), labels, valid, num_classes)
-    similarities = exact_product(features, proxies) * visible[:, None]
+    similarities = product_with_columns(features, proxies) * visible[:, None]
     is_own = _is_own(labels, num_classes)
 
     def of_classes(
@@ -165,7 +165,7 @@ def proxy_nca_loss(
         )
     # ‖x‖² is the same for all proxies of a sample, and cancels.
     squared = jnp.sum(proxies * proxies, axis=0)
-    logits = 2 * exact_product(features, proxies) - squared[None, :]
+    logits = 2 * product_with_columns(features, proxies) - squared[None, :]
     logits = logits / jnp.asarray(temperature, logits.dtype)
     is_own = _is_own(labels, num_classes)
     own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)

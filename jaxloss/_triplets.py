@@ -53,10 +53,10 @@ def triplet_loss(
 
     `"mean"` is the mean over the triplets of all anchors, and not over anchors: `Σ s_i·sum_i /
     Σ s_i·count_i`. `"sum"` is its numerator, and `"none"` gives s_i times each anchor's own mean.
-    The memory does not grow with n·m: `"hard"` visits the pairs in tiles, and the others
-    compare one block of anchors with all references at a time. With `axis_name`, those two gather all references
-    on every device. With `soft`, `"all"` computes every triplet: n·m steps for each positive of an
-    anchor.
+    The memory does not grow with n·m: `"hard"` visits the pairs in tiles, and the others compare
+    one block of anchors with all references at a time. With `axis_name`, those two gather all
+    references on every device. With `soft`, `"all"` computes every triplet: n·m steps for each
+    positive of an anchor.
 
     With `"hard"`, there is no forward mode: `jax.jvp` of the loss raises a `TypeError`. `jax.jvp`
     and `jax.grad` of its gradient work.
