@@ -132,8 +132,8 @@ def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     return class_counts
 
 
-class Network(NamedTuple):
-    """The model, the objective and the optimiser of a run, with the state at step 0."""
+class Learner(NamedTuple):
+    """What a run trains with: backbone, objective and optimiser, and the state at step 0."""
 
     graphdef: nnx.GraphDef
     objective: Objective
@@ -141,7 +141,7 @@ class Network(NamedTuple):
     state: TrainState
 
 
-def build_network(
+def build_learner(
     plan: Plan,
     class_counts: np.ndarray,
     steps_per_epoch: int,
@@ -150,7 +150,7 @@ def build_network(
     mesh: Mesh | None = None,
     pretrained: bool = False,
     abstract: bool = False,
-) -> Network:
+) -> Learner:
     """Builds what a run trains on classes with so many training images, int64 [C].
 
     For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
@@ -186,7 +186,7 @@ def build_network(
     graphdef, state = initial_state(
         model, objective, optimizer, seed=config.seed, weights=weights, build=build
     )
-    return Network(graphdef, objective, optimizer, state)
+    return Learner(graphdef, objective, optimizer, state)
 
 
 def assemble(
@@ -201,7 +201,7 @@ def assemble(
     of_training, images = class_counts[trained_on], protocol.load(folders, trained_on)
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     steps_per_epoch = len(images.labels) // batch_size
-    graphdef, objective, optimizer, state = build_network(
+    graphdef, objective, optimizer, state = build_learner(
         plan, of_training, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
     )
     step = build_step(

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from experiments.assembly import Plan, build_network, plan_run
+from experiments.assembly import Plan, build_learner, plan_run
 from experiments.config import ParallelMode, TrainConfig
 from experiments.contracts import Photographs
 from experiments.data.builders import builder_class, is_multi_label
@@ -88,7 +88,7 @@ def compile_step(
         )
     classes = classes or num_classes(plan)
     # The compiled step depends neither on the images of a class nor on the epochs.
-    graphdef, objective, optimizer, state = build_network(
+    graphdef, objective, optimizer, state = build_learner(
         plan,
         np.full(classes, 500),
         steps_per_epoch=max(config.steps // 50, 1),

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 
-from experiments.assembly import Network, Plan, assemble, build_network, of_last, plan_run
+from experiments.assembly import Plan, assemble, build_learner, of_last, plan_run
 from experiments.config import (
     Folders,
     ParallelMode,
@@ -22,7 +23,7 @@ from experiments.config import (
     option_types,
     replace_option,
 )
-from experiments.contracts import Outputs, Protocol
+from experiments.contracts import Objective, Outputs, Protocol
 from experiments.errors import ConfigError, DivergedError
 from experiments.processes import agree, check_shared, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
@@ -143,7 +144,9 @@ class RestoredRun(NamedTuple):
     """A checkpoint with all that is needed to use it."""
 
     plan: Plan
-    network: Network
+    graphdef: nnx.GraphDef
+    """The backbone without its arrays."""
+    objective: Objective
     state: TrainState
     step: int
     class_counts: np.ndarray
@@ -170,13 +173,15 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
             meta = checkpoints.meta(step)
             plan = plan_run(config_from_dict(meta["config"]), check=False)
             class_counts = np.array(meta["class_counts"], np.int64)
-            network = build_network(plan, class_counts, meta["steps_per_epoch"], abstract=True)
-            state = checkpoints.restore(network.state, step).state
+            graphdef, objective, _, shapes = build_learner(
+                plan, class_counts, meta["steps_per_epoch"], abstract=True
+            )
+            state = checkpoints.restore(shapes, step).state
             code, notes = meta["code"], []
             if code != code_version():
                 notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
             value = checkpoints.validation(step)
-            return RestoredRun(plan, network, state, step, class_counts, value, notes)
+            return RestoredRun(plan, graphdef, objective, state, step, class_counts, value, notes)
 
         if which.isdecimal():
             return read(int(which))
@@ -217,9 +222,7 @@ def evaluation_of(
     those of the run, by option, such as `evaluation.episodes`; the protocol is built again with
     these, because metrics and report depend on them.
     """
-    outputs_of = build_outputs(
-        run.network.graphdef, run.network.objective, run.plan.config.data, run.class_counts
-    )
+    outputs_of = build_outputs(run.graphdef, run.objective, run.plan.config.data, run.class_counts)
 
     @cache
     def outputs(split: str) -> Outputs:

@@ -53,7 +53,7 @@ def evaluate_run_linear(
     config, shape = run.plan.config, run.plan.image_shape
     preparation = _preparation(config.data, data.name, shape)
     check_config(preparation, "data.")
-    features_of = build_features(run.network.graphdef, preparation)
+    features_of = build_features(run.graphdef, preparation)
     images = [classification.load(data, folders, part) for part in SPLITS]
     result = evaluate_linear(
         *(Labelled(features_of(run.state, part.images), part.labels) for part in images)

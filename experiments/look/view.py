@@ -110,7 +110,7 @@ def view_run(run: RestoredRun, folder: Path, folders: Folders, split: str) -> Vi
     """
     protocol, data = run.plan.protocol, run.plan.config.data
     sides, notes = [], []
-    outputs_of = build_outputs(run.network.graphdef, run.network.objective, data, run.class_counts)
+    outputs_of = build_outputs(run.graphdef, run.objective, data, run.class_counts)
     for name in dict.fromkeys((protocol.splits[0], split)):
         images = protocol.load(folders, name)
         if (count := len(images.labels)) > MOST_IMAGES:

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from experiments import assembly
-from experiments.assembly import Plan, build_network, plan_run
+from experiments.assembly import Plan, build_learner, plan_run
 from experiments.compilation import num_classes
 from experiments.config import TrainConfig
 from experiments.contracts import Photographs
@@ -92,20 +92,20 @@ def first_step(plan: Plan) -> Callable[[Any, Any], tuple[TrainState, TrainState,
     counts = np.maximum(500 - 4 * np.arange(num_classes(plan)), 20)
 
     def first_step(images, labels):
-        network = build_network(plan, counts, steps_per_epoch=max(plan.config.steps // 50, 1))
+        learner = build_learner(plan, counts, steps_per_epoch=max(plan.config.steps // 50, 1))
         step = build_step(
-            network.graphdef,
-            network.objective,
-            network.optimizer,
+            learner.graphdef,
+            learner.objective,
+            learner.optimizer,
             plan.config.data,
             key=jax.random.key(0),
             axis_name=None,
         )
-        state, metrics = step(network.state, Batch(images, labels))
-        if network.objective.after_epoch is not None:
-            objective_state, _ = network.objective.after_epoch(state.objective_state)
+        state, metrics = step(learner.state, Batch(images, labels))
+        if learner.objective.after_epoch is not None:
+            objective_state, _ = learner.objective.after_epoch(state.objective_state)
             state = state._replace(objective_state=objective_state)
-        return network.state, state, metrics
+        return learner.state, state, metrics
 
     return first_step
 

@@ -19,7 +19,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments import look
-from experiments.assembly import build_network, plan_run
+from experiments.assembly import build_learner, plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, SamplingConfig, TrainConfig
 from experiments.contracts import ImageSet, Outputs
@@ -151,8 +151,10 @@ def untrained(tmp_path_factory, folders, voc):
             data = voc if name == "multi-label" else folders
             labels = plan.protocol.load(data, plan.protocol.splits[0]).labels
             counts = np.bincount(labels) if labels.ndim == 1 else (labels > 0).sum(0)
-            network = build_network(plan, counts, steps_per_epoch=1)
-            run = RestoredRun(plan, network, network.state, 0, counts, None, [])
+            learner = build_learner(plan, counts, steps_per_epoch=1)
+            run = RestoredRun(
+                plan, learner.graphdef, learner.objective, learner.state, 0, counts, None, []
+            )
             folder = tmp_path_factory.mktemp(name)
             seen = view_run(run, folder, data, plan.protocol.splits[-1])
             # One protocol that holds classes out has all pictures: that of `trained`.

@@ -174,9 +174,7 @@ def test_a_report_has_the_precision_of_scikit_learn(tmp_path, folders):
     protocol, report = evaluate_run(tmp_path, folders)
     run = restore_run(tmp_path)
     images = multi_label.load(TINY.data, folders, "test")
-    outputs_of = build_outputs(
-        run.network.graphdef, run.network.objective, TINY.data, run.class_counts
-    )
+    outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
     scores = outputs_of(run.state, images).logits()
 
     def by_sklearn(scores, targets):

@@ -112,9 +112,7 @@ def trained(tmp_path_factory, folders) -> Path:
 def outputs_on(directory: Path, folders: Folders, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Features of the best checkpoint, and labels, of a split."""
     run = restore_run(directory)
-    outputs = build_outputs(
-        run.network.graphdef, run.network.objective, TINY.data, run.class_counts
-    )
+    outputs = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
     return outputs(run.state, margin_data.load(TINY.data, folders, split))[:2]
 
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxloss
-from experiments.assembly import build_network, plan_run
+from experiments.assembly import build_learner, plan_run
 from experiments.cli.main import main
 from experiments.compilation import compile_step
 from experiments.contracts import CLASS_AXIS, Problem
@@ -87,7 +87,7 @@ def test_the_loss_of_classes_on_devices_is_that_of_one(shape, classes):
 
 def test_the_first_state_is_spread_with_the_optimizers_state_of_it(config):
     plan, mesh = plan_run(config), device_mesh("jit", "1x4")
-    build = partial(build_network, plan, np.ones(5, np.int64), 1)
+    build = partial(build_learner, plan, np.ones(5, np.int64), 1)
     state, alone = build(mesh=mesh).state, build().state
     expected = NamedSharding(mesh, PartitionSpec(None, CLASS_AXIS))
     spread = {

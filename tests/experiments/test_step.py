@@ -17,7 +17,7 @@ from experiments.config import DataConfig, ModelConfig, ParallelMode, TrainConfi
 from experiments.protocols.integration import IntegratedLoss
 from experiments.training import parallel
 from experiments.training.step import Batch, Step, build_step, mean_over_devices
-from tests.experiments.tiny_runs import SHAPE, TINY, tiny_network
+from tests.experiments.tiny_runs import SHAPE, TINY, tiny_learner
 
 RESNET = ModelConfig(
     backbone="resnet12",
@@ -30,16 +30,16 @@ RESNET = ModelConfig(
 
 
 def tiny_step(config: TrainConfig, axis_name: str | None = None):
-    network = tiny_network(config, axis_name)
+    learner = tiny_learner(config, axis_name)
     step: Step = build_step(
-        network.graphdef,
-        network.objective,
-        network.optimizer,
+        learner.graphdef,
+        learner.objective,
+        learner.optimizer,
         config.data,
         key=jax.random.key(3),
         axis_name=axis_name,
     )
-    return step, network.state
+    return step, learner.state
 
 
 @functools.cache

@@ -97,7 +97,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
 
     restored = restore_run(directory)
     seen = dataclasses.replace(CONFIG.data, image_size=32)
-    embed = build_embed(restored.network.graphdef, seen)
+    embed = build_embed(restored.graphdef, seen)
     own, test = (
         Labelled(np.asarray(embed(restored.state, images.images)), images.labels)
         for images in map(drawings, ("train", "test"))

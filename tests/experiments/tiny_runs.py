@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.assembly import Network, Plan, build_network
+from experiments.assembly import Learner, Plan, build_learner
 from experiments.config import ModelConfig, SamplingConfig, TrainConfig
 from experiments.protocols import build_protocol, config_from_dict
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
@@ -35,10 +35,10 @@ TINY_OPTIONS = [
 SHAPE = (16, 16, 1)
 
 
-def tiny_network(config: TrainConfig, axis_name: str | None = None) -> Network:
-    """The network of a run on images of `SHAPE`, with five classes of a hundred images."""
+def tiny_learner(config: TrainConfig, axis_name: str | None = None) -> Learner:
+    """The learner of a run on images of `SHAPE`, with five classes of a hundred images."""
     plan = Plan(config, build_protocol(config), SHAPE, num_features(config))
-    return build_network(plan, np.full(5, 100), 10, axis_name=axis_name)
+    return build_learner(plan, np.full(5, 100), 10, axis_name=axis_name)
 
 
 def num_features(config: TrainConfig) -> int:
