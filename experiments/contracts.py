@@ -202,8 +202,6 @@ class Protocol(NamedTuple):
     """Whether the loss compares samples with each other, so that they cannot be mixed."""
     diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
-    calibrated: Callable[[Outputs], np.ndarray] | None = None
-    """Logits [n, C] whose softmax is the confidence; None where predictions have none."""
     pair_metrics: PairMetrics | None = None
     """In a grid with a baseline, a run has these metrics, too."""
     classes_are_images: bool = False

@@ -16,7 +16,9 @@ from experiments.evaluation import feature_space as space
 from experiments.evaluation.subspace import span, variance_shares
 from experiments.look.page import Picture, Tile, draw_rows, short
 from experiments.look.view import Side, View
+from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig
+from experiments.protocols.hyperspherical import HypersphericalConfig, calibrated_logits
 from experiments.protocols.integration import terms
 from experiments.reporting.markdown import scaled, with_unit
 from experiments.reporting.style import BLUE, GREEN, GREY, INK, VERMILLION, series_mark, style_axes
@@ -242,11 +244,14 @@ def _draw_overlaps(axes: Axes, relative: np.ndarray, power: float | None) -> dic
 
 def reliability(view: View) -> Picture | None:
     """Accuracy against confidence; None where predictions have no confidence."""
-    side, calibrated = view.shown, view.run.plan.protocol.calibrated
-    if calibrated is None:
+    side, config = view.shown, cast(Any, view.run.plan.config)
+    if not isinstance(config.data, ClassificationData):
         return None
-    correct = side.outputs.logits().argmax(1) == side.outputs.labels
-    confidences = classification.softmax_confidences(calibrated(side.outputs))
+    logits = calibrated = side.outputs.logits()
+    if isinstance(config, HypersphericalConfig):
+        calibrated = calibrated_logits(config, side.outputs)
+    correct = logits.argmax(1) == side.outputs.labels
+    confidences = classification.softmax_confidences(calibrated)
     result = classification.calibration(confidences, correct, bins=_BINS)
     picture = Picture(
         "reliability",

@@ -69,7 +69,8 @@ def build(
 ) -> Protocol:
     """A protocol of classification, with a label of its loss and a sentence to end its report.
 
-    `extra_results` are JSON types; for the other functions see `Protocol`.
+    `calibrated` gives the logits [n, C] whose softmax is the confidence. `extra_results` are JSON
+    types. For the other functions see `Protocol`.
     """
     is_long_tail = data.imbalance != 1
     metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
@@ -117,7 +118,6 @@ def build(
         evaluate=evaluate,
         description={"label": label} | describe_data(data),
         report=report,
-        calibrated=calibrated,
     )
 
 

@@ -86,17 +86,15 @@ class HypersphericalConfig(TrainConfig):
 def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""
     loss = config.loss
-    of_cosines: dict[str, Any] = {}
-    if config.evaluation.calibration == "cosines" and loss.name != "softmax":
-        note = "The calibration error is that of cosines without a scale."
-        of_cosines = {"calibrated": partial(cosines, loss), "note": note}
+    note = "The calibration error is that of cosines without a scale."
     return classification.build(
         config.data,
         label=label(loss),
         objective=partial(objective, loss),
         check_options=check_options,
         extra_results=assignment_results if loss.name == "dynamic" else lambda outputs: {},
-        **of_cosines,
+        calibrated=partial(calibrated_logits, config),
+        note=note if _calibrates_cosines(config) else "",
     )
 
 
@@ -233,9 +231,17 @@ def _distance(
     return distance
 
 
-def cosines(options: HypersphericalLoss, outputs: Outputs) -> np.ndarray:
-    """The cosines [n, C] of the features and the prototypes, or the weights, of the classes."""
-    if options.name == "cosine-softmax":
+def _calibrates_cosines(config: HypersphericalConfig) -> bool:
+    return config.evaluation.calibration == "cosines" and config.loss.name != "softmax"
+
+
+def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray:
+    """The logits [n, C] whose softmax is the confidence.
+
+    By `evaluation.calibration`, these are those of the loss, or the plain cosines of the features
+    and the prototypes, or the weights, of the classes.
+    """
+    if not _calibrates_cosines(config) or config.loss.name == "cosine-softmax":
         return outputs.logits()
     state = outputs.objective_state
     assigned = state["prototypes"][:, state["assignment"]]
