@@ -51,9 +51,8 @@ class DataConfig:
     resize_to_square: bool = False
     """Resize both sides to --data.resize pixels, whatever the aspect ratio."""
     crop_scale: tuple[Positive, ...] = ()
-    """Range of the share of the area in a random resized crop, as 0.08 1; empty: pad and crop."""
-    crop_ratio: tuple[Positive, ...] = (3 / 4, 4 / 3)
-    """Smallest and largest width / height of a random resized crop."""
+    """Range of the share of the area in a random resized crop, as 0.08 1; empty: pad and crop. Its
+    width / height is between 3/4 and 4/3, as in torchvision."""
     lighting: Weight = 0.0
     """Standard deviation of PCA colour noise with ImageNet's components."""
     mixup: Weight = 0.0
@@ -99,9 +98,8 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the backbone; parameters and losses stay float32."""
     blocks: tuple[Count, ...] = ()
-    """Residual blocks of every stage, unavailable for conv4 and resnet12; empty: as published."""
-    stem: Literal["imagenet", "small"] = "imagenet"
-    """First layers of resnet18 and resnet50: 7×7 with stride 2 and pooling, or 3×3 (small)."""
+    """Residual blocks of every stage, as 3 4 6 3, with which resnet18 is a ResNet-34; empty: as
+    published. Unavailable for conv4 and resnet12."""
     dropout: Share = 0.0
     """Dropout inside the blocks of wrn28, or in the first two stages of resnet12, resnet18."""
     stochastic_depth: Share = 0.0

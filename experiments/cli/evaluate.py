@@ -106,14 +106,17 @@ def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
     """
     from experiments.runs import config_of_run
 
+    refused = ""
     for word in arguments:
         try:
             if (path := storage_path(word)).is_dir():
                 return config_of_run(path)
-        except ExperimentError:  # No path; a folder of data; or a run that cannot be read.
-            continue
+        except ExperimentError as error:  # No path; a folder of data; or a run of another version.
+            refused += f"\n  {word}: {error}"
     if any(word.startswith(("--evaluation.", "--fine-tuning.")) for word in arguments):
-        raise ConfigError("options of an evaluation need the directory of a trained run: RUN")
+        raise ConfigError(
+            f"options of an evaluation need the directory of a trained run: RUN{refused}"
+        )
     return None
 
 

@@ -25,6 +25,9 @@ jax.tree_util.register_dataclass(Photographs, ["pixels", "sizes"], [])
 _ATTEMPTS = 10
 """Boxes that are drawn until one fits, as in torchvision."""
 
+_CROP_RATIO = (3 / 4, 4 / 3)
+"""Smallest and largest width / height of a random resized crop, as in torchvision."""
+
 
 def sample_keys(key: Array, step: Array, num_samples: int, axis_name: str | None) -> Array:
     """A key for every sample, from the step and its position in the global batch."""
@@ -51,12 +54,11 @@ def check_data_options(config: DataConfig, channels: int) -> None:
             f"data.resize = {config.resize} must not be below data.image_size = {config.image_size}"
         )
     if config.crop_scale:
-        for name in ("crop_scale", "crop_ratio"):
-            given = vars(config)[name]
-            if len(given) != 2 or given[0] > given[1]:
-                raise ConfigError(f"data.{name} needs two numbers in ascending order, got {given}")
-        if config.crop_scale[1] > 1:
-            raise ConfigError(f"data.crop_scale must not be above 1, got {config.crop_scale}")
+        given = config.crop_scale
+        if len(given) != 2 or given[0] > given[1]:
+            raise ConfigError(f"data.crop_scale needs two numbers in ascending order, got {given}")
+        if given[1] > 1:
+            raise ConfigError(f"data.crop_scale must not be above 1, got {given}")
         if config.pad:
             raise ConfigError(f"data.crop_scale replaces data.pad = {config.pad}; set it to 0")
     for name in ("mean", "std"):
@@ -75,7 +77,7 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
     Images are uint8 [n, h, w, c], or `Photographs`, with typed PRNG keys [n]; the result is float32
     [n, *seen_shape(image_shape, config)], with the image shape of the data set.
     """
-    ranges: Any = {"scale": config.crop_scale, "ratio": config.crop_ratio}
+    ranges: Any = {"scale": config.crop_scale, "ratio": _CROP_RATIO}
 
     def one(image: Any, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)

@@ -139,9 +139,7 @@ def evaluate_fine_tuning(
     settings: FineTuning = FineTuning(),
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Fine-tunes a classifier in every episode; the rest is as in `evaluate_episodes`."""
-    predict = partial(
-        fine_tuned_predictions, classifier=classifier, settings=settings, seed=config.seed
-    )
+    predict = partial(fine_tuned_predictions, classifier=classifier, settings=settings)
     return evaluate_episodes(predict, features, labels, config=config, classifier=classifier)
 
 

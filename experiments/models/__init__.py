@@ -31,8 +31,7 @@ class _Architecture(NamedTuple):
 
 def _resnet32(config: ModelConfig, image_shape: Shape, options: LayerOptions) -> Backbone:
     shortcut = {"pad": 0, "conv3x3": 3}[config.shortcut]
-    small = replace(config, stem="small")
-    return ResNet(small, image_shape, options, block=basic, shortcut=shortcut)
+    return ResNet(config, image_shape, options, block=basic, shortcut=shortcut, small_stem=True)
 
 
 _DROPS = ("dropout", "drop_block", "drop_block_size", "drop_block_steps")
@@ -40,8 +39,8 @@ _RESNET18, _RESNET50 = partial(ResNet, block=basic), partial(ResNet, block=bottl
 _ARCHITECTURES = {
     "conv4": _Architecture(Conv4, 4),
     "resnet12": _Architecture(ResNet12, 4, options=_DROPS),
-    "resnet18": _Architecture(_RESNET18, 4, (2, 2, 2, 2), ("stem", *_DROPS)),
-    "resnet50": _Architecture(_RESNET50, 4, (3, 4, 6, 3), ("stem",)),
+    "resnet18": _Architecture(_RESNET18, 4, (2, 2, 2, 2), _DROPS),
+    "resnet50": _Architecture(_RESNET50, 4, (3, 4, 6, 3)),
     "resnet32": _Architecture(_resnet32, 3, (5, 5, 5), ("shortcut",)),
     "wrn28": _Architecture(WideResNet, 3, (4, 4, 4), ("dropout",)),
     "swin": _Architecture(Swin, 4, (2, 2, 6, 2), ("stochastic_depth",)),

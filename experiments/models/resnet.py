@@ -37,7 +37,8 @@ class ResNet(Backbone):
     The first block of every stage except the first halves height and width. `block` gives the
     convolutions of a block: `basic`, or `bottleneck`, whose output has four times as many channels.
     `shortcut` is the kernel size of the shortcuts that change the shape (option B of the paper: 1);
-    with 0, these subsample and add zero channels (option A).
+    with 0, these subsample and add zero channels (option A). The first layers are a convolution of
+    7×7 with stride 2 and max-pooling, or with `small_stem` a convolution of 3×3.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class ResNet(Backbone):
         *,
         block: Callable[[int, int], Convolutions],
         shortcut: int = 1,
+        small_stem: bool = False,
     ):
         widths = config.widths
-        self.config = config
-        self.small_stem = config.stem == "small"
-        kernel_size, stride = (3, 1) if self.small_stem else (7, 2)
+        self.config, self.small_stem = config, small_stem
+        kernel_size, stride = (3, 1) if small_stem else (7, 2)
         self.stem = ConvNorm(image_shape[-1], widths[0], kernel_size, options, stride=stride)
         stages, channels = [], widths[0]
         for stage, (width, number) in enumerate(zip(widths, config.blocks, strict=True)):
@@ -65,7 +66,7 @@ class ResNet(Backbone):
             stages.append(layers)
         self.stages = nnx.List(stages)
 
-        halvings = len(widths) - 1 + (0 if self.small_stem else 2)
+        halvings = len(widths) - 1 + (0 if small_stem else 2)
         height, width = (halved(side, halvings) for side in image_shape[:2])
         self.set_features(config, (height, width, channels))
 

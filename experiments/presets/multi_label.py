@@ -36,7 +36,7 @@ _EPOCHS = 40
 _NETWORK = "model: backbone widths pooling"
 _SHARED = {DIFFERS: "model: weights; loss: class_wise_over", OURS: "data: train_on; validate_every"}
 _AUTHORS = (
-    f"{IMAGENET_CROP_NAMES} crop_ratio color_jitter lighting; sampling: batch_size; steps;"
+    f"{IMAGENET_CROP_NAMES} color_jitter lighting; sampling: batch_size; steps;"
     "loss: name positive_temperature negative_temperature; optimizer: backbone_rate"
     " kind learning_rate momentum nesterov weight_decay decay_all schedule"
 )

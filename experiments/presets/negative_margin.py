@@ -132,7 +132,7 @@ _DROPS = "dropout drop_block drop_block_size drop_block_steps"
 _SOURCES = by_option(
     {
         AUTHORS: "data: novel holdout mean std pad flip color_jitter lighting mixup image_size"
-        " resize resize_to_square crop_scale crop_ratio; sampling: batch_size strategy;"
+        " resize resize_to_square crop_scale; sampling: batch_size strategy;"
         f"model: backbone widths pooling {_DROPS}; loss: name margin label_smoothing;"
         "optimizer: kind learning_rate weight_decay decay_all schedule decay_steps backbone_rate"
         " warmup_steps warmup_from; steps validate_every report_last;"

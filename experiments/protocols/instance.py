@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 import jaxloss
-from experiments.config import Folders, NamedLoss, Pixels, Positive, TrainConfig, to_dict
+from experiments.config import Folders, NamedLoss, Positive, TrainConfig, to_dict
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Protocol
 from experiments.data.pipeline import load_split
 from experiments.protocols import few_shot
@@ -34,8 +34,6 @@ class InstanceLoss(NamedLoss):
     """Margin m that is subtracted from the target's cosine before scaling."""
     scale: Positive = 16.0
     """Factor β of the cosines."""
-    block_size: Pixels = 0
-    """Classes whose logits are computed at once; 0: chosen by the sizes, all where few."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,7 @@ def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
 def objective(options: InstanceLoss, problem: Problem) -> Objective:
     """A classifier of cosines, whose classes a mesh may spread over devices."""
     loss_of = build_classifier_loss(
-        problem,
-        similarity="cosine",
-        margin=options.margin,
-        scale=options.scale,
-        block_size=options.block_size or None,
+        problem, similarity="cosine", margin=options.margin, scale=options.scale
     )
 
     def loss(features, labels, head, objective_state):

@@ -139,11 +139,10 @@ def fine_tuned_classifier(
     config: NegativeMarginConfig,
 ) -> tuple[Classifier, Callable[[np.ndarray, Episodes], np.ndarray]]:
     """The form of the classifier of an episode, and its predictions from features and episodes."""
-    evaluation, form = config.evaluation, config.evaluation.classifier
+    form = config.evaluation.classifier
     if form == "same":
         form = "cosine" if config.loss.name == "cosine" else "linear"
-    settings: Any = {"settings": config.fine_tuning, "seed": evaluation.seed}
-    return form, partial(fine_tuned_predictions, classifier=form, **settings)
+    return form, partial(fine_tuned_predictions, classifier=form, settings=config.fine_tuning)
 
 
 def check_options(loss: MarginLoss, data: MarginData) -> None:

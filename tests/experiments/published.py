@@ -160,7 +160,7 @@ def _two_way(images: int) -> Settings:
         | RESNET50
         | CROPS_OF_224
         | sgd(0.01, 1e-4, nesterov=True, decay_all=True)
-        | of("data", crop_ratio=(3 / 4, 4 / 3), color_jitter=0.4, lighting=0.1)
+        | of("data", color_jitter=0.4, lighting=0.1)
         | of("optimizer", schedule="cosine", backbone_rate=0.1)
         | {"sampling.batch_size": 512, "steps": 40 * (images // 512)}
     )
@@ -179,7 +179,7 @@ _D = {
 _COMMON = (
     of("data", holdout=0.0, mean=(0.507, 0.487, 0.441), std=(0.267, 0.257, 0.276))
     | of("data", pad=0, flip=True, color_jitter=0.4, resize_to_square=True, lighting=0.0)
-    | of("data", crop_scale=(0.08, 1.0), crop_ratio=(3 / 4, 4 / 3), mixup=0.0)
+    | of("data", crop_scale=(0.08, 1.0), mixup=0.0)
     | of("sampling", batch_size=256, strategy="random")
     | of("loss", scale=0.0, label_smoothing=0.0)
     | of("optimizer", kind="adam", learning_rate=3e-3, decay_all=True, schedule="cosine")

@@ -225,7 +225,6 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
         (3, {"image_size": 8, "resize": 7}, "resize = 7 must not be below .* = 8"),
         (3, {"crop_scale": (0.1,)}, "crop_scale needs two numbers"),
         (3, {"crop_scale": (0.5, 0.1)}, "crop_scale needs two numbers in ascending order"),
-        (3, {"crop_scale": (0.5, 1.0), "crop_ratio": (2.0, 1.0)}, "crop_ratio needs"),
         (3, {"crop_scale": (0.5, 1.0), "pad": 1}, r"replaces data\.pad = 1"),
     ],
 )

@@ -52,11 +52,11 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert main(["evaluate", str(run / "checkpoints"), *data]) == 0
     assert json.loads((run / written.name).read_text())["results"] == expected
 
-    other = ["--evaluation.ways", "3", "--evaluation.shots", "2", "--evaluation.seed", "1"]
+    other = ["--evaluation.ways", "3", "--evaluation.shots", "2"]
     other += ["--evaluation.distances", "cosine"]
     assert main(["evaluate", *data, str(run), *other]) == 0
     assert "3-way, 15 queries" in capsys.readouterr().out
-    settings = ("ways=3", "shots=2", "seed=1", "distances=cosine")
+    settings = ("ways=3", "shots=2", "distances=cosine")
     name = ",evaluation.".join(["evaluation-novel-step2", *settings]) + ".json"
     assert sorted(path.name for path in run.glob("evaluation-*.json")) == sorted(
         [name, written.name]
@@ -72,6 +72,8 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert f"there is no directory {nothing}" in capsys.readouterr().err
     assert main(["evaluate", nothing, "--evaluation.ways", "3"]) == 2
     assert "need the directory of a trained run" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path), "--evaluation.ways", "3"]) == 2
+    assert f"{tmp_path} holds no checkpoint" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--checkpoint", "worst"]) == 2
 
 

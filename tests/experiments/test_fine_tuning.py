@@ -172,13 +172,13 @@ def test_an_episode_does_not_depend_on_how_many_there_are(classifier):
 
 
 def test_results_follow_the_configuration():
-    config = EpisodeConfig(ways=4, shots=(1, 5), queries=6, episodes=30, seed=2)
+    config = EpisodeConfig(ways=4, shots=(1, 5), queries=6, episodes=30)
     features = features_of(spread=0.4)
     results = evaluate_fine_tuning(features, LABELS, config=config, settings=SHORT)
     assert [result.shots for result, _ in results] == [1, 5]
     for result, of_episodes in results:
-        episodes = episodes_of(30, 4, result.shots, 6, 2)
-        accuracies = fine_tuned_accuracies(features, episodes, settings=SHORT, seed=2)
+        episodes = episodes_of(30, 4, result.shots, 6, 0)
+        accuracies = fine_tuned_accuracies(features, episodes, settings=SHORT, seed=0)
         np.testing.assert_array_equal(of_episodes, accuracies)
         assert (result.accuracy, result.interval) == mean_and_interval(accuracies)
         assert (result.hash, result.classifier) == (episodes_hash(episodes), "cosine")

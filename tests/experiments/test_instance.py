@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-import pytest
 
 import jaxloss
 from experiments.contracts import Problem
@@ -30,10 +29,9 @@ def test_every_base_image_is_a_class_and_the_others_keep_theirs(folders):
     np.testing.assert_array_equal(counts["novel"], expected)
 
 
-@pytest.mark.parametrize("block_size", [0, 3])
-def test_the_loss_is_that_of_cosines_with_a_margin(block_size):
+def test_the_loss_is_that_of_cosines_with_a_margin():
     problem = Problem(num_features=5, class_counts=np.ones(7, np.int64))
-    options = InstanceLoss(margin=0.3, scale=9.0, block_size=block_size)
+    options = InstanceLoss(margin=0.3, scale=9.0)
     objective = instance.objective(options, problem)
     head = objective.init_head(jax.random.key(0))
     features = jax.random.normal(jax.random.key(1), (4, 5))

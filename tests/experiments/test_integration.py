@@ -153,7 +153,7 @@ def test_a_queue_needs_a_loss_that_compares_images(name):
         plan_run(FewShotConfig(loss=IntegratedLoss(name, queue=8)))
 
 
-EVALUATION = IntegrationEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, seed=2)
+EVALUATION = IntegrationEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9)
 CONFIG = FewShotConfig(loss=IntegratedLoss("direct:sce+nca"), evaluation=EVALUATION)
 
 
@@ -206,7 +206,7 @@ def test_validation_is_the_accuracy_of_1_shot_episodes():
     protocol = build(validation_episodes=7, validation_distance="cosine")
     found = protocol.validate(outputs())
     episodes = evaluation_episodes(
-        outputs().labels, num_episodes=7, ways=3, shots=1, queries=4, seed=2
+        outputs().labels, num_episodes=7, ways=3, shots=1, queries=4, seed=0
     )
     cosine, euclidean = (
         prototype_predictions(outputs().features, episodes, distance=distance)

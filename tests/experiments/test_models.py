@@ -30,9 +30,6 @@ SMALL = {
     "conv4": ModelConfig(widths=WIDTHS),
     "resnet12": ModelConfig("resnet12", WIDTHS, "mean"),
     "resnet18": ModelConfig("resnet18", WIDTHS, "mean", blocks=(1, 1, 1, 1)),
-    "resnet18, small stem": ModelConfig(
-        "resnet18", WIDTHS, "mean", blocks=(1, 1, 1, 1), stem="small"
-    ),
     "resnet50": ModelConfig("resnet50", (4, 4, 4, 4), "mean", blocks=(1, 1, 1, 1)),
     "resnet32": ModelConfig("resnet32", (8, 8, 8), "mean", blocks=(1, 2, 1)),
     "wrn28": ModelConfig("wrn28", (8, 8, 8), "mean", blocks=(1, 1, 1)),
@@ -62,7 +59,6 @@ def images_of(n, image_shape=(32, 32, 3), seed=1):
         ("conv4", (84, 84, 3), 25),
         ("resnet12", (16, 39, 3), 2),
         ("resnet18", (224, 224, 3), 7 * 7),
-        ("resnet18, small stem", (84, 84, 3), 11 * 11),
         ("resnet32", (32, 32, 3), 8 * 8),
         ("wrn28", (33, 30, 1), 9 * 8),
         ("swin", (64, 90, 3), 2 * 3),
@@ -106,8 +102,6 @@ def test_feature_shapes(backbone, image_shape, positions, pooling):
         (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
         (replace(WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)), 32, 2_748_890 - 2_570, 256),
-        # The small stem has 9·3·64 weights in place of 49·3·64.
-        (replace(RESNET18, stem="small"), 84, 11_176_512 - 40 * 3 * 64, 512),
         (photographs.SWIN_T, 224, 28_288_354 - 769_000, 768),
     ],
     ids=lambda value: getattr(value, "backbone", None),

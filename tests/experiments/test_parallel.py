@@ -113,8 +113,6 @@ def test_the_first_state_is_spread_with_the_optimizers_state_of_it(config):
 @pytest.mark.parametrize("shape", ["2x2", "1x4"])
 def test_no_device_gathers_the_classifier(config, shape):
     classes, sizes = 60_001, {}
-    # In blocks, so that the logits are smaller than the classifier.
-    config = dataclasses.replace(config, loss=dataclasses.replace(config.loss, block_size=1024))
     for mesh in ("4x1", shape):
         step = compile_step(config, jax.devices(), mode="jit", mesh_shape=mesh, classes=classes)
         sizes[mesh] = step

@@ -86,7 +86,6 @@ def at_32(preset: str) -> DataConfig:
         resize=32,
         resize_to_square=data.resize_to_square,
         crop_scale=data.crop_scale,
-        crop_ratio=data.crop_ratio,
     )
 
 
