@@ -2,9 +2,11 @@
 
 A row that is masked or ignored is removed before a formula is evaluated, so that nothing here
 shares the library's way of masking. A per-sample function gets the rows that are left and returns
-one loss per row, or None where the loss is undefined.
+one loss per row, or None where the loss is undefined. A loss that averages over terms returns the
+sum of the terms of a row and their number.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,18 +26,20 @@ def kept_rows(labels, where):
 
 
 def reduce_rows(losses, num_rows, sample_weights, reduction):
-    """Reduces the losses of the rows that count; `losses` maps a row to its loss."""
+    """Reduces the losses of the rows that count; `losses` maps a row to its loss or its terms."""
     weight = [1.0] * num_rows if sample_weights is None else [float(s) for s in sample_weights]
-    per_row = [0.0] * num_rows
+    per_row, total, number = [0.0] * num_rows, 0.0, 0.0
     for i, loss in losses.items():
-        per_row[i] = weight[i] * loss
+        terms, size = loss if isinstance(loss, tuple) else (loss, 1)
+        per_row[i] = weight[i] * terms / max(size, 1)
+        total += weight[i] * terms
+        number += weight[i] * size
     if reduction == "none":
         return np.array(per_row)
-    total = sum(per_row)
     if reduction == "sum":
         return np.float64(total)
     assert reduction == "mean"
-    return np.float64(total / sum(weight[i] for i in losses)) if losses else np.float64(0)
+    return np.float64(total / number if number else 0.0)
 
 
 def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,34 +55,33 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
-def over_terms(per_sample: Callable[..., Any]) -> Callable[..., Any]:
-    """As `over_rows`, of a function that returns the sum of the terms of a row and their number."""
-
-    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
-        scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
-        rows = kept_rows(labels, where)
-        values = per_sample(scored[rows], labels[rows], *shared, **options)
-        terms = {i: value for i, value in zip(rows, values, strict=True) if value is not None}
-        if reduction == "none":
-            means = {i: total / max(number, 1) for i, (total, number) in terms.items()}
-            return reduce_rows(means, len(labels), sample_weights, reduction)
-        weight = (
-            [1.0] * len(labels) if sample_weights is None else [float(s) for s in sample_weights]
-        )
-        total = sum(weight[i] * value for i, (value, _) in terms.items())
-        number = sum(weight[i] * number for i, (_, number) in terms.items())
-        return np.float64(total if reduction == "sum" else total / number if number else 0.0)
-
-    return loss
-
-
 def log_sum_exp(values):
     largest = max(values)
     return largest + math.log(sum(math.exp(value - largest) for value in values))
 
 
+def product(a, b):
+    return sum(float(p) * float(q) for p, q in zip(a, b, strict=True))
+
+
+def norm(x):
+    return math.hypot(*map(float, x))
+
+
+def unit(x):
+    length = norm(x)
+    return [float(value) / length if length else 0.0 for value in x]
+
+
 def squared_distance(a, b):
     return sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True))
+
+
+def distance(a, b, *, squared=False, normalize=True):
+    if normalize:
+        a, b = unit(a), unit(b)
+    square = squared_distance(a, b)
+    return square if squared else math.sqrt(square)
 
 
 # Classification ----
@@ -155,12 +158,10 @@ def sigmoid_loss(logits, labels):
 
 
 def linear_logits(features, weights, bias=None):
-    n, (dim, classes) = len(features), weights.shape
-    logits = np.zeros((n, classes))
-    for i in range(n):
-        for c in range(classes):
-            logits[i, c] = sum(float(features[i, k]) * float(weights[k, c]) for k in range(dim))
-            logits[i, c] += 0.0 if bias is None else float(bias[c])
+    logits = np.zeros((len(features), weights.shape[1]))
+    for i, x in enumerate(features):
+        for c, w in enumerate(weights.T):
+            logits[i, c] = product(x, w) + (0.0 if bias is None else float(bias[c]))
     return logits
 
 
@@ -168,16 +169,11 @@ def cosine_logits(features, weights):
     if weights.ndim == 3:
         each = [cosine_logits(features, weights[:, :, k]) for k in range(weights.shape[2])]
         return np.max(each, axis=0)
-    n, classes = len(features), weights.shape[1]
-    logits = np.zeros((n, classes))
-    for i in range(n):
-        for c in range(classes):
-            norms = math.hypot(*map(float, features[i])) * math.hypot(*map(float, weights[:, c]))
-            if norms > 0:
-                products = (
-                    float(p) * float(q) for p, q in zip(features[i], weights[:, c], strict=True)
-                )
-                logits[i, c] = sum(products) / norms
+    logits = np.zeros((len(features), weights.shape[1]))
+    for i, x in enumerate(features):
+        for c, w in enumerate(weights.T):
+            norms = norm(x) * norm(w)
+            logits[i, c] = product(x, w) / norms if norms > 0 else 0.0
     return logits
 
 
@@ -198,60 +194,48 @@ def sample_margins_classifier_loss(features, labels, weights, *, similarity, **o
 # Metric losses ----
 
 
-def nca_values(features, labels, *, references=None, reference_labels=(), temperature=1.0):
-    """The losses of valid rows, with valid references."""
-    own = references is None
-    rows, row_labels = (features, labels) if own else (references, reference_labels)
-    losses = []
-    for i in range(len(labels)):
-        same, everyone = [], []
-        for j in range(len(rows)):
-            if own and j == i:
-                continue
-            score = -squared_distance(features[i], rows[j]) / temperature
-            everyone.append(score)
-            if row_labels[j] == labels[i]:
-                same.append(score)
-        losses.append(log_sum_exp(everyone) - log_sum_exp(same) if same else None)
-    return losses
+def of_each_anchor(of_anchor):
+    """The losses of valid rows, from `of_anchor(x, y, rows, row_labels)` of a row and its label.
+
+    The rows that it is compared with are valid references, or all other rows of the batch.
+    """
+
+    def values(features, labels, *, references=None, reference_labels=None, **options):
+        losses = []
+        for i, (x, y) in enumerate(zip(features, labels, strict=True)):
+            rest = [j for j in range(len(labels)) if j != i]
+            rows, row_labels = features[rest], labels[rest]
+            if references is not None:
+                rows, row_labels = references, np.asarray(reference_labels)
+            losses.append(of_anchor(x, y, rows, row_labels, **options))
+        return losses
+
+    return values
 
 
-nca_loss = over_rows(nca_values)
+@of_each_anchor
+def nca_values(x, y, rows, row_labels, *, temperature=1.0):
+    scores = [-squared_distance(x, row) / temperature for row in rows]
+    same = [score for score, label in zip(scores, row_labels, strict=True) if label == y]
+    return log_sum_exp(scores) - log_sum_exp(same) if same else None
 
 
-def prototypical_values(
-    features, labels, *, references=None, reference_labels=None, num_classes=None, temperature=1.0
-):
-    """The losses of valid rows, with valid references."""
-    own = references is None
-    rows, row_labels = (features, labels) if own else (references, np.asarray(reference_labels))
-    losses = []
-    for i in range(len(labels)):
-        if num_classes is not None and labels[i] >= num_classes:
-            losses.append(math.nan)
-            continue
-        logits = {}
-        for c in sorted(set(row_labels.tolist())):
-            members = [
-                rows[j] for j in range(len(rows)) if row_labels[j] == c and not (own and j == i)
-            ]
-            if members:
-                mean = [sum(column) / len(members) for column in zip(*members, strict=True)]
-                logits[c] = -squared_distance(features[i], mean) / temperature
-        if labels[i] in logits:
-            losses.append(log_sum_exp(list(logits.values())) - logits[labels[i]])
-        else:
-            losses.append(None)
-    return losses
+@of_each_anchor
+def prototypical_values(x, y, rows, row_labels, *, num_classes=None, temperature=1.0):
+    if num_classes is not None and y >= num_classes:
+        return math.nan
+    logits = {}
+    for c in sorted(set(row_labels.tolist())):
+        members = rows[row_labels == c]
+        mean = [sum(column) / len(members) for column in zip(*members, strict=True)]
+        logits[c] = -squared_distance(x, mean) / temperature
+    return log_sum_exp(list(logits.values())) - logits[y] if y in logits else None
 
 
-prototypical_loss = over_rows(prototypical_values)
-
-
-def over_towers(values, over=over_rows):
+def over_towers(values):
     """The references are those of `loss_table.towers`, without the masked rows."""
 
-    @over
+    @over_rows
     def loss(features, labels, **options):
         shifted = np.where(labels > 0, labels - 1, labels)
         return values(
@@ -273,175 +257,106 @@ def overlap(a, b):
     return both / either if either else 0.0
 
 
-def pairs_of_anchors(features, labels, references, reference_labels, normalize):
-    """For each anchor, the (similarity, overlap) of its positives, and those of its negatives."""
-    own = references is None
-    rows, row_labels = (features, labels) if own else (references, reference_labels)
-    similarities = cosine_logits(features, rows.T) if normalize else linear_logits(features, rows.T)
-    for i in range(len(labels)):
-        pairs = [
-            (similarities[i, j], overlap(labels[i], row_labels[j]))
-            for j in range(len(rows))
-            if not (own and j == i)
-        ]
-        yield [pair for pair in pairs if pair[1] > 0], [pair for pair in pairs if pair[1] == 0]
+def pairs(x, y, rows, row_labels, normalize):
+    """The (similarity, overlap) of the positives of an anchor, and those of its negatives."""
+    ((*similarities,),) = (cosine_logits if normalize else linear_logits)([x], rows.T)
+    found = [(s, overlap(y, label)) for s, label in zip(similarities, row_labels, strict=True)]
+    return [pair for pair in found if pair[1] > 0], [pair for pair in found if pair[1] == 0]
 
 
-def supervised_contrastive_values(
-    features,
-    labels,
-    *,
-    references=None,
-    reference_labels=(),
-    temperature=0.1,
-    denominator="all",
-    normalize=True,
-):
-    """The losses of valid rows, with valid references."""
-    losses = []
-    for positives, negatives in pairs_of_anchors(
-        features, labels, references, reference_labels, normalize
-    ):
-        others = positives + negatives if denominator == "all" else negatives
-        total = weights = 0.0
-        for s, weight in positives:
-            competing = [other / temperature for other, _ in others]
-            if denominator == "negatives":
-                competing.append(s / temperature)
-            total += weight * (log_sum_exp(competing) - s / temperature)
-            weights += weight
-        losses.append(total / weights if positives else None)
-    return losses
+@of_each_anchor
+def supervised_contrastive_values(*anchor, temperature=0.1, denominator="all", normalize=True):
+    positives, negatives = pairs(*anchor, normalize)
+    others = positives + negatives if denominator == "all" else negatives
+    total = weights = 0.0
+    for s, weight in positives:
+        competing = [other / temperature for other, _ in others]
+        if denominator == "negatives":
+            competing.append(s / temperature)
+        total += weight * (log_sum_exp(competing) - s / temperature)
+        weights += weight
+    return total / weights if positives else None
 
 
+@of_each_anchor
 def multi_similarity_values(
-    features,
-    labels,
-    *,
-    references=None,
-    reference_labels=(),
+    *anchor,
     positive_scale=2.0,
     negative_scale=50.0,
     threshold=0.5,
     mining_margin=None,
     normalize=True,
 ):
-    """The losses of valid rows, with valid references."""
-    losses = []
-    for pairs in pairs_of_anchors(features, labels, references, reference_labels, normalize):
-        positives, negatives = ([s for s, _ in side] for side in pairs)
-        if mining_margin is not None:
-            least, most = min(positives, default=math.inf), max(negatives, default=-math.inf)
-            positives = [s for s in positives if s < most + mining_margin]
-            negatives = [s for s in negatives if s > least - mining_margin]
-        loss = 0.0
-        for scale, chosen in ((-positive_scale, positives), (negative_scale, negatives)):
-            exponents = [scale * (s - threshold) for s in chosen]
-            loss += log_sum_exp([0.0, *exponents]) / abs(scale)
-        losses.append(loss)
-    return losses
+    positives, negatives = ([s for s, _ in side] for side in pairs(*anchor, normalize))
+    if mining_margin is not None:
+        least, most = min(positives, default=math.inf), max(negatives, default=-math.inf)
+        positives = [s for s in positives if s < most + mining_margin]
+        negatives = [s for s in negatives if s > least - mining_margin]
+    loss = 0.0
+    for scale, chosen in ((-positive_scale, positives), (negative_scale, negatives)):
+        exponents = [scale * (s - threshold) for s in chosen]
+        loss += log_sum_exp([0.0, *exponents]) / abs(scale)
+    return loss
 
 
-def circle_values(
-    features,
-    labels,
-    *,
-    references=None,
-    reference_labels=(),
-    margin=0.4,
-    scale=80.0,
-    normalize=True,
-):
-    """The losses of valid rows, with valid references."""
-    losses = []
-    for pairs in pairs_of_anchors(features, labels, references, reference_labels, normalize):
-        positives = [-scale * max(1 + margin - s, 0) * (s - (1 - margin)) for s, _ in pairs[0]]
-        negatives = [scale * max(s + margin, 0) * (s - margin) for s, _ in pairs[1]]
-        defined = bool(positives and negatives)
-        losses.append(
-            np.logaddexp(0.0, log_sum_exp(negatives) + log_sum_exp(positives)) if defined else None
-        )
-    return losses
+@of_each_anchor
+def circle_values(*anchor, margin=0.4, scale=80.0, normalize=True):
+    positives, negatives = pairs(*anchor, normalize)
+    if not positives or not negatives:
+        return None
+    pull = [-scale * max(1 + margin - s, 0) * (s - (1 - margin)) for s, _ in positives]
+    push = [scale * max(s + margin, 0) * (s - margin) for s, _ in negatives]
+    return np.logaddexp(0.0, log_sum_exp(push) + log_sum_exp(pull))
 
 
+@of_each_anchor
+def triplet_values(x, y, rows, row_labels, *, margin=0.2, mining="hard", soft=False, **of_distance):
+    """The sum of the terms of an anchor, and their number."""
+    far = [(distance(x, row, **of_distance), z) for row, z in zip(rows, row_labels, strict=True)]
+    same, rest = [d for d, z in far if z == y], [d for d, z in far if z != y]
+    if not same or not rest:
+        return None
+    if mining == "hard":
+        triplets = [(max(same), min(rest))]
+    elif mining == "semihard":
+        triplets = [(p, min((n for n in rest if n > p), default=max(rest))) for p in same]
+    else:
+        triplets = [(p, n) for p in same for n in rest]
+    gaps = [p - n + margin for p, n in triplets]
+    terms = [np.logaddexp(0.0, gap) if soft else max(gap, 0.0) for gap in gaps]
+    return sum(terms), sum(term > 0 for term in terms) if mining == "all" else len(terms)
+
+
+nca_loss = over_rows(nca_values)
+prototypical_loss = over_rows(prototypical_values)
 supervised_contrastive_loss = over_rows(supervised_contrastive_values)
 multi_similarity_loss = over_rows(multi_similarity_values)
 circle_loss = over_rows(circle_values)
+triplet_loss = over_rows(triplet_values)
+towers_nca_loss = over_towers(nca_values)
+towers_prototypical_loss = over_towers(prototypical_values)
 towers_supervised_contrastive_loss = over_towers(supervised_contrastive_values)
 towers_multi_similarity_loss = over_towers(multi_similarity_values)
 towers_circle_loss = over_towers(circle_values)
-towers_nca_loss = over_towers(nca_values)
-towers_prototypical_loss = over_towers(prototypical_values)
+towers_triplet_loss = over_towers(triplet_values)
 
 
-def unit(x):
-    norm = math.hypot(*map(float, x))
-    return [float(value) / norm if norm else 0.0 for value in x]
+@of_each_anchor
+def retrieved(x, y, rows, row_labels, *, ks, euclidean):
+    near = [distance(x, row, normalize=not euclidean) for row in rows]
+    hits = (row_labels == y)[np.argsort(near, kind="stable")].tolist()
+    size = sum(hits)
+    if not size:
+        return None
+    precisions = [sum(hits[: r + 1]) / (r + 1) * hits[r] for r in range(size)]
+    recalls = [float(any(hits[:k])) for k in ks]
+    return [*recalls, sum(hits[:size]) / size, sum(precisions) / size]
 
 
-def distance(a, b, *, squared=False, normalize=True):
-    if normalize:
-        a, b = unit(a), unit(b)
-    square = squared_distance(a, b)
-    return square if squared else math.sqrt(square)
-
-
-def triplet_values(
-    features,
-    labels,
-    *,
-    references=None,
-    reference_labels=(),
-    margin=0.2,
-    mining="hard",
-    soft=False,
-    **of_distance,
-):
-    """The sum of the terms of each valid row and their number."""
-    own = references is None
-    rows, row_labels = (features, labels) if own else (references, reference_labels)
-    losses = []
-    for i in range(len(labels)):
-        others = [j for j in range(len(rows)) if not (own and j == i)]
-        far = {j: distance(features[i], rows[j], **of_distance) for j in others}
-        same = [far[j] for j in others if row_labels[j] == labels[i]]
-        rest = [far[j] for j in others if row_labels[j] != labels[i]]
-        if not same or not rest:
-            losses.append(None)
-            continue
-        if mining == "hard":
-            triplets = [(max(same), min(rest))]
-        elif mining == "semihard":
-            triplets = [(p, min((n for n in rest if n > p), default=max(rest))) for p in same]
-        else:
-            triplets = [(p, n) for p in same for n in rest]
-        gaps = [p - n + margin for p, n in triplets]
-        terms = [np.logaddexp(0.0, gap) if soft else max(gap, 0.0) for gap in gaps]
-        number = sum(term > 0 for term in terms) if mining == "all" else len(terms)
-        losses.append((sum(terms), number))
-    return losses
-
-
-triplet_loss = over_terms(triplet_values)
-towers_triplet_loss = over_towers(triplet_values, over_terms)
-
-
-def retrieval_metrics(
-    features, labels, ks, *, references=None, reference_labels=(), euclidean=False
-):
+def retrieval_metrics(features, labels, ks, *, euclidean=False, **references):
     """Recall, R-precision and MAP@R of valid rows, with valid references."""
-    own = references is None
-    rows, row_labels = (features, labels) if own else (references, reference_labels)
-    results = []
-    for i in range(len(labels)):
-        others = [j for j in range(len(rows)) if not (own and j == i)]
-        near = {j: distance(features[i], rows[j], normalize=not euclidean) for j in others}
-        hits = [row_labels[j] == labels[i] for j in sorted(others, key=lambda j: (near[j], j))]
-        size = sum(hits)
-        if size:
-            precisions = [sum(hits[: r + 1]) / (r + 1) * hits[r] for r in range(size)]
-            recalls = [float(any(hits[:k])) for k in ks]
-            results.append([*recalls, sum(hits[:size]) / size, sum(precisions) / size])
+    values = retrieved(features, labels, ks=ks, euclidean=euclidean, **references)
+    results = [value for value in values if value is not None]
     return np.mean(results, axis=0) if results else np.zeros(len(ks) + 2)
 
 
@@ -449,41 +364,31 @@ def retrieval_metrics(
 
 
 def tower_logits(queries, keys, *, ids=None, normalize=True):
-    """The similarities, and which pairs take part, as lists of lists."""
-    if normalize:
-        queries, keys = [unit(q) for q in queries], [unit(k) for k in keys]
-    similarities = [
-        [sum(float(p) * float(r) for p, r in zip(q, k, strict=True)) for k in keys] for q in queries
-    ]
-
-    def used(i, j):
-        return i == j or ids is None or j >= len(queries) or ids[i] < 0 or ids[i] != ids[j]
-
-    return similarities, [[used(i, j) for j in range(len(keys))] for i in range(len(queries))]
+    """The similarities, and which pairs take part."""
+    similarities = (cosine_logits if normalize else linear_logits)(queries, keys.T)
+    used = np.ones(similarities.shape, bool)
+    if ids is not None:
+        for i, j in itertools.permutations(range(len(queries)), 2):
+            used[i, j] = ids[i] < 0 or ids[i] != ids[j]
+    return similarities, used
 
 
 def info_nce_values(queries, keys, *, temperature=0.07, symmetric=True, **of_towers):
     similarities, used = tower_logits(queries, keys, **of_towers)
-    number, losses = len(queries), []
-    for i in range(number):
-        row = [similarities[i][j] / temperature for j in range(len(keys)) if used[i][j]]
-        column = [similarities[j][i] / temperature for j in range(number) if used[j][i]]
-        own = similarities[i][i] / temperature
-        losses.append(log_sum_exp(row) - own)
+    logits, losses = similarities / temperature, []
+    for i in range(len(queries)):
+        losses.append(log_sum_exp(logits[i, used[i]]) - logits[i, i])
         if symmetric:
-            losses[-1] = (losses[-1] + log_sum_exp(column) - own) / 2
+            column = log_sum_exp(logits[used[:, i], i])
+            losses[-1] = (losses[-1] + column - logits[i, i]) / 2
     return losses
 
 
 def sigmoid_contrastive_values(queries, keys, *, scale=10.0, bias=-10.0, **of_towers):
     similarities, used = tower_logits(queries, keys, **of_towers)
-    losses = []
-    for i in range(len(queries)):
-        signs = [1 if i == j else -1 for j in range(len(keys))]
-        logits = [scale * s + bias for s in similarities[i]]
-        terms = [np.logaddexp(0.0, -t * z) for t, z in zip(signs, logits, strict=True)]
-        losses.append(sum(term for term, is_used in zip(terms, used[i], strict=True) if is_used))
-    return losses
+    signs = 2 * np.eye(*similarities.shape) - 1
+    terms = np.logaddexp(0.0, -signs * (scale * similarities + bias))
+    return [sum(row[is_used]) for row, is_used in zip(terms, used, strict=True)]
 
 
 def over_pairs(values):
@@ -513,8 +418,8 @@ def classifier_projector(weights, epsilon=1e-4):
     return weights @ np.linalg.inv(gram) @ weights.T
 
 
-def spectral_weights(weights, power):
-    """The full left basis and `1 - (lambda / max lambda)^p`, 1 for a null direction."""
+def spectral_complement_projector(weights, power=0.3):
+    """`1 - (lambda / max lambda)^p` in the full left basis, 1 for a null direction."""
     weights = np.asarray(weights, np.float64)
     basis, singular, _ = np.linalg.svd(weights, full_matrices=True)
     largest = singular.max()
@@ -523,12 +428,7 @@ def spectral_weights(weights, power):
     for j, value in enumerate(singular):
         if value > tolerance:
             kept[j] = 1 - (value / largest) ** power
-    return basis, kept
-
-
-def spectral_complement_projector(weights, power=0.3):
-    basis, kept = spectral_weights(weights, power)
-    return sum(kept[j] * np.outer(basis[:, j], basis[:, j]) for j in range(len(basis)))
+    return basis @ np.diag(kept) @ basis.T
 
 
 def projection(projector):
@@ -560,7 +460,7 @@ def complement_gradients(
     padded = np.zeros(len(basis))
     tolerance = singular[0] * max(np.shape(weights)) * np.finfo(dtype).eps
     padded[: len(singular)] = np.where(singular > tolerance, singular, 0)
-    values, dim = padded**2, len(basis)
+    values = padded**2
 
     def filtered(a):
         if epsilon is not None:
@@ -581,10 +481,7 @@ def complement_gradients(
     turned = (
         basis.T @ features.T @ cotangent @ basis + basis.T @ cotangent.T @ features @ basis
     ) / 2
-    slope = np.zeros((dim, dim))
-    for i in range(dim):
-        for j in range(dim):
-            slope[i, j] = quotient(values[i], values[j]) * turned[i, j]
+    slope = np.array([[quotient(a, b) for b in values] for a in values]) * turned
     if power is not None:
         slope[0, 0] -= power / 2 / values[0] * np.sum(np.diagonal(turned) * weight)
     # W itself is not exactly orthogonal to its null directions, whose slope is 1 / epsilon.
@@ -684,11 +581,10 @@ def group_softmax_loss(
         for i in known:
             losses[i] = 0.0
             for g in range(num_groups):
-                members = [j for j in range(features.shape[1]) if grouping[i, j] == g]
+                members = grouping[i] == g
                 logits = [
-                    sharpness * (sum(features[i, j] * weights[j, c] for j in members))
-                    + sharpness * bias[c] / num_groups
-                    for c in range(classes)
+                    sharpness * (product(features[i, members], w[members]) + b / num_groups)
+                    for w, b in zip(weights.T, bias, strict=True)
                 ]
                 losses[i] += (log_sum_exp(logits) - logits[labels[i]]) / sharpness
         return losses
@@ -712,21 +608,20 @@ def of_targets(value):
                 continue
             length = 1.0 if lengths is None else float(lengths[y])
             q = [float(p) * length for p in prototypes[:, columns[y]]]
-            product = sum(float(a) * b for a, b in zip(x, q, strict=True))
-            losses.append(value(product, math.hypot(*map(float, x)), math.hypot(*q)))
+            losses.append(value(product(x, q), norm(x), norm(q)))
         return losses
 
     return loss
 
 
 @of_targets
-def prototype_loss(product, x, q):
-    return (1 - (product / (x * q) if x * q > 0 else 0.0)) ** 2
+def prototype_loss(xq, x, q):
+    return (1 - (xq / (x * q) if x * q > 0 else 0.0)) ** 2
 
 
 @of_targets
-def dot_regression_loss(product, x, q):
-    return (product - q * x) ** 2 / (2 * x) if x > 0 else 0.0
+def dot_regression_loss(xq, x, q):
+    return (xq - q * x) ** 2 / (2 * x) if x > 0 else 0.0
 
 
 def class_means(old, features, labels, *, decay=0.9, where=None):
@@ -735,11 +630,8 @@ def class_means(old, features, labels, *, decay=0.9, where=None):
     for c in range(new.shape[1]):
         members = [np.asarray(features[i], np.float64) for i in rows if labels[i] == c]
         if members:
-            mean = np.sum(members, axis=0) / len(members)
-            norm = math.hypot(*mean)
-            moved = decay * new[:, c] + (1 - decay) * (mean / norm if norm > 0 else mean)
-            norm = math.hypot(*moved)
-            new[:, c] = moved / norm if norm > 0 else moved
+            mean = unit(np.sum(members, axis=0))
+            new[:, c] = unit(decay * new[:, c] + (1 - decay) * np.array(mean))
     return new
 
 
@@ -861,9 +753,6 @@ def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weigh
     return losses
 
 
-# Diagnostics ----
-
-
 # Proxies ----
 
 
@@ -884,17 +773,12 @@ def proxy_anchor_loss(
     weights = np.ones(len(rows)) if sample_weights is None else np.asarray(sample_weights)[rows]
     pulls, pushes = [], []
     for c in classes:
-        pull = push = 0.0
-        present = False
-        for k, i in enumerate(rows):
-            if labels[i] == c:
-                present = True
-                pull += weights[k] * math.exp(-scale * (cosines[k, c] - margin))
-            else:
-                push += weights[k] * math.exp(scale * (cosines[k, c] + margin))
-        if present:
-            pulls.append(math.log1p(pull))
-        pushes.append(math.log1p(push))
+        own = np.array([labels[i] == c for i in rows], bool)
+        pull = weights[own] * np.exp(-scale * (cosines[own, c] - margin))
+        push = weights[~own] * np.exp(scale * (cosines[~own, c] + margin))
+        if own.any():
+            pulls.append(math.log1p(sum(pull)))
+        pushes.append(math.log1p(sum(push)))
     if reduction == "sum":
         return np.float64(sum(pulls) + sum(pushes))
     return np.float64(sum(pulls) / max(len(pulls), 1) + sum(pushes) / len(pushes))
@@ -902,12 +786,9 @@ def proxy_anchor_loss(
 
 @over_rows
 def proxy_nca_loss(features, labels, proxies, *, temperature=1 / 9, include_own=True):
-    def unit(x):
-        return x / (math.hypot(*map(float, x)) or 1.0)
-
     losses = []
     for x, y in zip(features, labels, strict=True):
-        scores = [-squared_distance(unit(x), unit(p)) / temperature for p in proxies.T]
+        scores = [-distance(x, p, squared=True) / temperature for p in proxies.T]
         if y >= len(scores):
             losses.append(math.nan)
             continue
@@ -985,21 +866,15 @@ views_vicreg_loss = of_views(vicreg_values)
 views_barlow_twins_loss = of_views(barlow_twins_values)
 
 
+# Diagnostics ----
+
+
 def discriminability(features, labels, *, where=None):
     """Half the mean squared distance of normalised pairs, (intra, inter), by a loop over pairs."""
-    rows = kept_rows(labels, where)
-    unit = {}
-    for i in rows:
-        norm = math.hypot(*map(float, features[i]))
-        unit[i] = (
-            np.asarray(features[i], np.float64) / norm if norm > 0 else np.zeros(features.shape[1])
-        )
     intra, inter = [], []
-    for i in rows:
-        for j in rows:
-            if i < j:
-                half = squared_distance(unit[i], unit[j]) / 2
-                (intra if labels[i] == labels[j] else inter).append(half)
+    for i, j in itertools.combinations(kept_rows(labels, where), 2):
+        half = distance(features[i], features[j], squared=True) / 2
+        (intra if labels[i] == labels[j] else inter).append(half)
     return (
         sum(intra) / len(intra) if intra else 0.0,
         sum(inter) / len(inter) if inter else 0.0,
