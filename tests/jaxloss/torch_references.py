@@ -1,7 +1,7 @@
 """The losses in PyTorch, in double precision, for gradients by its autograd.
 
 As in `references`, rows that take no part are removed first, and a per-sample function returns None
-where the loss is undefined.
+where the loss is undefined, or the sum of the terms of a row and their number.
 """
 
 from collections.abc import Callable
@@ -25,35 +25,12 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
         values = per_sample(scored[rows], labels[rows], *shared, **options)
         counted = [k for k, value in enumerate(values) if value is not None]
         if not counted:
-            return (
-                (scored * 0).nan_to_num().sum(dim=1)
-                if reduction == "none"
-                else scored.new_zeros(())
-            )
-        rows = rows[counted]
-        losses = torch.stack([values[k] for k in counted])
-        weights = losses.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
-        if reduction == "none":
-            return losses.new_zeros(len(labels)).index_put((rows,), weights * losses)
-        total = (weights * losses).sum()
-        return total if reduction == "sum" else total / weights.sum()
-
-    return loss
-
-
-def over_terms(per_sample: Callable[..., Any]) -> Callable[..., Any]:
-    """As `over_rows`, of a function that returns the sum of the terms of a row and their number."""
-
-    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
-        rows = kept_rows(labels, where)
-        values = per_sample(scored[rows], labels[rows], *shared, **options)
-        counted = [k for k, value in enumerate(values) if value is not None]
-        if not counted:
             zeros = (scored * 0).nan_to_num().sum(dim=1)
             return zeros if reduction == "none" else zeros.sum()
-        rows = rows[counted]
-        sums = torch.stack([values[k][0] for k in counted])
-        numbers = torch.tensor([float(values[k][1]) for k in counted]).to(sums)
+        rows, terms = rows[counted], [values[k] for k in counted]
+        terms = [term if isinstance(term, tuple) else (term, 1) for term in terms]
+        sums = torch.stack([total for total, _ in terms])
+        numbers = sums.new_tensor([float(number) for _, number in terms])
         weights = sums.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
         if reduction == "none":
             means = weights * sums / numbers.clamp(min=1)
@@ -145,79 +122,135 @@ def sample_margins_classifier_loss(features, labels, weights, *, similarity, **o
     return cross_entropies(logits, labels, **of_samples(features), **options)
 
 
-@over_rows
-def nca_loss(features, labels, *, temperature=1.0):
-    return _nca(features, labels, features, labels, temperature, leave_out=True)
+def of_each_anchor(of_anchor):
+    """Two losses, from `of_anchor(x, y, rows, row_labels)` of a row and those it is compared with.
+
+    These are the other rows of the batch, or the references of `loss_table.towers`.
+    """
+
+    def of_batch(features, labels, **options):
+        rest = ~torch.eye(len(labels), dtype=torch.bool)
+        anchors = zip(features, labels, rest, strict=True)
+        return [of_anchor(x, y, features[k], labels[k], **options) for x, y, k in anchors]
+
+    def of_towers(features, labels, **options):
+        rows, row_labels = -0.5 * features, torch.where(labels > 0, labels - 1, labels)
+        anchors = zip(features, labels, strict=True)
+        return [of_anchor(x, y, rows, row_labels, **options) for x, y in anchors]
+
+    return over_rows(of_batch), over_rows(of_towers)
 
 
-@over_rows
-def towers_nca_loss(features, labels, *, temperature=1.0):
-    """The references are those of `loss_table.towers`, without the masked rows."""
-    shifted = torch.where(labels > 0, labels - 1, labels)
-    return _nca(features, labels, -0.5 * features, shifted, temperature, leave_out=False)
+def _nca(x, y, rows, row_labels, *, temperature=1.0):
+    scores, same = -(x - rows).pow(2).sum(dim=1) / temperature, row_labels == y
+    return scores.logsumexp(0) - scores[same].logsumexp(0) if same.any() else None
 
 
-def _distances(features, rows, squared, normalize):
+def _prototypical(x, y, rows, row_labels, *, num_classes=None, temperature=1.0):
+    del num_classes  # The classes of the batch are the candidates with and without it.
+    present = row_labels.unique()
+    target = torch.nonzero(present == y)[:, 0]
+    if len(target) == 0:
+        return None
+    means = torch.stack([rows[row_labels == c].mean(dim=0) for c in present])
+    return F.cross_entropy(-(x - means).pow(2).sum(dim=1) / temperature, target[0])
+
+
+def _distances(x, rows, squared, normalize):
     if normalize:
-        features, rows = F.normalize(features), F.normalize(rows)
-    squares = (features[:, None] - rows[None]).pow(2).sum(dim=2)
+        x, rows = F.normalize(x, dim=0), F.normalize(rows)
+    squares = (x - rows).pow(2).sum(dim=1)
     if squared:
         return squares
     return torch.where(squares > 0, squares.clamp(min=1e-300).sqrt(), squares)
 
 
-def _triplets(features, labels, rows, row_labels, leave_out, margin, mining, soft, distances):
+def _triplet(
+    x, y, rows, row_labels, *, margin=0.2, mining="hard", soft=False, squared=False, normalize=True
+):
     hinge = F.softplus if soft else F.relu
-    distances, losses = _distances(features, rows, **distances), []
-    for i in range(len(labels)):
-        other = torch.arange(len(rows)) != (i if leave_out else -1)
-        same = distances[i, other & (row_labels == labels[i])]
-        rest = distances[i, other & (row_labels != labels[i])]
-        if not len(same) or not len(rest):
-            losses.append(None)
-            continue
-        if mining == "hard":
-            terms = hinge(same.amax() - rest.amin() + margin)[None]
-        elif mining == "semihard":
-            farther = torch.where(rest[None] > same[:, None], rest[None], torch.inf).amin(dim=1)
-            terms = hinge(same - torch.where(farther.isinf(), rest.amax(), farther) + margin)
-        else:
-            terms = hinge(same[:, None] - rest[None] + margin).flatten()
-            terms = terms[terms > 0]
-        losses.append((terms.sum(), len(terms)))
-    return losses
+    distances = _distances(x, rows, squared, normalize)
+    same, rest = distances[row_labels == y], distances[row_labels != y]
+    if not len(same) or not len(rest):
+        return None
+    if mining == "hard":
+        terms = hinge(same.amax() - rest.amin() + margin)[None]
+    elif mining == "semihard":
+        farther = torch.where(rest[None] > same[:, None], rest[None], torch.inf).amin(dim=1)
+        terms = hinge(same - torch.where(farther.isinf(), rest.amax(), farther) + margin)
+    else:
+        terms = hinge(same[:, None] - rest[None] + margin).flatten()
+        terms = terms[terms > 0]
+    return terms.sum(), len(terms)
 
 
-@over_terms
-def triplet_loss(
-    features,
-    labels,
-    *,
-    margin=0.2,
-    mining="hard",
-    soft=False,
-    squared=False,
+def _pairs(x, y, rows, row_labels, normalize):
+    """Cosines `[m]`, and the overlaps of the labels."""
+    if normalize:
+        x, rows = F.normalize(x, dim=0), F.normalize(rows)
+    if row_labels.ndim == 1:
+        return rows @ x, (row_labels == y).to(x)
+    known = (y >= 0) & (row_labels >= 0)
+    both, either = (y > 0) & (row_labels > 0) & known, ((y > 0) | (row_labels > 0)) & known
+    return rows @ x, both.sum(dim=1).to(x) / either.sum(dim=1).clamp(min=1)
+
+
+def _supervised_contrastive(*anchor, temperature=0.1, denominator="all", normalize=True):
+    cosines, overlaps = _pairs(*anchor, normalize)
+    logits, positive = cosines / temperature, overlaps > 0
+    if not positive.any():
+        return None
+    if denominator == "all":
+        total = logits.logsumexp(0)
+    else:
+        own = logits[positive][:, None]
+        total = torch.cat([own, logits[~positive].expand(len(own), -1)], 1).logsumexp(1)
+    weights = overlaps[positive]
+    return (weights * (total - logits[positive])).sum() / weights.sum()
+
+
+def _multi_similarity(
+    *anchor,
+    positive_scale=2.0,
+    negative_scale=50.0,
+    threshold=0.5,
+    mining_margin=None,
     normalize=True,
 ):
-    options = {"squared": squared, "normalize": normalize}
-    return _triplets(features, labels, features, labels, True, margin, mining, soft, options)
+    cosines, overlaps = _pairs(*anchor, normalize)
+    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
+    if mining_margin is not None:
+        if len(positives) == 0 or len(negatives) == 0:
+            return cosines.sum() * 0
+        hard = positives[positives < negatives.max() + mining_margin]
+        negatives = negatives[negatives > positives.min() - mining_margin]
+        positives = hard
+    first = torch.exp(-positive_scale * (positives - threshold)).sum().log1p() / positive_scale
+    return (
+        first + torch.exp(negative_scale * (negatives - threshold)).sum().log1p() / negative_scale
+    )
 
 
-@over_terms
-def towers_triplet_loss(
-    features,
-    labels,
-    *,
-    margin=0.2,
-    mining="hard",
-    soft=False,
-    squared=False,
-    normalize=True,
-):
-    """The references are those of `loss_table.towers`, without the masked rows."""
-    options = {"squared": squared, "normalize": normalize}
-    rows, row_labels = -0.5 * features, torch.where(labels > 0, labels - 1, labels)
-    return _triplets(features, labels, rows, row_labels, False, margin, mining, soft, options)
+def _circle(*anchor, margin=0.4, scale=80.0, normalize=True):
+    cosines, overlaps = _pairs(*anchor, normalize)
+    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
+    if len(positives) == 0 or len(negatives) == 0:
+        return None
+    of_positives = F.relu(1 + margin - positives.detach()) * (positives - (1 - margin))
+    of_negatives = F.relu(negatives.detach() + margin) * (negatives - margin)
+    pairs = scale * (of_negatives[:, None] - of_positives[None])
+    # `F.softplus` is rounded above 20.
+    return torch.logaddexp(cosines.new_zeros(()), pairs.flatten().logsumexp(0))
+
+
+nca_loss, towers_nca_loss = of_each_anchor(_nca)
+prototypical_loss, towers_prototypical_loss = of_each_anchor(_prototypical)
+supervised_contrastive_loss, towers_supervised_contrastive_loss = of_each_anchor(
+    _supervised_contrastive
+)
+multi_similarity_loss, towers_multi_similarity_loss = of_each_anchor(_multi_similarity)
+circle_loss, towers_circle_loss = of_each_anchor(_circle)
+triplet_loss, towers_triplet_loss = of_each_anchor(_triplet)
 
 
 def _tower_logits(queries, keys, ids, normalize):
@@ -265,149 +298,6 @@ def _over_pairs(values):
 
 paired_info_nce_loss = _over_pairs(info_nce_values)
 paired_sigmoid_contrastive_loss = _over_pairs(sigmoid_contrastive_values)
-
-
-def _nca(features, labels, rows, row_labels, temperature, *, leave_out):
-    scores = -(features[:, None] - rows[None]).pow(2).sum(dim=2) / temperature
-    losses = []
-    for i in range(len(labels)):
-        other = torch.ones(len(rows), dtype=torch.bool)
-        other[i] = not leave_out
-        same = other & (row_labels == labels[i])
-        defined = bool(same.any())
-        losses.append(
-            scores[i, other].logsumexp(0) - scores[i, same].logsumexp(0) if defined else None
-        )
-    return losses
-
-
-def cosines_of_pairs(features, labels, rows=None, row_labels=None, *, normalize=True):
-    """Cosines `[n, m]`, the overlaps of the labels, and a mask without the anchors themselves."""
-    leave_out = rows is None
-    if rows is None or row_labels is None:
-        rows, row_labels = features, labels
-    if normalize:
-        features, rows = F.normalize(features), F.normalize(rows)
-    if labels.ndim == 1:
-        overlaps = (labels[:, None] == row_labels[None]).to(features)
-    else:
-        known = (labels[:, None] >= 0) & (row_labels[None] >= 0)
-        ours, theirs = labels[:, None] > 0, row_labels[None] > 0
-        both, either = ours & theirs & known, (ours | theirs) & known
-        overlaps = both.sum(dim=2).to(features) / either.sum(dim=2).clamp(min=1)
-    other = torch.ones_like(overlaps, dtype=torch.bool)
-    return features @ rows.T, overlaps, other.fill_diagonal_(False) if leave_out else other
-
-
-def of_batch(formula):
-    """The loss of a batch without references, from `formula(cosines, overlaps, mask)`."""
-
-    def loss(features, labels, *, normalize=True, **options):
-        return formula(*cosines_of_pairs(features, labels, normalize=normalize), **options)
-
-    return over_rows(loss)
-
-
-def of_towers(formula):
-    """The references are those of `loss_table.towers`, without the masked rows."""
-
-    def loss(features, labels, **options):
-        shifted = torch.where(labels > 0, labels - 1, labels)
-        return formula(*cosines_of_pairs(features, labels, -0.5 * features, shifted), **options)
-
-    return over_rows(loss)
-
-
-def of_each_anchor(formula):
-    def losses(cosines, overlaps, other, **options):
-        rows = zip(cosines, overlaps, other, strict=True)
-        return [formula(s[k], w[k], **options) for s, w, k in rows]
-
-    return losses
-
-
-@of_each_anchor
-def _supervised_contrastive(cosines, overlaps, *, temperature=0.1, denominator="all"):
-    logits, positive = cosines / temperature, overlaps > 0
-    if not positive.any():
-        return None
-    if denominator == "all":
-        total = logits.logsumexp(0)
-    else:
-        own = logits[positive][:, None]
-        total = torch.cat([own, logits[~positive].expand(len(own), -1)], 1).logsumexp(1)
-    weights = overlaps[positive]
-    return (weights * (total - logits[positive])).sum() / weights.sum()
-
-
-@of_each_anchor
-def _multi_similarity(
-    cosines,
-    overlaps,
-    *,
-    positive_scale=2.0,
-    negative_scale=50.0,
-    threshold=0.5,
-    mining_margin=None,
-):
-    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
-    if mining_margin is not None:
-        if len(positives) == 0 or len(negatives) == 0:
-            return cosines.sum() * 0
-        hard = positives[positives < negatives.max() + mining_margin]
-        negatives = negatives[negatives > positives.min() - mining_margin]
-        positives = hard
-    first = torch.exp(-positive_scale * (positives - threshold)).sum().log1p() / positive_scale
-    return (
-        first + torch.exp(negative_scale * (negatives - threshold)).sum().log1p() / negative_scale
-    )
-
-
-@of_each_anchor
-def _circle(cosines, overlaps, *, margin=0.4, scale=80.0):
-    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
-    if len(positives) == 0 or len(negatives) == 0:
-        return None
-    of_positives = F.relu(1 + margin - positives.detach()) * (positives - (1 - margin))
-    of_negatives = F.relu(negatives.detach() + margin) * (negatives - margin)
-    pairs = scale * (of_negatives[:, None] - of_positives[None])
-    # `F.softplus` is rounded above 20.
-    return torch.logaddexp(cosines.new_zeros(()), pairs.flatten().logsumexp(0))
-
-
-supervised_contrastive_loss = of_batch(_supervised_contrastive)
-multi_similarity_loss = of_batch(_multi_similarity)
-circle_loss = of_batch(_circle)
-towers_supervised_contrastive_loss = of_towers(_supervised_contrastive)
-towers_multi_similarity_loss = of_towers(_multi_similarity)
-towers_circle_loss = of_towers(_circle)
-
-
-@over_rows
-def prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
-    del num_classes  # The classes of the batch are the candidates with and without it.
-    rest = [torch.arange(len(labels)) != i for i in range(len(labels))]
-    triples = zip(features, labels, rest, strict=True)
-    return [_prototypical(x, y, features[k], labels[k], temperature) for x, y, k in triples]
-
-
-@over_rows
-def towers_prototypical_loss(features, labels, *, num_classes=None, temperature=1.0):
-    """The references are those of `loss_table.towers`, without the masked rows."""
-    del num_classes
-    rows, row_labels = -0.5 * features, torch.where(labels > 0, labels - 1, labels)
-    pairs = zip(features, labels, strict=True)
-    return [_prototypical(x, y, rows, row_labels, temperature) for x, y in pairs]
-
-
-def _prototypical(feature, label, rows, row_labels, temperature):
-    """The loss of one sample, None without a row of its class."""
-    present = row_labels.unique()
-    target = torch.nonzero(present == label)[:, 0]
-    if len(target) == 0:
-        return None
-    means = torch.stack([rows[row_labels == c].mean(dim=0) for c in present])
-    return F.cross_entropy(-(feature - means).pow(2).sum(dim=1) / temperature, target[0])
 
 
 def classifier_projector(weights, epsilon=1e-4):
