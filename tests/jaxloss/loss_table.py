@@ -316,7 +316,9 @@ def loss_row(
 
 def as_jax(option: Any) -> Any:
     """The annotations say JAX arrays, whose numbers must be exact in float32."""
-    return jnp.asarray(option, np.float32) if isinstance(option, np.ndarray) else option
+    if not isinstance(option, np.ndarray):
+        return option
+    return jnp.asarray(option, np.int32 if option.dtype == np.int32 else np.float32)
 
 
 def in_blocks(size: int | None) -> dict[str, Any]:
@@ -379,55 +381,30 @@ def two_tower_row(loss: str, name: str, size: int | None = None, **options: Any)
     )
 
 
-def triplet_row(suffix: str, size: int | None = None, **options: Any) -> LossRow:
-    """A variant of the triplet loss, of the batch itself or of references made of it."""
+def anchor_row(
+    loss: str, suffix: str, size: int | None = None, multi_hot: bool = False, **options: Any
+) -> LossRow:
+    """A variant of a loss of anchors, compared with the batch or with references made of it."""
     of_references = suffix.startswith("references")
     return loss_row(
-        "triplet",
+        loss,
         "features",
-        name=f"triplet_{suffix}",
-        formula="towers_triplet" if of_references else "",
+        name=f"{loss}_{suffix}",
+        formula=f"towers_{loss}" if of_references else "",
+        make_inputs=features_and_targets if multi_hot else None,
         kwargs=options,
-        bounds_labels=False,
-        needs_positives=not of_references,
+        multi_hot=multi_hot,
+        bounds_labels="num_classes" in options,
+        needs_positives=not (of_references or multi_hot or loss == "multi_similarity"),
+        constant=(0,) if loss == "circle" else (),
         **in_blocks(size),
-    )
-
-
-def metric_row(loss: str, suffix: str, size: int | None = None, **options: Any) -> LossRow:
-    """A variant of a metric loss, of the batch itself or of references made of it."""
-    of_references = suffix.startswith("references")
-    return loss_row(
-        loss,
-        "features",
-        name=f"{loss}_{suffix}",
-        formula=f"towers_{loss}" if of_references else "",
-        kwargs={"temperature": 1.3, **options},
-        bounds_labels=bool(options),
-        needs_positives=not of_references,
-        **in_blocks(size),
-    )
-
-
-def pair_row(loss: str, suffix: str, size: int | None = None, **facts: Any) -> LossRow:
-    """A variant of a loss of cosines, of the batch itself or of references made of it."""
-    of_references = suffix.startswith("references")
-    counts_positives = loss != "multi_similarity" and not facts.get("multi_hot")
-    return loss_row(
-        loss,
-        "features",
-        name=f"{loss}_{suffix}",
-        formula=f"towers_{loss}" if of_references else "",
-        bounds_labels=False,
-        needs_positives=counts_positives and not of_references,
-        **in_blocks(size),
-        **facts,
     )
 
 
 TEMPERATURE = {"temperature": (0.0, -1.0)}
 TEMPERATURES = {f"{sign}_temperature": (0.0, -1.0) for sign in ("positive", "negative")}
 NUM_CLASSES = {"num_classes": CLASSES}
+NEGATIVES = {"denominator": "negatives"}
 
 LOSSES = (
     loss_row("softmax", "logits", invalid={"label_smoothing": (-0.1, 1.0, 1.5)}),
@@ -541,52 +518,50 @@ VARIANTS = (
         multi_hot=True,
     ),
     # Tiles that do not divide the batch, on and below the diagonal.
-    metric_row("nca", "in_tiles", 3),
-    metric_row("nca", "references"),
-    metric_row("nca", "references_in_tiles", 3),
+    anchor_row("nca", "in_tiles", 3, temperature=1.3),
+    anchor_row("nca", "references", temperature=1.3),
+    anchor_row("nca", "references_in_tiles", 3, temperature=1.3),
     # Tiles of one class, and tiles that do not divide the classes.
-    metric_row("prototypical", "in_tiles", 1),
-    metric_row("prototypical", "num_classes", **NUM_CLASSES),
-    metric_row("prototypical", "num_classes_in_tiles", 3, **NUM_CLASSES),
-    metric_row("prototypical", "references"),
-    metric_row("prototypical", "references_in_tiles", 2),
-    metric_row("prototypical", "references_num_classes", **NUM_CLASSES),
-    pair_row("supervised_contrastive", "in_tiles", 3),
-    pair_row("supervised_contrastive", "references_in_tiles", 3),
-    pair_row(
-        "supervised_contrastive",
-        "negatives_in_tiles",
-        3,
-        kwargs={"denominator": "negatives", "temperature": 0.4},
-    ),
-    pair_row(
-        "supervised_contrastive",
-        "references_negatives",
-        kwargs={"denominator": "negatives", "temperature": 0.4},
-    ),
-    pair_row(
-        "supervised_contrastive",
-        "multi_hot",
-        kwargs={"temperature": 0.3, "normalize": False},
-        make_inputs=features_and_targets,
-        multi_hot=True,
-    ),
-    pair_row(
+    anchor_row("prototypical", "in_tiles", 1, temperature=1.3),
+    anchor_row("prototypical", "num_classes", temperature=1.3, **NUM_CLASSES),
+    anchor_row("prototypical", "num_classes_in_tiles", 3, temperature=1.3, **NUM_CLASSES),
+    anchor_row("prototypical", "references", temperature=1.3),
+    anchor_row("prototypical", "references_in_tiles", 2, temperature=1.3),
+    anchor_row("prototypical", "references_num_classes", temperature=1.3, **NUM_CLASSES),
+    anchor_row("supervised_contrastive", "in_tiles", 3),
+    anchor_row("supervised_contrastive", "references_in_tiles", 3),
+    anchor_row("supervised_contrastive", "negatives_in_tiles", 3, temperature=0.4, **NEGATIVES),
+    anchor_row("supervised_contrastive", "references_negatives", temperature=0.4, **NEGATIVES),
+    anchor_row("supervised_contrastive", "multi_hot", None, True, temperature=0.3, normalize=False),
+    anchor_row(
         "supervised_contrastive",
         "multi_hot_negatives_in_tiles",
         3,
-        kwargs={"denominator": "negatives", "temperature": 0.3},
-        make_inputs=features_and_targets,
         multi_hot=True,
+        temperature=0.3,
+        **NEGATIVES,
     ),
-    pair_row("multi_similarity", "mined_in_tiles", 3, kwargs={"mining_margin": 0.2}),
-    pair_row(
+    anchor_row("multi_similarity", "mined_in_tiles", 3, mining_margin=0.2),
+    anchor_row(
         "multi_similarity",
         "references_mined",
-        kwargs={"mining_margin": 0.2, "threshold": 0.1, "negative_scale": 7.0},
+        mining_margin=0.2,
+        threshold=0.1,
+        negative_scale=7.0,
     ),
-    pair_row("circle", "in_tiles", 3, kwargs={"scale": 6.0}, constant=(0,)),
-    pair_row("circle", "references_in_tiles", 3, kwargs={"scale": 6.0}, constant=(0,)),
+    anchor_row("circle", "in_tiles", 3, scale=6.0),
+    anchor_row("circle", "references_in_tiles", 3, scale=6.0),
+    anchor_row("triplet", "in_tiles", 3, margin=0.5, squared=True),
+    anchor_row("triplet", "references_in_tiles", 3, soft=True),
+    anchor_row("triplet", "semihard", mining="semihard"),
+    anchor_row(
+        "triplet", "semihard_in_blocks", 3, mining="semihard", squared=True, normalize=False
+    ),
+    anchor_row("triplet", "references_semihard", mining="semihard", soft=True),
+    anchor_row("triplet", "all", mining="all"),
+    anchor_row("triplet", "all_in_blocks", 5, mining="all", squared=True, margin=0.6),
+    anchor_row("triplet", "references_all", mining="all", normalize=False),
+    anchor_row("triplet", "all_soft_in_blocks", 3, mining="all", soft=True),
     # A loss of cosines gets features that are normalised before they are projected.
     loss_row(
         "direct_sum",
@@ -597,15 +572,6 @@ VARIANTS = (
         numpy={"metric": partial(references.supervised_contrastive_loss, normalize=False)},
         torch={"metric": from_torch("supervised_contrastive_loss", normalize=False)},
     ),
-    triplet_row("in_tiles", 3, margin=0.5, squared=True),
-    triplet_row("references_in_tiles", 3, soft=True),
-    triplet_row("semihard", mining="semihard"),
-    triplet_row("semihard_in_blocks", 3, mining="semihard", squared=True, normalize=False),
-    triplet_row("references_semihard", mining="semihard", soft=True),
-    triplet_row("all", mining="all"),
-    triplet_row("all_in_blocks", 5, mining="all", squared=True, margin=0.6),
-    triplet_row("references_all", mining="all", normalize=False),
-    triplet_row("all_soft_in_blocks", 3, mining="all", soft=True),
     two_tower_row("info_nce", "info_nce", temperature=0.3),
     two_tower_row(
         "info_nce", "info_nce_one_way_in_tiles", 3, temperature=0.3, symmetric=False, further=True
@@ -665,18 +631,14 @@ VARIANTS = (
         "prototypes",
         name="prototype_assigned",
         make_inputs=partial(prototype_inputs, num_prototypes=6),
-        own={"assignment": jnp.asarray(ASSIGNMENT)},
-        numpy={"assignment": ASSIGNMENT},
-        torch={"assignment": ASSIGNMENT},
+        kwargs={"assignment": ASSIGNMENT},
     ),
     loss_row(
         "dot_regression",
         "prototypes",
         name="dot_regression_assigned_lengths",
         make_inputs=partial(prototype_inputs, num_prototypes=6),
-        own={"assignment": jnp.asarray(ASSIGNMENT), "lengths": jnp.asarray(LENGTHS, np.float32)},
-        numpy={"assignment": ASSIGNMENT, "lengths": LENGTHS},
-        torch={"assignment": ASSIGNMENT, "lengths": LENGTHS},
+        kwargs={"assignment": ASSIGNMENT, "lengths": LENGTHS},
         constant=(0,),
     ),
     loss_row(
