@@ -818,46 +818,36 @@ def of_views(values):
     return loss
 
 
-def weighted_moments(a, b, weights):
-    """`Σ s (a − ā)(b − b̄) / Σ s` of two columns. Deviations of equal numbers are exactly 0."""
-    total = sum(weights)
-    mean_a = a[0] + sum(weights * (a - a[0])) / total
-    mean_b = b[0] + sum(weights * (b - b[0])) / total
-    return sum(weights * (a - mean_a) * (b - mean_b)) / total
+def covariances(*views, weights, ddof=0):
+    """Of all dimensions. Deviations of equal numbers are exactly 0."""
+    shifted = np.concatenate([view - view[0] for view in views], axis=1)
+    return np.cov(shifted.T, aweights=weights, ddof=ddof)
 
 
 def vicreg_values(
     first, second, weights, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4
 ):
-    dim, total = first.shape[1], sum(weights)
+    dim = first.shape[1]
     squared = [s * squared_distance(a, b) for s, a, b in zip(weights, first, second, strict=True)]
-    value = invariance * sum(squared) / total / dim
+    value = invariance * sum(squared) / sum(weights) / dim
     if len(weights) < 2:
         return value
-    unbiased = 1 / (1 - sum((s / total) ** 2 for s in weights))
     for view in (first, second):
-        for j in range(dim):
-            spread = math.sqrt(
-                weighted_moments(view[:, j], view[:, j], weights) * unbiased + epsilon
-            )
-            value += variance * max(0.0, 1.0 - spread) / dim
-            for k in range(dim):
-                moment = weighted_moments(view[:, j], view[:, k], weights) * unbiased
-                value += covariance * moment**2 / dim if k != j else 0.0
+        matrix = covariances(view, weights=weights, ddof=1)
+        spreads = np.sqrt(np.diag(matrix) + epsilon)
+        value += variance * np.mean(np.maximum(0, 1 - spreads))
+        value += covariance * np.sum((matrix - np.diag(np.diag(matrix))) ** 2) / dim
     return value
 
 
 def barlow_twins_values(first, second, weights, *, off_diagonal=5e-3):
     dim, value = first.shape[1], 0.0
-    spreads = [
-        [math.sqrt(weighted_moments(view[:, j], view[:, j], weights)) for j in range(dim)]
-        for view in (first, second)
-    ]
+    matrix = covariances(first, second, weights=weights)
+    spreads = np.sqrt(np.diag(matrix))
     for j in range(dim):
         for k in range(dim):
-            scale = spreads[0][j] * spreads[1][k]
-            moment = weighted_moments(first[:, j], second[:, k], weights)
-            correlation = moment / scale if scale > 0 else 0.0
+            scale = spreads[j] * spreads[dim + k]
+            correlation = matrix[j, dim + k] / scale if scale > 0 else 0.0
             value += (1 - correlation) ** 2 if j == k else off_diagonal * correlation**2
     return value
 

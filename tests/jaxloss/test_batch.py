@@ -1,7 +1,6 @@
-"""The rows that a loss compares its samples with."""
+"""Errors in the rows that a loss compares its samples with."""
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxloss._batch import reference_rows
@@ -9,35 +8,6 @@ from tests.jaxloss.harness import raises
 
 FEATURES = jnp.ones((3, 2))
 REFERENCES, LABELS = jnp.ones((4, 2)), jnp.array([0, -1, 2, 1])
-
-
-def checked(references, labels, where=None):
-    rows = reference_rows(references, labels, where, FEATURES)
-    assert rows is not None
-    return rows
-
-
-def test_no_references():
-    assert reference_rows(None, None, None, FEATURES) is None
-
-
-def test_references_without_a_mask():
-    rows, labels, valid = checked(REFERENCES, LABELS)
-    np.testing.assert_array_equal(valid, [True, False, True, True])
-    np.testing.assert_array_equal(rows, REFERENCES)
-    np.testing.assert_array_equal(labels, LABELS)
-
-
-def test_masked_references():
-    where = jnp.array([True, True, False, True])
-    _, _, valid = checked(REFERENCES, LABELS, where)
-    np.testing.assert_array_equal(valid, [True, False, False, True])
-
-
-def test_no_rows_are_references_too():
-    rows, labels, valid = checked(REFERENCES[:0], LABELS[:0])
-    assert rows.shape == (0, 2)
-    assert labels.shape == valid.shape == (0,)
 
 
 @pytest.mark.parametrize(

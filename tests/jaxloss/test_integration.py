@@ -9,7 +9,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import enable_x64, magnitude, raises
+from tests.jaxloss.harness import enable_x64, raises
 from tests.jaxloss.loss_table import CLASSES, classifier_inputs
 
 SUMS = {
@@ -18,14 +18,6 @@ SUMS = {
     "spectral_sum": jaxloss.spectral_sum_loss,
 }
 every_sum = pytest.mark.parametrize("name", SUMS)
-CLASSIFICATION = {
-    "softmax": (jaxloss.softmax_loss, references.softmax_loss),
-    "sigmoid": (jaxloss.sigmoid_loss, references.sigmoid_loss),
-    "margin": (
-        partial(jaxloss.margin_softmax_loss, margin=-0.2, scale=2.0),
-        partial(references.margin_softmax_loss, margin=-0.2, scale=2.0),
-    ),
-}
 OF_A_CLASSIFIER = {
     "classifier": (
         partial(jaxloss.classifier_loss, scale=1.7, margin=0.1, block_size=3),
@@ -40,86 +32,10 @@ OF_A_CLASSIFIER = {
         partial(references.group_softmax_loss, num_groups=3),
     ),
 }
-METRIC = {
-    "nca": (jaxloss.nca_loss, references.nca_loss),
-    "nca 3": (
-        partial(jaxloss.nca_loss, temperature=3.0),
-        partial(references.nca_loss, temperature=3.0),
-    ),
-    "proto": (jaxloss.prototypical_loss, references.prototypical_loss),
-}
 
 
 def problem(seed=90, n=12):
     return classifier_inputs(np.random.default_rng(seed), n, np.float64)
-
-
-def gradients(loss, args, **options):
-    """Float64 gradients of the features, weights and bias."""
-    with enable_x64(True):
-        features, labels, *rest = map(jnp.asarray, args)
-
-        def objective(features, *rest):
-            return loss(features, labels, *rest, **options)
-
-        grads = jax.jit(jax.grad(objective, argnums=(0, 1, 2)))(features, *rest)
-        return [np.asarray(g) for g in grads]
-
-
-def metric_gradients(loss, args, **options):
-    """The gradients of the metric loss: the change from weight 0 to weight 1."""
-
-    def part(*args):
-        once, twice = (loss(*args, metric_weight=w, **options) for w in (1.0, 2.0))
-        return twice - once
-
-    return gradients(part, args)
-
-
-@pytest.mark.parametrize(
-    ("name", "classification", "metric"),
-    [
-        ("sum", "margin", "nca"),
-        ("direct_sum", "softmax", "nca 3"),
-        ("direct_sum", "sigmoid", "proto"),
-        ("spectral_sum", "margin", "proto"),
-    ],
-)
-def test_any_two_losses(name, classification, metric):
-    args = problem()
-    where = np.arange(12) % 5 != 1
-    weights = np.linspace(0.4, 1.6, 12)
-    ours, theirs = CLASSIFICATION[classification][0], METRIC[metric][0]
-    expected = getattr(references, f"{name}_loss")(
-        *args,
-        classification=CLASSIFICATION[classification][1],
-        metric=METRIC[metric][1],
-        metric_weight=0.7,
-        where=where,
-        sample_weights=weights,
-    )
-    with enable_x64(True):
-        loss = partial(SUMS[name], classification_loss=ours, metric_loss=theirs, metric_weight=0.7)
-        got = jax.jit(loss)(*map(jnp.asarray, args), where=where, sample_weights=weights)
-        np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", [jaxloss.nca_loss, jaxloss.prototypical_loss])
-def test_direct_sums_metric_gradient_is_orthogonal_to_the_classifier(metric):
-    args = problem(93)
-    weights = args[2]
-    plain = metric_gradients(jaxloss.sum_loss, args, metric_loss=metric)[0]
-    complement = metric_gradients(jaxloss.direct_sum_loss, args, metric_loss=metric, epsilon=1e-10)
-    assert magnitude(plain @ weights) > 1e-2
-    assert magnitude(complement[0]) > 1e-3
-    np.testing.assert_allclose(complement[0] @ weights, 0, atol=1e-9)
-    # An epsilon leaves eps / (sigma^2 + eps) of each singular direction.
-    soft = metric_gradients(jaxloss.direct_sum_loss, args, metric_loss=metric)[0]
-    singular = np.linalg.svd(weights, compute_uv=False)
-    bound = np.max(1e-4 * singular / (singular**2 + 1e-4))
-    for row, free in zip(soft @ weights, plain, strict=True):
-        assert np.linalg.norm(row) <= 10 * bound * max(np.linalg.norm(free), 1e-3)
 
 
 @pytest.mark.parametrize("dim", [CLASSES, CLASSES - 1, 1])
@@ -132,14 +48,8 @@ def test_direct_sum_needs_more_dimensions_than_classes(dim):
     assert str(CLASSES) in str(caught.value)
     for loss in (jaxloss.spectral_sum_loss, jaxloss.sum_loss):
         assert jax.eval_shape(loss, features, labels, weights).shape == ()
-
-
-def test_direct_sum_with_just_enough_dimensions():
-    rng = np.random.default_rng(97)
-    args = classifier_inputs(rng, 12, np.float64, dim=CLASSES + 1)
-    with enable_x64(True):
-        got = np.asarray(jax.jit(jaxloss.direct_sum_loss)(*map(jnp.asarray, args)))
-    np.testing.assert_allclose(got, references.direct_sum_loss(*args), rtol=1e-9)
+    enough = jnp.zeros((5, CLASSES + 1)), labels, jnp.zeros((CLASSES + 1, CLASSES))
+    assert jax.eval_shape(jaxloss.direct_sum_loss, *enough).shape == ()
 
 
 @pytest.mark.parametrize(
@@ -151,18 +61,24 @@ def test_direct_sum_with_just_enough_dimensions():
     ],
 )
 def test_classification_losses_of_a_classifier(name, classification):
+    """With a metric loss and a weight that are not the defaults."""
     ours, theirs = OF_A_CLASSIFIER[classification]
     args = problem(101)
     args = args[:3] if classification == "cosine" else args
     common = {"where": np.arange(12) != 4, "sample_weights": np.linspace(0.4, 1.6, 12)}
     with enable_x64(True):
-        run = jax.jit(partial(SUMS[name], classification_loss=ours))
+        metric_loss = partial(jaxloss.nca_loss, temperature=3.0)
+        options = {"metric_loss": metric_loss, "metric_weight": 0.7}
+        run = jax.jit(partial(SUMS[name], classification_loss=ours, **options))
         got = np.asarray(run(*map(jnp.asarray, args), **common))
-    of_softmax = references.softmax_loss(
-        references.linear_logits(args[0], *args[2:]), args[1], **common
+    expected = getattr(references, f"{name}_loss")(
+        *args,
+        classification=lambda logits, labels, **common: theirs(*args, **common),
+        metric=partial(references.nca_loss, temperature=3.0),
+        metric_weight=0.7,
+        **common,
     )
-    metric = getattr(references, f"{name}_loss")(*args, **common) - of_softmax
-    np.testing.assert_allclose(got, theirs(*args, **common) + metric, rtol=1e-9)
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
 def test_a_jitted_classification_loss_takes_the_classifier():

@@ -156,12 +156,6 @@ def test_traced_temperatures_and_their_gradients(loss):
     close(got, (np.array(moved[0]) - moved[1]) / 2e-6, 1e-7)
 
 
-def test_traced_focus_and_clip(problem):
-    got = in_float64(asymmetric, *problem, positive_focus=1.0, negative_focus=2.5, clip=0.1)
-    expected = references.asymmetric_loss(*problem, positive_focus=1, negative_focus=2.5, clip=0.1)
-    close(got, expected)
-
-
 # The baselines ----
 
 

@@ -276,13 +276,3 @@ def test_sharded_loss_of_a_function_of_ones_own():
     spread = jaxloss.sharded_loss(partial(scaled, scale=3.0), mesh(), "batch")
     got = jax.jit(spread)(Z, Y, where=where)
     assert float(got) == pytest.approx(float(3 * jaxloss.softmax_loss(Z, Y, where=where)))
-
-
-@pytest.mark.slow
-def test_sharded_loss_with_classes_over_an_axis():
-    devices = mesh((2, 2), ("a", "b"))
-    spread = jaxloss.sharded_loss(jaxloss.classifier_loss, devices, "a")
-    run = partial(spread, class_axis_name="b")
-    got = jax.jit(jax.value_and_grad(run, (0, 2, 3)))(X, Y, W, B)
-    expected = jax.value_and_grad(jaxloss.classifier_loss, (0, 2, 3))(X, Y, W, B)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)

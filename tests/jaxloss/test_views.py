@@ -1,4 +1,4 @@
-"""VICReg and Barlow Twins: terms, the contract, weights, limits, and errors."""
+"""VICReg and Barlow Twins: the contract for both views, limits, and errors."""
 
 from functools import cache, partial
 from typing import Any
@@ -13,7 +13,6 @@ from jaxloss.testing import check_loss
 from tests.jaxloss.harness import (
     QUICK,
     assert_close,
-    enable_x64,
     magnitude,
     raises,
     unchecked,
@@ -42,51 +41,17 @@ def arrays(dtype: Any = np.float32):
 
 
 @cache
-def evaluator(loss, reduction):
-    def value(views, where, sample_weights):
-        options = {"where": where, "sample_weights": sample_weights, "reduction": reduction}
-        return loss(*views, **options)
+def evaluator(loss):
+    def value(views, where):
+        return loss(*views, where=where)
 
     return jax.jit(jax.value_and_grad(value), compiler_options=QUICK)
 
 
-def results(
-    loss: Any,
-    first: Any,
-    second: Any,
-    where: Any = None,
-    sample_weights: Any = None,
-    reduction: Any = "mean",
-) -> Any:
+def results(loss: Any, first: Any, second: Any, where: Any = None) -> Any:
     """The value, and the gradients for both views."""
-    n = len(first)
-    where = jnp.ones(n, bool) if where is None else jnp.asarray(where)
-    weights = np.ones(n) if sample_weights is None else sample_weights
-    weights = jnp.asarray(weights, jnp.float64 if first.dtype == jnp.float64 else jnp.float32)
-    run = evaluator(loss, reduction)
-    return jax.tree.map(np.asarray, run((first, second), where, weights))
-
-
-# Terms ----
-
-
-def test_terms_of_vicreg():
-    """Each by its own weight; together they are the loss."""
-    first, second = problem()
-    matrices = [np.cov(view.T) for view in (first, second)]
-    spreads = [np.sqrt(np.diag(matrix) + 1e-4) for matrix in matrices]
-    expected = {
-        "invariance": np.mean((first - second) ** 2),
-        "variance": sum(np.mean(np.maximum(0, 1 - s)) for s in spreads),
-        "covariance": sum(np.sum((m - np.diag(np.diag(m))) ** 2) / DIM for m in matrices),
-    }
-    assert expected["variance"] > 0.1
-    nothing = dict.fromkeys(expected, 0.0)
-    for name, term in expected.items():
-        got = jaxloss.vicreg_loss(*arrays(), **(nothing | {name: 1.0}))  # pyright: ignore
-        np.testing.assert_allclose(got, term, rtol=1e-5)
-    total = 25 * expected["invariance"] + 25 * expected["variance"] + expected["covariance"]
-    np.testing.assert_allclose(jaxloss.vicreg_loss(*arrays()), total, rtol=1e-5)
+    where = jnp.ones(len(first), bool) if where is None else jnp.asarray(where)
+    return jax.tree.map(np.asarray, evaluator(loss)((first, second), where))
 
 
 # Contract ----
@@ -103,26 +68,6 @@ def test_the_contract_is_kept(loss):
 
     with unchecked():
         check_loss(loss, make_views)
-
-
-@every_loss
-def test_weights(loss):
-    """Their scale matters for the sum alone, and a row of weight 0 for nothing."""
-    weights = np.linspace(0.3, 2.0, N) * (np.arange(N) != 4)
-    keep = weights > 0
-    with enable_x64(True):
-        first, second = arrays(np.float64)
-        value, grads = results(loss, first, second, sample_weights=weights)
-        scaled = results(loss, first, second, sample_weights=7 * weights)
-        masked = results(loss, first, second, keep, np.where(keep, weights, 1))
-        total = results(loss, first, second, sample_weights=weights, reduction="sum")
-        plain = results(loss, first, second)
-        equal = results(loss, first, second, sample_weights=np.full(N, 0.4))
-    assert_close(scaled, (value, grads), 1e-12)
-    assert_close(masked, (value, grads), 1e-12)
-    assert_close(total, (value * weights.sum(), tuple(g * weights.sum() for g in grads)), 1e-12)
-    assert_close(equal, plain, 1e-12)
-    assert abs(value - plain[0]) > 1e-3
 
 
 # Limits ----
