@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from tests.jaxloss.loss_table import LossRow
+from tests.jaxloss.loss_table import FunctionRow, LossRow
 
 QUICK = {
     "xla_backend_optimization_level": 0,
@@ -49,6 +49,11 @@ def raises(error: type[Exception], match: str = ""):
     with unchecked(), pytest.raises(error, match=match or None) as caught:
         yield caught
     assert caught.type is error
+
+
+def over(rows: Sequence[FunctionRow]) -> pytest.MarkDecorator:
+    """A test of each of these rows of the loss table."""
+    return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
 
 
 class Batch(NamedTuple):

@@ -66,8 +66,6 @@ class LossRow(FunctionRow):
     kind: Kind
     """The kind of positional arguments. "targets" means logits with multi-label targets."""
     is_variant: bool = False
-    bounds_labels: bool = True
-    """Whether the loss has a number of classes, so that a label can be too large."""
     multi_hot: bool = False
     terms: Literal["samples", "classes"] | None = "samples"
     """The axis of the result of `reduction="none"`; None if the loss does not support it."""
@@ -79,6 +77,11 @@ class LossRow(FunctionRow):
     constant: tuple[int, ...] = ()
     """The positions that the loss also depends on through a stop-gradient. Finite differences along
     them differ from the gradient."""
+
+    @property
+    def bounds_labels(self) -> bool:
+        """Whether the loss has a number of classes, so that a label can be too large."""
+        return "num_classes" in self.kwargs or (self.kind != "features" and not self.multi_hot)
 
     @property
     def differentiable(self) -> tuple[int, ...]:
@@ -300,7 +303,7 @@ def loss_row(
             function = adapter(function)
     reference = f"{formula or loss}_loss"
     if kind == "targets":
-        facts |= {"bounds_labels": False, "multi_hot": True}
+        facts["multi_hot"] = True
     return LossRow(
         name=name or loss,
         is_variant=bool(name),
@@ -376,9 +379,7 @@ def two_tower_row(loss: str, name: str, size: int | None = None, **options: Any)
     """A row of a loss of two towers, which has no labels, and so no plain row."""
     blocks = in_blocks(size)
     formula = f"paired_{loss}"
-    return loss_row(
-        loss, "features", name=name, formula=formula, kwargs=options, bounds_labels=False, **blocks
-    )
+    return loss_row(loss, "features", name=name, formula=formula, kwargs=options, **blocks)
 
 
 def anchor_row(
@@ -394,7 +395,6 @@ def anchor_row(
         make_inputs=features_and_targets if multi_hot else None,
         kwargs=options,
         multi_hot=multi_hot,
-        bounds_labels="num_classes" in options,
         needs_positives=not (of_references or multi_hot or loss == "multi_similarity"),
         constant=(0,) if loss == "circle" else (),
         **in_blocks(size),
@@ -419,28 +419,24 @@ LOSSES = (
     loss_row(
         "nca",
         "features",
-        bounds_labels=False,
         needs_positives=True,
         invalid={**TEMPERATURE, "block_size": (0, -1)},
     ),
     loss_row(
         "prototypical",
         "features",
-        bounds_labels=False,
         needs_positives=True,
         invalid={**TEMPERATURE, "num_classes": (0,), "block_size": (0,)},
     ),
     loss_row(
         "supervised_contrastive",
         "features",
-        bounds_labels=False,
         needs_positives=True,
         invalid={**TEMPERATURE, "denominator": ("positives",), "block_size": (0,)},
     ),
     loss_row(
         "multi_similarity",
         "features",
-        bounds_labels=False,
         invalid={
             "positive_scale": (0.0,),
             "negative_scale": (0.0, -1.0),
@@ -452,7 +448,6 @@ LOSSES = (
         "circle",
         "features",
         kwargs={"margin": 0.3, "scale": 6.0},
-        bounds_labels=False,
         needs_positives=True,
         constant=(0,),
         invalid={"scale": (0.0, -1.0), "block_size": (0,)},
@@ -460,7 +455,6 @@ LOSSES = (
     loss_row(
         "triplet",
         "features",
-        bounds_labels=False,
         needs_positives=True,
         invalid={"margin": (-0.1,), "mining": ("easy", None), "block_size": (0, -1)},
     ),
@@ -514,7 +508,6 @@ VARIANTS = (
         "logits",
         name="sigmoid_multi_hot",
         make_inputs=logits_and_targets,
-        bounds_labels=False,
         multi_hot=True,
     ),
     # Tiles that do not divide the batch, on and below the diagonal.
@@ -701,7 +694,6 @@ VARIANTS = (
             name=f"{name}_of_one_batch",
             formula=f"views_{name}",
             terms=None,
-            bounds_labels=False,
         )
         for name in ("vicreg", "barlow_twins")
     ),

@@ -57,7 +57,14 @@ def test_classes_that_are_switched_off(similarity, block_size):
 
     expected = run(composition)
     assert np.isfinite(expected[0])
-    assert_close(run(jaxloss.classifier_loss, block_size=block_size), expected, 1e-6)
+    got = run(jaxloss.classifier_loss, block_size=block_size)
+    assert_close(got, expected, 1e-6)
+    assert not got[1][1][:, 4:].any()
+    # As the target, such a class has an infinite loss.
+    loss = jax.jit(partial(jaxloss.classifier_loss, reduction="none", block_size=block_size))
+    losses = loss(features, labels.at[3].set(4), weights, bias)
+    np.testing.assert_array_equal(np.isposinf(losses), np.arange(16) == 3)
+    assert np.isfinite(np.delete(losses, 3)).all()
 
 
 @cache
@@ -242,63 +249,55 @@ def on_one_device(name, masked):
 SPECS = ({"kernel": P(), "weights": P(None, "classes"), "bias": P("classes")}, P("batch"))
 
 
-def check_sharded(name, run, shape, masked=True, **shard_map_options):
-    """Compares `run(loss)`, a function of parameters and batch, with one device."""
-    options = {**OPTIONS[name], "block_size": 2}
-    expected = on_one_device(name, masked)
+def inside(loss, shard_map):
+    def step(params, batch):
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        return value, lax.pmean(grads, "batch")
+
+    return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]))
+
+
+def inside_unchecked(loss, shard_map):
+    """The docstring says what the caller does with the gradients."""
+
+    def step(params, batch):
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        grads = lax.pmean(grads, "batch")
+        shares = {k: grads.pop(k) for k in ("weights", "bias")}
+        shares = jax.tree.map(lambda g: g / lax.axis_size("classes"), shares)
+        return value, lax.pmean(grads, "classes") | shares
+
+    return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]), check_vma=False)
+
+
+def outside(loss, shard_map, **options):
+    return jax.value_and_grad(shard_map(loss, in_specs=SPECS, out_specs=P(), **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("inner", (2, 2)), ("inner, scaled", (1, 4)), ("cosine", (2, 2))]
+)
+@pytest.mark.parametrize(
+    ("way", "masked"),
+    [
+        pytest.param(inside, True, marks=pytest.mark.slow),
+        pytest.param(inside, False, marks=pytest.mark.slow),
+        pytest.param(outside, True, marks=pytest.mark.slow),
+        pytest.param(partial(outside, check_vma=False), True, marks=pytest.mark.slow),
+        (inside_unchecked, True),
+    ],
+    ids=["inside", "inside, no masks", "outside", "outside, unchecked", "inside, unchecked"],
+)
+def test_classes_on_devices_with_gradients(name, shape, way, masked):
+    """Inside of `shard_map` and outside."""
+    options, expected = {**OPTIONS[name], "block_size": 2}, on_one_device(name, masked)
     with enable_x64(True):
         params, batch = sharded_problem(name, masked)
         sharded = partial(objective, axis_name="batch", class_axis_name="classes", **options)
-        function = run(sharded, partial(jax.shard_map, mesh=mesh(shape), **shard_map_options))
+        function = way(sharded, partial(jax.shard_map, mesh=mesh(shape)))
         got = jax.jit(function, compiler_options=QUICK)(params, batch)
         assert magnitude(expected[1]["kernel"]) > 1e-2
         assert_close(got, expected, 1e-12)
-
-
-every_name = pytest.mark.parametrize(
-    ("name", "shape"), [("inner", (2, 2)), ("inner, scaled", (1, 4)), ("cosine", (2, 2))]
-)
-
-
-@pytest.mark.slow
-@every_name
-@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
-def test_classes_on_devices_with_the_gradient_inside(name, shape, masked):
-    def run(loss, shard_map):
-        def step(params, batch):
-            value, grads = jax.value_and_grad(loss)(params, batch)
-            return value, lax.pmean(grads, "batch")
-
-        return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]))
-
-    check_sharded(name, run, shape, masked)
-
-
-@pytest.mark.slow
-@every_name
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_classes_on_devices_with_the_gradient_outside(name, shape, check_vma):
-    def run(loss, shard_map):
-        return jax.value_and_grad(shard_map(loss, in_specs=SPECS, out_specs=P()))
-
-    check_sharded(name, run, shape, check_vma=check_vma)
-
-
-@every_name
-def test_classes_on_devices_with_the_gradient_inside_unchecked(name, shape):
-    """The docstring says what the caller does with the gradients."""
-
-    def run(loss, shard_map):
-        def step(params, batch):
-            value, grads = jax.value_and_grad(loss)(params, batch)
-            grads = lax.pmean(grads, "batch")
-            shares = {k: grads.pop(k) for k in ("weights", "bias")}
-            shares = jax.tree.map(lambda g: g / lax.axis_size("classes"), shares)
-            return value, lax.pmean(grads, "classes") | shares
-
-        return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]))
-
-    check_sharded(name, run, shape, check_vma=False)
 
 
 def test_classes_on_devices_by_pmap():

@@ -27,6 +27,7 @@ from tests.jaxloss.harness import (
     magnitude,
     make_batch,
     merge,
+    over,
     reference_values,
     rounded,
     torch_values,
@@ -37,10 +38,6 @@ from tests.jaxloss.harness import (
 from tests.jaxloss.loss_table import CASES, CLASSES, DIM, LOSSES, ONE_OF_A_KIND, LossRow
 
 TILED = tuple(row for row in CASES if row.has_tiles)
-
-
-def over(rows: tuple[LossRow, ...]):
-    return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
 
 
 every_case, every_loss = over(CASES), over(LOSSES)

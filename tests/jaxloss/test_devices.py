@@ -18,16 +18,12 @@ from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
 from jaxloss import sharded_loss
-from tests.jaxloss.harness import QUICK, P, magnitude, mesh, precision
+from tests.jaxloss.harness import QUICK, P, magnitude, mesh, over, precision
 from tests.jaxloss.loss_table import CASES, LOSSES, ONE_OF_A_KIND, VARIANTS, LossRow
 
 DEVICES = 4
 ROWS = 6
 INPUTS = 5
-
-
-def over(rows):
-    return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
 
 
 every_loss = over(LOSSES)

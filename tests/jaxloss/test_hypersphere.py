@@ -198,13 +198,27 @@ def make_problem(seed, n=9, dim=6):
     return features, rng.integers(0, CLASSES, n), prototypes, assignment
 
 
-def gradient(loss, features, labels, prototypes, **options):
+def in_both_dtypes(loss, features, labels, prototypes):
+    """Values and gradients of these numbers of float32, in float32 and in float64."""
+    run = jax.jit(jax.value_and_grad(partial(loss, reduction="sum")))
+    arrays = [np.float32(features), labels, np.float32(prototypes)]
+    single = run(*map(jnp.asarray, arrays))
     with enable_x64(True):
-        run = partial(loss, reduction="sum", **options)
-        numpy = {k: v for k, v in run.keywords.items() if isinstance(v, np.ndarray)}
-        run = partial(run, **jax.tree.map(jnp.asarray, numpy))
-        grad = jax.jit(jax.grad(run))(*map(jnp.asarray, (features, labels, prototypes)))
-        return np.asarray(grad)
+        wide = jnp.asarray(arrays[0], jnp.float64), labels, jnp.asarray(arrays[2], jnp.float64)
+        return single, jax.tree.map(np.asarray, run(*wide))
+
+
+@losses
+def test_an_aligned_feature_is_at_rest(loss):
+    """Features along their prototypes (neural collapse) have loss 0 and a zero gradient."""
+    _, labels, prototypes, assignment = make_problem(58)
+    features = prototypes[:, assignment[labels]].T * np.linspace(0.1, 30, 9)[:, None]
+    with enable_x64(True):
+        run = jax.jit(jax.value_and_grad(partial(loss, reduction="sum")))
+        arrays = map(jnp.asarray, (features, labels, prototypes))
+        value, gradient = run(*arrays, assignment=jnp.asarray(assignment))
+    np.testing.assert_allclose(value, 0, atol=1e-10)
+    np.testing.assert_allclose(gradient, 0, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -213,16 +227,9 @@ def gradient(loss, features, labels, prototypes, **options):
 def test_extreme_norms(loss, scale):
     """The squares of these numbers underflow or overflow in float32."""
     features, labels, prototypes, _ = make_problem(59)
-    features = scale * features
-    run = jax.jit(jax.value_and_grad(partial(loss, reduction="sum")))
-    value, grad = run(*(jnp.asarray(a) for a in (np.float32(features), labels, prototypes)))
-    reference = {
-        jaxloss.prototype_loss: references.prototype_loss,
-        jaxloss.dot_regression_loss: references.dot_regression_loss,
-    }[loss]
-    expected = reference(features, labels, prototypes, reduction="sum")
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    np.testing.assert_allclose(grad, gradient(loss, features, labels, prototypes), rtol=1e-4)
+    got, expected = in_both_dtypes(loss, scale * features, labels, prototypes)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(got[1], expected[1], rtol=1e-4)
 
 
 @losses
@@ -265,24 +272,19 @@ def test_an_assignment_out_of_range_is_nan_for_its_class_only(loss, column):
 # All of it together ----
 
 
-@pytest.mark.parametrize("loss", [jaxloss.prototype_loss, jaxloss.dot_regression_loss])
+@losses
 def test_small_gaps_keep_their_digits(loss):
     """Near cos = 1, the optimum of both losses, 1 − cos cancels in float32."""
     rng = np.random.default_rng(81)
     prototypes = rng.normal(size=(64, 8)).astype(np.float32)
     labels = jnp.asarray(rng.integers(0, 8, 32))
-    noise = 1e-3 * rng.normal(size=(32, 64))
-    features = (prototypes.T[labels] + noise).astype(np.float32)
-    run = jax.jit(jax.value_and_grad(loss))
-    got = run(jnp.asarray(features), labels, jnp.asarray(prototypes))
-    with enable_x64(True):
-        wide = (jnp.asarray(features, jnp.float64), labels, jnp.asarray(prototypes, jnp.float64))
-        expected = jax.tree.map(np.asarray, run(*wide))
+    features = prototypes.T[labels] + 1e-3 * rng.normal(size=(32, 64))
+    got, expected = in_both_dtypes(loss, features, labels, prototypes)
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-4)
     np.testing.assert_allclose(got[1], expected[1], atol=1e-3 * np.abs(expected[1]).max())
 
 
-@pytest.mark.parametrize("loss", [jaxloss.prototype_loss, jaxloss.dot_regression_loss])
+@losses
 def test_unused_prototypes_do_not_leak(loss):
     """An ignored row has no effect on the prototype of class 0."""
     prototypes = jnp.ones((3, 4)).at[:, 0].set(jnp.nan)

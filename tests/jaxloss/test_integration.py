@@ -81,14 +81,6 @@ def test_classification_losses_of_a_classifier(name, classification):
     np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
-def test_a_jitted_classification_loss_takes_the_classifier():
-    args = tuple(map(jnp.asarray, problem(102)))
-    args = (args[0].astype(np.float32), args[1], *(a.astype(np.float32) for a in args[2:]))
-    jitted = jax.jit(jaxloss.classifier_loss, static_argnames=("reduction", "axis_name"))
-    got = jax.jit(partial(jaxloss.sum_loss, classification_loss=jitted))(*args)
-    np.testing.assert_allclose(got, jax.jit(jaxloss.sum_loss)(*args), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "loss",
     [
@@ -99,8 +91,9 @@ def test_a_jitted_classification_loss_takes_the_classifier():
         ),
         lambda x, y, w, b, **common: jaxloss.classifier_loss(x, y, w, b, **common),
         lambda x, y, w, b=None, **common: jaxloss.classifier_loss(x, y, w, b, **common),
+        jax.jit(jaxloss.classifier_loss, static_argnames=("reduction", "axis_name")),
     ],
-    ids=["logits", "any number", "an option", "classifier", "optional bias"],
+    ids=["logits", "any number", "an option", "classifier", "optional bias", "jitted"],
 )
 def test_the_number_of_arrays_decides_and_not_their_names(loss):
     args = tuple(map(jnp.asarray, problem(104)))

