@@ -55,6 +55,16 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
+def over_each_row(of_row: Callable[..., Any]) -> Callable[..., Any]:
+    """As `over_rows`, of a function `of_row(x, y)` of a row and its label or targets."""
+
+    @over_rows
+    def loss(scored, labels, *shared, **options):
+        return [of_row(x, y, *shared, **options) for x, y in zip(scored, labels, strict=True)]
+
+    return loss
+
+
 def log_sum_exp(values):
     largest = max(values)
     return largest + math.log(sum(math.exp(value - largest) for value in values))
@@ -142,19 +152,14 @@ def sample_margins_margin_softmax_loss(logits, labels, **options):
     return cross_entropies(logits, labels, **of_samples(logits), **options)
 
 
-@over_rows
-def sigmoid_loss(logits, labels):
-    losses = []
-    for z, y in zip(logits, labels, strict=True):
-        loss = 0.0
-        for c in range(len(z)):
-            if labels.ndim == 2 and y[c] < 0:
-                continue
-            positive = y[c] > 0 if labels.ndim == 2 else y == c
-            # -log sigmoid(z) of a positive, -log(1 - sigmoid(z)) of a negative
-            loss += np.logaddexp(0.0, -z[c] if positive else z[c])
-        losses.append(math.nan if labels.ndim == 1 and y >= len(z) else loss)
-    return losses
+@over_each_row
+def sigmoid_loss(z, y):
+    if np.ndim(y) == 0 and y >= len(z):
+        return math.nan
+    targets = y if np.ndim(y) else np.arange(len(z)) == y
+    known = [(z_c, t) for z_c, t in zip(z, targets, strict=True) if t >= 0]
+    # -log sigmoid(z) of a positive, -log(1 - sigmoid(z)) of a negative
+    return sum(np.logaddexp(0.0, -z_c if t > 0 else z_c) for z_c, t in known)
 
 
 def linear_logits(features, weights, bias=None):
@@ -598,18 +603,14 @@ def group_softmax_loss(
 def of_targets(value):
     """The loss of each row: `value` of x·q, ‖x‖ and ‖q‖, with the prototype q of its class."""
 
-    @over_rows
-    def loss(features, labels, prototypes, *, assignment=None, lengths=None):
+    @over_each_row
+    def loss(x, y, prototypes, *, assignment=None, lengths=None):
         columns = range(prototypes.shape[1]) if assignment is None else assignment
-        losses = []
-        for x, y in zip(features, labels, strict=True):
-            if y >= len(columns) or not 0 <= columns[y] < prototypes.shape[1]:
-                losses.append(math.nan)
-                continue
-            length = 1.0 if lengths is None else float(lengths[y])
-            q = [float(p) * length for p in prototypes[:, columns[y]]]
-            losses.append(value(product(x, q), norm(x), norm(q)))
-        return losses
+        if y >= len(columns) or not 0 <= columns[y] < prototypes.shape[1]:
+            return math.nan
+        length = 1.0 if lengths is None else float(lengths[y])
+        q = [float(p) * length for p in prototypes[:, columns[y]]]
+        return value(product(x, q), norm(x), norm(q))
 
     return loss
 
@@ -667,10 +668,9 @@ def _two_sided(
     return 0.0 if negative is None else np.logaddexp(0.0, negative + positive + margin)
 
 
-@over_rows
+@over_each_row
 def sample_wise_loss(logits, targets, **hyperparameters):
-    ones = np.ones(logits.shape[1])
-    return [_two_sided(x, t, ones, **hyperparameters) for x, t in zip(logits, targets, strict=True)]
+    return _two_sided(logits, targets, np.ones(len(logits)), **hyperparameters)
 
 
 def class_wise_loss(
@@ -693,64 +693,52 @@ def two_way_loss(logits, targets, **options):
     )
 
 
-@over_rows
-def multilabel_softmax_loss(logits, targets):
-    losses = []
-    for x, t in zip(logits, targets, strict=True):
-        log_total = log_sum_exp([float(x[c]) for c in range(len(x)) if t[c] >= 0])
-        whole = sum(float(t[c]) for c in range(len(x)) if t[c] > 0)
-        terms = [t[c] / whole * (log_total - x[c]) for c in range(len(x)) if t[c] > 0]
-        losses.append(sum(terms) if terms else None)
-    return losses
+@over_each_row
+def multilabel_softmax_loss(x, t):
+    log_total = log_sum_exp([float(x[c]) for c in range(len(x)) if t[c] >= 0])
+    whole = sum(float(t[c]) for c in range(len(x)) if t[c] > 0)
+    terms = [t[c] / whole * (log_total - x[c]) for c in range(len(x)) if t[c] > 0]
+    return sum(terms) if terms else None
 
 
-@over_rows
-def asymmetric_loss(logits, targets, *, positive_focus=0.0, negative_focus=4.0, clip=0.05):
-    losses = []
-    for x, t in zip(logits, targets, strict=True):
-        loss = 0.0
-        for z, kind in zip(x, t, strict=True):
-            p, not_p = np.exp(-np.logaddexp(0.0, -z)), np.exp(-np.logaddexp(0.0, z))
-            if kind > 0:
-                loss += not_p**positive_focus * np.logaddexp(0.0, -z)
-            elif kind == 0 and p > clip:
-                minus_log = np.logaddexp(0.0, z) if clip == 0 else -math.log(not_p + clip)
-                loss += (p - clip) ** negative_focus * minus_log
-        losses.append(loss)
-    return losses
+@over_each_row
+def asymmetric_loss(x, t, *, positive_focus=0.0, negative_focus=4.0, clip=0.05):
+    loss = 0.0
+    for z, kind in zip(x, t, strict=True):
+        p, not_p = np.exp(-np.logaddexp(0.0, -z)), np.exp(-np.logaddexp(0.0, z))
+        if kind > 0:
+            loss += not_p**positive_focus * np.logaddexp(0.0, -z)
+        elif kind == 0 and p > clip:
+            minus_log = np.logaddexp(0.0, z) if clip == 0 else -math.log(not_p + clip)
+            loss += (p - clip) ** negative_focus * minus_log
+    return loss
 
 
-@over_rows
-def warp_loss(logits, targets):
-    losses = []
-    for x, t in zip(logits, targets, strict=True):
-        loss = 0.0
-        for p in np.flatnonzero(t > 0):
-            hinges = [1 - x[p] + x[k] for k in np.flatnonzero(t == 0)]
-            inside = [float(hinge) for hinge in hinges if hinge > 0]
-            if inside:
-                harmonic = sum(1 / j for j in range(1, len(inside) + 1))
-                loss += harmonic * sum(inside) / len(inside)
-        losses.append(loss)
-    return losses
+@over_each_row
+def warp_loss(x, t):
+    loss = 0.0
+    for p in np.flatnonzero(t > 0):
+        hinges = [1 - x[p] + x[k] for k in np.flatnonzero(t == 0)]
+        inside = [float(hinge) for hinge in hinges if hinge > 0]
+        if inside:
+            harmonic = sum(1 / j for j in range(1, len(inside) + 1))
+            loss += harmonic * sum(inside) / len(inside)
+    return loss
 
 
-@over_rows
-def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weight=5.0):
+@over_each_row
+def robust_multilabel_loss(x, t, *, ramp=-0.8, leak=0.1, binary_weight=5.0):
     def leaky_ramp(t):
         return float(1 - t if t > ramp else 1 - ramp + leak * (ramp - t)) if t < 1 else 0.0
 
-    losses = []
-    for x, t in zip(logits, targets, strict=True):
-        loss = 0.0
-        for c in np.flatnonzero(t >= 0):
-            loss += binary_weight * leaky_ramp(x[c] if t[c] > 0 else -x[c])
-        for p in np.flatnonzero(t > 0):
-            gaps = [x[p] - x[k] for k in np.flatnonzero(t == 0)]
-            rank = sum(gap < 1 for gap in gaps)
-            loss += sum(1 / j for j in range(1, rank + 1)) * sum(map(leaky_ramp, gaps))
-        losses.append(loss)
-    return losses
+    loss = 0.0
+    for c in np.flatnonzero(t >= 0):
+        loss += binary_weight * leaky_ramp(x[c] if t[c] > 0 else -x[c])
+    for p in np.flatnonzero(t > 0):
+        gaps = [x[p] - x[k] for k in np.flatnonzero(t == 0)]
+        rank = sum(gap < 1 for gap in gaps)
+        loss += sum(1 / j for j in range(1, rank + 1)) * sum(map(leaky_ramp, gaps))
+    return loss
 
 
 # Proxies ----
@@ -784,17 +772,13 @@ def proxy_anchor_loss(
     return np.float64(sum(pulls) / max(len(pulls), 1) + sum(pushes) / len(pushes))
 
 
-@over_rows
-def proxy_nca_loss(features, labels, proxies, *, temperature=1 / 9, include_own=True):
-    losses = []
-    for x, y in zip(features, labels, strict=True):
-        scores = [-distance(x, p, squared=True) / temperature for p in proxies.T]
-        if y >= len(scores):
-            losses.append(math.nan)
-            continue
-        others = [score for c, score in enumerate(scores) if include_own or c != y]
-        losses.append(log_sum_exp(others) - scores[y])
-    return losses
+@over_each_row
+def proxy_nca_loss(x, y, proxies, *, temperature=1 / 9, include_own=True):
+    scores = [-distance(x, p, squared=True) / temperature for p in proxies.T]
+    if y >= len(scores):
+        return math.nan
+    others = [score for c, score in enumerate(scores) if include_own or c != y]
+    return log_sum_exp(others) - scores[y]
 
 
 # Two views ----
