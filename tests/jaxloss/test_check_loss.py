@@ -204,10 +204,6 @@ def only_mask(labels, where):
     return jnp.ones(len(labels), bool) if where is None else where
 
 
-def divide(numerator, denominator):
-    return numerator / denominator
-
-
 def mean_by(denominator):
     """A reduction whose mean has another denominator, of the counts and the weights."""
 

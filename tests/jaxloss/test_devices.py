@@ -241,14 +241,8 @@ WAYS = {
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND),
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND),
-    "Explicit mesh": (
-        partial(by_jit, kind=AxisType.Explicit),
-        ON_EXPLICIT_MESH,
-    ),
-    "Explicit mesh of two axes": (
-        partial(by_jit, kind=AxisType.Explicit, shape=(2, 2)),
-        ONE_OF_A_KIND,
-    ),
+    "Explicit mesh": (on_explicit_mesh, ON_EXPLICIT_MESH),
+    "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), ONE_OF_A_KIND),
     "sharded_loss": (by_sharded_loss, ONE_OF_A_KIND),
 }
 """Each way, and the losses that it is tested with: those that exchange different numbers, or one of
