@@ -30,8 +30,7 @@ import chex
 import numpy as np
 
 from experiments.storage import storage_path
-from tests.experiments.object_store_server import object_store
-from tests.experiments.several_processes import start
+from tests.experiments.several_processes import object_store, start
 from tests.experiments.tiny_runs import final_state, metrics_without_clock
 
 COMMAND = [

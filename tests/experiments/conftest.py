@@ -16,7 +16,7 @@ from experiments.data.pipeline import RecordImages
 from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import complete_run
 from experiments.storage import storage_path
-from tests.experiments.object_store_server import FSSPEC, object_store
+from tests.experiments.several_processes import FSSPEC, object_store
 from tests.experiments.tiny_runs import TINY
 
 _RUNS = {"grid", "run", "swept", "trained", "undisturbed", "whole"}
@@ -72,6 +72,12 @@ def folders(tmp_path_factory) -> Iterator[Folders]:
         yield Folders(data_dir=data_dir)
 
 
+@pytest.fixture
+def dirs(tmp_path) -> dict[str, Path]:
+    """Where a test prepares data sets of its own, as `load_split` takes them."""
+    return {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
+
+
 @pytest.fixture(scope="session")
 def few_shot_run(tmp_path_factory, folders) -> Path:
     """A run with a checkpoint after steps 2 and 4 (and 6), beside which tests may write."""
@@ -79,6 +85,14 @@ def few_shot_run(tmp_path_factory, folders) -> Path:
     plan = plan_run(replace(TINY, loss=IntegratedLoss(name="sce"), steps=6))
     complete_run(plan, directory, folders, command="train it")
     return directory
+
+
+@pytest.fixture(scope="session")
+def voc(tmp_path_factory) -> Folders:
+    """A small VOC 2007."""
+    from tests.experiments.fake_image_sets import random_voc2007
+
+    return random_voc2007(tmp_path_factory.mktemp("voc"))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from experiments.contracts import Photographs
@@ -30,25 +31,21 @@ Counts = dict[str, dict[str, int]]
 
 
 def colour(name: str, index: int) -> tuple[int, int, int]:
-    """The colour of image `index` of class `name`."""
     code = zlib.crc32(f"{name}/{index}".encode())
     return code & 255, code >> 8 & 255, code >> 16 & 255
 
 
 def pixels(name: str, index: int, size: int) -> np.ndarray:
-    """A square image of one colour as an array."""
     return np.full((size, size, 3), colour(name, index), np.uint8)
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """The PNG of an array."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def decode(content: bytes) -> np.ndarray:
-    """The pixels of an encoded image."""
     return np.asarray(Image.open(io.BytesIO(content)))
 
 
@@ -169,7 +166,6 @@ PARTS = {
     **{"base": "train", "novel": "test"},
     **{"train": "train", "validation": "val", "test": "test"},
 }
-"""What archives call the splits."""
 
 _MINI = {
     "base": {"n02108551": 3, "n01532829": 2},
@@ -179,26 +175,24 @@ _MINI = {
 
 
 def mini_imagenet_folder(manual_dir: Path) -> Expected:
-    """`mini-imagenet/images/*.jpg` and the lists of Ravi and Larochelle."""
     folder, file = manual_dir / "mini-imagenet", "{name}{i:08}.jpg"
     lists = write_photos(folder / "images", _MINI, file, f"{file},{{name}}")
     write_lists(folder / "{}.csv", lists, "filename,label")
     return expect(_MINI, exact=False)
 
 
-def _arrays(classes: Counts, size: int) -> dict[str, tuple[list[str], np.ndarray]]:
-    """For every split the class of every image, and their pixels."""
+def arrays(classes: Counts, size: int) -> dict[str, tuple[list[str], np.ndarray]]:
+    """For every split the class of every image, the classes mixed, and their pixels."""
     found: dict = {}
     for split, of in classes.items():
-        own = [*photos({split: of})]
+        own = sorted(photos({split: of}), key=lambda photo: photo[-1])
         images = np.stack([pixels(key, i, size) for *_, key, i in own])
         found[split] = ([name for _, name, *_ in own], images)
     return found
 
 
 def mini_imagenet_caches(manual_dir: Path) -> Expected:
-    """`mini-imagenet-cache-*.pkl`."""
-    for split, (names, images) in _arrays(_MINI, 84).items():
+    for split, (names, images) in arrays(_MINI, 84).items():
         rows = {name: [i for i, of in enumerate(names) if of == name] for name in _MINI[split]}
         path = manual_dir / f"mini-imagenet-cache-{PARTS[split]}.pkl"
         write_pickle(path, {"image_data": images, "class_dict": rows})
@@ -206,9 +200,8 @@ def mini_imagenet_caches(manual_dir: Path) -> Expected:
 
 
 def mini_imagenet_phases(manual_dir: Path) -> Expected:
-    """`miniImageNet_category_split_*.pickle`."""
     numbers = {name: number for number, name in enumerate(n for of in _MINI.values() for n in of)}
-    for split, (names, images) in _arrays(_MINI, 84).items():
+    for split, (names, images) in arrays(_MINI, 84).items():
         part = "train_phase_train" if split == "base" else PARTS[split]
         content = {
             "data": images,
@@ -228,7 +221,7 @@ def tiered_imagenet(manual_dir: Path) -> Expected:
         "novel": {"crane": 2, "teapot": 1},
     }
     folder = manual_dir / "tiered-imagenet"
-    for split, (names, images) in _arrays(classes, 84).items():
+    for split, (names, images) in arrays(classes, 84).items():
         # As cv2.imencode returns it.
         encoded = [np.frombuffer(encode_png(image), np.uint8)[:, None].copy() for image in images]
         write_pickle(folder / f"{PARTS[split]}_images_png.pkl", encoded)
@@ -286,7 +279,6 @@ _CIFAR = {
 
 
 def cifar_fs_folder(manual_dir: Path) -> Expected:
-    """`cifar100/data/*/*.png` and the lists of Bertinetto et al."""
     folder = manual_dir / "cifar100"
     write_photos(folder / "data", _CIFAR, "{name}/{name}_s_{i:06}.png", size=(32, 32))
     write_lists(folder / "splits/bertinetto/{}.txt", {split: [*of] for split, of in _CIFAR.items()})
@@ -294,7 +286,6 @@ def cifar_fs_folder(manual_dir: Path) -> Expected:
 
 
 def cifar_fs_archive(manual_dir: Path) -> Expected:
-    """The same as `cifar100.zip`."""
     with packed(manual_dir / "cifar100.zip") as folder:
         return cifar_fs_folder(folder)
 
@@ -305,17 +296,13 @@ def cifar_fs_pickles(manual_dir: Path) -> Expected:
         split: {f"{split} class {label:03}": count for label, count in enumerate(of.values(), 10)}
         for split, of in _CIFAR.items()
     }
-    for split, (names, images) in _arrays(numbered, 32).items():
-        content = {"data": images[::-1], "labels": [int(name[-3:]) for name in names[::-1]]}
+    for split, (names, images) in arrays(numbered, 32).items():
+        content = {"data": images, "labels": [int(name[-3:]) for name in names]}
         write_pickle(manual_dir / f"cifar-fs/CIFAR_FS_{PARTS[split]}.pickle", content)
-    expected = expect(numbered)
-    for of in expected.splits.values():
-        of.update({name: colours[::-1] for name, colours in of.items()})
-    return expected
+    return expect(numbered)
 
 
 def cifar_fs_zipped_pickles(manual_dir: Path) -> Expected:
-    """The same as `CIFAR-FS.zip`."""
     with packed(manual_dir / "CIFAR-FS.zip") as folder:
         return cifar_fs_pickles(folder)
 
@@ -340,26 +327,15 @@ def _boxes(lists: dict[str, list[str]]) -> dict:
     }
 
 
-def write_torch_list(path: Path, values: list, zipped: bool = True) -> None:
-    """A list as `torch.save` writes it."""
-    if not zipped:
-        parts = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, values, [])
-        path.write_bytes(b"".join(pickle.dumps(part, protocol=2) for part in parts))
-        return
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{path.stem}/data.pkl", pickle.dumps(values, protocol=2))
-        archive.writestr(f"{path.stem}/version", b"3\n")
-
-
 def inat2017_boxes(manual_dir: Path) -> Expected:
-    """The competition's images and boxes, and the category lists of FRN."""
     folder = manual_dir / "inat2017"
     lists = write_photos(folder, _SPECIES, _FILE, _FILE)
     write_image(folder / _NO_BOX, "no box", 0)
     write_json(folder / "train_2017_bboxes.json", _boxes(lists))
     for split, of in _SPECIES.items():
         path = folder / f"meta_iNat_{PARTS[split]}cats.pth"
-        write_torch_list(path, [_NUMBERS[name] for name in of], zipped=split == "base")
+        numbers, zipped = [_NUMBERS[name] for name in of], split == "base"
+        torch.save(numbers, path, _use_new_zipfile_serialization=zipped)
     return expect(_SPECIES, exact=False)
 
 
@@ -376,7 +352,6 @@ def inat2017_archive(manual_dir: Path) -> Expected:
 
 
 def inat2017_folder(manual_dir: Path) -> Expected:
-    """Image folders, and a split by the names of the species."""
     write_photos(manual_dir, _SPECIES, _FILE)
     _write_species_split(manual_dir)
     return expect(_SPECIES, exact=False)
@@ -388,7 +363,6 @@ def _write_species_split(folder: Path) -> None:
 
 
 def inat2017_prepared(manual_dir: Path) -> Expected:
-    """`meta_iNat/train/*/*.png`, as FRN's script leaves it."""
     numbered = {
         split: {str(_NUMBERS[name]): count for name, count in of.items()}
         for split, of in _SPECIES.items()
@@ -405,4 +379,3 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "cifar_fs": (cifar_fs_folder, cifar_fs_archive, cifar_fs_pickles, cifar_fs_zipped_pickles),
     "inat2017_fewshot": (inat2017_boxes, inat2017_archive, inat2017_folder, inat2017_prepared),
 }
-"""Every data set with the functions that write a fake of it."""

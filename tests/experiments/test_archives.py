@@ -141,14 +141,6 @@ def test_a_pickle_that_asks_for_more_or_is_damaged_is_refused(tmp_path, monkeypa
     assert not (tmp_path / _MARK).exists()
 
 
-def test_list_written_by_torch_is_read(tmp_path):
-    torch = pytest.importorskip("torch")
-    for zipped in (True, False):
-        path = tmp_path / f"cats{zipped}.pth"
-        torch.save([5, 2], path, _use_new_zipfile_serialization=zipped)
-        assert load_torch_list(path) == [5, 2]
-
-
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
@@ -164,9 +156,6 @@ def test_other_content_of_torch_is_refused(tmp_path, content, error, message):
         path.write_bytes(path.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x00"))
     with pytest.raises(error, match=r"cats\.pth" + message):
         load_torch_list(path)
-
-
-# --- MATLAB -------------------------------------------------------------------------------------
 
 
 def test_variables_of_matlab_are_read(tmp_path):
@@ -200,8 +189,6 @@ def test_other_matlab_files_are_named(tmp_path):
         with pytest.raises(DamagedArchiveError, match=r"a\.mat is not a readable MAT" + named):
             load_mat(path, "X")
 
-
-# --- Zip and tar --------------------------------------------------------------------------------
 
 FILES = {"top.txt": b"1", "set/images/a.png": b"22", "set/images/b.png": b"333", "set/list": b""}
 
@@ -315,9 +302,6 @@ def test_a_damaged_archive_leaves_nothing(tmp_path, write, damage):
     with pytest.raises(DamagedArchiveError, match="data"):
         extract(path, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
-
-
-# --- Tars read in place -------------------------------------------------------------------------
 
 
 _INNER = {"n1/a.JPEG": b"a" * 700, "b.JPEG": b"", "x" * 150 + ".JPEG": b"long name"}

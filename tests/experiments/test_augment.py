@@ -1,21 +1,33 @@
-"""Augmentation: what each setting does to the pixels, and that a sample follows its own key."""
+"""Augmentation: what each setting does to the pixels, against Pillow and torchvision."""
 
+import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image, ImageEnhance, ImageOps
 
 from experiments.config import DataConfig
 from experiments.data import augment as module
 from experiments.data.augment import (
+    LEVELS,
+    OPERATIONS,
+    apply_operation,
     check_data_options,
+    cutmix_box,
     erased_box,
+    mix_batch,
+    mixup,
+    random_box,
+    random_resized_crop,
     resize_and_center_crop,
     seen_shape,
+    trivial_augment,
 )
 from experiments.errors import ConfigError
 
@@ -231,3 +243,283 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
 def test_wrong_settings_name_the_problem(channels, changes, message):
     with pytest.raises(ConfigError, match=message):
         check_data_options(replace(PLAIN, **changes), channels)
+
+
+def by_pillow(image, size, box=None):
+    """In floats, channel by channel: without Pillow's rounding."""
+    top, left, height, width = box or (0, 0, *image.shape[:2])
+    part = image[top : top + height, left : left + width].astype(np.float32)
+    channels = [
+        np.asarray(Image.fromarray(channel).resize(size[::-1], Image.Resampling.BILINEAR))
+        for channel in np.moveaxis(part, -1, 0)
+    ]
+    return np.stack(channels, -1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((31, 47), (12, 12)),  # both shrink
+        ((13, 9), (20, 33)),  # both grow
+        ((40, 10), (17, 23)),
+        ((16, 16), (16, 16)),
+        ((100, 3), (7, 1)),
+        ((1, 1), (4, 5)),
+    ],
+)
+def test_resizing_equals_pillow(shape, size):
+    image = np.asarray(images_of(1, (*shape, 3), 0)[0])
+    # The box is the whole image.
+    ratio = (shape[1] / shape[0],) * 2
+    crop = partial(random_resized_crop, size=size, scale=(1.0, 1.0), ratio=ratio)
+    found = np.asarray(jax.jit(crop)(image, jax.random.key(0)))
+    np.testing.assert_allclose(found, by_pillow(image, size), atol=2e-3)
+    # Of uint8 images Pillow rounds twice.
+    rounded = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR)
+    assert np.abs(np.asarray(rounded, np.float32) - found).max() <= 1.01
+
+
+@pytest.mark.parametrize(
+    ("shape", "shorter", "size"), [((50, 71), 32, 28), ((71, 50), 33, 28), ((20, 20), 24, 24)]
+)
+def test_resize_and_center_crop(shape, shorter, size):
+    image = np.asarray(images_of(1, (*shape, 3), 0)[0])
+    whole = [side * shorter // min(shape) for side in shape]
+    top, left = (round((side - size) / 2) for side in whole)
+    expected = by_pillow(image, tuple(whole))[top : top + size, left : left + size]
+    found = jax.jit(partial(resize_and_center_crop, shorter=shorter, size=size))(image)
+    assert found.shape == (size, size, 3)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+@partial(jax.jit, static_argnums=(1, 2), static_argnames=("scale", "ratio"))
+def boxes_of(keys, height, width, *, scale, ratio):
+    return jax.vmap(lambda key: random_box(key, height, width, scale=scale, ratio=ratio))(keys)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ratio", "expected"),
+    [
+        # No try fits: the middle, as much of it as the ratio allows.
+        ((20, 100), (0.75, 4 / 3), (0, 36, 20, 27)),
+        ((100, 20), (0.75, 4 / 3), (36, 0, 27, 20)),
+        ((1, 9), (0.1, 0.2), (0, 4, 1, 1)),
+    ],
+)
+def test_a_box_that_never_fits_is_the_middle(shape, ratio, expected):
+    boxes = boxes_of(keys_of(20), *shape, scale=(1.0, 1.0), ratio=ratio)
+    assert {tuple(box) for box in np.asarray(boxes).tolist()} == {expected}
+
+
+def test_random_resized_crop_shows_its_box_alone():
+    images = np.asarray(images_of(12, (40, 56, 3), 0))
+    keys, settings = keys_of(12), {"scale": (0.1, 0.9), "ratio": (0.5, 2.0)}
+    found = jax.jit(
+        jax.vmap(lambda image, key: random_resized_crop(image, key, (18, 15), **settings))
+    )(images, keys)
+    assert found.shape == (12, 18, 15, 3)
+    boxes = np.asarray(boxes_of(keys, 40, 56, **settings)).tolist()
+    assert len({tuple(box) for box in boxes}) == 12
+    for image, box, crop in zip(images, boxes, found, strict=True):
+        np.testing.assert_allclose(crop, by_pillow(image, (18, 15), tuple(box)), atol=2e-3)
+
+
+def test_shares_of_mixup_have_the_beta_distribution():
+    """Its larger half, against NumPy."""
+    beta = 0.2
+    keys = jax.random.split(jax.random.key(0), 3000)
+    images, labels = jnp.float32(images_of(2)), jnp.arange(2)
+    batch = images, labels, (images[::-1], labels[::-1])
+    draw = jax.jit(jax.vmap(lambda key: mixup(*batch, key, beta).share))
+    shares = np.asarray(draw(keys))
+    assert shares.dtype == np.float32
+    drawn = np.random.default_rng(0).beta(beta, beta, 100_000)
+    expected = np.maximum(drawn, 1 - drawn)
+    assert shares.mean() == pytest.approx(expected.mean(), abs=0.01)
+    assert shares.std() == pytest.approx(expected.std(), abs=0.01)
+
+
+def test_boxes_have_the_area_of_their_weight_and_are_cut_at_the_border():
+    """The distribution is that of the paper's code, drawn another way."""
+    height, width, count = 24, 36, 4000
+    keys = jax.random.split(jax.random.key(1), count)
+    draw = jax.jit(jax.vmap(lambda key: cutmix_box(key, 1.0, height, width)))
+    boxes = np.asarray(draw(keys))
+    assert boxes.dtype == np.int32
+    assert (boxes >= 0).all()
+    assert (boxes[:, :2] <= boxes[:, 2:]).all()
+    assert (boxes[:, 2:] <= [height, width]).all()
+
+    rng = np.random.default_rng(0)
+    wanted = []
+    for _ in range(count):
+        half = 0.5 * np.sqrt(1 - rng.beta(1.0, 1.0))
+        y, x = rng.integers(height), rng.integers(width)
+        h, w = int(half * height), int(half * width)
+        wanted.append((max(y - h, 0), max(x - w, 0), min(y + h, height), min(x + w, width)))
+    for found, expected in zip(boxes.T, np.array(wanted).T, strict=True):
+        assert found.mean() == pytest.approx(expected.mean(), abs=0.6)
+        assert found.std() == pytest.approx(expected.std(), rel=0.05)
+    areas, wanted_areas = (
+        ((b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])).mean() / (height * width)
+        for b in (boxes, np.array(wanted))
+    )
+    assert areas == pytest.approx(wanted_areas, abs=0.015)
+
+
+def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
+    """The labels with the larger share come first; one of the two ways for a whole batch."""
+    # Sample i has the colour i, and so the share of the first colour can be read from the pixels.
+    labels = np.arange(8, dtype=np.int32)
+    images = jnp.broadcast_to(labels[:, None, None, None], (8, 12, 10, 1)).astype(jnp.float32)
+    config = DataConfig(mixup=0.2, cutmix=1.0)
+    own = jnp.asarray(labels)
+    alone = jax.jit(lambda key: mix_batch(images, own, key, config, axis_name=None))
+    spread = jax.pmap(
+        lambda x, y, key: mix_batch(x, y, key, config, axis_name="data"),
+        "data",
+        in_axes=(0, 0, None),
+        devices=jax.devices()[:4],
+    )
+    ways = set()
+    for number in range(12):
+        key = jax.random.key(number)
+        batch = alone(key)
+        share, first, second = (
+            np.asarray(x) for x in (batch.share, batch.labels, batch.other_labels)
+        )
+        assert 0.5 <= share <= 1
+        np.testing.assert_array_equal(np.sort(first), labels)
+        np.testing.assert_array_equal(second, 7 - first)
+        mean = np.asarray(batch.images).mean((1, 2, 3))
+        np.testing.assert_allclose(mean, share * first + (1 - share) * second, atol=1e-5)
+        whole = np.isclose(batch.images, np.round(batch.images), atol=1e-5).all()
+        ways.add("cutmix" if whole else "mixup")
+        if number < 4:
+            split = spread(images.reshape(4, 2, 12, 10, 1), labels.reshape(4, 2), key)
+            np.testing.assert_allclose(split.share, np.full(4, share), rtol=1e-6)
+            np.testing.assert_allclose(
+                split.images.reshape(images.shape), batch.images, rtol=1e-5, atol=1e-5
+            )
+            np.testing.assert_array_equal(split.labels.ravel(), first)
+            np.testing.assert_array_equal(split.other_labels.ravel(), second)
+    assert ways == {"cutmix", "mixup"}
+    only = mix_batch(images, own, jax.random.key(0), DataConfig(cutmix=1.0), axis_name=None)
+    assert np.isin(only.images, labels).all()
+
+
+# One compilation for all operations, levels and images.
+apply = jax.jit(jax.vmap(apply_operation))
+trivially = jax.jit(jax.vmap(trivial_augment))
+
+
+def photograph(kind: str) -> np.ndarray:
+    """Images 23×30 with smooth parts, edges, and channels of different ranges."""
+    rng = np.random.default_rng(len(kind))
+    rows, columns = np.mgrid[0:23, 0:30]
+    waves = [90 + 60 * np.sin(rows / (4 + c) + columns / (7 - c)) for c in range(3)]
+    image = np.stack(waves, -1)
+    image[5:11, 8:20] = [200, 30, 120]
+    if kind == "noise":
+        image += rng.normal(0, 40, image.shape)
+    if kind == "flat":
+        image[...] = [0, 255, 77]
+    return image.clip(0, 255).astype(np.uint8)
+
+
+KINDS = ("plain", "noise", "flat")
+
+
+def operation_by_pillow(
+    image: np.ndarray, operation: str, level: int, negative: bool
+) -> np.ndarray:
+    """The same operation as torchvision applies it with Pillow."""
+    picture = Image.fromarray(image)
+    share = (-1 if negative else 1) * level / 30
+
+    def moved(*matrix: float) -> Image.Image:
+        return picture.transform(
+            picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+        )
+
+    def enhanced(kind: Any) -> Image.Image:
+        return kind(picture).enhance(1 + 0.99 * share)
+
+    threshold: Any = 255 * (1 - level / 30)
+    done = {
+        "identity": lambda: picture,
+        "shear x": lambda: moved(1, 0.99 * share, 0, 0, 1, 0),
+        "shear y": lambda: moved(1, 0, 0, 0.99 * share, 1, 0),
+        "translate x": lambda: moved(1, 0, -int(32 * share), 0, 1, 0),
+        "translate y": lambda: moved(1, 0, 0, 0, 1, -int(32 * share)),
+        "rotate": lambda: picture.rotate(135 * share, Image.Resampling.BILINEAR),
+        "brightness": lambda: enhanced(ImageEnhance.Brightness),
+        "colour": lambda: enhanced(ImageEnhance.Color),
+        "contrast": lambda: enhanced(ImageEnhance.Contrast),
+        "sharpness": lambda: enhanced(ImageEnhance.Sharpness),
+        "posterize": lambda: ImageOps.posterize(picture, 8 - round(level / 5)),
+        "solarize": lambda: ImageOps.solarize(picture, threshold),
+        "autocontrast": lambda: ImageOps.autocontrast(picture),
+        "equalize": lambda: ImageOps.equalize(picture),
+    }
+    return np.asarray(done[operation]())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_equals_pillow(operation):
+    cases = [
+        (photograph(kind), level, negative)
+        for kind in KINDS
+        for level in (0, 1, 7, 13, 20, 29, 30)
+        for negative in (False, True)
+    ]
+    images, levels, signs = (np.stack(column) for column in zip(*cases, strict=True))
+    number = np.full(len(cases), OPERATIONS.index(operation))
+    found = np.asarray(apply(images.astype(np.float32), number, levels, signs))
+    assert found.dtype == np.float32
+    assert (found == np.round(found)).all()
+    assert found.min() >= 0
+    assert found.max() <= 255
+    expected = np.stack(
+        [operation_by_pillow(image, operation, level, sign) for image, level, sign in cases]
+    )
+    difference = np.abs(found - expected)
+    # Pixels whose place rounds to the other side of the image's border.
+    assert (difference > 1).mean() < 1e-3
+    assert (difference > 0).mean() < 0.02
+    if operation != "identity":
+        assert np.abs(expected.astype(int) - images).mean() > 1
+
+
+def test_a_grey_image_has_no_colour_to_lose():
+    image = photograph("noise")[..., :1].astype(np.float32)[None]
+
+    def on(name):
+        return np.asarray(apply(image, jnp.array([OPERATIONS.index(name)]), *LAST))
+
+    np.testing.assert_array_equal(on("colour"), image)
+    picture = Image.fromarray(image[0, ..., 0].astype(np.uint8))
+    expected = ImageEnhance.Contrast(picture).enhance(1.99)
+    assert np.abs(on("contrast")[0, ..., 0] - np.asarray(expected)).max() <= 1
+
+
+LAST = (jnp.array([LEVELS - 1]), jnp.array([False]))
+
+
+def test_all_operations_are_equally_likely_and_follow_the_key_of_the_image():
+    image = photograph("plain").astype(np.float32)[:12, :12]
+    count = 1400
+    keys = jax.random.split(jax.random.key(0), count)
+    found = np.asarray(trivially(jnp.broadcast_to(image, (count, *image.shape)), keys))
+    # Every operation at every level and sign; those without any appear as often in total.
+    grid = np.meshgrid(range(len(OPERATIONS)), range(LEVELS), (False, True), indexing="ij")
+    numbers, levels, signs = (axis.ravel() for axis in grid)
+    possible = np.asarray(
+        apply(jnp.broadcast_to(image, (len(numbers), *image.shape)), numbers, levels, signs)
+    )
+    for statistic in (lambda x: (x == image).all((1, 2, 3)), lambda x: x.mean((1, 2, 3)) / 255):
+        drawn, all_of_them = statistic(found), statistic(possible)
+        deviation = all_of_them.std() / math.sqrt(count)
+        assert drawn.mean() == pytest.approx(all_of_them.mean(), abs=4 * deviation)
+    some = np.asarray(trivially(jnp.broadcast_to(image, (100, *image.shape)), keys[40:140]))
+    np.testing.assert_array_equal(some, found[40:140])

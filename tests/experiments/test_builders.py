@@ -5,35 +5,25 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.data import builders
+from experiments.data import builders, pipeline
 from experiments.data.builders import base
-from experiments.data.builders.archives import MissingArchiveError
+from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.images import Encoding, SourceImage, encode
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import RecordImages, load_split
 from tests.experiments import fake_archives
 from tests.experiments.fake_archives import decode
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def dirs(tmp_path):
-    return {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
-
-
-def test_a_missing_list_is_named(dirs):
-    """No rule takes the place of two of three lists."""
-    fake_archives.cub_archive(dirs["manual_dir"])
-    (dirs["manual_dir"] / "val.json").unlink()
-    with pytest.raises(MissingArchiveError, match=r"base\.json exists, but not val\."):
-        load_split("cub_fewshot", "base", **dirs)
-    # No record file, and nothing half-done, is in the data directory.
-    assert not [p for p in dirs["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
+def _script(code, *paths):
+    return [sys.executable, "-c", textwrap.dedent(code), *map(str, paths)]
 
 
 def test_a_killed_preparation_is_not_taken_for_data(dirs):
@@ -58,7 +48,7 @@ def test_a_killed_preparation_is_not_taken_for_data(dirs):
         load_split("mini_imagenet", "base", data_dir=data_dir, manual_dir=manual_dir)
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, dirs.values())],
+        _script(script, *dirs.values()),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -113,9 +103,6 @@ def test_the_builder_works_without_the_pipeline(dirs):
     np.testing.assert_array_equal(novel[2]["image"], fake_archives.pixels("novel worm", 0, 32))
 
 
-# --- Images -------------------------------------------------------------------------------------
-
-
 def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (84, 84, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
@@ -153,8 +140,6 @@ def test_any_mode_becomes_colour(tmp_path, mode):
     assert result.min() >= 254
 
 
-# --- The icons ----------------------------------------------------------------------------------
-
 ICONS = Path(builders.__file__).parent / "icons"
 
 
@@ -188,9 +173,6 @@ def test_the_licences_are_those_of_the_file():
         assert f"\n## {entry['license']}\n" in text
 
 
-# --- Status -------------------------------------------------------------------------------------
-
-
 def test_status_follows_the_data(dirs):
     fake_archives.cub_archive(dirs["manual_dir"])
     before = builders.describe("cub_fewshot", **dirs)
@@ -205,3 +187,140 @@ def test_status_follows_the_data(dirs):
     assert after.state == "prepared"
     assert after.location.is_dir()
     assert f"prepared in {after.location}" in str(after)
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cifar")
+    folders = {"data_dir": folder / "data", "manual_dir": folder / "manual"}
+    fake_archives.cifar_fs_folder(folders["manual_dir"])
+    load_split("cifar_fs", "base", **folders)
+    return folders
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.array([4, 0, 0, 2], np.int32),
+        np.array([-1]),
+        np.array([], int),
+        np.array([[0, 1], [4, 3]]),
+        np.array([True, False, False, True, False]),
+        3,
+        slice(1, None, 2),
+    ],
+    ids=lambda i: str(i).replace("\n", ""),
+)
+def test_a_split_beyond_the_limit_is_read_when_asked(cifar, index):
+    inside = load_split("cifar_fs", "base", memory_limit=5 * 32 * 32 * 3, **cifar)
+    beyond = load_split("cifar_fs", "base", memory_limit=5 * 32 * 32 * 3 - 1, **cifar)
+    assert isinstance(inside.images, np.ndarray)
+    assert isinstance(beyond.images, RecordImages)
+    assert beyond.images.shape == inside.images.shape
+    assert len(beyond.images) == 5
+    np.testing.assert_array_equal(beyond.labels, inside.labels)
+    assert beyond.images[index].dtype == np.uint8
+    np.testing.assert_array_equal(beyond.images[index], inside.images[index])
+
+
+def test_some_of_a_split_are_taken_without_reading(cifar):
+    whole = load_split("cifar_fs", "base", **cifar)
+    rows = np.array([4, 1, 2])
+    # The limit is for the images that are taken, not for all.
+    limit = 3 * 32 * 32 * 3
+    for memory_limit, kind in ((limit, np.ndarray), (limit - 1, RecordImages)):
+        some = load_split("cifar_fs", "base", rows=rows, memory_limit=memory_limit, **cifar)
+        assert type(some.images) is kind
+        assert some.images.shape == (3, *whole.images.shape[1:])
+        np.testing.assert_array_equal(some.labels, whole.labels[rows])
+        assert some.class_names == whole.class_names
+        np.testing.assert_array_equal(some.images[np.array([2, 0])], whole.images[[2, 4]])
+    beyond = load_split("cifar_fs", "base", memory_limit=0, **cifar)
+    with pytest.raises(IndexError):
+        beyond.images[np.array([5])]
+
+
+@pytest.mark.parametrize(("spared", "kind"), [(0, np.ndarray), (1, RecordImages)])
+def test_by_default_a_quarter_of_the_memory_is_taken(cifar, monkeypatch, spared, kind):
+    there = SimpleNamespace(available=4 * 5 * 32 * 32 * 3 - spared)
+    monkeypatch.setattr(pipeline.psutil, "virtual_memory", lambda: there)
+    assert type(load_split("cifar_fs", "base", **cifar).images) is kind
+
+
+def test_processes_may_prepare_at_once(tmp_path):
+    fake_archives.mini_imagenet_folder(tmp_path / "manual")
+    code = """
+        import sys, zlib
+        from pathlib import Path
+        from experiments.data.pipeline import load_split
+        split = load_split("mini_imagenet", "base", data_dir=Path(sys.argv[1]),
+                           manual_dir=Path(sys.argv[2]))
+        print(zlib.crc32(split.images.pixels.tobytes()), split.labels.tolist())
+    """
+    command = _script(code, tmp_path / "data", tmp_path / "manual")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(3)]
+    answers = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], answers
+    assert len({out for out, _ in answers}) == 1
+    assert len(list((tmp_path / "data" / "mini_imagenet").glob("*"))) == 2  # data and lock
+
+
+def test_nothing_is_printed_and_nothing_fetched(tmp_path):
+    """No TensorFlow, no network, no word on the terminal, in a process of its own."""
+    code = """
+        import socket, sys
+        from pathlib import Path
+
+        def refuse(*args, **kwargs):
+            raise RuntimeError("the network was asked for")
+
+        socket.socket.connect = refuse
+        socket.getaddrinfo = refuse
+        from experiments.data import builders
+        from experiments.data.pipeline import load_split
+        for _ in range(2):
+            load_split("icons", "validation", data_dir=Path(sys.argv[1]))
+        builders.dataset_status(Path(sys.argv[1]))
+        assert "tensorflow" not in sys.modules
+        assert "jax" not in sys.modules
+    """
+    result = subprocess.run(
+        _script(code, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[100] ^= 255
+    path.write_bytes(content)
+
+
+COUNTS = {split: {"apple": 1} for split in ("base", "validation", "novel")}
+MISSING_PARTS = {
+    "cifar_fs-novel*": Path.unlink,
+    "dataset_info.json": lambda path: path.write_text("{"),
+    "metadata.json": Path.unlink,
+    "*": Path.unlink,
+}
+DAMAGED_RECORDS = [
+    ("metadata.json", lambda path: path.write_text(json.dumps(COUNTS))),
+    ("cifar_fs-base*", lambda path: os.truncate(path, path.stat().st_size // 2)),
+    ("cifar_fs-base*", _flip),
+]
+
+
+@pytest.mark.parametrize(("files", "damage"), [*MISSING_PARTS.items(), *DAMAGED_RECORDS])
+def test_damaged_data_is_refused(dirs, files, damage):
+    fake_archives.cifar_fs_folder(dirs["manual_dir"])
+    load_split("cifar_fs", "base", **dirs)
+    for path in (dirs["data_dir"] / "cifar_fs" / "1.0.0").glob(files):
+        damage(path)
+    for memory_limit in (0, 2**30):
+        with pytest.raises(DamagedArchiveError, match=r"cifar_fs.1\.0\.0.*delete that folder"):
+            load_split("cifar_fs", "base", memory_limit=memory_limit, **dirs).images[:]
+    status = builders.describe("cifar_fs", **dirs)
+    if (files, damage) in MISSING_PARTS.items():
+        assert not status.ready
+        assert "delete that folder" in status.missing

@@ -20,6 +20,7 @@ from experiments.training.checkpoints import (
     DamagedCheckpointError,
     Restored,
 )
+from tests.experiments.tiny_runs import files_below
 
 # Orbax closes its event loop while other reads are under way when one meets a torn file.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -44,10 +45,6 @@ def assert_same(actual, expected) -> None:
         assert np.asarray(got).tobytes() == want.tobytes()
 
 
-def files_below(directory: Path) -> dict[Path, bytes]:
-    return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
-
-
 def large_state(step: int) -> dict:
     """With an array that Orbax writes to a file of its own."""
     kernel = np.random.default_rng(step).normal(size=(64, 50))
@@ -55,7 +52,6 @@ def large_state(step: int) -> dict:
 
 
 def newest(checkpoints: Checkpoints, target) -> Restored:
-    """The newest intact checkpoint."""
     return checkpoints.read_intact(lambda step: checkpoints.restore(target, step))[0]
 
 

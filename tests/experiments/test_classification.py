@@ -1,4 +1,4 @@
-"""Accuracies and calibration against explicit loops, and their edge cases."""
+"""Accuracies, calibration and average precision against explicit loops and scikit-learn."""
 
 import json
 import math
@@ -6,17 +6,17 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
 
 from experiments.evaluation.classification import (
-    accuracy,
     calibration,
-    class_accuracies,
     evaluate_logits,
     frequency_groups,
     mean_accuracy,
     predict_classes,
     softmax_confidences,
 )
+from experiments.evaluation.multilabel import average_precisions, evaluate_scores
 
 CLASSES = 7
 
@@ -53,28 +53,6 @@ def calibration_by_loops(logits, labels, bins):
             mean_confidence = sum(confidences[i] for i in inside) / len(inside)
             error += len(inside) / len(confidences) * abs(mean_correct - mean_confidence)
     return error
-
-
-@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
-def test_accuracies_equal_the_loops(array):
-    logits, labels = sample()
-    right, count = accuracies_by_loops(logits, labels)
-    predictions = predict_classes(array(logits))
-    found = accuracy(predictions, array(labels))
-    assert type(found) is float
-    assert 0.5 < found < 0.9
-    assert found == pytest.approx(sum(right) / sum(count), rel=1e-12)
-    per_class = class_accuracies(predictions, array(labels), CLASSES)
-    assert math.isnan(per_class[5])
-    for c in (0, 1, 2, 3, 4, 6):
-        assert per_class[c] == pytest.approx(right[c] / count[c], rel=1e-12)
-
-
-def test_a_group_without_samples_has_no_accuracy():
-    logits, labels = sample()
-    per_class = class_accuracies(predict_classes(logits), labels, CLASSES)
-    assert mean_accuracy(per_class[[3, 5]]) == per_class[3]
-    assert mean_accuracy(per_class[[5]]) is None
 
 
 def test_frequency_groups_are_those_of_cifar_lt():
@@ -140,19 +118,23 @@ def test_confidences_neither_overflow_nor_round():
     np.testing.assert_allclose(found, [1, 1 / 3, 1 / (1 + 2 * math.exp(-20))], rtol=1e-14)
 
 
-def test_the_summary_is_made_of_the_single_metrics():
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_results_equal_the_loops(array):
     logits, labels = sample()
     counts = [300, 200, 100, 50, 40, 30, 20]
-    result = evaluate_logits(logits, labels, train_counts=counts)
+    result = evaluate_logits(array(logits), array(labels), train_counts=counts)
     right, count = accuracies_by_loops(logits, labels)
-    assert result.accuracy == pytest.approx(sum(right) / sum(count))
+    assert 0.5 < result.accuracy < 0.9
+    assert result.accuracy == pytest.approx(sum(right) / sum(count), rel=1e-12)
     assert result.error == pytest.approx(1 - result.accuracy)
     assert result.samples == sum(count)
     assert result.calibration_error == pytest.approx(calibration_by_loops(logits, labels, 15))
-    assert result.class_accuracies[5] is None
-    assert result.class_accuracies[6] == pytest.approx(right[6] / count[6])
-    mean = np.mean([right[c] / count[c] for c in range(CLASSES) if count[c]])
+    expected = [r / n if n else None for r, n in zip(right, count, strict=True)]
+    assert expected[5] is None
+    assert result.class_accuracies == pytest.approx(expected, rel=1e-12)
+    mean = np.mean([share for share in expected if share is not None])
     assert result.class_mean_accuracy == pytest.approx(mean)
+    assert mean_accuracy(np.array([np.nan])) is None
     # 36 % and 71 % of seven classes: 0 and 1 are the head, 2 and 3 medium, 4, 5 and 6 the tail;
     # of class 5 there is no sample.
     assert result.groups is not None
@@ -166,3 +148,73 @@ def test_the_summary_is_made_of_the_single_metrics():
     expected = calibration_by_loops(0.1 * logits, labels, 15)
     assert scaled.calibration_error == pytest.approx(expected)
     assert scaled.calibration_error != pytest.approx(result.calibration_error, rel=0.01)
+
+
+def multi_label_sample(n=60, classes=9, seed=0, unknown=0.15, rounded=False):
+    """Scores and targets that agree in part; class 4 and samples 7, 8 have no positive."""
+    random = np.random.default_rng(seed)
+    targets = (random.random((n, classes)) < 0.25).astype(np.int32)
+    scores = (random.normal(size=(n, classes)) + 1.2 * targets).astype(np.float32)
+    scores = np.round(scores * 2) / 2 if rounded else scores
+    targets[random.random((n, classes)) < unknown] = -1
+    targets[:, 4] = np.minimum(targets[:, 4], 0)
+    targets[7:9] = np.minimum(targets[7:9], 0)
+    return scores, targets
+
+
+def precision_by_sklearn(scores, targets):
+    known = targets >= 0
+    if not (targets > 0).any():
+        return np.nan
+    return average_precision_score(targets[known] > 0, scores[known])
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_means_equal_scikit_learn_also_where_scores_are_equal(rounded, array):
+    scores, targets = multi_label_sample(rounded=rounded)
+    assert len(np.unique(scores)) < 20 or not rounded
+    result = evaluate_scores(array(scores), array(targets))
+    of_classes = [precision_by_sklearn(s, t) for s, t in zip(scores.T, targets.T, strict=True)]
+    of_samples = [precision_by_sklearn(s, t) for s, t in zip(scores, targets, strict=True)]
+    assert result.map_class == pytest.approx(np.nanmean(of_classes), rel=1e-12)
+    assert result.map_sample == pytest.approx(np.nanmean(of_samples), rel=1e-12)
+    assert result.classes == 8
+    assert result.classes_without_positive == 1
+    assert result.samples == np.isfinite(of_samples).sum()
+    assert result.samples + result.samples_without_positive == 60
+    assert result.samples_without_positive >= 2
+    assert result.class_precisions[4] is None
+    assert result.class_precisions[3] == pytest.approx(of_classes[3], rel=1e-12)
+    assert json.loads(json.dumps(result._asdict(), allow_nan=False)) == result._asdict()
+
+
+def test_the_two_means_differ_and_order_alone_matters():
+    scores, targets = multi_label_sample()
+    result = evaluate_scores(scores, targets)
+    assert abs(result.map_class - result.map_sample) > 0.02
+    monotone = evaluate_scores(np.exp(scores.astype(np.float64)) * 3 - 5, targets)
+    assert monotone == result
+    # A shift of each class changes what is compared within a sample, and not within a class.
+    shifted = evaluate_scores(scores + 3 * np.arange(9, dtype=np.float32), targets)
+    assert shifted.map_class == pytest.approx(result.map_class)
+    assert shifted.map_sample < result.map_sample - 0.05
+    transposed = evaluate_scores(scores.T, targets.T)
+    assert transposed.map_class == result.map_sample
+    assert transposed.map_sample == result.map_class
+
+
+def test_many_rows_are_computed_in_parts():
+    scores, targets = multi_label_sample(n=500, classes=40)
+    scores, targets = np.tile(scores, (20, 3)), np.tile(targets, (20, 3))
+    scores += np.random.default_rng(1).normal(size=scores.shape)
+    found = average_precisions(scores, targets, elements_at_once=10_000)
+    np.testing.assert_array_equal(found, average_precisions(scores, targets))
+
+
+def test_wrong_arguments_name_the_problem():
+    scores, targets = multi_label_sample()
+    with pytest.raises(ValueError, match="no target is positive"):
+        evaluate_scores(scores, np.minimum(targets, 0))
+    with pytest.raises(ValueError, match="no target is positive"):
+        evaluate_scores(scores[:0], targets[:0])

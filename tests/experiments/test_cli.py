@@ -23,21 +23,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, folders) -> Path:
-    """A run that the command line has trained."""
     directory = tmp_path_factory.mktemp("runs") / "run"
     command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce"]
     command += ["--data-dir", str(folders.data_dir), "--directory", str(directory)]
     assert main(command) == 0
     return directory
-
-
-def test_another_configuration_is_refused_and_nothing_is_overwritten(run, folders, capsys):
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce"]
-    command += ["--data-dir", str(folders.data_dir), "--directory", str(run)]
-    assert main([*command, "--optimizer.learning-rate", "0.05"]) == 2
-    assert "optimizer.learning_rate: 0.1 -> 0.05" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path, capsys):
@@ -61,20 +51,13 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert sorted(path.name for path in run.glob("evaluation-*.json")) == sorted(
         [name, written.name]
     )
-    for wrong, message in (
-        (("--evaluation.ways", "500"), "500"),
-        (("--evaluation.episodes", "1"), "evaluation.episodes must be"),
-    ):
-        assert main(["evaluate", str(run), *data, *wrong]) == 2
-        assert message in capsys.readouterr().err
+    assert main(["evaluate", str(run), *data, "--evaluation.ways", "500"]) == 2
+    assert "500" in capsys.readouterr().err
     nothing = str(tmp_path / "nothing")
     assert main(["evaluate", nothing]) == 2
     assert f"there is no directory {nothing}" in capsys.readouterr().err
     assert main(["evaluate", nothing, "--evaluation.ways", "3"]) == 2
     assert "need the directory of a trained run" in capsys.readouterr().err
-    assert main(["evaluate", str(tmp_path), "--evaluation.ways", "3"]) == 2
-    assert f"{tmp_path} holds no checkpoint" in capsys.readouterr().err
-    assert main(["evaluate", str(run), "--checkpoint", "worst"]) == 2
 
 
 def test_evaluate_has_the_options_and_values_of_the_run(run, capsys):
@@ -87,22 +70,18 @@ def test_evaluate_has_the_options_and_values_of_the_run(run, capsys):
     assert "--fine-tuning" not in printed
 
 
-def test_only_the_projects_own_errors_become_messages(monkeypatch):
+def test_a_full_disk_is_a_message_and_a_mistake_of_ours_is_not(monkeypatch, capsys):
+    error: Exception = OSError(errno.ENOSPC, "No space left on device")
+
     def broken(self, command):
-        raise ValueError("a mistake of ours")
+        raise error
 
     monkeypatch.setattr(Datasets, "run", broken)
-    with pytest.raises(ValueError, match="a mistake of ours"):
-        main(["datasets"])
-
-
-def test_a_full_disk_is_a_message(monkeypatch, capsys):
-    def full(self, command):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Datasets, "run", full)
     assert main(["datasets"]) == 2
     assert capsys.readouterr().err == "error: No space left on device\n"
+    error = ValueError("a mistake of ours")
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        main(["datasets"])
 
 
 def test_datasets_lists_the_set_of_every_preset(folders, capsys):

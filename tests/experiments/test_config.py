@@ -24,7 +24,7 @@ from experiments.config import (
 )
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
-from experiments.protocols import PROTOCOLS, config_from_dict, config_to_dict
+from experiments.protocols import PROTOCOLS, build_protocol, config_from_dict, config_to_dict
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 
@@ -58,16 +58,9 @@ def test_numbers_within_their_bounds_pass():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Numbers(count=0), "count must be at least 1, got 0"),
-        (Numbers(positive=0.0), "positive must be above 0, got 0.0"),
-        (Numbers(seed=-1), "seed must be at least 0 and below 4294967296, got -1"),
         (Numbers(half_open=-1.0), "half_open must be above -1 and at most 1, got -1.0"),
         (Numbers(free_numbers=()), "free_numbers needs at least one value"),
         (Numbers(inner=Inner(share=1.0)), "inner.share must be at least 0 and below 1, got 1.0"),
-        (
-            Numbers(inner=Inner(ratios=(1, 1.5))),
-            "inner.ratios must be above 0 and at most 1, got 1.5",
-        ),
         # Bounded or not, numbers are finite.
         (Numbers(free=math.nan), "free must be finite, got nan"),
         (Numbers(free_numbers=(0.0, math.nan)), "free_numbers must be finite, got nan"),
@@ -146,3 +139,32 @@ def test_a_run_without_a_known_protocol_is_refused():
     # A run of one protocol is none of another.
     with pytest.raises(ConfigError, match=r"GroupSoftmaxConfig\): unknown keys \['evaluation'\]"):
         config_from_dict(config_to_dict(FewShotConfig()) | {"protocol": "group-softmax"})
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "label"),
+    [
+        ("group-softmax", {"grouping": "contiguous"}, "Type II, G = 4, contiguous"),
+        ("group-softmax", {"name": "softmax", "grouping": "contiguous"}, "Softmax"),
+        ("group-softmax", {"name": "tight", "grouping": "random"}, "Type I, G = 4, random"),
+        (
+            "hyperspherical",
+            {"name": "static", "criterion": "dot-regression"},
+            "Static assignment, dot regression",
+        ),
+        ("hyperspherical", {"name": "fixed-ce", "logits": "cosine"}, "Fixed W + CE, cosine logits"),
+        ("hyperspherical", {"name": "cosine-softmax"}, "Cosine softmax, no scale"),
+        ("multi-label", {"positive_temperature": 2.0, "clip": 0.1}, "Two-way, T_P = 2"),
+        (
+            "multi-label",
+            {"name": "class-wise", "class_wise_over": "device"},
+            "Class-wise, by device",
+        ),
+        ("multi-label", {"name": "bce", "class_wise_over": "device", "margin": 1}, "BCE"),
+    ],
+)
+def test_labels_tell_what_is_minimised(protocol, options, label):
+    config = PROTOCOLS[protocol].config()
+    for option, value in options.items():
+        config = replace_option(config, f"loss.{option}", value)
+    assert build_protocol(config).description["label"] == label

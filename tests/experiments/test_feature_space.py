@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.evaluation.feature_space import (
-    class_means,
-    class_membership,
-    class_order,
-    class_similarity,
-    most_similar_pairs,
-    nearest_mean_predictions,
-    neighbour_precision,
-    principal_axes,
-    unit_features,
-)
-from experiments.evaluation.subspace import variance_shares
+import jaxloss
+from experiments.evaluation import feature_space as space
+from experiments.evaluation.subspace import classifier_subspace, span, variance_shares
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(40, 6)) * [3, 2, 1, 1, 0.5, 0.1] + 1
@@ -29,23 +21,20 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_axes_are_those_of_the_singular_value_decomposition():
-    axes = principal_axes(FEATURES)
+    axes = space.principal_axes(FEATURES)
     centered = FEATURES - FEATURES.mean(0)
     left, values, _ = np.linalg.svd(centered, full_matrices=False)
     np.testing.assert_allclose(abs(centered @ axes), abs(left * values)[:, :2])
     shares = values[:2] ** 2 / (values**2).sum()
     np.testing.assert_allclose(variance_shares(FEATURES, axes), shares, rtol=1e-12)
     assert (axes.max(0) == abs(axes).max(0)).all()
-
-
-def test_shares_of_constant_features_are_zero():
-    assert variance_shares(np.ones((3, 6)), principal_axes(FEATURES)).tolist() == [0, 0]
+    assert variance_shares(np.ones((3, 6)), axes).tolist() == [0, 0]
 
 
 def test_class_means_and_their_cosines_are_those_of_a_loop():
     units = np.stack([x / np.sqrt((x**2).sum()) for x in FEATURES])
     for labels, count in ((LABELS, 5), (MULTI, 4)):
-        membership = class_membership(labels, count)
+        membership = space.class_membership(labels, count)
         rows = [
             [i for i in range(40) if (labels[i] == c if labels.ndim == 1 else labels[i, c] == 1)]
             for c in range(count)
@@ -53,16 +42,15 @@ def test_class_means_and_their_cosines_are_those_of_a_loop():
         assert [np.flatnonzero(column).tolist() for column in membership.T] == rows
         means = [units[r].mean(0) for r in rows]
         np.testing.assert_allclose(
-            class_means(FEATURES, membership), [m / np.linalg.norm(m) for m in means]
+            space.class_means(FEATURES, membership), [m / np.linalg.norm(m) for m in means]
         )
         expected = [[cosine(a, b) for a in means] for b in means]
-        np.testing.assert_allclose(class_similarity(FEATURES, membership), expected)
+        np.testing.assert_allclose(space.class_similarity(FEATURES, membership), expected)
 
-
-def test_a_class_without_an_image_and_a_zero_feature_have_no_direction():
-    membership = class_membership(np.zeros(3, int), 2)
-    assert class_means(np.ones((3, 2)), membership)[1].tolist() == [0, 0]
-    assert unit_features(np.zeros((1, 2))).tolist() == [[0, 0]]
+    # A class without an image has no direction, and neither has a zero feature.
+    membership = space.class_membership(np.zeros(3, int), 2)
+    assert space.class_means(np.ones((3, 2)), membership)[1].tolist() == [0, 0]
+    assert space.unit_features(np.zeros((1, 2))).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize(("labels", "count"), [(LABELS, 5), (MULTI, 4)])
@@ -75,7 +63,7 @@ def test_precision_is_the_share_of_neighbours_that_share_a_label(labels, count):
         for i in nearest if mine else []:
             theirs = {labels[i]} if labels.ndim == 1 else set(np.flatnonzero(labels[i] == 1))
             hits.append(bool(mine & theirs))
-    precision = neighbour_precision(FEATURES, class_membership(labels, count), 3)
+    precision = space.neighbour_precision(FEATURES, space.class_membership(labels, count), 3)
     assert precision == pytest.approx(np.mean(hits))
     assert 0 < precision < 1
 
@@ -92,7 +80,7 @@ def test_predictions_leave_the_feature_out_of_its_own_mean():
             own = [j for j in range(40) if labels[j] == c and j != i]
             scores.append(cosine(units[i], units[own].mean(0)) if own else -np.inf)
         expected.append(int(np.argmax(scores)))
-    predictions = nearest_mean_predictions(FEATURES, labels)
+    predictions = space.nearest_mean_predictions(FEATURES, labels)
     assert predictions.tolist() == expected
     assert predictions[5] != 4
 
@@ -100,13 +88,70 @@ def test_predictions_leave_the_feature_out_of_its_own_mean():
 def test_similar_classes_are_side_by_side():
     block = np.array([0, 1, 0, 1, 2, 2, 0, 1])
     similarity = np.where(block[:, None] == block, 0.9, 0.1) + 0.01 * np.eye(8)
-    order = class_order(similarity)
+    order = space.class_order(similarity)
     assert sorted(order) == list(range(8))
     assert np.count_nonzero(np.diff(block[order])) == 2
-    assert class_order(np.eye(2)).tolist() == [0, 1]
+    assert space.class_order(np.eye(2)).tolist() == [0, 1]
 
 
 def test_pairs_come_from_the_most_similar_one():
     similarity = np.array([[1, 0.2, 0.7], [0.2, 1, 0.5], [0.7, 0.5, 1]])
-    assert most_similar_pairs(similarity, 2) == [(0, 2), (1, 2)]
-    assert len(most_similar_pairs(similarity, 9)) == 3
+    assert space.most_similar_pairs(similarity, 2) == [(0, 2), (1, 2)]
+    assert len(space.most_similar_pairs(similarity, 9)) == 3
+
+
+CLASSES = np.array([3, 0, 3, 5, 0, 3, 5, 5, 5, 3])
+
+
+def make(dim=6, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    offsets = rng.normal(size=(6, dim))
+    features = offsets[CLASSES] + 0.5 * rng.normal(size=(len(CLASSES), dim)) + 3
+    return features.astype(np.float32), rng.normal(size=(dim, classes)).astype(np.float32)
+
+
+def test_shares_are_those_of_the_orthogonal_projection():
+    features, weights = make()
+    found = classifier_subspace(features, CLASSES, weights)
+    projector = weights @ np.linalg.inv(weights.T @ weights) @ weights.T
+    mean = features.mean(axis=0)
+    inside = total = class_inside = class_total = 0.0
+    for label in set(CLASSES.tolist()):
+        rows = features[label == CLASSES]
+        for row in rows:
+            inside += np.sum((projector @ (row - mean)) ** 2)
+            total += np.sum((row - mean) ** 2)
+        class_inside += len(rows) * np.sum((projector @ (rows.mean(axis=0) - mean)) ** 2)
+        class_total += len(rows) * np.sum((rows.mean(axis=0) - mean) ** 2)
+    assert found.variance_share == pytest.approx(inside / total, rel=1e-5)
+    assert found.class_variance_share == pytest.approx(class_inside / class_total, rel=1e-5)
+    # The complement is the one that the direct sum uses.
+    outside = np.asarray(
+        jaxloss.project_complement(jnp.asarray(features - mean), jnp.asarray(weights), epsilon=0)
+    )
+    assert np.sum(outside**2) / total == pytest.approx(1 - found.variance_share, rel=1e-4)
+
+
+def test_the_effective_rank_is_between_one_and_the_number_of_directions():
+    features = make()[0]
+    for values, rank in [((2, 2, 2), 3), ((5, 0, 0), 1), ((2, 1, 0), 25 / 17), ((0, 0, 0), 0)]:
+        weights = np.zeros((6, 3), np.float32)
+        weights[[4, 1, 2], range(3)] = values
+        found = classifier_subspace(features, CLASSES, weights)
+        assert found.effective_rank == pytest.approx(rank)
+        assert found.singular_values == sorted(values, reverse=True)
+    # Of weights without a direction, nothing is inside.
+    assert found.variance_share == found.class_variance_share == 0
+
+
+def test_directions_add_up_to_the_share_inside():
+    features, weights = make()
+    weights[:, 2] = weights[:, 0] - weights[:, 1]  # Rank 2.
+    basis, _ = span(weights)
+    assert basis.shape[1] == 2
+    shares = variance_shares(features, basis)
+    first = (features @ np.linalg.svd(weights)[0][:, 0]).var() / features.var(0).sum()
+    assert shares[0] == pytest.approx(first, rel=1e-4)
+    inside = classifier_subspace(features, CLASSES, weights).variance_share
+    assert shares.sum() == pytest.approx(inside, rel=1e-6)
+    assert 0.05 < inside < 0.95

@@ -1,18 +1,30 @@
-"""Few-shot evaluation against explicit loops, and its edge cases."""
+"""Few-shot evaluation against explicit loops; fine-tuning against PyTorch's SGD in float64."""
 
+import dataclasses
 import json
+from functools import partial
 
+import jax
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from experiments.contracts import mean_and_interval
-from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes
+from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, support_orders
 from experiments.evaluation.few_shot import (
     EpisodeConfig,
     EpisodeResult,
     accuracies_of,
     evaluate_prototypes,
     prototype_predictions,
+)
+from experiments.evaluation.fine_tuning import (
+    FineTuning,
+    evaluate_fine_tuning,
+    fine_tune,
+    fine_tuned_predictions,
+    first_weights,
 )
 
 LABELS = np.arange(300) * 7 % 12
@@ -99,22 +111,180 @@ def test_interval_is_its_formula():
     assert mean_and_interval(np.full(5, 0.25, np.float32)) == (0.25, 0.0)
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
-def test_results_follow_the_configuration(distance):
-    config = EpisodeConfig(ways=4, shots=(1, 3), queries=5, episodes=80)
-    features = features_of()
-    found = evaluate_prototypes(features, LABELS, config=config, distance=distance)
+# Threads of PyTorch cost more than they save on arrays of this size.
+torch.set_num_threads(1)
+
+SHORT = FineTuning(passes=8)
+
+
+def activations_of(spread=0.6, d=24):
+    return np.maximum(features_of(spread, d) - 0.2, 0)
+
+
+def fine_tuned_accuracies(*arguments, **options):
+    return accuracies_of(fine_tuned_predictions(*arguments, **options))
+
+
+def start_of(d, ways, samples, passes):
+    random = np.random.default_rng(0)
+    weights = random.uniform(-1, 1, (d, ways)) / np.sqrt(d)
+    orders = [random.permutation(samples) for _ in range(passes)]
+    return weights.astype(np.float32), np.array(orders, np.int32)
+
+
+def torch_logits(features, weights, classifier):
+    if classifier == "cosine":
+        return F.normalize(features) @ F.normalize(weights, dim=0)
+    return features @ weights
+
+
+def tune_with_torch(features, labels, weights, orders, settings, classifier="cosine"):
+    """The loop of the paper's authors, batch by batch, in float64."""
+    features, labels = torch.tensor(features, dtype=torch.float64), torch.tensor(labels).long()
+    weights = torch.nn.Parameter(torch.tensor(np.asarray(weights), dtype=torch.float64))
+    optimizer = torch.optim.SGD(
+        [weights],
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        dampening=settings.dampening,
+        weight_decay=settings.weight_decay,
+    )
+    for order in np.asarray(orders).tolist():
+        for start in range(0, len(order), settings.batch_size):
+            batch = order[start : start + settings.batch_size]
+            logits = torch_logits(features[batch], weights, classifier)
+            target = F.one_hot(labels[batch], weights.shape[1])
+            loss = F.cross_entropy(
+                settings.scale * (logits - settings.margin * target), labels[batch]
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return weights.detach().numpy()
+
+
+def tuned_as_with_torch(features, labels, settings):
+    weights, orders = start_of(24, 3, len(labels), settings.passes)
+    expected = tune_with_torch(features, labels, weights, orders, settings)
+    found = fine_tune(features, labels, weights, orders, classifier="cosine", settings=settings)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    return found
+
+
+@pytest.mark.parametrize("classifier", ["cosine", "linear"])
+@pytest.mark.parametrize(("shots", "d", "passes"), [(1, 64, 20), (5, 64, 100), (5, 12, 10)])
+def test_weights_equal_those_of_pytorch(classifier, shots, d, passes):
+    # Of 5 and 25 samples, batches of 4 leave one over; samples and weights span 10 or 30
+    # dimensions, fewer or more than d.
+    settings = FineTuning(passes=passes)
+    features = activations_of(d=d)[episodes_of(1, shots=shots).support[0].ravel()]
+    labels = np.repeat(np.arange(5), shots)
+    weights, orders = start_of(d, 5, 5 * shots, passes)
+    expected = tune_with_torch(features, labels, weights, orders, settings, classifier)
+    tune = jax.jit(fine_tune, static_argnames=("classifier", "settings"))
+    found = tune(features, labels, weights, orders, classifier=classifier, settings=settings)
+    assert np.abs(expected - weights).max() > 0.01
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"momentum": 0.0},
+        {"momentum": 0.5, "dampening": 0.0, "weight_decay": 0.1},
+        {"margin": -0.3, "scale": 8.0, "weight_decay": 0.0},
+        {"batch_size": 7, "dampening": 0.3},
+        {"batch_size": 100},
+    ],
+)
+def test_every_setting_means_what_it_means_in_pytorch(change):
+    features, labels = activations_of()[:15], np.arange(15) % 3
+    plain = tuned_as_with_torch(features, labels, SHORT)
+    found = tuned_as_with_torch(features, labels, dataclasses.replace(SHORT, **change))
+    assert np.abs(found - plain).max() > 1e-4
+
+
+@pytest.mark.parametrize("classifier", ["cosine", "linear"])
+@pytest.mark.parametrize("shots", [1, 3])
+def test_accuracies_equal_those_of_pytorch(classifier, shots):
+    settings = FineTuning(passes=10)
+    features, episodes = activations_of(), episodes_of(3, shots=shots, queries=6)
+    found = fine_tuned_accuracies(
+        features, episodes, classifier=classifier, settings=settings, seed=3
+    )
+    assert found.dtype == np.float32
+    expected = []
+    for e, (support, query) in enumerate(zip(*episodes, strict=True)):
+        weights = first_weights(jax.random.fold_in(jax.random.key(3), e), 24, 5)
+        orders = support_orders(5 * shots, 10, seed=3, episode=e)
+        labels = np.repeat(np.arange(5), shots)
+        weights = tune_with_torch(
+            features[support.ravel()], labels, weights, orders, settings, classifier
+        )
+        queries = torch.tensor(features[query.ravel()], dtype=torch.float64)
+        predicted = torch_logits(queries, torch.tensor(weights), classifier).argmax(1).numpy()
+        expected.append(np.mean(predicted == np.repeat(np.arange(5), 6)))
+    assert 0.3 < np.mean(expected) < 0.95
+    assert len(set(expected)) > 1
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_first_weights_are_uniform():
+    weights, bound = np.asarray(first_weights(jax.random.key(0), 30, 40)), 1 / np.sqrt(30)
+    assert 0.99 * bound < np.abs(weights).max() <= bound
+    assert abs(weights.mean()) < 0.05 * bound
+    assert weights.std() == pytest.approx(bound / np.sqrt(3), rel=0.05)
+
+
+@pytest.mark.parametrize("classifier", ["cosine", "linear"])
+def test_an_episode_does_not_depend_on_how_many_there_are(classifier):
+    # 130 episodes are tuned in several groups.
+    episodes = episodes_of(130, shots=1)
+    few = Episodes(episodes.support[:7], episodes.query[:7])
+
+    def predicted(episodes, seed):
+        return fine_tuned_predictions(
+            activations_of(), episodes, classifier=classifier, settings=SHORT, seed=seed
+        )
+
+    many, expected = predicted(episodes, 1), predicted(few, 1)
+    np.testing.assert_array_equal(many[:7], expected)
+    assert len(np.unique(accuracies_of(many))) > 5
+    assert (predicted(few, 2) != expected).any()
+
+
+@pytest.mark.parametrize(
+    ("classifier", "evaluate", "predict"),
+    [
+        *(
+            (
+                f"{distance} prototypes",
+                partial(evaluate_prototypes, distance=distance),
+                partial(prototype_predictions, distance=distance),
+            )
+            for distance in DISTANCES
+        ),
+        (
+            "cosine",
+            partial(evaluate_fine_tuning, settings=SHORT),
+            partial(fine_tuned_predictions, settings=SHORT, seed=0),
+        ),
+    ],
+)
+def test_results_follow_the_configuration(classifier, evaluate, predict):
+    config = EpisodeConfig(ways=4, shots=(1, 5), queries=6, episodes=30)
+    features = features_of(0.6, 24)
+    found = evaluate(features, LABELS, config=config)
     results = [result for result, _ in found]
-    assert [result.shots for result in results] == [1, 3]
+    assert [result.shots for result in results] == [1, 5]
     for result, accuracies in found:
-        episodes = episodes_of(80, 4, result.shots, 5, 0)
-        single = episode_accuracies(features, episodes, distance=distance)
+        episodes = episodes_of(30, 4, result.shots, 6, 0)
+        single = accuracies_of(predict(features, episodes))
         np.testing.assert_array_equal(accuracies, single)
-        expected = mean_and_interval(single)
-        assert (result.accuracy, result.interval) == expected
+        assert (result.accuracy, result.interval) == mean_and_interval(single)
         assert result.hash == episodes_hash(episodes)
-        assert (result.ways, result.queries, result.episodes) == (4, 5, 80)
+        assert (result.ways, result.queries, result.episodes) == (4, 6, 30)
         assert isinstance(result, EpisodeResult)
-        assert result.classifier == f"{distance} prototypes"
+        assert result.classifier == classifier
         assert json.loads(json.dumps(result._asdict())) == result._asdict()
     assert results[1].accuracy > results[0].accuracy

@@ -36,16 +36,14 @@ CONTIGUOUS = np.array([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]])
 )
 def test_the_objective_is_the_papers(options, reference):
     objective = build(**options)
-    rng = np.random.default_rng(0)
-    features, labels = rng.normal(size=(7, DIM)), rng.integers(0, len(COUNTS), 7)
-    kernel, bias = rng.normal(size=(DIM, len(COUNTS))), rng.normal(size=len(COUNTS))
-    head = {"kernel": jnp.float32(kernel), "bias": jnp.float32(bias)}
-    loss = objective.loss(jnp.float32(features), jnp.int32(labels), head, ())
-    expected = references.group_softmax_loss(features, labels, kernel, bias, **reference)
+    features, labels, head = batch = make_batch(7)
+    loss = objective.loss(*batch, ())
+    kernel, bias, x = (np.asarray(a, float) for a in (head["kernel"], head["bias"], features))
+    expected = references.group_softmax_loss(x, np.asarray(labels), kernel, bias, **reference)
     assert float(loss.value) == pytest.approx(expected, rel=1e-5)
-    logits = features @ kernel + bias
-    np.testing.assert_allclose(objective.logits(jnp.float32(features), head, ()), logits, rtol=1e-4)
-    right = np.mean(logits.argmax(axis=1) == labels)
+    logits = x @ kernel + bias
+    np.testing.assert_allclose(objective.logits(features, head, ()), logits, rtol=1e-4)
+    right = np.mean(logits.argmax(axis=1) == np.asarray(labels))
     assert float(loss.means["train_accuracy"]) == pytest.approx(right)
 
 
@@ -123,19 +121,6 @@ def test_the_classifier_starts_small():
     assert head["kernel"].shape == (256, 100)
     assert float(head["kernel"].std()) == pytest.approx(0.1 / 256**0.5, rel=0.02)
     assert len(set(head["bias"].tolist())) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "label"),
-    [
-        ({"name": "loose", "grouping": "contiguous"}, "Type II, G = 2, contiguous"),
-        ({"name": "softmax", "grouping": "contiguous"}, "Softmax"),
-        ({"name": "tight", "grouping": "random"}, "Type I, G = 2, random"),
-    ],
-)
-def test_labels_tell_what_is_minimised(options, label):
-    config = GroupSoftmaxConfig(loss=GroupLoss(**{"num_groups": 2} | options))
-    assert group_softmax.build(config).description == {"label": label}
 
 
 def test_more_groups_than_features_are_refused():

@@ -53,7 +53,6 @@ TINY = HypersphericalConfig(
 
 
 def build(seed: int = 0, num_epochs: int = 2, axis_name: str | None = None, **options) -> Objective:
-    """The objective of a run of the class counts above."""
     problem = Problem(DIM, COUNTS, axis_name=axis_name, num_epochs=num_epochs, seed=seed)
     config = HypersphericalConfig(loss=HypersphericalLoss(**options))
     return hyperspherical.build(config).objective(problem)
@@ -282,19 +281,6 @@ def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
         assert results["result"]["calibration_error"] == pytest.approx(wanted, rel=1e-5)
         says_so = "cosines without a scale" in "\n".join(protocol.report(results))
         assert says_so == (calibration == "cosines" and name != "softmax")
-
-
-@pytest.mark.parametrize(
-    ("options", "label"),
-    [
-        ({"name": "static", "criterion": "dot-regression"}, "Static assignment, dot regression"),
-        ({"name": "fixed-ce", "logits": "cosine"}, "Fixed W + CE, cosine logits"),
-        ({"name": "cosine-softmax"}, "Cosine softmax, no scale"),
-    ],
-)
-def test_labels_tell_what_is_minimised(options, label):
-    config = HypersphericalConfig(loss=HypersphericalLoss(**options))
-    assert hyperspherical.build(config).description == {"label": label}
 
 
 def test_prototypes_need_two_dimensions():

@@ -126,8 +126,6 @@ def test_a_stroke_that_cannot_be_read_is_named(package, tmp_path, path):
         load_split("kanji", "train", data_dir=tmp_path)
 
 
-# --- Radicals -----------------------------------------------------------------------------------
-
 # A radical, and what its marks say: the kind of the mark, the component, what it is a form of.
 _MARKED = {
     "明": "general:日",
@@ -177,13 +175,9 @@ def test_every_character_has_one_traditional_radical(radicals, tmp_path):
 
 
 def _members():
-    """The characters of every radical."""
     splits = kanji._read_radicals(48).values()
     classes = [of for split in splits for of in split.classes.items()]
     return {name: [chr(int(path.stem, 16)) for path in paths] for name, paths in classes}
-
-
-# --- Paths --------------------------------------------------------------------------------------
 
 
 _CURVE = "M10,20C13,50,40,60,70.5-5"
@@ -222,9 +216,6 @@ def test_a_curve_goes_through_its_points():
 )
 def test_forms_of_the_same_path(path, same):
     np.testing.assert_allclose(list(kanji._points(path)), list(kanji._points(same)))
-
-
-# --- The package itself -------------------------------------------------------------------------
 
 
 def _installed():

@@ -93,6 +93,10 @@ def test_all_penalties_converge_and_their_order_does_not_matter():
     for i in (0, 20):
         alone = fit_path(data, CLASSES, penalties=PENALTIES[[i] * 4])
         np.testing.assert_allclose(alone.objectives[0], path.objectives[i], rtol=1e-4)
+    # Too few iterations are reported.
+    path = fit_path(data, CLASSES, penalties=[1e-6] * 4, max_iterations=3)
+    assert path.iterations.tolist() == [3] * 4
+    assert not path.converged[0]
 
 
 def test_more_features_than_samples_and_constant_features():
@@ -121,12 +125,6 @@ def test_the_optimum_follows_shift_and_scale_of_the_features():
     np.testing.assert_allclose(
         8 * np.asarray(found.kernels), path.kernels, atol=0.02 * np.abs(path.kernels).max()
     )
-
-
-def test_too_few_iterations_are_said_so():
-    path = fit_path(sample(), CLASSES, penalties=[1e-6] * 4, max_iterations=3)
-    assert path.iterations.tolist() == [3] * 4
-    assert not path.converged[0]
 
 
 def test_accuracies_of_a_path_are_those_of_its_classifiers():

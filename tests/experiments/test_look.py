@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from experiments import look
 from experiments.assembly import build_learner, plan_run
 from experiments.cli.main import main
-from experiments.config import Folders, ModelConfig, SamplingConfig, TrainConfig
+from experiments.config import Folders, ModelConfig, TrainConfig
 from experiments.contracts import ImageSet, Outputs
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
@@ -32,7 +32,6 @@ from experiments.look.images import QUERIES, Cloud, draw_map, hard_episodes, nei
 from experiments.look.page import Picture, draw_image, short, write_page
 from experiments.look.view import Side, View, part_of, some_rows, view_run
 from experiments.protocols.classification import ClassificationData
-from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.hyperspherical import (
     HypersphericalConfig,
     HypersphericalEvaluation,
@@ -42,24 +41,12 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
 from experiments.runs import RestoredRun, evaluation_of, train_run
-from tests.experiments import fake_image_sets
+from tests.experiments.tiny_runs import TINY
 
 DPI = 50
-"""Of pictures in tests."""
-TINY: dict[str, Any] = {
-    "sampling": SamplingConfig(batch_size=16),
-    "model": ModelConfig(widths=(4, 4, 4, 32)),
-    "steps": 2,
-    "validate_every": 2,
-    "log_every": 1,
-}
 FOUND = ("queries", "neighbours", "wrong")
 EVERYWHERE = ["map", "class-map", "neighbours", "similarity"]
-FEW_SHOT = FewShotConfig(
-    **TINY,
-    loss=IntegratedLoss(name="sce"),
-    evaluation=IntegrationEvaluation(episodes=30, validation_episodes=20),
-)
+FEW_SHOT = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"), steps=2)
 UNTRAINED: dict[str, tuple[TrainConfig, list[str]]] = {
     "hyperspherical": (
         HypersphericalConfig(
@@ -72,14 +59,14 @@ UNTRAINED: dict[str, tuple[TrainConfig, list[str]]] = {
     ),
     "negative-margin": (
         NegativeMarginConfig(
-            **TINY,
-            evaluation=MarginEvaluation(episodes=8, validation_episodes=20),
+            model=TINY.model,
+            evaluation=MarginEvaluation(episodes=8),
             fine_tuning=FineTuning(passes=2),
         ),
         ["accuracy", "episodes", "spectrum"],
     ),
     "multi-label": (
-        MultiLabelConfig(**TINY, data=MultiLabelData(name="voc2007@16")),
+        MultiLabelConfig(model=TINY.model, data=MultiLabelData(name="voc2007@16")),
         [*EVERYWHERE, "precision", "spectrum"],
     ),
 }
@@ -87,15 +74,12 @@ UNTRAINED: dict[str, tuple[TrainConfig, list[str]]] = {
 
 
 class Looked(NamedTuple):
-    """A run that was looked at."""
-
     view: View
     numbers: dict[str, Any]
     folders: Folders
 
     @property
     def shown(self) -> tuple[Outputs, tuple[str, ...]]:
-        """The outputs for the split that is shown, and the names of its classes."""
         return self.view.shown.outputs, self.view.shown.images.class_names
 
     def result(self) -> dict[str, Any]:
@@ -120,24 +104,6 @@ def trained(tmp_path_factory, folders) -> Looked:
         assert main(given) == 0
     numbers = json.loads((directory / "look" / "look.json").read_text())
     return Looked(views[0], numbers, folders)
-
-
-@pytest.fixture(scope="module")
-def voc(tmp_path_factory) -> Folders:
-    """A small VOC 2007 of colour photographs."""
-    root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
-
-    def some(first: int, count: int) -> dict[str, list[tuple[str, int]]]:
-        kinds = fake_image_sets._VOC[:6]
-        return {
-            f"{n:06}": [(k, 0) for k in kinds if rng.random() < 0.4] for n in range(first, count)
-        }
-
-    objects = {"train": some(0, 20), "val": some(100, 108), "test": some(200, 216)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
-        fake_image_sets.voc2007_annotations(root)
-    return Folders(data_dir=root / "data", manual_dir=root)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +268,6 @@ def test_another_split_and_checkpoint_have_a_folder_of_their_own(trained, capsys
     # Episodes are those of the evaluation, of all images.
     base = trained.view.sides[0].outputs
     assert numbers["episodes"]["mean_accuracy"] == mean_accuracy(trained, base, PROTOTYPES)
-
     assert main([*given, "--split", "test"]) == 2
     assert "no split 'test'; it has base, validation, novel" in capsys.readouterr().err
 

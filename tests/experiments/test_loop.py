@@ -26,7 +26,13 @@ from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
 from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import finish, start, wait_for_step
-from tests.experiments.tiny_runs import TINY, TINY_OPTIONS, final_state, metrics_without_clock
+from tests.experiments.tiny_runs import (
+    TINY,
+    TINY_OPTIONS,
+    final_state,
+    metrics_without_clock,
+    saved_steps,
+)
 
 
 def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
@@ -35,7 +41,6 @@ def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, folders) -> Path:
-    """A run that nothing stopped."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     train(TINY, directory, folders)
     return directory
@@ -100,8 +105,7 @@ def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, si
         train(config, tmp_path / "run", folders)
     assert stopped.value.signal_number == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
-    with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
-        assert checkpoints.steps() == [4]
+    assert saved_steps(tmp_path / "run") == [4]
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):

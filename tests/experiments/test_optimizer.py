@@ -125,14 +125,8 @@ def test_schedules(options, steps, expected):
     ("options", "message"),
     [
         ({"warmup_steps": 9}, "optimizer.warmup_steps = 9 must be below steps = 9"),
-        (
-            {"schedule": "step", "decay_steps": (3,), "warmup_steps": 3},
-            r"decay_steps = \(3,\) must lie between optimizer.warmup_steps = 3 and steps = 9",
-        ),
-        (
-            {"schedule": "cosine", "decay_steps": (3,)},
-            r"optimizer.schedule = cosine does not fit optimizer.decay_steps = \(3,\)",
-        ),
+        ({"schedule": "step", "decay_steps": (3,), "warmup_steps": 3}, "must lie between .* = 9"),
+        ({"schedule": "cosine", "decay_steps": (3,)}, "= cosine does not fit .*decay_steps = "),
     ],
 )
 def test_schedules_that_do_not_fit_are_refused(options, message):

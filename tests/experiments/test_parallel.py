@@ -1,10 +1,15 @@
-"""Meshes of a batch and of classes: what is refused, and what no device holds."""
+"""Meshes: what is refused, what no device holds, the same numbers; and a compiled step."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,14 +19,24 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxloss
 from experiments.assembly import build_learner, plan_run
 from experiments.cli.main import main
-from experiments.compilation import compile_step
+from experiments.compilation import (
+    CompiledStep,
+    compilation_lines,
+    compile_step,
+    tpu_devices,
+    transfers,
+)
+from experiments.config import ModelConfig, OptimizerConfig
 from experiments.contracts import CLASS_AXIS, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
+from experiments.protocols.few_shot import FewShotEvaluation
+from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.linear_head import build_classifier_loss
+from experiments.runs import evaluate_run, train_run
 from experiments.training.checkpoints import class_sharding
 from experiments.training.parallel import device_mesh
-from tests.experiments.tiny_runs import TINY
+from tests.experiments.tiny_runs import TINY, final_state, flip_a_bit, metrics_without_clock
 
 
 @pytest.fixture
@@ -131,3 +146,153 @@ def test_compile_asks_for_the_number_of_classes_where_images_are_classes(config)
         compile_step(config, jax.devices(), mode="jit")
     other = dataclasses.replace(TINY, loss=dataclasses.replace(TINY.loss, name="sce"))
     assert compile_step(other, jax.devices(), classes=7).num_classes == 7
+
+
+CLASSES = 4650
+"""Training images of the icons: even, and no multiple of four."""
+
+CONFIG = InstanceConfig(
+    preset="icons-instances",
+    sampling=TINY.sampling,
+    model=ModelConfig(widths=(4, 4, 4, 8)),
+    evaluation=FewShotEvaluation(episodes=50, validation_episodes=20),
+    optimizer=OptimizerConfig(weight_decay=1e-2),
+    steps=4,
+    validate_every=2,
+    log_every=1,
+)
+
+
+@pytest.fixture
+def resumed(tmp_path, folders, whole):
+    """Continues a copy of a run without its last checkpoint, on a mesh."""
+
+    def resumed(before: str, mesh: str, end: Callable[[Path], object]) -> Path:
+        run = shutil.copytree(whole / before, tmp_path / "run")
+        end(run / "checkpoints" / "4")
+        train_run(plan_run(CONFIG), run, folders, mode="jit", mesh_shape=mesh)
+        return run
+
+    return resumed
+
+
+@pytest.fixture(scope="module")
+def whole(folders, tmp_path_factory):
+    """Runs without a stop: on one device a row, and on meshes."""
+    root = tmp_path_factory.mktemp("whole")
+    for mesh in ("4x1", "2x2", "1x4"):
+        train_run(plan_run(CONFIG), root / mesh, folders, mode="jit", mesh_shape=mesh)
+    return root
+
+
+def loss_and_state(directory: Path) -> tuple[Any, Any]:
+    return metrics_without_clock(directory), final_state(directory)
+
+
+def assert_close(one: Path, other: Path) -> None:
+    """Sums of float32 numbers in another order: of 16 images and 4,650 classes, over four steps."""
+    (metrics, state), (other_metrics, other_state) = map(loss_and_state, (one, other))
+    chex.assert_trees_all_close(metrics, other_metrics, rtol=1e-4)
+    chex.assert_trees_all_close(state, other_state, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", ["2x2", "1x4"])
+def test_a_mesh_trains_as_replicated_devices(whole, mesh):
+    assert_close(whole / mesh, whole / "4x1")
+    state = final_state(whole / mesh)
+    assert state.params["classifier"]["kernel"].shape == (32, CLASSES)
+    # The first step has a margin on untrained cosines: none of the classes that fill up counts.
+    assert np.abs(state.params["classifier"]["kernel"]).min() > 0
+
+
+def test_a_run_of_classes_that_are_images_is_evaluated_on_novel_classes(whole, folders):
+    _, report = evaluate_run(whole / "2x2", folders)
+    assert report["label"] == "Instances, cosine softmax"
+    assert report["metrics"][0]["name"] == "1-shot accuracy"
+    with pytest.raises(ConfigError, match="5 ways, 1 shots and 15 queries"):
+        evaluate_run(whole / "2x2", folders, split="base")
+
+
+@pytest.mark.parametrize(("before", "mesh"), [("1x4", "1x4"), ("1x4", "2x2"), ("4x1", "1x4")])
+def test_a_run_resumes_on_any_mesh(whole, resumed, before, mesh):
+    run = resumed(before, mesh, shutil.rmtree)
+    assert_close(run, whole / "1x4")
+    if before == mesh:
+        chex.assert_trees_all_equal(*map(loss_and_state, (run, whole / mesh)))
+
+
+def test_a_flipped_bit_of_a_spread_leaf_is_found_and_the_checkpoint_before_is_used(whole, resumed):
+    run = resumed("1x4", "1x4", flip_a_bit)
+    assert [path.name for path in (run / "checkpoints").glob("damaged-*")] == ["damaged-4"]
+    chex.assert_trees_all_equal(final_state(run), final_state(whole / "1x4"))
+
+
+PROGRAM = """\
+%body (arg: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %permuted = (f32[16]{0}, f32[32]{0}) collective-permute-start(%x), source_target_pairs={{0,1}}
+  %done = f32[32]{0} collective-permute-done(%permuted)
+  ROOT %t = (s32[], f32[8]{0}) tuple(%a, %b)
+}
+
+ENTRY %main (p0: f32[256,640]) -> f32[] {
+  %sum = f32[100]{0} all-reduce(%p0), replica_groups={{0,1}}
+  %sums = (f32[10]{0}, bf16[20]{0}) all-reduce(%a, %b), replica_groups={{0,1}}
+  %all = f32[4,640]{1,0:T(8,128)} all-gather(%p0), metadata={op_name="jit(step)/all_gather"}
+  %flags = pred[300]{0} all-to-all(%p0)
+  ROOT %out = f32[] constant(0)
+}
+"""
+
+
+def test_transfers_of_a_program():
+    assert transfers(PROGRAM) == {
+        "all-gather": [4 * 640 * 4],
+        "all-reduce": [400, 40 + 40],
+        "all-to-all": [300],
+        "collective-permute": [32 * 4],
+    }
+
+
+@pytest.fixture
+def sphere():
+    preset = PRESETS["icons-sphere"].config
+    softmax = dataclasses.replace(preset.loss, name="softmax")
+    model = dataclasses.replace(preset.model, widths=(2, 2, 2, 8))
+    return dataclasses.replace(preset, loss=softmax, model=model)
+
+
+@pytest.mark.parametrize("mode", ["pmap", "jit"])
+def test_the_step_of_a_run(sphere, mode):
+    devices = jax.devices()
+    step = compile_step(sphere, devices, mode=mode)
+    assert (step.kind, step.batch_size, step.num_classes) == ("cpu", 128, 179)
+    arguments, temporaries, *_ = step.memory.values()
+    assert 128 // len(devices) * (32 * 32 + 4) < arguments < 1e6
+    assert temporaries > 0
+    assert step.flops > 1e6
+    assert step.fits is None
+    report = "\n".join(compilation_lines(step))
+    assert "How much memory a cpu has is not known here." in report
+    assert "| all-reduce" in report
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
+def test_what_fits(more, fits):
+    memory = {"arguments": 2**30, "temporary arrays": 15 * 2**30 + more}
+    step = CompiledStep("TPU v5 lite", 128, 100, memory, 1e9, {})
+    assert step.fits is fits
+    assert ("The step does not fit." in compilation_lines(step)) is not fits
+
+
+def test_a_topology_that_cannot_be_described(capsys):
+    with pytest.raises(ConfigError, match=r"TPU topology 'v99:1x1' cannot be described"):
+        tpu_devices("v99:1x1")
+    assert main(["compile", "icons", "--topology", "v99:1x1"]) == 2
+    assert 'pip install -e ".[tpu]"' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_tpu_topology(capsys):
+    pytest.importorskip("libtpu")
+    assert main(["compile", "icons", "--model.widths", "2", "2", "2", "32"]) == 0
+    assert "TPU v5 lite, batch 128, 100 classes" in capsys.readouterr().out

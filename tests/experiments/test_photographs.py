@@ -44,7 +44,6 @@ def marked(height: int, width: int, border: str) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A data set of marked photographs, prepared from its archive."""
     root = tmp_path_factory.mktemp("photographs")
     folders = {"data_dir": root / "data", "manual_dir": root / "manual"}
     for part in ("train", "val"):
@@ -90,7 +89,6 @@ def at_32(preset: str) -> DataConfig:
 
 
 def sees_mark(views) -> np.ndarray:
-    """Whether there is red in each view."""
     return np.asarray((np.asarray(views)[..., 0] > 0.5).any((1, 2)))
 
 
@@ -148,9 +146,6 @@ def test_sizes_of_whole_photographs(size, stored):
     assert line[-1] >= 253
     if size == stored:
         np.testing.assert_array_equal(image, pixels)
-
-
-# --- Crops --------------------------------------------------------------------------------------
 
 
 def in_arrays(images: list[np.ndarray]) -> Photographs:
@@ -246,9 +241,6 @@ def test_regions_of_random_crops_are_those_of_torchvision(sides):
             np.quantile(theirs, (0.1, 0.25, 0.5, 0.75, 0.9)),
             atol=0.15 * theirs.std(),
         )
-
-
-# --- Prepared by an earlier version -------------------------------------------------------------
 
 
 def test_centre_squares_of_earlier_versions_are_refused(tmp_path):

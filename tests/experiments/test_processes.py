@@ -23,7 +23,6 @@ from experiments.assembly import plan_run
 from experiments.errors import ConfigError
 from experiments.processes import agree, check_shared, from_first, initialize, on_first
 from experiments.runs import complete_run, train_run
-from experiments.training.checkpoints import Checkpoints
 from tests.experiments.several_processes import (
     QUICK_PYTHON,
     ROOT,
@@ -38,14 +37,10 @@ from tests.experiments.tiny_runs import (
     final_state,
     metrics,
     metrics_without_clock,
+    saved_steps,
 )
 
 PODS = (ROOT / "experiments" / "PODS.md").read_text(encoding="utf-8")
-
-
-def saved_steps(directory: Path) -> list[int]:
-    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        return checkpoints.steps()
 
 
 SPREAD = [

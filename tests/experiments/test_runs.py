@@ -1,24 +1,26 @@
-"""One run: what is refused before anything is written, and which checkpoint is evaluated."""
+"""One run: what is refused, which checkpoint is evaluated, and its report."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from experiments.assembly import plan_run, prepare_and_count
-from experiments.config import DataConfig, Folders, ModelConfig, SamplingConfig
+from experiments.assembly import plan_run
+from experiments.config import DataConfig, ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
-from experiments.presets import PRESETS
 from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.integration import IntegratedLoss
-from experiments.reporting.run import read_episodes
+from experiments.reporting.run import read_episodes, run_report, write_report
 from experiments.runs import complete_run, evaluate_run, restore_run, train_run
 from experiments.training.checkpoints import CheckpointError, DamagedCheckpointError
 from experiments.training.run_directory import ConfigMismatchError
-from tests.experiments.tiny_runs import TINY, config_of
+from tests.experiments.tiny_runs import TINY, config_of, flip_a_bit, saved_steps
 
 
 @pytest.mark.parametrize(
@@ -42,24 +44,6 @@ def test_a_run_that_cannot_end_well_leaves_no_directory(tmp_path, folders, chang
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("preset", "section", "changes", "message"),
-    [
-        ("kanji", "sampling", {"strategy": "4x4"}, "needs one class per image"),
-        ("mini-imagenet", "data", {"mixup": 1.0}, "compares samples with each other"),
-    ],
-)
-def test_options_are_checked_before_data_is_prepared(tmp_path, preset, section, changes, message):
-    config = PRESETS[preset].config
-    if section:
-        changed = dataclasses.replace(vars(config)[section], **changes)
-        config = dataclasses.replace(config, **{section: changed})
-    # There is no data: preparing it would fail with another error.
-    with pytest.raises(ConfigError, match=message):
-        prepare_and_count(plan_run(config), Folders(data_dir=tmp_path))
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_report_states_run_version_and_metrics(few_shot_run):
     report = json.loads((few_shot_run / "report.json").read_text())
     assert (report["preset"], report["loss"], report["label"]) == ("", "sce", "SCE")
@@ -77,7 +61,6 @@ def test_the_report_states_run_version_and_metrics(few_shot_run):
     for metric, result in zip(of_episodes, report["results"], strict=True):
         assert episodes[metric["name"]].mean() == pytest.approx(metric["value"], rel=1e-5)
         assert (metric["value"], metric["interval"]) == (result["accuracy"], result["interval"])
-        assert (metric["unit"], metric["higher_is_better"]) == ("%", True)
     assert report["validation"]["name"] == "1-shot accuracy"
     assert report["notes"] == []
 
@@ -93,22 +76,13 @@ def test_a_finished_run_is_read_not_repeated(few_shot_run, folders):
         complete_run(other, few_shot_run, folders, command="another")
 
 
-def flip_a_bit_of_the_arrays(directory, step):
-    """In the largest file of the checkpoint."""
-    files = [path for path in (directory / "checkpoints" / str(step)).rglob("*") if path.is_file()]
-    path = max(files, key=lambda path: path.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_used(
     few_shot_run, folders, tmp_path
 ):
     run = shutil.copytree(few_shot_run, tmp_path / "run")
     best = restore_run(run)
     assert best.notes == []
-    flip_a_bit_of_the_arrays(run, best.step)
+    flip_a_bit(run / "checkpoints" / str(best.step))
     with pytest.raises(DamagedCheckpointError, match=f"{best.step} is damaged"):
         restore_run(run, str(best.step))
     _, report = evaluate_run(run, folders)
@@ -116,9 +90,8 @@ def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_use
     (note,) = report["notes"]
     assert f"{best.step} is damaged" in note
     assert f"checkpoint of step {report['step']} is used instead" in note
-    for step in (2, 4, 6):
-        if (run / "checkpoints" / str(step)).is_dir() and step != best.step:
-            flip_a_bit_of_the_arrays(run, step)
+    for step in set(saved_steps(run)) - {best.step}:
+        flip_a_bit(run / "checkpoints" / str(step))
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         restore_run(run)
 
@@ -147,3 +120,69 @@ def test_evaluation_options_can_be_replaced(few_shot_run, folders):
             evaluate_run(few_shot_run, folders, overrides=refused)
     with pytest.raises(ConfigError, match="no split 'test'; it has base, validation, novel"):
         evaluate_run(few_shot_run, folders, split="test")
+
+
+REPORT = {
+    "label": "SCE⊕NCA",
+    "data": "icons",
+    "sampling": "random",
+    "seed": 3,
+    "step": 200,
+    "split": "novel",
+    "num_features": 64,
+    "metrics": [],
+    "validation": {"name": "1-shot accuracy", "unit": "%", "value": 0.5},
+    "version": "0.9.0",
+    "commit": None,
+}
+LINES = ["5-way", "", "| shots | accuracy |"]
+PROTOCOL: Any = SimpleNamespace(report=lambda _: LINES)
+RUN = ["- Loss: SCE⊕NCA", "- Data: icons", "- Training batches: random, seed 3"]
+
+
+def test_a_list_names_the_run_and_what_was_evaluated():
+    assert run_report(PROTOCOL, REPORT).splitlines() == [
+        *RUN,
+        "- Checkpoint: step 200",
+        "- Features: 64 dimensions",
+        "- Evaluation: novel split, 5-way",
+        "- Validation: 1-shot accuracy 50.0 %",
+        "- Code: jaxloss 0.9.0",
+        "",
+        "| shots | accuracy |",
+    ]
+    assert "Validation" not in run_report(PROTOCOL, REPORT | {"validation": None})
+
+
+def test_where_the_numbers_come_from_is_stated_if_known():
+    notes = ["The best checkpoint (step 300) is damaged; that of step 200 is taken.", "Second."]
+    report = REPORT | {"weights": "resnet18.safetensors", "notes": notes}
+    lines = run_report(PROTOCOL, report | {"commit": "abc1234"}).splitlines()
+    assert lines[7:11] == [
+        "- The backbone started from resnet18.safetensors.",
+        f"- {notes[0]}",
+        "- Second.",
+        "- Code: jaxloss 0.9.0, commit abc1234",
+    ]
+    unknown = {"weights": "", "notes": []}
+    assert run_report(PROTOCOL, REPORT | unknown) == run_report(PROTOCOL, REPORT)
+
+
+def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
+    episodes = {"base 1-shot": [0.25, 0.5, 1.0], "novel 1-shot": [0.75, 0.1, 0.0]}
+    report = REPORT | {"episodes": episodes}
+    paths = write_report(tmp_path, PROTOCOL, report)
+    assert [path.name for path in paths] == ["report.md", "report.json", "episodes.npz"]
+    assert json.loads(paths[1].read_text()) == REPORT
+    assert report["episodes"] == episodes
+    found = read_episodes(tmp_path)
+    assert list(found) == list(episodes)
+    for name, values in episodes.items():
+        np.testing.assert_array_equal(found[name], np.array(values, np.float32))
+    assert write_report(tmp_path, PROTOCOL, report, "evaluation-novel")[2].name == (
+        "evaluation-novel-episodes.npz"
+    )
+    paths[2].write_bytes(paths[2].read_bytes()[:100])
+    assert read_episodes(tmp_path) == {}
+    assert "episodes.npz cannot be read" in caplog.text
+    assert read_episodes(tmp_path / "nowhere") == {}

@@ -1,4 +1,4 @@
-"""The training step on one device and on many."""
+"""The training step on one device and on many, and what a trained state computes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,33 @@ from functools import partial
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from experiments.assembly import Plan, build_learner
 from experiments.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
+from experiments.contracts import ImageSet, Loss, Objective
+from experiments.errors import DivergedError
+from experiments.protocols import build_protocol
 from experiments.protocols.integration import IntegratedLoss
 from experiments.training import parallel
-from experiments.training.step import Batch, Step, build_step, mean_over_devices
-from tests.experiments.tiny_runs import SHAPE, TINY, tiny_learner
+from experiments.training.step import (
+    Batch,
+    Step,
+    TrainState,
+    build_outputs,
+    build_step,
+    extract_features,
+    mean_over_devices,
+)
+from tests.experiments.tiny_runs import TINY
 
+SHAPE = (16, 16, 1)
 RESNET = ModelConfig(
     backbone="resnet12",
     widths=(2, 4, 6, 8),
@@ -29,8 +45,11 @@ RESNET = ModelConfig(
 )
 
 
-def tiny_step(config: TrainConfig, axis_name: str | None = None):
-    learner = tiny_learner(config, axis_name)
+@functools.cache
+def run_steps(config: TrainConfig, mode: ParallelMode = "jit"):
+    axis_name = parallel.axis_name(mode)
+    plan = Plan(config, build_protocol(config), SHAPE, config.model.widths[-1])
+    learner = build_learner(plan, np.full(5, 100), 10, axis_name=axis_name)
     step: Step = build_step(
         learner.graphdef,
         learner.objective,
@@ -39,16 +58,9 @@ def tiny_step(config: TrainConfig, axis_name: str | None = None):
         key=jax.random.key(3),
         axis_name=axis_name,
     )
-    return step, learner.state
-
-
-@functools.cache
-def run_steps(config: TrainConfig, mode: ParallelMode = "jit"):
-    """The state after three steps, and the metrics of each."""
-    step, state = tiny_step(config, parallel.axis_name(mode))
     run = parallel.data_parallel(mode, step)
     rng = np.random.default_rng(0)
-    running, metrics = run.replicate(state), []
+    running, metrics = run.replicate(learner.state), []
     for _ in range(3):
         batch = Batch(
             rng.integers(0, 256, (16, *SHAPE), np.uint8), rng.integers(0, 5, 16).astype(np.int32)
@@ -56,10 +68,6 @@ def run_steps(config: TrainConfig, mode: ParallelMode = "jit"):
         running, measured = run.step(running, run.split(batch))
         metrics.append(run.single(measured))
     return jax.device_get((run.single(running), metrics))
-
-
-def with_model(**changes) -> TrainConfig:
-    return dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, **changes))
 
 
 DROPPING = dataclasses.replace(TINY, model=RESNET, loss=IntegratedLoss("sce"))
@@ -92,7 +100,8 @@ def test_the_arrays_of_a_mean_travel_together_on_cpus():
 
 
 def test_bfloat16_trains():
-    state, metrics = run_steps(with_model(dtype="bfloat16"))
+    model = dataclasses.replace(TINY.model, dtype="bfloat16")
+    state, metrics = run_steps(dataclasses.replace(TINY, model=model))
     assert all(np.isfinite(value) for value in metrics[-1].values())
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(state.params))
     exact = run_steps(TINY)[1][1]["loss"]
@@ -106,3 +115,104 @@ def test_options_of_augmentation_and_drop_block_reach_the_step():
     at_once = dataclasses.replace(DROPPING, model=dataclasses.replace(RESNET, drop_block_steps=0))
     for one, other in ((TINY, plain), (DROPPING, at_once)):
         assert run_steps(one)[1][0]["loss"] != run_steps(other)[1][0]["loss"]
+
+
+def test_extraction_names_its_problems():
+    images = np.zeros((5, 4, 4, 1), np.uint8)
+    with pytest.raises(ValueError, match="there is no image to extract features from"):
+        extract_features(lambda x: x, images[:0])
+    with pytest.raises(ValueError, match=r"must return \[2, d\], got \[2, 4, 4, 1\]"):
+        extract_features(jnp.asarray, images, batch_size=2)
+
+
+class _MeanPixel(nnx.Module):
+    """One feature: a parameter divided by the mean of the pixels."""
+
+    def __init__(self):
+        self.factor = nnx.Param(jnp.ones(()))
+
+    def __call__(self, images, *, train, keys=None, step=None):
+        return self.factor[...] / images.mean(axis=(1, 2, 3))[:, None]
+
+
+GRAPHDEF, PARAMS, STATISTICS = nnx.split(_MeanPixel(), nnx.Param, ...)
+STATE = TrainState(
+    step=jnp.int32(5),
+    params={"backbone": PARAMS, "classifier": {"kernel": jnp.float32([[2.0, -1.0]])}},
+    statistics=STATISTICS,
+    opt_state=(),
+    objective_state={"shift": jnp.float32([0.5, 0.0])},
+)
+OBJECTIVE = Objective(
+    init_head=lambda key: {},
+    loss=lambda features, labels, head, state: Loss(jnp.zeros(()), state, {}),
+    logits=lambda features, head, state: jnp.sqrt(features @ head["kernel"] + state["shift"]),
+)
+DATA = DataConfig(mean=(0.0,), std=(1.0,))
+
+
+def images_of(*pixels: int) -> ImageSet:
+    images = np.tile(np.array(pixels, np.uint8)[:, None, None, None], (1, 2, 2, 1))
+    return ImageSet(images, np.arange(len(pixels), dtype=np.int32), ("a", "b"))
+
+
+def test_outputs_have_the_features_and_the_objectives_logits():
+    objective = OBJECTIVE._replace(
+        logits=lambda x, head, state: x @ head["kernel"] + state["shift"]
+    )
+    class_counts = np.array([4, 9])
+    outputs = build_outputs(GRAPHDEF, objective, DATA, class_counts)(STATE, images_of(51, 204))
+    np.testing.assert_allclose(outputs.features, [[5.0], [1.25]], rtol=1e-6)
+    np.testing.assert_allclose(outputs.logits(), [[10.5, -5.0], [3.0, -1.25]], rtol=1e-6)
+    assert outputs.labels.tolist() == [0, 1]
+    assert outputs.class_counts is class_counts
+    assert outputs.objective_state is STATE.objective_state
+    assert outputs.head is STATE.params["classifier"]
+
+
+def test_a_value_that_is_not_finite_ends_the_run():
+    outputs_of = build_outputs(GRAPHDEF, OBJECTIVE, DATA, np.ones(2, int))
+    # 1 / 0 is infinite, for the second image alone.
+    with pytest.raises(DivergedError, match="a feature of an image is not finite at step 5"):
+        outputs_of(STATE, images_of(51, 0))
+    # The features are finite, and one of the logits is the root of a negative number.
+    outputs = outputs_of(STATE, images_of(51))
+    with pytest.raises(DivergedError, match="a logit of an image is not finite at step 5"):
+        outputs.logits()
+
+
+@pytest.mark.parametrize("mixed_labels", ["both", "larger"])
+def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
+    """The loss of mixed images is shared by their labels as the pixels are, or has one label."""
+
+    def loss(features, labels, head, objective_state):
+        value = jnp.mean(features[:, 0] * labels)
+        return Loss(value, objective_state, {"of the first": features[0, 0]})
+
+    optimizer, objective = optax.sgd(1.0), OBJECTIVE._replace(loss=loss)
+    state = STATE._replace(params={"backbone": PARAMS, "classifier": {}}, objective_state=())
+    data = dataclasses.replace(DATA, pad=0, flip=False, mixup=1.0, mixed_labels=mixed_labels)
+    step = jax.jit(
+        build_step(GRAPHDEF, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
+    )
+
+    pixels, labels = np.array([10, 250, 40, 120], np.uint8), np.array([3, 1, 0, 7], np.int32)
+    shares = []
+    for number in range(4):
+        images = np.tile(pixels[:, None, None, None], (1, 2, 2, 1))
+        at = state._replace(step=jnp.int32(number), opt_state=optimizer.init(state.params))
+        after, metrics = step(at, Batch(images, labels))
+        own, partner = pixels / 255, pixels[::-1] / 255
+        share = (1 / metrics["of the first"] - partner[0]) / (own[0] - partner[0])
+        mixed = share * own + (1 - share) * partner
+        weight = share if mixed_labels == "both" else 1
+        expected = weight * np.mean(labels / mixed) + (1 - weight) * np.mean(labels[::-1] / mixed)
+        np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4)
+        # The loss is the parameter, 1, times its derivative.
+        factor = after.params["backbone"]["factor"][...]
+        np.testing.assert_allclose(factor, 1 - expected, rtol=1e-4)
+        shares.append(float(share))
+    # A sample's own label has the larger share; every step has another.
+    assert min(shares) >= 0.5
+    assert max(shares) < 1
+    assert len(set(shares)) == 4

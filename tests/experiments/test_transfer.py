@@ -14,7 +14,7 @@ import pytest
 
 from experiments import transfer
 from experiments.cli.main import main
-from experiments.config import Folders, ModelConfig, SamplingConfig, replace_option
+from experiments.config import Folders, replace_option
 from experiments.contracts import ImageSet, Metric
 from experiments.data import builders
 from experiments.data.builders import BUILDERS
@@ -24,21 +24,21 @@ from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.presets import PRESETS
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
-from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
+from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import code_version
 from experiments.runs import restore_run
 from experiments.training.step import build_embed
-from experiments.transfer import evaluate_run_linear, seen_in_training
-from tests.experiments.test_grid_report import squeezed
-
-CONFIG = FewShotConfig(
-    sampling=SamplingConfig(batch_size=16),
-    model=ModelConfig(widths=(4, 4, 4, 4)),
-    loss=IntegratedLoss(name="sce"),
-    evaluation=IntegrationEvaluation(episodes=20, validation_episodes=20),
-    steps=1,
+from experiments.transfer import (
+    evaluate_run_linear,
+    linear_report,
+    seen_in_training,
+    write_linear_report,
 )
+from tests.experiments.test_grid_report import squeezed
+from tests.experiments.tiny_runs import TINY
+
+CONFIG = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
 PENALTIES = (1e-2, 1.0, 100.0)
 SHAPE = (40, 44, 1)
 
@@ -54,7 +54,6 @@ def drawings(split: str) -> ImageSet:
 
 
 def load_drawings(name: str, split: str, *, rows: np.ndarray, **_) -> ImageSet:
-    """As `load_split`."""
     whole = drawings(split)
     return dataclasses.replace(whole, images=whole.images[rows], labels=whole.labels[rows])
 
@@ -213,10 +212,7 @@ def test_the_sets_that_share_images_exist():
         ({"name": "kanji"}, "any number of labels"),
         ({"name": "cifar10"}, "images of cifar10 have 3 channels, and the run was trained on"),
         ({"name": "icons", "holdout": 0.0}, "holdout must be above 0 and below 1, got 0.0"),
-        (
-            {"name": "drawings", "class_split": "novel"},
-            "drawings does not hold novel classes out: it has the",
-        ),
+        ({"name": "drawings", "class_split": "novel"}, "drawings does not hold novel classes out"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(run, request, options, message):
@@ -275,3 +271,69 @@ def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
     assert "no run has the label 'NCA'; the runs have SCE, BCE" in capsys.readouterr().err
     assert linear(tmp_path / "again" / "sce" / "0", *paths) == 2
     assert "are both of SCE and seed 0; name one" in capsys.readouterr().err
+
+
+REPORT = {
+    "run": {"label": "SCE", "data": "icons", "sampling": "random", "seed": 0},
+    "data": "drawings",
+    "split": "all",
+    "step": 7,
+    "num_features": 64,
+    "image_size": [32, 32],
+    "stored_size": [32, 32],
+    "classes": 3,
+    "seen_in_training": "",
+    "version": "0.9.0",
+    "commit": None,
+    "result": {
+        "accuracy": 0.76123,
+        "class_mean_accuracy": 0.7,
+        "validation_accuracy": 0.75,
+        "best_test_accuracy": 0.8,
+        "best_test_penalty": 100.0,
+        "penalty": 1.0,
+        "penalties": [0.01, 1.0, 100.0],
+        "validation": [0.5, 0.75, 0.1],
+        "test": [0.6, 0.8, 0.2],
+        "train_samples": 30,
+        "validation_samples": 10,
+        "test_samples": 20,
+        "unconverged": 0,
+        "converged": True,
+    },
+}
+
+
+def test_numbers_have_two_digits():
+    lines = [" ".join(line.split()) for line in linear_report(REPORT).splitlines()]
+    assert lines[0].endswith(
+        "of the features of SCE trained on icons, random batches, seed 0, step 7, d = 64."
+    )
+    assert "| validation | 1 | 23.88 | 76.12 | 70.00 | 75.00 |" in lines
+    assert "| test, as in the paper | 100 | 20.00 | 80.00 | – | – |" in lines
+    assert any("chosen on the test images" in line for line in lines)
+    assert not any(word in " ".join(lines) for word in ("resized", "transfer", "tolerance"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"stored_size": [40, 44]}, "Images were resized from 40×44 to 32×32 pixels."),
+        ({"seen_in_training": "icons"}, "The backbone was trained on icons: this is no transfer."),
+        (
+            {"result": REPORT["result"] | {"unconverged": 2, "converged": False}},
+            "3 solves ended before they met the tolerance.",
+        ),
+        ({"notes": ["Another checkpoint was taken."]}, "- Another checkpoint was taken."),
+    ],
+)
+def test_what_limits_the_result_is_stated(changed, sentence):
+    assert sentence in linear_report(REPORT | changed).splitlines()
+
+
+def test_files(tmp_path):
+    paths = write_linear_report(tmp_path, REPORT, "linear-drawings", command="typed")
+    assert [path.suffix for path in paths] == [".md", ".json", ".png"]
+    assert paths[0].read_text().endswith("![accuracy against λ](linear-drawings.png)\n\n`typed`\n")
+    assert json.loads(paths[1].read_text()) == REPORT | {"command": "typed"}
+    assert paths[2].read_bytes()[:4] == b"\x89PNG"

@@ -8,7 +8,6 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from experiments.assembly import plan_run
-from experiments.config import ModelConfig, SamplingConfig
 from experiments.contracts import Outputs, Problem
 from experiments.errors import ConfigError
 from experiments.protocols import two_way
@@ -18,14 +17,6 @@ from experiments.protocols.two_way import TwoWayConfig
 from tests.jaxloss import references
 
 CLASSES = 6
-TINY = TwoWayConfig(
-    data=ClassificationData(classes=5, holdout=0.2),
-    sampling=SamplingConfig(strategy="4x4"),
-    model=ModelConfig(widths=(4, 4, 4, 8)),
-    steps=3,
-    validate_every=2,
-    log_every=1,
-)
 
 
 def test_targets_are_one_hot():
@@ -48,7 +39,7 @@ def test_the_results_are_those_of_classification_and_of_multi_label_runs():
     labels, scores = rng.integers(0, CLASSES, 40), rng.normal(size=(40, CLASSES))
     scores[np.arange(40), labels] += 1
     outputs = Outputs(np.zeros((40, 2)), labels, lambda: scores, np.full(CLASSES, 9))
-    protocol = two_way.build(TINY)
+    protocol = two_way.build(TwoWayConfig())
     results = protocol.evaluate("test", lambda split: {"test": outputs}[split])
     found = {metric["name"]: metric["value"] for metric in results["metrics"]}
     assert list(found) == [metric.name for metric in protocol.metrics]
@@ -64,8 +55,8 @@ def test_the_results_are_those_of_classification_and_of_multi_label_runs():
 
 def test_the_classes_of_one_split_are_trained_on(folders):
     """The same images are for training, validation and test as among all classes."""
-    base = dataclasses.replace(TINY, data=ClassificationData(class_split="base", holdout=0.2))
-    every = dataclasses.replace(TINY, data=ClassificationData(holdout=0.2))
+    base = TwoWayConfig(data=ClassificationData(class_split="base", holdout=0.2))
+    every = TwoWayConfig(data=ClassificationData(holdout=0.2))
     for split in ("train", "validation", "test"):
         some, whole = (two_way.build(config).load(folders, split) for config in (base, every))
         assert len(some.class_names) == 100
@@ -77,14 +68,14 @@ def test_the_classes_of_one_split_are_trained_on(folders):
     assert protocol.description["class_split"] == "base"
     assert [len(counts) for counts in protocol.class_counts(folders).values()] == [100] * 3
     of_novel = ClassificationData(class_split="novel", classes=5, holdout=0.2)
-    novel = two_way.build(dataclasses.replace(TINY, data=of_novel)).load(folders, "train")
+    novel = two_way.build(TwoWayConfig(data=of_novel)).load(folders, "train")
     assert len(novel.class_names) == 5
     names = two_way.build(every).load(folders, "train").class_names
     assert set(novel.class_names) <= set(names[129:])
 
 
 def test_mixed_images_do_not_fit():
-    mixed = dataclasses.replace(TINY, data=ClassificationData(mixup=1.0))
+    mixed = TwoWayConfig(data=ClassificationData(mixup=1.0))
     with pytest.raises(ConfigError, match="two-way compares samples"):
         plan_run(mixed)
     plan_run(dataclasses.replace(mixed, loss=MultiLabelLoss(name="bce")))

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from experiments.assembly import Learner, Plan, build_learner
-from experiments.config import ModelConfig, SamplingConfig, TrainConfig
-from experiments.protocols import build_protocol, config_from_dict
+from experiments.config import ModelConfig, SamplingConfig
+from experiments.protocols import config_from_dict
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.runs import restore_run
+from experiments.training.checkpoints import Checkpoints
 from experiments.training.run_directory import read_config
 from experiments.training.step import TrainState
 
@@ -32,27 +31,12 @@ TINY_OPTIONS = [
 ]
 """The same on the command line, in two steps."""
 
-SHAPE = (16, 16, 1)
-
-
-def tiny_learner(config: TrainConfig, axis_name: str | None = None) -> Learner:
-    """The learner of a run on images of `SHAPE`, with five classes of a hundred images."""
-    plan = Plan(config, build_protocol(config), SHAPE, num_features(config))
-    return build_learner(plan, np.full(5, 100), 10, axis_name=axis_name)
-
-
-def num_features(config: TrainConfig) -> int:
-    """Features of a backbone that halves images of `SHAPE` four times."""
-    return config.model.dim or config.model.widths[-1]
-
 
 def final_state(directory: Path) -> TrainState:
-    """The newest state of a run, as NumPy arrays."""
     return jax.device_get(restore_run(directory, "latest").state)
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
-    """The lines of the metrics file."""
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -62,5 +46,20 @@ def metrics_without_clock(directory: Path) -> list[dict[str, Any]]:
 
 
 def config_of(directory: Path) -> Any:
-    """The configuration of a run."""
     return config_from_dict(read_config(directory))
+
+
+def saved_steps(directory: Path) -> list[int]:
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.steps()
+
+
+def files_below(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    """In the largest file, which holds arrays."""
+    path, content = max(files_below(checkpoint).items(), key=lambda item: len(item[1]))
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])

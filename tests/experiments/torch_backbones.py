@@ -105,8 +105,6 @@ class WideResNet(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Attention in windows, and a perceptron."""
-
     def __init__(self, dim, shift):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)

@@ -1,0 +1,397 @@
+"""Networks against PyTorch, and weights to start from: torchvision's files, and other runs."""
+
+import re
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from experiments.config import ModelConfig
+from experiments.models import build_backbone
+from experiments.models.layers import ConvNorm, LayerOptions
+from experiments.models.swin import drop_branch
+from experiments.presets import photographs
+from experiments.training import weights
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.weights import WeightsError, load_weights
+from tests.experiments import torch_backbones
+
+SMALL = {
+    "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
+    "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
+    "resnet32": ModelConfig("resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1)),
+    "resnet32, 3x3": ModelConfig(
+        "resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1), shortcut="conv3x3"
+    ),
+    "wrn28": ModelConfig("wrn28", (16, 8, 10), "mean", blocks=(1, 2, 1)),
+    "swin": ModelConfig("swin", (32, 64, 64, 96), "mean", blocks=(2, 1, 1, 1)),
+}
+
+
+def torch_backbone(config):
+    if config.backbone == "wrn28":
+        return torch_backbones.WideResNet(config.widths, config.blocks)
+    if config.backbone == "swin":
+        return torch_backbones.Swin(config.widths, config.blocks)
+    of_cifar = config.backbone == "resnet32"
+    return torch_backbones.ResNet(
+        config.widths,
+        config.blocks,
+        bottleneck=config.backbone == "resnet50",
+        small_stem=of_cifar,
+        shortcut={"pad": 0, "conv3x3": 3}[config.shortcut] if of_cifar else 1,
+    )
+
+
+def build(config, image_shape=(32, 32, 3), axis_name=None, seed=0):
+    return build_backbone(config, image_shape=image_shape, axis_name=axis_name, rngs=nnx.Rngs(seed))
+
+
+def abstract(config, image_shape=(32, 32, 3)):
+    return nnx.eval_shape(lambda: build(config, image_shape))
+
+
+def copied(tensors, params, statistics, folder):
+    """PyTorch's tensors, by name, in the trees of our module."""
+    if "conv1.weight" in tensors or "features.0.0.weight" in tensors:
+        if "features.0.0.weight" in tensors:  # What a file of Swin has besides its backbone.
+            extra = {"head.weight": torch.ones(5, 96), "head.bias": torch.ones(5)}
+            extra["features.1.0.attn.relative_position_index"] = torch.ones(49)
+            tensors = tensors | extra
+        file = folder / "weights.safetensors"
+        save_file({name: t.contiguous().numpy() for name, t in tensors.items()}, file)
+        return load_weights(file, params, statistics)
+    names = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+
+    def value(place, leaf):
+        name = jax.tree_util.keystr(place, simple=True, separator=".").removesuffix(".value")
+        path, _, last = name.rpartition(".")
+        # A copy: JAX would share PyTorch's memory, which changes.
+        array = tensors[f"{path}.{names.get(last, last)}"].numpy().copy()
+        return jnp.asarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T)
+
+    return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in (params, statistics))
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+def test_values_and_gradients_equal_pytorch(backbone, tmp_path):
+    config, swin = SMALL[backbone], backbone == "swin"
+    # An even and an odd side: they differ in what a stride of 2 sees at the border. Swin has 15×10
+    # patches: padded to three by two windows, then to one.
+    shape = (3, 60, 43, 3) if swin else (5, 36, 51, 3)
+    modes = (True,) if swin else (True, False)
+    close = partial(close_by_norm, share=1e-4 if swin else 3e-5)
+    images = np.random.default_rng(0).normal(0.3, 1, shape).astype(np.float32)
+    there = torch_backbones.randomize(torch_backbone(config))
+    graphdef, params, statistics = nnx.split(abstract(config, images.shape[1:]), nnx.Param, ...)
+    start = copied(there.state_dict(), params, statistics, tmp_path)
+    size = (shape[0], config.widths[-1] * 4)
+    direction = np.random.default_rng(1).normal(size=size).astype(np.float32)
+
+    @jax.jit
+    def run(params, statistics, images):
+        def projected(params, images, train):
+            model = nnx.merge(graphdef, params, statistics, copy=True)
+            features = model(images, train=train)
+            loss = (features * direction[:, : features.shape[1]]).sum()
+            return loss, (features, nnx.state(model, nnx.Not(nnx.Param)))
+
+        gradient = jax.grad(projected, argnums=(0, 1), has_aux=True)
+        return [gradient(params, images, train) for train in modes]
+
+    for train, found in zip(modes, run(*start, images), strict=True):
+        (in_params, in_images), (features, after) = found
+        there.train(train)
+        # Contiguous: torch 2.13 crashes now and then in gradients of strided images on the CPU.
+        inputs = torch.from_numpy(images.transpose(0, 3, 1, 2)).contiguous().requires_grad_()
+        expected = there(inputs)
+        weights = torch.from_numpy(direction[:, : expected.shape[1]])
+        there.zero_grad()
+        (expected * weights).sum().backward()
+        gradients = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in there.named_parameters()
+        }
+        tensors = there.state_dict() | gradients
+        wanted, moved = copied(tensors, params, statistics, tmp_path)
+
+        np.testing.assert_allclose(features, expected.detach(), rtol=1e-4, atol=1e-4)
+        assert inputs.grad is not None
+        close(in_images, inputs.grad.permute(0, 2, 3, 1).numpy())
+        jax.tree.map(close, in_params, wanted)
+        # Of the variances, PyTorch's has n − 1 in place of n, with n at least 5·2·2.
+        for (place, leaf), other in zip(
+            jax.tree_util.tree_leaves_with_path(after), jax.tree.leaves(moved), strict=True
+        ):
+            rtol = 0.05 if "var" in jax.tree_util.keystr(place) else 1e-4
+            np.testing.assert_allclose(leaf, other, rtol=rtol, atol=1e-5)
+        torch_backbones.randomize(there)  # Training has moved its statistics.
+
+
+@pytest.mark.parametrize(("projection", "dim"), [("linear-norm", 3), ("linear", 3), ("norm", 0)])
+def test_what_follows_the_backbone_equals_pytorch(projection, dim):
+    """With the running statistics, and with those of the batch."""
+    config = replace(SMALL["resnet32"], dim=dim, projection=projection)
+    images = np.random.default_rng(0).normal(size=(6, 16, 16, 1)).astype(np.float32)
+    layers = {}
+    if projection != "norm":
+        layers["linear"] = torch.nn.Linear(12, dim, bias=projection == "linear")
+    if projection != "linear":
+        layers["norm"] = torch.nn.BatchNorm1d(dim or 12)
+    there = torch_backbones.randomize(torch.nn.Sequential(OrderedDict(layers)))
+    model: Any = build(config, images.shape[1:])
+    for name in layers:
+        own = nnx.Dict({name: getattr(model, name)})
+        graphdef, params, rest = nnx.split(own, nnx.Param, ...)
+        filled = copied(there.state_dict(), params, rest, None)
+        setattr(model, name, nnx.merge(graphdef, *filled)[name])
+    for train in (False, True):
+        there.train(train)
+        inner = model.backbone(images, train=train)
+        expected = there(torch.from_numpy(np.array(inner))).detach()
+        # The variance of a batch is a difference of two means. With features whose mean is 16
+        # standard deviations, this costs float32 a factor of 256: on a CPU with AVX-512, 1.4e-5
+        # from float64.
+        atol = 4e-5 if train else 1e-5
+        np.testing.assert_allclose(model(images, train=train), expected, rtol=1e-4, atol=atol)
+
+
+def test_a_projection_without_normalisation_starts_as_pytorch():
+    dim = 50
+    config = replace(SMALL["resnet32"], widths=(4, 8, 60), dim=dim, projection="linear")
+    model: Any = build(config, (16, 16, 1))
+    kernel, bias = (np.asarray(leaf[...]) for leaf in (model.linear.kernel, model.linear.bias))
+    for values in (kernel, bias):
+        # Uniform in ±1/√60, so that a deviation is 1/√180.
+        assert np.abs(values).max() <= 60**-0.5
+        assert np.abs(values).max() > 0.9 * 60**-0.5
+    np.testing.assert_allclose(kernel.std(), 180**-0.5, rtol=0.03)
+
+
+def close_by_norm(found, expected, share):
+    """Sums of many terms of both signs: exact in proportion to the whole, not to each entry."""
+    scale = float(np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=share * max(scale, 1e-3))
+
+
+def test_initial_values():
+    def layer():
+        rngs = nnx.Rngs(0)
+        return nnx.state(ConvNorm(16, 64, 3, LayerOptions("float32", None, rngs), stride=2))
+
+    for place, leaf in jax.tree_util.tree_leaves_with_path(jax.jit(layer)()):
+        name = jax.tree_util.keystr(place)
+        if "kernel" in name:
+            assert float(leaf.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+            assert abs(float(leaf.mean())) < 2e-3
+        else:
+            value = 1.0 if "scale" in name or "var" in name else 0.0
+            chex.assert_trees_all_equal(leaf, jnp.full(leaf.shape, value))
+
+
+def filled(config, image_shape):
+    """A backbone with values of NumPy: nothing of it is compiled."""
+    graphdef, state = nnx.split(abstract(config, image_shape))
+    rng = np.random.default_rng(0)
+    values = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), jnp.float32), state)
+    return graphdef, values
+
+
+def test_stochastic_depth_drops_whole_branches_by_the_key_of_the_image():
+    x = jnp.ones((2000, 3, 2))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    y = np.asarray(drop_branch(x, keys, rate=0.3))
+    assert set(np.unique(y).tolist()) == {0.0, np.float32(1 / 0.7)}
+    kept = (y > 0).reshape(2000, -1)
+    assert (kept.all(1) == kept.any(1)).all()
+    assert kept[:, 0].mean() == pytest.approx(0.7, abs=0.04)
+    np.testing.assert_array_equal(drop_branch(x[3:5], keys[3:5], rate=0.3), y[3:5])
+
+    config = replace(SMALL["swin"], widths=(32,) * 4, blocks=(1,) * 4, stochastic_depth=0.9)
+    graphdef, state = filled(config, (16, 16, 1))
+    images = jnp.asarray(np.random.default_rng(1).normal(size=(4, 16, 16, 1)), jnp.float32)
+
+    def run(keys, train):
+        return nnx.merge(graphdef, state, copy=True)(images, train=train, keys=keys)
+
+    compiled = jax.jit(run, static_argnames="train")
+    keys = jax.random.split(jax.random.key(1), 4)
+    first = compiled(keys, train=True)
+    chex.assert_trees_all_equal(compiled(keys, train=True), first)
+    assert bool((compiled(keys[::-1], train=True) != first).any())
+    chex.assert_trees_all_equal(compiled(keys[::-1], train=False), compiled(keys, train=False))
+    with pytest.raises(ValueError, match="needs keys, one per image"):
+        run(None, train=True)
+
+
+def test_bfloat16_is_the_type_of_products_alone():
+    model = abstract(replace(SMALL["swin"], dtype="bfloat16"))
+    graphdef, state = nnx.split(model)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state))
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+
+    def run(state, images):
+        return nnx.merge(graphdef, state, copy=True)(images, train=False)
+
+    assert jax.eval_shape(run, state, images).dtype == jnp.float32
+    lines = str(jax.make_jaxpr(run)(state, images)).splitlines()
+    products = [line for line in lines if "= dot_general[" in line]
+    assert len(products) == 5 * 6 + 3
+    logits = [line for line in products if "f32[" in line]
+    assert len(logits) == 5
+
+
+def trees(config=SMALL["resnet18"]):
+    return nnx.split(abstract(config), nnx.Param, ...)[1:]
+
+
+@pytest.fixture
+def file(tmp_path):
+    module = torch_backbones.randomize(torch_backbone(SMALL["resnet18"]))
+    arrays = {name: np.array(tensor) for name, tensor in module.state_dict().items()}
+    path = tmp_path / "weights.safetensors"
+    save_file(arrays | {"fc.weight": np.ones((5, 10), np.float32), "fc.bias": np.ones(5)}, path)
+    return path
+
+
+def change(path, changes):
+    arrays = load_file(path)
+    for name, value in changes.items():
+        arrays.pop(name, None)
+        if value is not None:
+            arrays[name] = np.ascontiguousarray(value)
+    save_file(arrays, path)
+
+
+# The names of torchvision 0.20's ResNet-50 that one block of every kind has, and their shapes.
+PUBLISHED = {
+    "conv1.weight": (64, 3, 7, 7),
+    "bn1.running_var": (64,),
+    "layer1.0.conv1.weight": (64, 64, 1, 1),
+    "layer1.0.downsample.0.weight": (256, 64, 1, 1),
+    "layer1.0.downsample.1.running_mean": (256,),
+    "layer2.0.conv2.weight": (128, 128, 3, 3),
+    "layer3.5.bn3.bias": (1024,),
+    "layer4.0.downsample.0.weight": (2048, 1024, 1, 1),
+    "layer4.2.conv3.weight": (2048, 512, 1, 1),
+}
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
+def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path, monkeypatch):
+    config = replace(photographs.RESNET50, backbone=backbone)
+    # An empty file lacks every entry: the message lists all that is needed.
+    monkeypatch.setattr(weights, "_SHOWN", 1000)
+    save_file({}, path := tmp_path / "empty.safetensors")
+    with pytest.raises(WeightsError) as error:
+        load_weights(path, *trees(config))
+    wanted = dict(re.findall(r"(\S+) \[([\d, ]+)\]: missing", str(error.value)))
+    wanted = {name: tuple(map(int, shape.split(", "))) for name, shape in wanted.items()}
+    module = torch_backbones.ResNet(
+        config.widths,
+        (2, 2, 2, 2) if backbone == "resnet18" else (3, 4, 6, 3),
+        bottleneck=backbone == "resnet50",
+    )
+    names = {n: tuple(t.shape) for n, t in module.state_dict().items() if "tracked" not in n}
+    assert wanted == names
+    if backbone == "resnet50":
+        assert PUBLISHED.items() <= wanted.items()
+        assert len(wanted) == 53 * 5
+    else:
+        assert "layer1.0.downsample.0.weight" not in wanted
+        assert len(wanted) == 20 * 5
+
+
+def test_other_float_types_are_widened(file):
+    arrays = load_file(file)
+    bias = arrays["bn1.bias"].astype(ml_dtypes.bfloat16)
+    change(file, {"bn1.bias": bias, "bn1.weight": arrays["bn1.weight"].astype(np.float16)})
+    norm = load_weights(file, *trees())[0]["stem"]["norm"]
+    chex.assert_trees_all_equal(norm["bias"][...], bias.astype(np.float32))
+    assert norm["scale"][...].dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ({"bn1.bias": None}, ["bn1.bias [4]: missing"]),
+        ({"layer1.2.bn1.bias": np.ones(4)}, ["layer1.2.bn1.bias: unexpected"]),
+        (
+            {"conv1.weight": np.ones((4, 1, 7, 7), np.float32)},
+            ["conv1.weight: [4, 1, 7, 7] in the file, [4, 3, 7, 7] wanted"],
+        ),
+        (
+            {f"other{i}": np.ones(1) for i in range(12)} | {"bn1.weight": None},
+            ["bn1.weight [4]: missing", "other0: unexpected", "and 3 more"],
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(file, changes, messages):
+    change(file, changes)
+    with pytest.raises(WeightsError) as error:
+        load_weights(file, *trees())
+    for message in messages:
+        assert message in str(error.value)
+
+
+def test_files_that_cannot_be_taken_are_named(file, tmp_path, monkeypatch):
+    for config in (ModelConfig(), SMALL["wrn28"]):
+        with pytest.raises(WeightsError, match="file of weights is for resnet18, resnet50 or swin"):
+            load_weights(file, *trees(config))
+    with pytest.raises(WeightsError, match=r"neither a file \*\.safetensors nor a run"):
+        load_weights(tmp_path / "other.safetensors", *trees())
+    with pytest.raises(WeightsError, match="no backbone can be taken from"):
+        load_weights(tmp_path, *trees())
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(WeightsError, match=r"weights\.safetensors is damaged"):
+        load_weights(file, *trees())
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(WeightsError, match=r"pip install \"jaxloss\[weights\]\""):
+        load_weights(file, *trees())
+
+
+def save_run(folder, config, accuracies):
+    """Checkpoints of a run whose values are the number of their step."""
+    with Checkpoints(folder) as checkpoints:
+        for step, accuracy in enumerate(accuracies, start=1):
+
+            def value(leaf, step=step):
+                return np.full(leaf.shape, step, np.float32)
+
+            params, statistics = jax.tree.map(value, trees(config))
+            state = {
+                "params": {"backbone": params, "classifier": {"kernel": np.ones((7, 3))}},
+                "statistics": statistics,
+                "opt_state": np.ones(5),
+            }
+            checkpoints.save(step, state, meta={}, validation=accuracy)
+
+
+@pytest.mark.parametrize(("accuracies", "step"), [([0.2, 0.9, 0.5], 2), ([None, None], 2)])
+def test_a_run_gives_the_backbone_of_its_best_checkpoint(tmp_path, accuracies, step):
+    config = replace(SMALL["resnet18"], blocks=(1, 1, 1, 1))
+    save_run(tmp_path / "run" / "checkpoints", config, accuracies)
+    wanted = trees(config)
+    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+        found = load_weights(path, *wanted)
+        chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
+        assert {float(x) for leaf in jax.tree.leaves(found) for x in leaf.ravel()} == {step}
+
+
+def test_a_run_of_another_backbone_is_refused(tmp_path):
+    save_run(tmp_path / "checkpoints", replace(SMALL["resnet18"], blocks=(1, 1, 1, 1)), [None])
+    named = "params/backbone/stages/0/1/layers/0/conv/kernel.*: .absent. -> "
+    with pytest.raises(WeightsError, match=named) as error:
+        load_weights(tmp_path, *trees())
+    assert "classifier" not in str(error.value)
