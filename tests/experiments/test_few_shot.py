@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from experiments.contracts import mean_and_interval
 from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, support_orders
 from experiments.evaluation.few_shot import (
+    Distance,
     EpisodeConfig,
     EpisodeResult,
     accuracies_of,
@@ -28,7 +29,7 @@ from experiments.evaluation.fine_tuning import (
 )
 
 LABELS = np.arange(300) * 7 % 12
-DISTANCES = ["euclidean", "cosine"]
+DISTANCES: list[Distance] = ["euclidean", "cosine"]
 
 
 def features_of(spread=1.0, d=6, seed=0):

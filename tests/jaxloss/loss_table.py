@@ -403,8 +403,8 @@ def anchor_row(
 
 TEMPERATURE = {"temperature": (0.0, -1.0)}
 TEMPERATURES = {f"{sign}_temperature": (0.0, -1.0) for sign in ("positive", "negative")}
-NUM_CLASSES = {"num_classes": CLASSES}
-NEGATIVES = {"denominator": "negatives"}
+NUM_CLASSES: dict[str, Any] = {"num_classes": CLASSES}
+NEGATIVES: dict[str, Any] = {"denominator": "negatives"}
 
 LOSSES = (
     loss_row("softmax", "logits", invalid={"label_smoothing": (-0.1, 1.0, 1.5)}),

@@ -199,7 +199,7 @@ def sample_margins_classifier_loss(features, labels, weights, *, similarity, **o
 # Metric losses ----
 
 
-def of_each_anchor(of_anchor):
+def of_each_anchor(of_anchor: Callable[..., Any]) -> Callable[..., Any]:
     """The losses of valid rows, from `of_anchor(x, y, rows, row_labels)` of a row and its label.
 
     The rows that it is compared with are valid references, or all other rows of the batch.
@@ -262,7 +262,7 @@ def overlap(a, b):
     return both / either if either else 0.0
 
 
-def pairs(x, y, rows, row_labels, normalize):
+def pairs(x, y, rows, row_labels, *, normalize):
     """The (similarity, overlap) of the positives of an anchor, and those of its negatives."""
     ((*similarities,),) = (cosine_logits if normalize else linear_logits)([x], rows.T)
     found = [(s, overlap(y, label)) for s, label in zip(similarities, row_labels, strict=True)]
@@ -271,7 +271,7 @@ def pairs(x, y, rows, row_labels, normalize):
 
 @of_each_anchor
 def supervised_contrastive_values(*anchor, temperature=0.1, denominator="all", normalize=True):
-    positives, negatives = pairs(*anchor, normalize)
+    positives, negatives = pairs(*anchor, normalize=normalize)
     others = positives + negatives if denominator == "all" else negatives
     total = weights = 0.0
     for s, weight in positives:
@@ -292,7 +292,7 @@ def multi_similarity_values(
     mining_margin=None,
     normalize=True,
 ):
-    positives, negatives = ([s for s, _ in side] for side in pairs(*anchor, normalize))
+    positives, negatives = ([s for s, _ in side] for side in pairs(*anchor, normalize=normalize))
     if mining_margin is not None:
         least, most = min(positives, default=math.inf), max(negatives, default=-math.inf)
         positives = [s for s in positives if s < most + mining_margin]
@@ -306,7 +306,7 @@ def multi_similarity_values(
 
 @of_each_anchor
 def circle_values(*anchor, margin=0.4, scale=80.0, normalize=True):
-    positives, negatives = pairs(*anchor, normalize)
+    positives, negatives = pairs(*anchor, normalize=normalize)
     if not positives or not negatives:
         return None
     pull = [-scale * max(1 + margin - s, 0) * (s - (1 - margin)) for s, _ in positives]
@@ -391,7 +391,7 @@ def info_nce_values(queries, keys, *, temperature=0.07, symmetric=True, **of_tow
 
 def sigmoid_contrastive_values(queries, keys, *, scale=10.0, bias=-10.0, **of_towers):
     similarities, used = tower_logits(queries, keys, **of_towers)
-    signs = 2 * np.eye(*similarities.shape) - 1
+    signs = 2 * np.eye(len(similarities), similarities.shape[1]) - 1
     terms = np.logaddexp(0.0, -signs * (scale * similarities + bias))
     return [sum(row[is_used]) for row, is_used in zip(terms, used, strict=True)]
 

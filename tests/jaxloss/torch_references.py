@@ -186,7 +186,7 @@ def _triplet(
     return terms.sum(), len(terms)
 
 
-def _pairs(x, y, rows, row_labels, normalize):
+def _pairs(x, y, rows, row_labels, *, normalize):
     """Cosines `[m]`, and the overlaps of the labels."""
     if normalize:
         x, rows = F.normalize(x, dim=0), F.normalize(rows)
@@ -198,7 +198,7 @@ def _pairs(x, y, rows, row_labels, normalize):
 
 
 def _supervised_contrastive(*anchor, temperature=0.1, denominator="all", normalize=True):
-    cosines, overlaps = _pairs(*anchor, normalize)
+    cosines, overlaps = _pairs(*anchor, normalize=normalize)
     logits, positive = cosines / temperature, overlaps > 0
     if not positive.any():
         return None
@@ -219,7 +219,7 @@ def _multi_similarity(
     mining_margin=None,
     normalize=True,
 ):
-    cosines, overlaps = _pairs(*anchor, normalize)
+    cosines, overlaps = _pairs(*anchor, normalize=normalize)
     positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
     if mining_margin is not None:
         if len(positives) == 0 or len(negatives) == 0:
@@ -234,7 +234,7 @@ def _multi_similarity(
 
 
 def _circle(*anchor, margin=0.4, scale=80.0, normalize=True):
-    cosines, overlaps = _pairs(*anchor, normalize)
+    cosines, overlaps = _pairs(*anchor, normalize=normalize)
     positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
     if len(positives) == 0 or len(negatives) == 0:
         return None
