@@ -167,7 +167,7 @@ def compilation_lines(step: CompiledStep) -> list[str]:
         f"{step.kind}, batch {step.batch_size:,}, {step.num_classes:,} classes.",
         verdict,
         "",
-        *table(["one chip, one step", ""], rows),
+        *table(["one chip, one step", "value"], rows),
         "",
         *table(["transfers between chips, in loops counted once", "number", "size"], moved),
     ]
