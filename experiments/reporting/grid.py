@@ -26,15 +26,24 @@ from experiments.reporting.markdown import (
     scaled,
     table,
 )
-from experiments.reporting.results import VALIDATION, Axis, Frame, Grid, Run, make_grid, places
+from experiments.reporting.results import (
+    VALIDATION,
+    Axis,
+    Frame,
+    Grid,
+    Run,
+    make_grid,
+    places,
+    short_name,
+)
 from experiments.reporting.run import version_text
 from experiments.storage import write_atomically, write_json, write_picture
 
 _COLUMNS = 3
-# Inches: a panel, a character beside the rows, a mark, and the space between the rows.
-_PANEL_WIDTH, _CHARACTER, _MARK, _BETWEEN_ROWS = 3.3, 0.085, 0.14, 0.18
-# Characters below a panel, and in a line beside the rows.
-_NUMBER_CHARACTERS, _NAME_CHARACTERS = 30, 24
+# Inches: a panel, a character and a line of a label, a mark, and the space between the rows.
+_PANEL_WIDTH, _CHARACTER, _LINE, _MARK, _BETWEEN_ROWS = 3.3, 0.085, 0.14, 0.14, 0.18
+# Characters below a panel, and in a line of a label.
+_NUMBER_CHARACTERS, _LABEL_CHARACTERS = 30, 36
 
 
 def write_grid(
@@ -236,7 +245,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     found, baseline = grid.differences, grid.comparison.baseline
     if baseline is None or found.empty:
         return None
-    title += f": differences from {_short(baseline[0])} = {grid.shown(*baseline)}"
+    title += f": differences from {short_name(baseline[0])} = {grid.shown(*baseline)}"
     bars, filled = found["interval"].fillna(found["own"]), found["mean"].abs() > found["interval"]
     caption = (
         f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
@@ -244,12 +253,6 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     )
     frame, texts = found.assign(bar=bars, filled=filled), {"title": title, "command": command}
     return _draw(grid, frame, caption, difference=True, **texts)
-
-
-def _short(name: str) -> str:
-    """An axis without sections: `optimizer.weight_decay` is `weight decay`, `loss.name` `loss`."""
-    options = [option.removesuffix(".name").rpartition(".")[2] for option in name.split("/")]
-    return "/".join(options).replace("_", " ")
 
 
 def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any) -> Figure | None:
@@ -267,7 +270,8 @@ def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any
     # The same marks with and without a baseline.
     every = places(grid.axes[varied])
     marks = [style.series_mark(every.index(place)) for place in series]
-    labels = [grid.shown(axis.name, label) for label in axis.labels]
+    labels = [textwrap.fill(grid.shown(axis.name, at), _LABEL_CHARACTERS) for at in axis.labels]
+    lines = [line for label in labels for line in label.splitlines()]
     legend = [
         style.legend_handle(", ".join(map(grid.shown, names, place)), mark, line=along)
         for place, mark in zip(series, marks, strict=True)
@@ -275,14 +279,15 @@ def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any
     ]
     columns = min(_COLUMNS, len(metrics))
     rows = math.ceil(len(metrics) / columns)
-    pitch = _MARK * len(series) + _BETWEEN_ROWS
+    highest = max(label.count("\n") + 1 for label in labels)
+    pitch = max(_MARK * len(series), _LINE * highest) + _BETWEEN_ROWS
     over = grid.comparison.pairs_over
     figure = style.new_figure(
-        0.6 + (0 if along else _CHARACTER * max(map(len, labels))) + _PANEL_WIDTH * columns,
+        0.6 + (0 if along else _CHARACTER * max(map(len, lines))) + _PANEL_WIDTH * columns,
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
         caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
         legend=legend,
-        legend_title=", ".join(map(_short, names)) if legend else "",
+        legend_title=", ".join(map(short_name, names)) if legend else "",
         **texts,
     )
     # Side by side around the label, in the order of the rows of the frame.
@@ -297,7 +302,7 @@ def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any
         if along:
             positions = _place_numbers(panel, axis, labels, steps)
         else:
-            row_name = _short(axis.name) if number % columns == 0 else ""
+            row_name = short_name(axis.name) if number % columns == 0 else ""
             positions = _place_rows(panel, labels, row_name, _MARK / pitch * steps)
         found = frame.loc[[name]].fillna({"bar": 0}).assign(at=positions.ravel(), series=order)
         found = found.dropna(subset="mean").sort_values("at")
@@ -319,9 +324,7 @@ def _place_rows(panel: Axes, labels: Sequence[str], name: str, steps: np.ndarray
     panel.set_ylim(len(labels) - 0.5, -0.5)
     panel.set_yticks(range(len(labels)), [style.display_text(text) for text in labels])
     panel.tick_params(axis="y", length=0, labelleft=bool(name))
-    # Names such as loss/learning rate break after a slash.
-    lines = textwrap.fill(name.replace("/", "/ "), _NAME_CHARACTERS).replace("/ ", "/")
-    panel.set_ylabel(style.display_text(lines))
+    panel.set_ylabel(style.display_text(textwrap.fill(name, _LABEL_CHARACTERS)))
     return np.arange(len(labels))[:, None] + steps
 
 
@@ -336,7 +339,7 @@ def _place_numbers(panel: Axes, axis: Axis, labels: Sequence[str], steps: np.nda
     narrowest = _NUMBER_CHARACTERS * np.diff(np.sort(along)).min() / np.ptp(along)
     upright = narrowest < max(map(len, labels)) + 1
     panel.set_xticks(numbers, labels, rotation=90 if upright else 0)
-    panel.set_xlabel(style.display_text(_short(axis.name)))
+    panel.set_xlabel(style.display_text(short_name(axis.name)))
     beside = along + np.ptp(along) * min(1 / 60, 1 / (10 * len(steps))) * steps[:, None]
     return np.exp(beside) if logarithmic else beside
 

@@ -90,12 +90,12 @@ class Grid(NamedTuple):
     """As `_summary`, of the differences to the baseline; empty if there is none."""
     choices: dict[Place, str]
     """For each place on the axes that are left, the chosen label."""
-    protocol_labels: dict[tuple[str, str], str]
-    """For the name of an axis and a label: the protocol's label, where it tells them apart."""
+    figure_labels: dict[tuple[str, str], str]
+    """For the name of an axis and a label: the text that figures show in its place."""
 
     def shown(self, axis: str, label: str) -> str:
         """The label of an axis, as figures show it."""
-        return self.protocol_labels.get((axis, label), label)
+        return self.figure_labels.get((axis, label), label)
 
 
 def make_grid(
@@ -146,7 +146,7 @@ def make_grid(
         means=_summary(values, metrics, varied, unit),
         differences=_summary(pairs, of_run, compared, unit),
         choices=choices,
-        protocol_labels=_protocol_labels(axes, runs),
+        figure_labels=_figure_labels(axes, runs),
     )
 
 
@@ -262,12 +262,51 @@ def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: 
     return frame.fillna({"n": 0, "diverged": 0}).astype({"n": int, "diverged": bool})
 
 
-def _protocol_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str, str], str]:
-    """The protocol's labels of an axis, if each of its labels has one, and no two the same."""
+def short_name(axis: str) -> str:
+    """The first option of an axis, without its sections: `loss.name/loss.scale` is `loss`."""
+    return axis.partition("/")[0].removesuffix(".name").rpartition(".")[2].replace("_", " ")
+
+
+def _figure_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str, str], str]:
+    """What figures show in the place of labels.
+
+    A loss has the label of its protocol, if every loss has one. On an axis of several options,
+    those that tell positions with the same loss, or the same first option, apart follow: so
+    `direct:sce+nca/True/0.1` can be `SCE⊕NCA, stop gradient, temperature=0.1`.
+    """
     found = {}
     for number, axis in enumerate(axes):
-        pairs = {(run.place[number], run.report.get("label", "")) for run in runs}
-        names = {name for _, name in pairs if name}
-        if axis.numbers is None and len(pairs) == len(names) == len(axis.labels):
-            found |= {(axis.name, at): name for at, name in pairs}
+        if axis.numbers is not None:
+            continue
+        options = axis.name.split("/")
+        parts = {label: label.split("/", len(options) - 1) for label in axis.labels}
+        names = _protocol_labels(axis, number, runs)
+        if not names or (len(options) == 1 and len({*names.values()}) < len(names)):
+            names = {label: values[0] for label, values in parts.items()}
+        shown = {}
+        for label, values in parts.items():
+            alike = [parts[at] for at, name in names.items() if name == names[label]]
+            settings = [
+                _setting(option, value)
+                for option, value, *others in zip(options, values, *alike, strict=True)
+                if len({*others}) > 1 and value != "False"
+            ]
+            shown[label] = ", ".join([names[label], *settings])
+        if len({*shown.values()}) == len(shown):
+            found |= {(axis.name, label): text for label, text in shown.items()}
     return found
+
+
+def _setting(option: str, value: str) -> str:
+    """A true option has its name alone. Lines do not break within a setting."""
+    name = short_name(option).replace(" ", "\N{NO-BREAK SPACE}")
+    return name if value == "True" else f"{name}={value}"
+
+
+def _protocol_labels(axis: Axis, number: int, runs: Sequence[Run]) -> dict[str, str]:
+    """The protocol's label at each position of an axis of losses, if each has one and only one."""
+    if "/" in axis.name and not axis.name.startswith("loss."):
+        return {}
+    pairs = {(run.place[number], run.report.get("label", "")) for run in runs}
+    names = {at: name for at, name in pairs if name}
+    return names if len(pairs) == len(names) == len(axis.labels) else {}

@@ -261,11 +261,16 @@ def test_points_are_joined_in_the_order_of_their_numbers():
     assert panel.get_xlabel() == "margin"
 
 
+def row_names(figure):
+    return [" ".join(text.get_text().split()) for text in figure.axes[0].get_yticklabels()]
+
+
 def test_rows_name_what_was_varied():
-    runs = runs_of({"x/y": (0.1,), "y/x": (0.1,)}, *(Metric(name) for name in "abcd"))
-    figure = figure_of([Axis("first/second", ("x/y", "y/x"))], runs)
+    runs = runs_of({"x/y": (0.1,), "x/z": (0.1,)}, *(Metric(name) for name in "abcd"))
+    figure = figure_of([Axis("of.the_first.name/of.second", ("x/y", "x/z"))], runs)
     # The first panel of each of two rows.
-    assert [panel.get_ylabel() for panel in figure.axes] == ["first/second", "", "", "first/second"]
+    assert [panel.get_ylabel() for panel in figure.axes] == ["the first", "", "", "the first"]
+    assert row_names(figure) == ["x, second=y", "x, second=z"]
     assert [panel.get_title() for panel in figure.axes] == ["a (%)", "b (%)", "c (%)", "d (%)"]
 
 
@@ -325,9 +330,30 @@ def test_lines_at_one_number_are_side_by_side():
 )
 def test_losses_have_the_labels_of_their_protocol(labels, shown):
     runs = [run((name,), 0, (ERROR, 0.1), label=label) for name, label in labels.items()]
-    (panel,) = figure_of([Axis("loss.name", METHODS.labels)], runs).axes
-    assert [text.get_text() for text in panel.get_yticklabels()] == shown
-    assert panel.get_ylabel() == "loss"
+    figure = figure_of([Axis("loss.name", METHODS.labels)], runs)
+    assert row_names(figure) == shown
+    assert figure.axes[0].get_ylabel() == "loss"
+
+
+@pytest.mark.parametrize("of_protocol", [True, False])
+def test_rows_of_several_options_name_those_that_differ(of_protocol):
+    """Between positions of the same loss; with or without labels of the protocol."""
+    positions = ("sce/False/0.125/0.1", "d/False/0.125/0.1", "d/True/0.5/0.1", "d/True/0.5/0.3")
+    labels = {"sce": "Softmax", "d": "SCE⊕NCA"} if of_protocol else {"sce": "", "d": ""}
+    runs = [run((at,), 0, (ERROR, 0.1), label=labels[at.partition("/")[0]]) for at in positions]
+    axis = Axis("loss.name/loss.stop_gradient/loss.temperature/optimizer.rate", positions)
+    softmax, direct = labels.values() if of_protocol else labels
+    assert row_names(figure_of([axis], runs)) == [
+        softmax,
+        f"{direct}, temperature=0.125, rate=0.1",
+        f"{direct}, stop gradient, temperature=0.5, rate=0.1",
+        f"{direct}, stop gradient, temperature=0.5, rate=0.3",
+    ]
+    grid = make_grid([axis], runs, comparison=Comparison((axis.name, positions[1])))
+    figure = difference_figure(grid, title="T", command="c")
+    assert figure is not None
+    title = " ".join(figure.texts[0].get_text().split())
+    assert title == f"T: differences from loss = {direct}, temperature=0.125, rate=0.1"
 
 
 def test_differences_are_drawn_around_zero():
