@@ -94,7 +94,7 @@ def new_figure(
         notes += textwrap.wrap(f"Command: {command}", characters, break_on_hyphens=False)
     heading = display_text(textwrap.fill(title, int(width * _TITLE)))
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(width, height), dpi=150, layout=layout)
+    figure = Figure(figsize=(width, height), dpi=200, layout=layout)
     figure.text(0, 1 + above / height, heading, size=13, weight="bold", va="bottom")
     small: Any = {"size": SMALL, "color": INK, "linespacing": 1.3}
     figure.text(0, -_GAP / height, display_text("\n".join(notes)), va="top", **small)
