@@ -124,8 +124,10 @@ sphinx_gallery_conf = {
 
 html_theme = "sphinx_book_theme"
 html_title = "jaxloss"
+html_favicon = "logo.svg"
 html_baseurl = "https://jaxloss.github.io/jaxloss/"
 html_theme_options = {
+    "logo": {"image_light": "logo.svg", "image_dark": "logo.svg", "text": "jaxloss"},
     "repository_url": "https://github.com/jaxloss/jaxloss",
     "repository_branch": "main",
     "path_to_docs": "docs",
