@@ -1,9 +1,10 @@
 // What the theme leaves out for keyboards and screen readers.
 function improve() {
   // A region that scrolls sideways can be reached, and scrolled with the arrow keys.
-  for (const region of document.querySelectorAll("mjx-container[display], table, .highlight pre")) {
+  for (const region of document.querySelectorAll("mjx-container[display], .highlight pre")) {
     if (region.scrollWidth > region.clientWidth + 1) region.tabIndex = 0;
   }
+  nameWideTables();
   for (const summary of document.querySelectorAll("nav summary:not([aria-label])")) {
     summary.setAttribute("aria-label", "Pages of this section");
   }
@@ -25,13 +26,33 @@ function improve() {
   }
 }
 
+// A table that scrolls is a region with a name, and its first column stays: see site.css.
+function nameWideTables() {
+  const tables = document.querySelectorAll(".pst-scrollable-table-container");
+  for (const [number, region] of tables.entries()) {
+    region.classList.remove("wide-table");
+    const wide = region.scrollWidth > region.clientWidth + 1;
+    region.classList.toggle("wide-table", wide);
+    if (wide) {
+      const heading = region.closest("section")?.querySelector(":scope > :is(h1, h2, h3, h4)");
+      const title = heading?.firstChild.textContent ?? document.title;
+      region.tabIndex = 0;
+      region.setAttribute("role", "region");
+      region.setAttribute("aria-label", `Table ${number + 1}: ${title}`);
+    } else {
+      region.removeAttribute("role");
+      region.removeAttribute("aria-label");
+    }
+  }
+}
+
 // On a phone, the rows of a table of text become cards: see site.css. Numbers stay in columns.
 function labelCells() {
   for (const table of document.querySelectorAll(".bd-article table")) {
     const titles = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
     const cells = [...table.querySelectorAll("tbody td")];
     if (!cells.some((cell) => cell.textContent.trim().length > 40)) continue;
-    if (titles.length < 3 && table.scrollWidth <= table.clientWidth + 1) continue; // It fits.
+    if (titles.length < 3 && !table.parentElement.matches(".wide-table")) continue; // It fits.
     table.classList.add("cards");
     for (const cell of cells) {
       if (cell.textContent.trim()) cell.dataset.title = titles[cell.cellIndex] ?? "";
@@ -39,22 +60,38 @@ function labelCells() {
   }
 }
 
-// Lines break before the sign of "0.5 ± 0.1", if at all, and not within "256 × 640".
+// Lines do not break within "0.5 ± 0.1" or "256 × 640"; in narrow cells, they may before the ±.
 function keepNumbers() {
-  for (const cell of document.querySelectorAll(".bd-article td")) {
-    if (!/[±×]/.test(cell.textContent) || cell.textContent.trim().length > 40) continue;
-    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  for (const block of document.querySelectorAll(".bd-article :is(p, li, td)")) {
+    if (!/[±×]/.test(block.textContent)) continue;
+    const inCell = block.closest("td") && block.textContent.trim().length <= 40;
+    const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
       const text = texts.currentNode;
+      if (text.parentElement.closest("code, pre")) continue;
+      if (!inCell) text.data = text.data.replace(/ ±/g, "\u00a0±");
       text.data = text.data.replace(/± /g, "±\u00a0").replace(/ × /g, "\u00a0×\u00a0");
     }
   }
 }
 
+// Long names such as "prototypical_by_samples" break after an underscore.
+function breakNames() {
+  for (const cell of document.querySelectorAll(".bd-article td:first-child")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const at = texts.currentNode.data.indexOf("_") + 1;
+      if (at > 0) texts.currentNode.splitText(at).before(document.createElement("wbr"));
+    }
+  }
+}
+
 window.addEventListener("load", () => {
-  improve(); // First: on a wider screen, after a turn of the phone, a table of cards scrolls again.
-  labelCells();
   keepNumbers();
+  breakNames();
+  improve();
+  labelCells();
+  improve(); // Cards do not scroll.
   if (window.MathJax?.startup?.promise) window.MathJax.startup.promise.then(improve);
 });
 window.addEventListener("resize", improve);
