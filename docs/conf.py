@@ -110,6 +110,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"/plot_",
     "download_all_examples": False,
     "image_srcset": ["2x"],
+    "thumbnail_size": (640, 400),
     "matplotlib_animations": (True, "jshtml"),
     "min_reported_time": 60,
     "remove_config_comments": True,
