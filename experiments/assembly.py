@@ -120,16 +120,16 @@ def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     Reads no image. Raises a `ConfigError` where the data does not fit the run.
     """
     config, protocol = plan.config, plan.protocol
-    class_counts = protocol.class_counts(folders)
-    of_training = class_counts[protocol.splits[0]]
+    counts_by_split = protocol.counts_by_split(folders)
+    of_training = counts_by_split[protocol.splits[0]]
     # The images of a multi-label set cannot be counted by class: the protocol checks the batch.
     if not is_multi_label(config.data.name):
         index = index_classes(labels_of(of_training))
         draw_batch(  # Raises if the data cannot give a batch.
             index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
         )
-    protocol.check_data(plan.num_features, class_counts)
-    return class_counts
+    protocol.check_data(plan.num_features, counts_by_split)
+    return counts_by_split
 
 
 class Learner(NamedTuple):
@@ -154,8 +154,8 @@ def build_learner(
     """Builds what a run trains on classes with so many training images, int64 [C].
 
     For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
-    that the configuration names. If `abstract`, the head and the optimiser's state are
-    `jax.ShapeDtypeStruct`s.
+    that the configuration names. If `abstract`, the state has `jax.ShapeDtypeStruct`s in place of
+    arrays.
     """
     config = plan.config
     model = build_backbone(
@@ -196,9 +196,9 @@ def assemble(
     config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
     mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
     axis_name = parallel.axis_name(mode)
-    class_counts = prepare_and_count(plan, folders)
+    counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
-    of_training, images = class_counts[trained_on], protocol.load(folders, trained_on)
+    of_training, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     steps_per_epoch = len(images.labels) // batch_size
     graphdef, objective, optimizer, state = build_learner(
@@ -221,7 +221,7 @@ def assemble(
         return Batch(images.images[rows], images.labels[rows])
 
     outputs_of = build_outputs(graphdef, objective, config.data, of_training)
-    images_held_out = protocol.load(folders, held_out) if held_out in class_counts else None
+    images_held_out = protocol.load(folders, held_out) if held_out in counts_by_split else None
 
     def validate(state: TrainState) -> Validation:
         assert images_held_out is not None

@@ -176,7 +176,7 @@ class Protocol(NamedTuple):
     """The splits for training, validation and evaluation."""
     load: Callable[[Folders, str], ImageSet]
     """The images of one of the splits."""
-    class_counts: Callable[[Folders], Mapping[str, np.ndarray]]
+    counts_by_split: Callable[[Folders], Mapping[str, np.ndarray]]
     """For every available split, the number of images of every class; reads no image."""
     check_data: Callable[[int, Mapping[str, np.ndarray]], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be

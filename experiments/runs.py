@@ -107,6 +107,7 @@ def complete_run(
         seconds = train_run(
             plan, directory, folders, mode=mode, mesh_shape=mesh_shape, stuck_after=stuck_after
         )
+        # The same protocol, built from the configuration of the checkpoint.
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
         if config.report_last:
@@ -154,7 +155,7 @@ class RestoredRun(NamedTuple):
     validation: float | None
     """What the best checkpoint is chosen by."""
     notes: list[str]
-    """Sentences for the report."""
+    """Sentences for the report: damaged checkpoints, and another version that trained the run."""
 
 
 def restore_run(path: Path, which: str = "best") -> RestoredRun:

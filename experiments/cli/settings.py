@@ -82,5 +82,5 @@ def _steps_per_epoch(config: TrainConfig, folders: Folders) -> int | None:
     if not all(data.ready for data in status) or is_multi_label(config.data.name):
         return None
     protocol = build_protocol(config)
-    images = int(protocol.class_counts(folders)[protocol.splits[0]].sum())
+    images = int(protocol.counts_by_split(folders)[protocol.splits[0]].sum())
     return images // batch_size_of(config.sampling.strategy, config.sampling.batch_size)

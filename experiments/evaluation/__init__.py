@@ -1,4 +1,5 @@
 """Evaluation of trained features.
 
-`build_outputs` of `training/step.py` computes them: they are made of images as in a training step.
+`build_outputs` of `training/step.py` computes them, without augmentation and with running means and
+variances.
 """

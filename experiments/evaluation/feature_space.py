@@ -1,7 +1,7 @@
-"""The shape of a feature space: principal axes, neighbours, class means.
+"""The shape of a feature space, for pictures: principal axes, neighbours, class means.
 
 Labels are integers [n], or [n, C] where an image has any number of labels (1, 0, or −1 where that
-is unknown). Everything is computed in float64.
+is unknown). Everything is computed in float64. `unit_features` also serves the negative margin.
 """
 
 from __future__ import annotations

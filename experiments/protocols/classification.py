@@ -15,7 +15,7 @@ import numpy as np
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
 from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import class_counts as stored_class_counts
+from experiments.data.pipeline import counts_by_split as stored_counts
 from experiments.data.pipeline import load_split
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
@@ -108,7 +108,7 @@ def build(
     return Protocol(
         splits=SPLITS,
         load=partial(load, data),
-        class_counts=partial(class_counts, data),
+        counts_by_split=partial(counts_by_split, data),
         check_options=check_options,
         check_data=partial(check_data, data),
         objective=objective,
@@ -145,7 +145,7 @@ def load(data: ClassificationData, folders: Folders, split: str) -> ImageSet:
     return chosen.renumber(load_split(data.name, stored, rows=chosen.rows[split], **vars(folders)))
 
 
-def class_counts(data: ClassificationData, folders: Folders) -> Mapping[str, np.ndarray]:
+def counts_by_split(data: ClassificationData, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every class for training, validation and test."""
     chosen, own, test = _select(data, folders)
     return {
@@ -155,12 +155,12 @@ def class_counts(data: ClassificationData, folders: Folders) -> Mapping[str, np.
 
 
 def check_data(
-    data: ClassificationData, num_features: int, class_counts: Mapping[str, np.ndarray]
+    data: ClassificationData, num_features: int, counts_by_split: Mapping[str, np.ndarray]
 ) -> None:
     """Checks that every class has a test image, and a long tail enough classes for its groups."""
-    if class_counts["test"].min() < 1:
+    if counts_by_split["test"].min() < 1:
         raise ConfigError(f"a class of {data.name} has no image for test")
-    if data.imbalance != 1 and len(class_counts["train"]) < 3:
+    if data.imbalance != 1 and len(counts_by_split["train"]) < 3:
         raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
 
 
@@ -182,7 +182,7 @@ def _select(
             f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
             "choose all classes"
         )
-    stored = stored_class_counts(name, **vars(folders))
+    stored = stored_counts(name, **vars(folders))
     parts = joined.split("+")
     counts = [stored[part] for part in parts]
     own = labels_of(np.concatenate(counts) if test is None else np.sum(counts, axis=0))

@@ -24,7 +24,7 @@ from experiments.contracts import (
     measured,
 )
 from experiments.data.builders import split_names
-from experiments.data.pipeline import class_counts as stored_class_counts
+from experiments.data.pipeline import counts_by_split as stored_counts
 from experiments.data.pipeline import load_split
 from experiments.data.sampling import Episodes, episode_classes
 from experiments.errors import ConfigError
@@ -84,7 +84,7 @@ def build(config: FewShotConfig) -> Protocol:
     return Protocol(
         splits=SPLITS,
         load=lambda folders, split: load_split(name, split, **vars(folders)),
-        class_counts=partial(class_counts, name),
+        counts_by_split=partial(counts_by_split, name),
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
         validation=Metric("1-shot accuracy"),
@@ -102,7 +102,7 @@ def build(config: FewShotConfig) -> Protocol:
     )
 
 
-def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
+def counts_by_split(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     """The images of every class, by split, of a data set that must hold classes out."""
     splits = split_names(name)
     if not {"base", "novel"} <= set(splits):
@@ -110,16 +110,18 @@ def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
             f"data.name = {name} has the splits {', '.join(splits)}, and few-shot evaluation "
             "needs base and novel classes"
         )
-    return stored_class_counts(name, **vars(folders))
+    return stored_counts(name, **vars(folders))
 
 
 def check_episodes(
-    name: str, evaluation: FewShotEvaluation, class_counts: Mapping[str, np.ndarray]
+    name: str, evaluation: FewShotEvaluation, counts_by_split: Mapping[str, np.ndarray]
 ) -> None:
     """Checks that the validation and novel classes give the episodes."""
     for split, shots in (("validation", (1,)), ("novel", evaluation.shots)):
-        if split in class_counts:
-            check_class_counts(class_counts[split], f"{split} classes of {name}", evaluation, shots)
+        if split in counts_by_split:
+            check_class_counts(
+                counts_by_split[split], f"{split} classes of {name}", evaluation, shots
+            )
 
 
 def check_data(
@@ -127,11 +129,11 @@ def check_data(
     options: IntegratedLoss,
     evaluation: FewShotEvaluation,
     num_features: int,
-    class_counts: Mapping[str, np.ndarray],
+    counts_by_split: Mapping[str, np.ndarray],
 ) -> None:
     """Checks that the classes give the episodes, and features leave the metric loss a subspace."""
-    check_episodes(name, evaluation, class_counts)
-    num_classes = len(class_counts["base"])
+    check_episodes(name, evaluation, counts_by_split)
+    num_classes = len(counts_by_split["base"])
     if terms(options.name).integration == "direct" and num_features <= num_classes:
         raise ConfigError(
             f"{options.name} leaves the metric loss no subspace: the classifier of {num_classes} "
@@ -200,7 +202,7 @@ def _own_share(queue: jaxloss.Queue, axis_name: str | None) -> dict[str, Array]:
     return {"references": features, "reference_labels": labels}
 
 
-def validate(
+def accuracy_in_episodes(
     evaluation: EpisodeConfig,
     num_episodes: int,
     shots: int,
@@ -217,7 +219,7 @@ def validate(
 def validate_prototypes(evaluation: FewShotEvaluation, outputs: Outputs) -> float:
     """1-shot accuracy by the nearest prototype in episodes of the validation classes."""
     predict = partial(prototype_predictions, distance=evaluation.validation_distance)
-    return validate(evaluation, evaluation.validation_episodes, 1, predict, outputs)
+    return accuracy_in_episodes(evaluation, evaluation.validation_episodes, 1, predict, outputs)
 
 
 def metrics(evaluation: FewShotEvaluation) -> list[Metric]:

@@ -52,7 +52,7 @@ def build(config: InstanceConfig) -> Protocol:
     return Protocol(
         splits=few_shot.SPLITS,
         load=partial(load, name),
-        class_counts=partial(class_counts, name),
+        counts_by_split=partial(counts_by_split, name),
         check_data=lambda num_features, counts: few_shot.check_episodes(name, evaluation, counts),
         objective=partial(objective, config.loss),
         validation=Metric("1-shot accuracy"),
@@ -85,9 +85,9 @@ def load(name: str, folders: Folders, split: str) -> ImageSet:
     )
 
 
-def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
+def counts_by_split(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     """One image of every base class; the number of images of every validation and novel class."""
-    stored = few_shot.class_counts(name, folders)
+    stored = few_shot.counts_by_split(name, folders)
     return {**stored, "base": np.ones(stored["base"].sum(), np.int64)}
 
 

@@ -13,8 +13,8 @@ from experiments.config import DataConfig, Folders, Pixels, Seed, Share
 from experiments.contracts import ImageSet
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
-from experiments.data.pipeline import class_counts as stored_class_counts
 from experiments.data.pipeline import class_names, load_split
+from experiments.data.pipeline import counts_by_split as stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.protocols import few_shot
@@ -55,12 +55,12 @@ def load(data: MarginData, folders: Folders, split: str) -> ImageSet:
     return chosen.renumber(read(data.name, _base_splits(data), rows=rows))
 
 
-def class_counts(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]:
+def counts_by_split(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every base, validation and novel class.
 
     `held-out` has the images of base classes that are not for training, if there are any.
     """
-    counts = {**few_shot.class_counts(novel_name(data), folders)}
+    counts = {**few_shot.counts_by_split(novel_name(data), folders)}
     chosen, labels = _select_base(data, folders)
     for split, part in SELECTION.items():
         if part in chosen.rows:
@@ -82,7 +82,7 @@ def _base_splits(data: MarginData) -> str:
 
 def _select_base(data: MarginData, folders: Folders) -> tuple[Selection, np.ndarray]:
     """The chosen base classes, and the labels of all base images in the order of `load_split`."""
-    own = few_shot.class_counts(data.name, folders)
+    own = few_shot.counts_by_split(data.name, folders)
     labels = labels_of(np.concatenate([own[split] for split in _base_splits(data).split("+")]))
     chosen = select(
         labels,
@@ -110,7 +110,7 @@ def _other_images(
         )
     numbers = {name: number for number, name in enumerate(names)}
     positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
-    labels = np.repeat(positions, stored_class_counts(data.base_test, **vars(folders))["test"])
+    labels = np.repeat(positions, stored_counts(data.base_test, **vars(folders))["test"])
     rows = np.flatnonzero(labels >= 0)
     return names, rows, labels[rows]
 

@@ -119,7 +119,7 @@ def build(config: MultiLabelConfig) -> Protocol:
     return Protocol(
         splits=SPLITS,
         load=partial(load, data),
-        class_counts=partial(class_counts, data, config.sampling.batch_size),
+        counts_by_split=partial(counts_by_split, data, config.sampling.batch_size),
         check_options=lambda num_features: check_sampling(config.sampling),
         compares_samples=compares_samples(loss),
         check_data=partial(check_data, data.name),
@@ -190,7 +190,7 @@ def load(data: MultiLabelData, folders: Folders, split: str) -> ImageSet:
     return load_split(data.name, stored, rows=rows, **vars(folders))
 
 
-def class_counts(
+def counts_by_split(
     data: MultiLabelData, batch_size: int, folders: Folders
 ) -> Mapping[str, np.ndarray]:
     """The number of images with every label, for training, validation and test."""
@@ -217,9 +217,9 @@ def compares_samples(options: MultiLabelLoss) -> bool:
     return _METHODS[options.name].compares_samples
 
 
-def check_data(name: str, num_features: int, class_counts: Mapping[str, np.ndarray]) -> None:
+def check_data(name: str, num_features: int, counts_by_split: Mapping[str, np.ndarray]) -> None:
     """Checks that every split has a label."""
-    for split, counts in class_counts.items():
+    for split, counts in counts_by_split.items():
         if not counts.any():
             raise ConfigError(f"no {split} image of {name} has a label")
 

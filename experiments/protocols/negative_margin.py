@@ -104,13 +104,13 @@ def build(config: NegativeMarginConfig) -> Protocol:
     return Protocol(
         splits=few_shot.SPLITS,
         load=partial(margin_data.load, data),
-        class_counts=partial(margin_data.class_counts, data),
+        counts_by_split=partial(margin_data.counts_by_split, data),
         check_options=lambda num_features: check_options(config.loss, data),
         check_data=partial(check_data, data, evaluation),
         objective=partial(objective, config.loss, scale),
         validation=Metric(f"{evaluation.validation_shots}-shot accuracy"),
         validate=partial(
-            few_shot.validate,
+            few_shot.accuracy_in_episodes,
             evaluation,
             evaluation.validation_episodes,
             evaluation.validation_shots,
@@ -159,11 +159,11 @@ def check_data(
     data: MarginData,
     evaluation: MarginEvaluation,
     num_features: int,
-    class_counts: Mapping[str, np.ndarray],
+    counts_by_split: Mapping[str, np.ndarray],
 ) -> None:
     """Checks that the classes give the episodes, and all images have one shape."""
     novel = novel_name(data)
-    for split, counts in class_counts.items():
+    for split, counts in counts_by_split.items():
         shots = evaluation.shots
         if split == "validation":  # Validations during training have shots of their own.
             shots = (evaluation.validation_shots, *shots)

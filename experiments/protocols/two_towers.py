@@ -30,7 +30,7 @@ from experiments.contracts import (
     measured,
 )
 from experiments.data.builders.icons.builder import class_names
-from experiments.data.pipeline import class_counts as stored_class_counts
+from experiments.data.pipeline import counts_by_split as stored_counts
 from experiments.data.pipeline import load_split
 from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
@@ -84,7 +84,7 @@ def build(config: TwoTowersConfig) -> Protocol:
     return Protocol(
         splits=SPLITS,
         load=partial(load, name),
-        class_counts=partial(class_counts, name),
+        counts_by_split=partial(counts_by_split, name),
         check_data=lambda num_features, counts: None,
         check_options=lambda num_features: _check_data_set(name),
         objective=partial(objective, loss),
@@ -128,9 +128,9 @@ def _rows(labels: np.ndarray, split: str) -> np.ndarray:
     return ~np.isin(place, [*_PLACES.values()])
 
 
-def class_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
+def counts_by_split(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of drawings of every class in the splits."""
-    counts = stored_class_counts(name, **vars(folders))
+    counts = stored_counts(name, **vars(folders))
     labels = labels_of(counts["base"])
     parts = ("base", "validation")
     return {part: np.bincount(labels[_rows(labels, part)]) for part in parts} | {

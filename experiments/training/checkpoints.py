@@ -152,7 +152,7 @@ class Checkpoints:
         header = {
             "format": _FORMAT,
             "step": step,
-            "accuracy": value if math.isfinite(value) else None,  # Of any metric.
+            "accuracy": value if math.isfinite(value) else None,  # The validation.
             "leaves": {n: [self._describe(x), _byte_sum(x)] for n, x in values.items()},
             "meta": dict(meta),
         }

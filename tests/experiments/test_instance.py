@@ -7,7 +7,7 @@ import numpy as np
 
 import jaxloss
 from experiments.contracts import Problem
-from experiments.data.pipeline import class_counts as stored_counts
+from experiments.data.pipeline import counts_by_split as stored_counts
 from experiments.data.pipeline import load_split
 from experiments.protocols import instance
 from experiments.protocols.instance import InstanceConfig, InstanceLoss
@@ -23,7 +23,7 @@ def test_every_base_image_is_a_class_and_the_others_keep_theirs(folders):
     assert len(set(base.class_names)) == 4650
     assert base.class_names[7] == f"{stored.class_names[stored.labels[7]]} 7"
     assert len(novel.class_names) == 50
-    counts = protocol.class_counts(folders)
+    counts = protocol.counts_by_split(folders)
     np.testing.assert_array_equal(counts["base"], np.ones(4650))
     expected = stored_counts("icons", data_dir=folders.data_dir)["novel"]
     np.testing.assert_array_equal(counts["novel"], expected)

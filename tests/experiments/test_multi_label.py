@@ -113,7 +113,7 @@ def test_splits_have_their_own_images(voc):
         assert images.labels.dtype == np.int8
         np.testing.assert_array_equal(counts[split], (images.labels == 1).sum(0))
     both = dataclasses.replace(TINY.data, train_on="train+validation")
-    assert multi_label.class_counts(both, 8, voc).keys() == {"train", "test"}
+    assert multi_label.counts_by_split(both, 8, voc).keys() == {"train", "test"}
     joined = multi_label.load(both, voc, "train")
     parts = [multi_label.load(TINY.data, voc, split) for split in ("train", "validation")]
     np.testing.assert_array_equal(joined.labels, np.concatenate([part.labels for part in parts]))
@@ -142,7 +142,7 @@ def test_held_out_images_are_no_training_images(voc):
 
     assert contents(*parts) == contents(whole)
     assert len({colour for colour, _ in contents(whole)}) == 28
-    counts = multi_label.class_counts(data, 8, voc)
+    counts = multi_label.counts_by_split(data, 8, voc)
     np.testing.assert_array_equal(counts["validation"], (parts[1].labels == 1).sum(0))
     # Neither the seed of the run nor the call changes which images are held out.
     run = MultiLabelConfig(data=data, sampling=TINY.sampling, seed=1)

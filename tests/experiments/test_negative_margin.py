@@ -17,7 +17,7 @@ from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem, mean_and_interval
-from experiments.data.pipeline import class_counts, load_split
+from experiments.data.pipeline import counts_by_split, load_split
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import prototype_predictions
@@ -355,7 +355,7 @@ def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
         holdout=holdout, base_classes=base_classes, subset_seed=3 * bool(base_classes)
     )
     whole = load_split("icons", "base", data_dir=folders.data_dir)
-    counts = margin_data.class_counts(data, folders)
+    counts = margin_data.counts_by_split(data, folders)
     assert ("held-out" in counts) == bool(holdout)
     parts = []
     for split in ("base", "held-out")[: 2 if holdout else 1]:
@@ -391,7 +391,7 @@ def imagenets(folders, tmp_path):
 def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenets):
     plain = MarginData(name="mini_imagenet@16")
     data = dataclasses.replace(plain, base_test="imagenet@16")
-    counts = margin_data.class_counts(data, imagenets)
+    counts = margin_data.counts_by_split(data, imagenets)
     assert counts["held-out"].tolist() == [4, 2]
     assert counts["base"].tolist() == [2, 3]
     found = margin_data.load(data, imagenets, "held-out")
@@ -407,7 +407,7 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     trained = margin_data.load(plain, imagenets, "base")
     np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)
     np.testing.assert_array_equal(trained.labels, base.labels)
-    assert "held-out" not in margin_data.class_counts(plain, imagenets)
+    assert "held-out" not in margin_data.counts_by_split(plain, imagenets)
 
 
 def test_other_images_must_have_all_base_classes(imagenets):
@@ -416,15 +416,15 @@ def test_other_images_must_have_all_base_classes(imagenets):
     data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
     message = r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829"
     with pytest.raises(ConfigError, match=message):
-        margin_data.class_counts(data, imagenets)
+        margin_data.counts_by_split(data, imagenets)
 
 
 def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):
     fake_archives.cifar_fs_folder(tmp_path)
     folders = dataclasses.replace(folders, manual_dir=tmp_path)
     data = MarginData(novel="cifar_fs")
-    stored = class_counts("icons", data_dir=folders.data_dir)
-    counts = margin_data.class_counts(data, folders)
+    stored = counts_by_split("icons", data_dir=folders.data_dir)
+    counts = margin_data.counts_by_split(data, folders)
     every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
     np.testing.assert_array_equal(counts["base"], every)
     assert counts["novel"].tolist() == [2, 1]

@@ -74,7 +74,7 @@ def other(monkeypatch):
     counts = {split: np.full(3, 20) for split in ("train", "test")}
     monkeypatch.setattr(classification, "split_names", lambda name: tuple(counts))
     monkeypatch.setattr(classification, "is_multi_label", lambda name: False)
-    monkeypatch.setattr(classification, "stored_class_counts", lambda *_, **__: counts)
+    monkeypatch.setattr(classification, "stored_counts", lambda *_, **__: counts)
     monkeypatch.setattr(classification, "load_split", load_drawings)
     monkeypatch.setattr(
         transfer,

@@ -33,7 +33,7 @@ def test_the_drawings_of_the_base_classes_are_divided(folders):
     np.testing.assert_array_equal(base.images[:9], stored.images[[0, 1, 2, 3, 5, 6, 7, 8, 10]])
     np.testing.assert_array_equal(held_out.images[1], stored.images[14])
     np.testing.assert_array_equal(new.images[0], stored.images[9])
-    counts = protocol.class_counts(folders)
+    counts = protocol.counts_by_split(folders)
     for split, part in {"base": base, "validation": held_out, "novel": novel}.items():
         np.testing.assert_array_equal(counts[split], np.bincount(part.labels))
     assert np.bincount(new.labels).min() >= 2

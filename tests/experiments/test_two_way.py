@@ -66,7 +66,7 @@ def test_the_classes_of_one_split_are_trained_on(folders):
         np.testing.assert_array_equal(some.images[:], whole.images[of_base])
     protocol = plan_run(base).protocol
     assert protocol.description["class_split"] == "base"
-    assert [len(counts) for counts in protocol.class_counts(folders).values()] == [100] * 3
+    assert [len(counts) for counts in protocol.counts_by_split(folders).values()] == [100] * 3
     of_novel = ClassificationData(class_split="novel", classes=5, holdout=0.2)
     novel = two_way.build(TwoWayConfig(data=of_novel)).load(folders, "train")
     assert len(novel.class_names) == 5
