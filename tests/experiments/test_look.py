@@ -41,6 +41,7 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
 from experiments.runs import RestoredRun, evaluation_of, train_run
+from tests.experiments import fake_image_sets
 from tests.experiments.tiny_runs import TINY
 
 DPI = 50
@@ -104,6 +105,24 @@ def trained(tmp_path_factory, folders) -> Looked:
         assert main(given) == 0
     numbers = json.loads((directory / "look" / "look.json").read_text())
     return Looked(views[0], numbers, folders)
+
+
+@pytest.fixture(scope="module")
+def voc(tmp_path_factory) -> Folders:
+    """VOC 2007 with enough images of several classes for every picture."""
+    root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
+
+    def some(first: int, count: int) -> dict[str, list[tuple[str, int]]]:
+        kinds = fake_image_sets._VOC[:6]
+        return {
+            f"{n:06}": [(k, 0) for k in kinds if rng.random() < 0.4] for n in range(first, count)
+        }
+
+    objects = {"train": some(0, 20), "val": some(100, 108), "test": some(200, 216)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_image_sets, "_VOC_OBJECTS", objects)
+        fake_image_sets.voc2007_annotations(root)
+    return Folders(data_dir=root / "data", manual_dir=root)
 
 
 @pytest.fixture(scope="module")
