@@ -117,7 +117,7 @@ def of_last(name: str) -> str:
 def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     """The number of images of every class, for every available split; prepares the data if needed.
 
-    Reads no image. Raises a `ConfigError` where the data does not fit the run.
+    Reads no image of prepared data. Raises a `ConfigError` where the data does not fit the run.
     """
     config, protocol = plan.config, plan.protocol
     counts_by_split = protocol.counts_by_split(folders)

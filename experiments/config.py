@@ -153,7 +153,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run: what all protocols have. Each adds its own sections, `loss` among them."""
+    """One training run: what all protocols have. Each has its own `loss`, and adds its sections."""
 
     protocol: ClassVar[str]
     """Name of the protocol in `experiments.protocols.PROTOCOLS`."""

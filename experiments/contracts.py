@@ -177,7 +177,7 @@ class Protocol(NamedTuple):
     load: Callable[[Folders, str], ImageSet]
     """The images of one of the splits."""
     counts_by_split: Callable[[Folders], Mapping[str, np.ndarray]]
-    """For every available split, the number of images of every class; reads no image."""
+    """The number of images of every class, for every available split. Reads no prepared image."""
     check_data: Callable[[int, Mapping[str, np.ndarray]], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be
     trained and evaluated."""
@@ -195,7 +195,7 @@ class Protocol(NamedTuple):
     description: dict[str, Any]
     """What a report states of a run beside its results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]
-    """The results as lines of Markdown: first what was evaluated, in a phrase."""
+    """A phrase that ends the line `Evaluation:`, and then the results as lines of Markdown."""
     check_options: Callable[[int], None] = lambda num_features: None
     """Raises a `ConfigError` where options do not fit each other or the number of features."""
     compares_samples: bool = False

@@ -122,7 +122,7 @@ def complete_run(
         }
     report["command"] = command
     on_first(partial(write_report, directory, protocol, report))
-    # As a finished run is read: `read_episodes` has the accuracies of single episodes.
+    # A finished run that is read has none: `read_episodes` has the accuracies of single episodes.
     report.pop("episodes", None)
     return report
 
@@ -226,7 +226,7 @@ def evaluation_of(
     outputs_of = build_outputs(run.graphdef, run.objective, run.plan.config.data, run.class_counts)
 
     @cache
-    def outputs(split: str) -> Outputs:
+    def outputs_of_split(split: str) -> Outputs:
         return outputs_of(run.state, run.plan.protocol.load(folders, split))
 
     def evaluate(
@@ -243,7 +243,7 @@ def evaluation_of(
             "step": run.step,
             "validation": None if run.validation is None else validation,
             "notes": run.notes,
-            **protocol.evaluate(split, outputs),
+            **protocol.evaluate(split, outputs_of_split),
         }
 
     return evaluate

@@ -52,7 +52,7 @@ class RecordImages:
         return images if sizes is None else Photographs(images, sizes.reshape(*rows.shape, 2))
 
 
-def counts_by_split(
+def stored_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
     """The number of images of every class or label: int64 [C] by split; as `load_split` else."""

@@ -15,8 +15,7 @@ import numpy as np
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
 from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import counts_by_split as stored_counts
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits, predict_classes
@@ -75,9 +74,9 @@ def build(
     is_long_tail = data.imbalance != 1
     metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
 
-    def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
+    def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
         """Error rate, calibration, and the accuracies of head, medium and tail classes."""
-        outputs = outputs_of(split)
+        outputs = outputs_of_split(split)
         result = evaluate_logits(
             outputs.logits(),
             outputs.labels,

@@ -24,8 +24,7 @@ from experiments.contracts import (
     measured,
 )
 from experiments.data.builders import split_names
-from experiments.data.pipeline import counts_by_split as stored_counts
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import load_split, stored_counts
 from experiments.data.sampling import Episodes, episode_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
@@ -249,10 +248,10 @@ def evaluate(
     evaluation: IntegrationEvaluation,
     batch_size: int,
     split: str,
-    outputs_of: Callable[[str], Outputs],
+    outputs_of_split: Callable[[str], Outputs],
 ) -> dict[str, Any]:
     """The results of `evaluate_distances`, and of the classifier's subspace if there is one."""
-    outputs = outputs_of(split)
+    outputs = outputs_of_split(split)
     found = _subspace(loss, outputs)
     results = evaluate_distances(evaluation, outputs)
     if evaluation.span:
@@ -266,7 +265,7 @@ def evaluate(
                     part, outputs.labels, config=evaluation, distance="euclidean"
                 )
             ]
-            cosine = integration.gradient_cosine(loss, outputs_of("base"), batch_size)
+            cosine = integration.gradient_cosine(loss, outputs_of_split("base"), batch_size)
             values = [*accuracies, found.variance_share, found.effective_rank, cosine]
         results["metrics"] += measured(metrics, values)
     return results | {"subspace": None if found is None else found._asdict()}

@@ -58,8 +58,8 @@ def build(config: InstanceConfig) -> Protocol:
         validation=Metric("1-shot accuracy"),
         validate=partial(few_shot.validate_prototypes, evaluation),
         metrics=few_shot.metrics(evaluation),
-        evaluate=lambda split, outputs_of: few_shot.evaluate_distances(
-            evaluation, outputs_of(split)
+        evaluate=lambda split, outputs_of_split: few_shot.evaluate_distances(
+            evaluation, outputs_of_split(split)
         ),
         description={
             "label": "Instances, cosine softmax",

@@ -13,8 +13,7 @@ from experiments.config import DataConfig, Folders, Pixels, Seed, Share
 from experiments.contracts import ImageSet
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
-from experiments.data.pipeline import class_names, load_split
-from experiments.data.pipeline import counts_by_split as stored_counts
+from experiments.data.pipeline import class_names, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.protocols import few_shot

@@ -257,9 +257,9 @@ def validate(outputs: Outputs) -> float:
     return (result.map_class + result.map_sample) / 2
 
 
-def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
+def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
     """mAP@class and mAP@sample, and the average precision of every class."""
-    outputs = outputs_of(split)
+    outputs = outputs_of_split(split)
     result = evaluate_scores(outputs.logits(), outputs.labels)
     values = result.map_class, result.map_sample
     return {"result": result._asdict(), "metrics": measured(METRICS, values)}

@@ -208,7 +208,7 @@ def evaluate(
     classifier: Classifier,
     fine_tuning: FineTuning,
     split: str,
-    outputs_of: Callable[[str], Outputs],
+    outputs_of_split: Callable[[str], Outputs],
 ) -> dict[str, Any]:
     """Accuracy of classifiers fine-tuned in episodes, and discriminability of the features.
 
@@ -221,7 +221,7 @@ def evaluate(
     parts = parts_of(data, split)
     for part in parts:
         held_out = part == "base" and has_held_out(data)
-        features, labels = outputs_of("held-out" if held_out else part)[:2]
+        features, labels = outputs_of_split("held-out" if held_out else part)[:2]
         for form in _forms(classifier):
             for result, of_episodes in evaluate_fine_tuning(
                 unit_features(features) if form else features,

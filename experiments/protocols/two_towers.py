@@ -30,8 +30,7 @@ from experiments.contracts import (
     measured,
 )
 from experiments.data.builders.icons.builder import class_names
-from experiments.data.pipeline import counts_by_split as stored_counts
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import load_split, stored_counts
 from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
 from experiments.models.characters import character_codes, embed_characters, init_characters
@@ -212,11 +211,11 @@ def chance(labels: np.ndarray) -> list[float]:
     return [*of_names, *of_images]
 
 
-def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
+def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
     """Retrieval in both directions on a split, and on new drawings of the base classes."""
     metrics, rows = [], []
     for part, own in ((split, METRICS), (NEW_DRAWINGS, [*map(_of_base, METRICS)])):
-        outputs, classes = outputs_of(part), _classes_of(part)
+        outputs, classes = outputs_of_split(part), _classes_of(part)
         values = retrieval(outputs, classes)
         metrics += measured(own, values)
         names = f"{len(class_names(classes))} {classes}"

@@ -35,9 +35,9 @@ def build(config: TwoWayConfig) -> Protocol:
         config.data, label=multi_label.label(config.loss), objective=partial(objective, config.loss)
     )
 
-    def evaluate(split: str, outputs_of: Callable[[str], Outputs]) -> dict[str, Any]:
+    def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
         """The results of classification; mAP@class and mAP@sample of one-hot targets."""
-        outputs = outputs_of(split)
+        outputs = outputs_of_split(split)
         results = protocol.evaluate(split, lambda split: outputs)
         targets = outputs.labels[:, None] == np.arange(len(outputs.class_counts))
         found = multi_label.evaluate(split, lambda split: outputs._replace(labels=targets))

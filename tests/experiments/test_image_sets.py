@@ -19,7 +19,7 @@ from experiments.data.builders.archives import (
     MissingArchiveError,
     UnsafeArchiveError,
 )
-from experiments.data.pipeline import RecordImages, counts_by_split, load_split
+from experiments.data.pipeline import RecordImages, load_split, stored_counts
 from experiments.protocols import classification
 from tests.experiments import fake_archives as few
 from tests.experiments import fake_image_sets as many
@@ -60,7 +60,7 @@ def _is_read(dirs, name, expected):
         shape = builders.builder_class(name).SPEC.array_shape
         assert loaded.images.shape == (len(colours), *shape)
         check_colours(loaded.images, colours, exact)
-        np.testing.assert_array_equal(counts_by_split(name, **dirs)[split], counts)
+        np.testing.assert_array_equal(stored_counts(name, **dirs)[split], counts)
     assert not list((dirs["data_dir"] / builders.builder_class(name).name).rglob("extracted"))
 
 

@@ -7,8 +7,7 @@ import numpy as np
 
 import jaxloss
 from experiments.contracts import Problem
-from experiments.data.pipeline import counts_by_split as stored_counts
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import load_split, stored_counts
 from experiments.protocols import instance
 from experiments.protocols.instance import InstanceConfig, InstanceLoss
 

@@ -17,7 +17,7 @@ from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem, mean_and_interval
-from experiments.data.pipeline import counts_by_split, load_split
+from experiments.data.pipeline import load_split, stored_counts
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import prototype_predictions
@@ -423,7 +423,7 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
     fake_archives.cifar_fs_folder(tmp_path)
     folders = dataclasses.replace(folders, manual_dir=tmp_path)
     data = MarginData(novel="cifar_fs")
-    stored = counts_by_split("icons", data_dir=folders.data_dir)
+    stored = stored_counts("icons", data_dir=folders.data_dir)
     counts = margin_data.counts_by_split(data, folders)
     every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
     np.testing.assert_array_equal(counts["base"], every)
