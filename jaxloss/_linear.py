@@ -42,7 +42,9 @@ def product_with_columns(
     rows: Float[Array, "n d"], columns: Float[Array, "d C"]
 ) -> Float[Array, "n C"]:
     """Returns `rows @ columns`, with a fast gradient for few columns."""
-    if on_cpu() and 4 * columns.shape[1] <= rows.shape[0]:
+    number, num_columns = rows.shape[0], columns.shape[1]
+    known = isinstance(number, int) and isinstance(num_columns, int)  # `jax.export` has symbols.
+    if on_cpu() and known and 4 * num_columns <= number:
         # XLA for CPUs takes up to three times as long for `[d, C]` gradients as for `[C, d]` ones.
         columns = lax.optimization_barrier(columns.T).T
     return exact_product(rows, columns)
@@ -64,11 +66,12 @@ def _scaled(
 ) -> tuple[Float[Array, "a b"], Float[Array, "c d"], Bool[Array, "c d"]]:
     """Returns `4 x / max|x|` along `axis`, the inverse of its norm, and where `x` is zero.
 
-    Its norm neither overflows nor underflows. Nor does `4 / max|x|`, by which x is multiplied: a
-    division of each element takes longer.
+    Its norm neither overflows nor underflows. It is a product with `4 / max|x|`, because a division
+    of each element takes longer.
     """
     # A direction does not depend on the scale, so the scale needs no gradient.
     scale = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    # Above tiny, 4 / max|x| is a normal number. 1 / max|x| is not near the largest float.
     zero = scale <= jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
     x = x * (4 / jnp.where(zero, 1, scale))
     squared = jnp.sum(x * x, axis=axis, keepdims=True)

@@ -37,7 +37,7 @@ class Pairs(NamedTuple):
     first: Integer[Array, " a"]
     """Where the class of the anchor begins in this order."""
     past: Integer[Array, " a"]
-    """Where it has ended."""
+    """One past its last place."""
 
 
 def over_row_blocks(
@@ -66,16 +66,20 @@ def over_row_blocks(
     most = (2**18 if on_cpu() else 2**24) // max(num_references, 1)
     size = max(min(most if block_size is None else block_size, number), 1)
 
-    # Invalid references come last; `positives` leaves them out of a class of the same number.
+    # Invalid references come last, so that padding does not lengthen a class.
     classes = jnp.where(others.valid, others.labels, jnp.iinfo(others.labels.dtype).max)
     by_class = jnp.argsort(classes).astype(jnp.int32)
+    classes = classes[by_class]
 
     def results(block: Rows) -> Results:
         first, past = (
-            jnp.searchsorted(classes[by_class], block.labels, side=side).astype(jnp.int32)
+            jnp.searchsorted(classes, block.labels, side=side).astype(jnp.int32)
             for side in ("left", "right")
         )
-        return of_block(_pairs(block, others, similarity, by_class, first, past))
+        positives, negatives, similarities = _pairs(block, others, similarity)
+        return of_block(
+            Pairs(block.features, similarities, positives, negatives, by_class, first, past)
+        )
 
     if number <= size:
         return results(anchors)
@@ -89,8 +93,9 @@ def over_row_blocks(
 
 
 def _pairs(
-    anchors: Rows, references: Rows, similarity: Similarity, *classes: Integer[Array, " _"]
-) -> Pairs:
+    anchors: Rows, references: Rows, similarity: Similarity
+) -> tuple[Bool[Array, "a m"], Bool[Array, "a m"], Float[Array, "a m"]]:
+    """Returns the positives, the negatives and the similarities."""
     used = anchors.valid[:, None] & references.valid[None, :]
     used = used & (anchors.positions[:, None] != references.positions[None, :])
     positives = anchors.labels[:, None] == references.labels[None, :]
@@ -101,4 +106,4 @@ def _pairs(
     if similarity == "negative_squared_distance":
         own, other = (jnp.sum(rows.features**2, axis=1) for rows in (anchors, references))
         similarities = negative_squared_distances(similarities, own, other)
-    return Pairs(anchors.features, similarities, used & positives, used & ~positives, *classes)
+    return used & positives, used & ~positives, similarities

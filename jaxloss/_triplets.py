@@ -230,8 +230,11 @@ def _in_blocks(of_block: Callable[[_Rule, Pairs, _Lengths], tuple[Array, Array]]
                 squares,
                 lax.stop_gradient(_rounding(squares, norms)),
             )
-            sums, counts = of_block(rule, pairs, lengths)
             defined = jnp.any(pairs.positives, axis=1) & jnp.any(pairs.negatives, axis=1)
+            if not pairs.positives.shape[1]:
+                zeros = jnp.zeros_like(norms[:, 0])
+                return _Triplets(zeros, zeros, defined)
+            sums, counts = of_block(rule, pairs, lengths)
             return _Triplets(
                 jnp.where(defined, sums, 0),
                 jnp.where(defined, counts, 0).astype(sums.dtype),
@@ -286,7 +289,7 @@ def _parts(rows: Array, fill: Number) -> list[Array]:
 
 
 def _at(values: Float[Array, "a m"], places: Integer[Array, "a s"]) -> Float[Array, "a s 1"]:
-    """Returns the values at places, and NaN, which no comparison holds for, at the place m."""
+    """Returns the values at places, and NaN at the place m: comparisons with it are False."""
     return jnp.take_along_axis(values, places, 1, mode="fill", fill_value=jnp.nan)[..., None]
 
 
@@ -310,13 +313,13 @@ def _semihard(
         for negative, index in zip(negatives, indices, strict=True):
             nearer = (negative > limit) & (negative < nearest)
             nearest, at = jnp.where(nearer, negative, nearest), jnp.where(nearer, index, at)
-        first = nearest == jnp.min(nearest, axis=2, keepdims=True, initial=jnp.inf)
+        first = nearest == jnp.min(nearest, axis=2, keepdims=True)
         at = jnp.where(first, at, number)
-        return chosen.at[anchor, places].set(jnp.min(at, axis=2, initial=number), mode="drop")
+        return chosen.at[anchor, places].set(jnp.min(at, axis=2), mode="drop")
 
-    farthest = jnp.max(squares, axis=1, where=pairs.negatives, initial=-jnp.inf)[:, None]
-    farthest = jnp.where(pairs.negatives & (squares == farthest), columns[None, :], 0)
-    farthest = jnp.max(farthest, axis=1, keepdims=True, initial=0)
+    # The first NaN, if there is one: it stays visible.
+    farthest = jnp.where(pairs.negatives, squares, -jnp.inf)
+    farthest = jnp.argmax(farthest, axis=1, keepdims=True).astype(jnp.int32)
     chosen = _over_positives(choose, jnp.full_like(squares, number, dtype=jnp.int32), pairs)
     chosen = jnp.where(chosen < number, chosen, farthest)
     gaps = lengths.distances - jnp.take_along_axis(lengths.distances, chosen, axis=1)
@@ -349,7 +352,7 @@ def _all(
         above = jnp.sum(negatives[:, :, None] < limit[:, None, :, 0], axis=2, dtype=jnp.int32)
         return (weights - above).at[anchor, places].set(below.astype(jnp.int32), mode="drop")
 
-    weights = _over_positives(weigh, jnp.zeros_like(fixed, dtype=jnp.int32), pairs)
+    weights = _over_positives(weigh, jnp.zeros_like(limits, dtype=jnp.int32), pairs)
     weights = weights.astype(fixed.dtype)
     counts = jnp.sum(jnp.where(pairs.positives, weights, 0), axis=1)
     return jnp.sum(weights * distances, axis=1) + counts * rule.margin, counts

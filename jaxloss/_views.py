@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
@@ -83,7 +84,7 @@ def vicreg_loss(
     )
     value = invariance * sum_over(jnp.sum(views.shares * gaps), axis_name)
     for centred in (views.first_centred, views.second_centred):
-        moments = _second_moments(centred, centred, views.shares, axis_name) * views.unbiased
+        moments = sum_over(_covariance(centred, views.shares), axis_name) * views.unbiased
         variances = jnp.diagonal(moments)
         spread = jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
         redundancy = jnp.sum(_off_diagonal(moments) ** 2) / dim
@@ -224,6 +225,23 @@ def _second_moments(
 ) -> Float[Array, "d d"]:
     """Returns `Σ s_i a_i b_iᵀ` over the global batch."""
     return sum_over(exact_product((shares[:, None] * a).T, b), axis_name)
+
+
+@jax.custom_jvp
+def _covariance(a: Float[Array, "n d"], shares: Float[Array, " n"]) -> Float[Array, "d d"]:
+    """Returns `Σ s_i a_i a_iᵀ` over the rows of this device."""
+    return exact_product((shares[:, None] * a).T, a)
+
+
+@_covariance.defjvp
+def _covariance_jvp(
+    primals: tuple[Float[Array, "n d"], Float[Array, " n"]],
+    tangents: tuple[Float[Array, "n d"], Float[Array, " n"]],
+) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
+    """A half and its transpose: the gradient for `a` then takes one product and not two."""
+    (a, shares), (d_a, d_shares) = primals, tangents
+    half = exact_product((shares[:, None] * d_a + d_shares[:, None] / 2 * a).T, a)
+    return _covariance(a, shares), half + half.T
 
 
 def _off_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:

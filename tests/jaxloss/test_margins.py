@@ -82,6 +82,25 @@ def test_below_zero_the_angle_is_zero():
     np.testing.assert_allclose(got, np.log1p(np.exp(0.2 - targets)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_gradients_at_cosines_of_one(block_size):
+    """Features that are parallel to a weight vector, where θ has an infinite derivative."""
+    weights = jnp.eye(3)
+    features = jnp.concatenate([weights, -weights])
+    labels = jnp.asarray([0, 1, 2, 0, 1, 2])
+    run = partial(cosine_loss, scale=10.0, block_size=block_size)
+
+    def loss(features, weights, angles):
+        return run(features, labels, weights, sample_angular_margin=angles)
+
+    for angle in (0.5, -0.5, 0.0):
+        value, grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(
+            features, weights, jnp.full(6, angle)
+        )
+        assert np.isfinite(value)
+        assert all(np.isfinite(g).all() for g in grads)
+
+
 # All options at once ----
 
 EVERYTHING = ("margin", "angular_margin", "sample_margin", "sample_angular_margin")

@@ -72,3 +72,24 @@ def test_cosine_is_scale_free():
     for scale in (1e-25, 1e-3, 1e25):
         got = jaxloss.cosine_logits(jnp.asarray(features * np.float32(scale)), jnp.asarray(weights))
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_cosine_at_the_ends_of_a_dtype(dtype):
+    """The largest numbers have a direction; the smallest normal number counts as zero."""
+    limits, shape = jnp.finfo(dtype), jnp.array([[1.0, -0.5, 0.25, 0.0]])
+    for scale, size in ((limits.max, 1.0), (4 * limits.tiny, 1.0), (limits.tiny, 0.0)):
+        got = jaxloss.cosine_logits(shape.astype(dtype) * jnp.asarray(scale, dtype), shape.T)
+        np.testing.assert_allclose(got, [[size]], rtol=2e-2 if dtype == jnp.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize("logits", [jaxloss.linear_logits, jaxloss.cosine_logits])
+def test_logits_are_exported_for_any_number_of_samples(logits):
+    (number,) = jax.export.symbolic_shape("b")
+    features = jax.ShapeDtypeStruct((number, 8), jnp.float32)
+    weights = jax.ShapeDtypeStruct((8, 2), jnp.float32)
+    exported = jax.export.export(jax.jit(logits))(features, weights)
+    rng = np.random.default_rng(45)
+    x, w = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((10, 8), (8, 2)))
+    for rows in (x, x[:1]):
+        np.testing.assert_allclose(exported.call(rows, w), logits(rows, w), rtol=1e-5, atol=1e-6)

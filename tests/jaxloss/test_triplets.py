@@ -41,7 +41,7 @@ def check(got, expected):
 def test_semihard_rule(n):
     """A loop over positive pairs, with gradients by hand for squared distances."""
     features, labels = make_rows(2, n)
-    labels = labels if n < 20 else (np.arange(n) > 16).astype(labels.dtype)
+    labels = labels if n < 20 else (np.arange(n) > 4).astype(labels.dtype)
     value, gradient, number = 0.0, np.zeros_like(features), 0
     square = np.sum((features[:, None] - features[None]) ** 2, axis=2)
     fell_back = 0
@@ -71,7 +71,7 @@ def test_semihard_rule(n):
 def test_all_triplets_of_large_classes():
     """Each of the n³ terms, for classes of more samples than are compared at a time."""
     features, _ = make_rows(7, 45)
-    labels = np.arange(45) > 16
+    labels = np.arange(45) > 4
 
     def loss(x):
         squares = jnp.sum((x[:, None] - x[None]) ** 2, axis=2)
@@ -84,6 +84,28 @@ def test_all_triplets_of_large_classes():
         expected = widen(jax.value_and_grad(loss)(jnp.asarray(features)))
     options = {"mining": "all", "margin": 0.5, "squared": True, "normalize": False}
     check(ours(features, labels.astype(int), **options), expected)
+
+
+@pytest.mark.parametrize("mining", ["hard", "semihard", "all"])
+def test_nan_in_a_row_without_positives_shows(mining):
+    """The row is a negative of every anchor, and the farthest one of some."""
+    features, labels = make_rows(8)
+    features[5], labels[5] = np.nan, 99
+    value, _ = ours(features, labels, mining=mining)
+    assert np.isnan(value)
+
+
+@pytest.mark.parametrize("mining", ["hard", "semihard", "all"])
+def test_no_references(mining):
+    features, labels = map(jnp.asarray, make_rows(9))
+    loss = partial(jaxloss.triplet_loss, mining=mining, reference_labels=labels[:0])
+
+    def value(features):
+        return loss(features, labels, references=features[:0])
+
+    result, gradient = jax.value_and_grad(value)(features)
+    assert result == 0
+    np.testing.assert_array_equal(gradient, 0)
 
 
 @pytest.mark.slow
