@@ -613,8 +613,8 @@ RULES = (
     Rule(
         "one_class",
         "value and gradient must be finite if all rows have one class",
-        "guard what is empty without a negative: put a constant in its place by `jnp.where`, "
-        "before the logarithm or the division and not only after",
+        "guard what may be empty, such as the negatives or a class without rows: put a constant in "
+        "its place by `jnp.where`, before the logarithm or the division and not only after",
         _one_class,
     ),
     Rule(
