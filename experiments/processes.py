@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 import zlib
@@ -209,12 +210,13 @@ def stop_requests() -> Iterator[Callable[[], int | None]]:
             return signal.SIGTERM if stops else None
         return received[0] if received else None
 
-    # With several processes, a handler of SIGTERM would replace JAX's.
-    for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
-        # Shells let background jobs ignore Ctrl-C.
-        if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
-            previous[number] = handler
-            signal.signal(number, stop)
+    if threading.current_thread() is threading.main_thread():
+        # With several processes, a handler of SIGTERM would replace JAX's.
+        for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
+            # Shells let background jobs ignore Ctrl-C.
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
+                previous[number] = handler
+                signal.signal(number, stop)
     try:
         yield stop_request
     finally:

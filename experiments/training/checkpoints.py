@@ -19,6 +19,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
@@ -27,10 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers as managers
 
-from experiments.config import differences
 from experiments.contracts import CLASS_AXIS
 from experiments.errors import ExperimentError
 from experiments.processes import all_true, is_first, on_first
@@ -54,8 +54,11 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint whose content is not what was saved."""
 
     def __init__(self, step: int, message: str):
-        super().__init__(message)
+        super().__init__(step, message)
         self.step = step
+
+    def __str__(self) -> str:
+        return self.args[1]
 
 
 class Restored(NamedTuple):
@@ -113,6 +116,7 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(self._directory, options=options)
         self._trash = None if trash is None else self._directory / trash
+        self._empty_trash()
         if read_only and not self.steps():
             raise CheckpointError(f"{self._directory} holds no checkpoint; train the run first")
 
@@ -143,9 +147,8 @@ class Checkpoints:
         types, is returned by `restore` and `meta`. `validation` ranks the checkpoint; None, NaN and
         infinities rank below every number.
         """
-        # A copy: the next training step may reuse the memory while the file is being written.
         values = {
-            name: leaf if class_sharding(leaf) is not None else np.array(leaf, order="C")
+            name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
             for name, leaf in _by_name(state).items()
         }
         value = math.nan if validation is None else float(validation)
@@ -187,18 +190,17 @@ class Checkpoints:
         """The metadata saved with a step."""
         return self._header(step)["meta"]
 
-    def restore(self, target: Any, step: int, *, below: tuple[str, ...] = ("",)) -> Restored:
+    def restore(self, target: Any, step: int, *, parts: tuple[str, ...] = ()) -> Restored:
         """Reads a checkpoint into the structure of `target`, a pytree whose values are not used.
 
-        The checkpoint must have leaves of the same names, types and shapes; with `below`, only
-        those whose names begin with one of these, such as `params/backbone/`. Leaves whose classes
-        are spread in `target` are spread in the same way, on whatever devices they were saved; all
-        others are NumPy arrays.
+        The checkpoint must have leaves of the same names, types and shapes; with `parts`, paths
+        such as `params/backbone`, only below these. Leaves whose classes are spread in `target` are
+        spread in the same way, on whatever devices they were saved; all others are NumPy arrays.
         """
         header, wanted = self._header(step), _by_name(target)
         stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
         _check_fit(
-            {name: leaf for name, leaf in stored.items() if name.startswith(below)},
+            {name: leaf for name, leaf in stored.items() if _is_within(name, parts)},
             {name: self._describe(leaf) for name, leaf in wanted.items()},
             self._path(step),
         )
@@ -362,9 +364,19 @@ def _files(folder: Path) -> Iterator[Path]:
 def _by_name(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by their path, such as `params/backbone/kernel`."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        jax.tree_util.keystr(path, simple=True, separator="/"): (
+            leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        )
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def _copy(name: str, leaf: Any) -> np.ndarray:
+    # A copy: the next training step may reuse the memory while the file is being written.
+    value = np.array(leaf, order="C", copy=True)
+    if value.dtype.kind in "OSUMm":
+        raise CheckpointError(f"leaf {name} of the state must hold numbers, got {value.dtype}")
+    return value
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:
@@ -376,21 +388,34 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
 
 def _byte_sum(leaf: Any) -> int:
     """The sum of all bytes of a leaf, modulo 2^32. One flipped bit changes it."""
-    if class_sharding(leaf) is None:
+    if (sharding := class_sharding(leaf)) is None:
         return int(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).sum(dtype=np.uint32))
-    return int(_spread_byte_sum(leaf))
+    return int(_spread_byte_sum(NamedSharding(sharding.mesh, PartitionSpec()))(leaf))
 
 
-@jax.jit
-def _spread_byte_sum(leaf: jax.Array) -> jax.Array:
-    return jnp.sum(lax.bitcast_convert_type(leaf, jnp.uint8), dtype=jnp.uint32)
+@cache
+def _spread_byte_sum(everywhere: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(
+        lambda leaf: jnp.sum(lax.bitcast_convert_type(leaf, jnp.uint8), dtype=jnp.uint32),
+        out_shardings=everywhere,
+    )
 
 
 def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path) -> None:
-    if problems := differences(stored, wanted):
-        more = [f"  and {len(problems) - 10} more"] if len(problems) > 10 else []
-        lines = [f"checkpoint {path} does not fit (left: saved, right: expected):", *problems[:10]]
-        raise CheckpointError("\n".join([*lines, *more]))
+    problems = [
+        f"{name}: {stored.get(name, 'not')} in the checkpoint, {wanted.get(name, 'not')} expected"
+        for name in {**stored, **wanted}
+        if stored.get(name) != wanted.get(name)
+    ]
+    if problems:
+        more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise CheckpointError(
+            f"checkpoint {path} does not fit:\n  " + "\n  ".join(problems[:10]) + more
+        )
+
+
+def _is_within(name: str, parts: tuple[str, ...]) -> bool:
+    return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:

@@ -70,11 +70,11 @@ def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
 
 def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
     target = {"params": {"backbone": params}, "statistics": statistics}
-    parts = ("params/backbone/", "statistics/")
+    parts = ("params/backbone", "statistics")
     try:
         with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
             restored, _ = checkpoints.read_intact(
-                lambda step: checkpoints.restore(target, step, below=parts), best=True
+                lambda step: checkpoints.restore(target, step, parts=parts), best=True
             )
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
