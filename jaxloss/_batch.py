@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
 from jaxloss import _checks
@@ -162,11 +163,7 @@ def reduce(
       A scalar, or the weighted losses `[n]` for `"none"`.
     """
     _checks.reduction(reduction)
-    weights = mask.astype(values.dtype)
-    if sample_weights is not None:
-        sample_weights = _checks.floating("sample_weights", sample_weights, "n")
-        _checks.same_rows("sample_weights", sample_weights, "labels", mask)
-        weights = jnp.where(mask, sample_weights.astype(values.dtype), 0)
+    weights = _weights(mask, sample_weights, values.dtype)
     if counts is not None and reduction != "none":
         weights = weights * counts
     weighted = weights * jnp.where(mask, values, 0)
@@ -175,8 +172,34 @@ def reduce(
     total = sum_over(jnp.sum(weighted), axis_name)
     if reduction == "sum":
         return total
-    total_weight = sum_over(jnp.sum(weights), axis_name)
-    return total / jnp.where(total_weight == 0, 1, total_weight)
+    return total / _total_weight(weights, axis_name)
+
+
+def shares(
+    mask: Bool[Array, " n"],
+    sample_weights: Any,
+    reduction: Any,
+    axis_name: AxisName | None,
+    dtype: DTypeLike,
+) -> Float[Array, " n"]:
+    """Returns the factors of the losses in `reduce`: with `values`, it is their weighted sum."""
+    _checks.reduction(reduction)
+    weights = _weights(mask, sample_weights, dtype)
+    return weights if reduction == "sum" else weights / _total_weight(weights, axis_name)
+
+
+def _weights(mask: Bool[Array, " n"], sample_weights: Any, dtype: DTypeLike) -> Float[Array, " n"]:
+    if sample_weights is None:
+        return mask.astype(dtype)
+    sample_weights = _checks.floating("sample_weights", sample_weights, "n")
+    _checks.same_rows("sample_weights", sample_weights, "labels", mask)
+    return jnp.where(mask, sample_weights.astype(dtype), 0)
+
+
+def _total_weight(weights: Float[Array, " n"], axis_name: AxisName | None) -> Float[Array, ""]:
+    """Returns the sum over devices; 1 if it is 0."""
+    total = sum_over(jnp.sum(weights), axis_name)
+    return jnp.where(total == 0, 1, total)
 
 
 def sum_over(value: Real[Array, " *shape"], axis_name: AxisName | None) -> Real[Array, " *shape"]:

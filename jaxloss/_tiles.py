@@ -62,7 +62,11 @@ other. Each side is then pulled back by itself, to the similarities and to the g
 Similarities are computed twice, with two products in the second visit: 8n²d operations, or half of
 that with symmetry. If all pairs fit into one tile, its similarities are kept for the second visit.
 
-**Second derivatives.** Both passes are plain JAX with loops of a fixed length, so JAX can
+**Known cotangents.** If a loss is a weighted sum `Σ_i w_i Σ_j v_ij`, the cotangents `g_i = w_i` of
+its statistic are known before the backward pass. `weighted_sum` then visits a tile once, for the
+value and for the gradient: 6n²d operations. Its backward pass multiplies by a number.
+
+**Second derivatives.** All passes are plain JAX with loops of a fixed length, so JAX can
 differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
 
 **Devices.** Each device has its own anchors. References of all devices are gathered up to
@@ -81,7 +85,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32, Integer
+from jaxtyping import Bool, Float, Int32, Integer, Shaped
 
 from jaxloss import _checks, _logsumexp
 from jaxloss._batch import (
@@ -299,6 +303,26 @@ def statistics_in_both_directions(
     return _directions(statistics, params, anchors, references, *options, of_references=True)
 
 
+def weighted_sum(
+    statistic: Statistic,
+    params: Params,
+    weights: Float[Array, " n"],
+    anchors: Rows,
+    references: Rows,
+    *,
+    similarity: Similarity,
+    block_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""]:
+    """Returns `Σ_i w_i Σ_j v_ij` over the anchors i of this device, of a `SUM` over negatives.
+
+    Its gradient visits each tile once, together with the value: 6nmd operations in place of 8nmd,
+    and one way around a ring. The anchors have no given numbers.
+    """
+    options = (similarity, block_size, axis_name)
+    return _directions((statistic,), params, anchors, references, *options, weights=weights)
+
+
 def _directions(
     statistics: tuple[Statistic, ...],
     params: Params,
@@ -309,8 +333,12 @@ def _directions(
     axis_name: AxisName | None,
     *,
     of_references: bool = False,
+    weights: Float[Array, " n"] | None = None,
 ) -> Any:
-    """Returns the statistics of the anchors, and of the references or None."""
+    """Returns the statistics of the anchors, and of the references or None.
+
+    With weights, it returns the weighted sum of the only statistic.
+    """
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
     # The other rows: an anchor that is not finite then reaches no other anchor.
@@ -329,16 +357,16 @@ def _directions(
     dtype = wide_dtype(anchors.features, counterpart.features)
     params, given = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, anchors.given))
     anchors = anchors._replace(given=given)
-    params, anchors, references = vary_alike((params, anchors, references))
+    params, anchors, references, weights = vary_alike((params, anchors, references, weights))
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
     sizes = _block_sizes(*shapes, block_size)
-    results: Any = _statistics(
-        _Plan(statistics, similarity, dtype, ring, of_references),
-        params,
-        center,
-        _blocks(anchors, sizes[0]),
-        None if references is None else _blocks(references, sizes[1]),
-    )
+    anchors = _blocks(anchors, sizes[0])
+    references = None if references is None else _blocks(references, sizes[1])
+    plan = _Plan(statistics, similarity, dtype, ring, of_references)
+    if weights is not None:
+        blocks = _blocks_of(weights.astype(dtype), sizes[0])
+        return _weighted_sum(plan, params, center, anchors, references, blocks)
+    results: Any = _statistics(plan, params, center, anchors, references)
 
     def joined(number: int, statistics: Any) -> Any:
         return jax.tree.map(lambda blocks: blocks.reshape(-1)[:number], statistics)
@@ -393,19 +421,21 @@ def _even_size(num_rows: int, largest: int) -> int:
     """Returns a block size of at most `largest` that leaves the fewest rows of padding."""
     fewest = -(-num_rows // largest)
     sizes = [-(-num_rows // blocks) for blocks in range(fewest, 2 * fewest + 1)]
-    return min(sizes, key=lambda size: (-num_rows % size, -size))
+    # The elements of a column are then 2 kB apart, and compete for a few places of a CPU's cache.
+    slow = [on_cpu() and size % 512 == 0 for size in sizes]
+    return min(zip(sizes, slow, strict=True), key=lambda it: (-num_rows % it[0], it[1], -it[0]))[0]
 
 
 def _blocks(rows: Rows, size: int) -> Rows:
     """Returns every array `[n, ...]` as `[ceil(n / size), size, ...]`, padded with zeros."""
-    missing = -rows.labels.shape[0] % size if rows.labels.shape[0] else size
+    return jax.tree.map(partial(_blocks_of, size=size), rows)
 
-    def split(array: Array) -> Array:
-        if missing:
-            array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
-        return array.reshape(-1, size, *array.shape[1:])
 
-    return jax.tree.map(split, rows)
+def _blocks_of(array: Shaped[Array, " n *shape"], size: int) -> Shaped[Array, "k a *shape"]:
+    missing = -array.shape[0] % size if array.shape[0] else size
+    if missing:
+        array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
+    return array.reshape(-1, size, *array.shape[1:])
 
 
 def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
@@ -488,12 +518,7 @@ def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
         both = (factors, of_block)
         return _add_gradients(plan, params, tile, both, gradients, i, j, part)
 
-    gradients = _Gradients(
-        jax.tree.map(jnp.zeros_like, params),
-        _no_gradient(plan, anchors),
-        None if references is None else _no_gradient(plan, references),
-        jax.tree.map(jnp.zeros_like, anchors.given),
-    )
+    gradients = _no_gradients(plan, params, anchors, references)
     if plan.axis_name is not None and others is not None:
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
@@ -508,22 +533,68 @@ def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
         (gradients, *_), _ = lax.scan(step, carry, length=axis_size(plan.axis_name))
     else:
         gradients = _each_tile(partial(visit, others, of_references), gradients, own, others)
-
-    def of_rows(gradient: _RowGradient | None, rows: Rows | None, given: Any = None) -> Any:
-        if gradient is None or rows is None:
-            return None
-        d_features = _feature_gradient(plan, center, gradient, rows)
-        return Rows(d_features, None, None, None, given)  # pyright: ignore
-
-    return (
-        gradients.params,
-        None,
-        of_rows(gradients.anchors, anchors, gradients.given),
-        of_rows(gradients.references, references),
-    )
+    return (gradients.params, None, *_row_gradients(plan, center, gradients, anchors, references))
 
 
 _statistics.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _weighted_sum(
+    plan: _Plan,
+    params: Params,
+    center: Array | None,
+    anchors: Rows,
+    references: Rows,
+    weights: Float[Array, "k a"],
+) -> Float[Array, ""]:
+    ((statistic,), _) = _statistics(plan, params, center, anchors, references)
+    return jnp.sum(weights * statistic.negative)
+
+
+def _weighted_forward(
+    plan: _Plan,
+    params: Params,
+    center: Array | None,
+    anchors: Rows,
+    references: Rows,
+    weights: Float[Array, "k a"],
+) -> tuple[Float[Array, ""], Any]:
+    """Returns the sum, and its gradients."""
+    own, others = _side(plan, center, anchors), _side(plan, center, references)
+    factors = (ByClass(*(Partial(jnp.zeros_like(weights), weights),) * 2),)
+
+    def visit(block: _Side, carry: Any, i: Index, j: Index, part: Part) -> Any:
+        state, gradients = carry
+        tile = _tile(plan, center, own, block, i, j)
+        state = _merge_at(plan, state, i, _reduce(plan, params, tile, axis=1))
+        both = (factors, None)
+        return state, _add_gradients(plan, params, tile, both, gradients, i, j, part)
+
+    gradients = _no_gradients(plan, params, anchors, references)
+    carry = (_nothing(plan, anchors), gradients)
+    if plan.axis_name is not None:
+
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            block, *carry = carry
+            state, gradients = _each_tile(partial(visit, block), carry, own, block)
+            block, home = pass_on((block, gradients.references), plan.axis_name)
+            return (block, state, gradients._replace(references=home)), None
+
+        (_, *carry), _ = lax.scan(step, (others, *carry), length=axis_size(plan.axis_name))
+    else:
+        carry = _each_tile(partial(visit, others), carry, own, others)
+    ((of_anchors,), gradients) = carry
+    sums = of_anchors.negative.total
+    d_rows = _row_gradients(plan, center, gradients, anchors, references)
+    return jnp.sum(weights * sums), (gradients.params, None, *d_rows, sums)
+
+
+def _weighted_backward(plan: _Plan, gradients: Any, cotangent: Float[Array, ""]) -> Any:
+    return jax.tree.map(lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients)
+
+
+_weighted_sum.defvjp(_weighted_forward, _weighted_backward)
 
 
 # Tiles ----
@@ -625,6 +696,17 @@ def _side(plan: _Plan, center: Float[Array, " d"] | None, rows: Rows) -> _Side:
 def _no_gradient(plan: _Plan, blocks: Rows) -> _RowGradient:
     sums = None if plan.similarity == "product" else jnp.zeros_like(blocks.valid, plan.dtype)
     return _RowGradient(jnp.zeros_like(blocks.features, plan.dtype), sums)
+
+
+def _no_gradients(
+    plan: _Plan, params: Params, anchors: Rows, references: Rows | None
+) -> _Gradients:
+    return _Gradients(
+        jax.tree.map(jnp.zeros_like, params),
+        _no_gradient(plan, anchors),
+        None if references is None else _no_gradient(plan, references),
+        jax.tree.map(jnp.zeros_like, anchors.given),
+    )
 
 
 def _tile(
@@ -857,6 +939,27 @@ def _shares(
     factor = select(factors.positive.total, factors.negative.total)
     share = statistic.reduction.share(jnp.where(used, values, peaks), peaks)
     return jnp.where(used, factor * share, 0)
+
+
+def _row_gradients(
+    plan: _Plan,
+    center: Float[Array, " d"] | None,
+    gradients: _Gradients,
+    anchors: Rows,
+    references: Rows | None,
+) -> tuple[Any, Any]:
+    """Returns the gradients of anchors and of references."""
+
+    def of_rows(gradient: _RowGradient | None, rows: Rows | None, given: Any = None) -> Any:
+        if gradient is None or rows is None:
+            return None
+        d_features = _feature_gradient(plan, center, gradient, rows)
+        return Rows(d_features, None, None, None, given)  # pyright: ignore
+
+    return (
+        of_rows(gradients.anchors, anchors, gradients.given),
+        of_rows(gradients.references, references),
+    )
 
 
 def _feature_gradient(

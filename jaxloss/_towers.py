@@ -15,7 +15,15 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, own_positions, reduce, zero_invalid
+from jaxloss._batch import (
+    AxisName,
+    Reduction,
+    own_positions,
+    reduce,
+    shares,
+    sum_over,
+    zero_invalid,
+)
 from jaxloss._checks import Number
 from jaxloss._linear import cosines_of_rows, l2_normalize, widen
 from jaxloss._sharding import divided
@@ -28,6 +36,7 @@ from jaxloss._tiles import (
     over_temperature,
     pair_statistics,
     statistics_in_both_directions,
+    weighted_sum,
 )
 
 
@@ -177,18 +186,18 @@ def sigmoid_contrastive_loss(
     towers = _towers(queries, keys, ids, key_where, where, normalize, axis_name)
     dtype = towers.similarities.dtype
     params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
-    (others,) = pair_statistics(
-        (Statistic(SUM, _softplus_of_line, negatives_only=True),),
-        params,
-        towers.queries,
-        towers.keys,
-        similarity="product",
-        block_size=block_size,
-        axis_name=axis_name,
-    )
-    own = params.scale * towers.similarities + params.bias
-    values = jax.nn.softplus(-own) + others.negative
-    return reduce(values, towers.queries.valid, sample_weights, reduction, axis_name)
+    softplus = Statistic(SUM, _softplus_of_line, negatives_only=True)
+    rows = (towers.queries, towers.keys)
+    options: Any = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
+    valid = towers.queries.valid
+    own = jax.nn.softplus(-(params.scale * towers.similarities + params.bias))
+    if reduction == "none":
+        (others,) = pair_statistics((softplus,), params, *rows, **options)
+        return reduce(own + others.negative, valid, sample_weights, reduction, axis_name)
+    weights = shares(valid, sample_weights, reduction, axis_name, dtype)
+    total = jnp.sum(weights * jnp.where(valid, own, 0))
+    total = total + weighted_sum(softplus, params, weights, *rows, **options)
+    return sum_over(total, axis_name)
 
 
 class _Line(NamedTuple):

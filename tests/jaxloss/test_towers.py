@@ -259,6 +259,38 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
     check((head, ((of_queries, of_keys[places]), of_params)), expected, 1e-10)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_one_visit_for_value_and_gradient(reduction):
+    """SigLIP has another way for sums than for the losses of samples."""
+    with precision(np.float64):
+        towers = cast(make_towers(further=3, seed=6), np.float64)
+        loss, params = LOSSES["sigmoid_contrastive"]
+        masks = dict(zip(Towers._fields[2:], towers[2:], strict=True))
+        weights = jnp.linspace(0.5, 2.0, 8)
+        counts = masks["where"] & masks["key_where"][:8]
+
+        def at_once(features: Any, params: Any, weights: Any) -> Any:
+            ours = partial(loss, *features, **params, **masks, sample_weights=weights)
+            return ours(block_size=3, reduction=reduction)
+
+        def by_samples(features: Any, params: Any, weights: Any) -> Any:
+            ours = partial(loss, *features, **params, **masks)
+            total = jnp.sum(ours(sample_weights=weights, reduction="none"))
+            return total / jnp.sum(weights, where=counts) if reduction == "mean" else total
+
+        def derivatives(function: Any) -> Any:
+            def squares(*arguments: Any) -> Any:
+                gradients = jax.grad(function, (0, 1, 2))(*arguments)
+                return sum(jnp.sum(jnp.sin(leaf + 1)) for leaf in jax.tree.leaves(gradients))
+
+            arguments = (towers[:2], jax.tree.map(jnp.asarray, params), weights)
+            value = jax.value_and_grad(lambda *of: 3 * function(*of), (0, 1, 2))(*arguments)
+            return value, jax.grad(squares, (0, 1, 2))(*arguments)
+
+        got, expected = (jax.jit(lambda of=of: derivatives(of))() for of in (at_once, by_samples))
+        check(got, expected, 1e-12)
+
+
 # Memory, edges, errors ----
 
 
