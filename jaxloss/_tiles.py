@@ -548,8 +548,9 @@ def _weighted_sum(
     references: Rows,
     weights: Float[Array, "k a"],
 ) -> Float[Array, ""]:
-    ((statistic,), _) = _statistics(plan, params, center, anchors, references)
-    return jnp.sum(weights * statistic.negative)
+    results: Any = _statistics(plan, params, center, anchors, references)
+    ((sums,), _) = results
+    return jnp.sum(weights * sums.negative)
 
 
 def _weighted_forward(
