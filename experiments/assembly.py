@@ -1,6 +1,8 @@
 """A run assembled from its configuration: data, model, objective and optimiser, ready to train.
 
-Every part is built from its own section: the trainer gets parts, not the configuration.
+Every part is built from its own section: the trainer gets parts, not the configuration. A run is a
+`Plan` before any data is read, a `Learner` before it is spread over devices, and `Parts` when it is
+ready to train.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     config, protocol = plan.config, plan.protocol
     counts_by_split = protocol.counts_by_split(folders)
     of_training = counts_by_split[protocol.splits[0]]
-    # The images of a multi-label set cannot be counted by class: the protocol checks the batch.
+    # Multi-label images are not drawn by class: `counts_by_split` has checked the size of a batch.
     if not is_multi_label(config.data.name):
         index = index_classes(labels_of(of_training))
         draw_batch(  # Raises if the data cannot give a batch.
@@ -155,7 +157,7 @@ def build_learner(
 
     For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
     that the configuration names. If `abstract`, the state has `jax.ShapeDtypeStruct`s in place of
-    arrays.
+    arrays, for a checkpoint to fill; the backbone is initialised all the same.
     """
     config = plan.config
     model = build_backbone(
@@ -204,7 +206,7 @@ def assemble(
     graphdef, objective, optimizer, state = build_learner(
         plan, of_training, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
     )
-    step = build_step(
+    train_step = build_step(
         graphdef,
         objective,
         optimizer,
@@ -230,7 +232,7 @@ def assemble(
 
     return Parts(
         initial=state,
-        parallel=parallel.data_parallel(mode, step, state, mesh),
+        parallel=parallel.data_parallel(mode, train_step, state, mesh),
         read=read,
         ahead=isinstance(images.images, RecordImages),
         images_per_step=batch_size,

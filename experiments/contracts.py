@@ -177,7 +177,8 @@ class Protocol(NamedTuple):
     load: Callable[[Folders, str], ImageSet]
     """The images of one of the splits."""
     counts_by_split: Callable[[Folders], Mapping[str, np.ndarray]]
-    """The number of images of every class, for every available split. Reads no prepared image."""
+    """The number of images of every class, for every available split. Reads no prepared image.
+    Raises a `ConfigError` where the data cannot be counted, or has fewer images than a batch."""
     check_data: Callable[[int, Mapping[str, np.ndarray]], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be
     trained and evaluated."""
@@ -190,8 +191,9 @@ class Protocol(NamedTuple):
     metrics: Sequence[Metric]
     """The metrics of the evaluation split, in the order of the tables."""
     evaluate: Callable[[str, Callable[[str], Outputs]], dict[str, Any]]
-    """The results on a split, from the outputs of any split, as JSON types: `metrics`, a list of
-    `Metric.measured`, and `episodes`, if any: the values of metrics in every episode, by name."""
+    """The results on a split, from a function that gives the outputs of any split. JSON types:
+    `metrics`, a list of `Metric.measured`, and `episodes`, if any: the values of metrics in every
+    episode, by name."""
     description: dict[str, Any]
     """What a report states of a run beside its results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]

@@ -190,7 +190,8 @@ def stop_requests() -> Iterator[Callable[[], int | None]]:
 
     A second Ctrl-C interrupts at once. With several processes, all of them stop after the same
     step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one. Yields a
-    function that every process calls once per step: the signal received so far, or None.
+    function that every process calls once per step: the signal received so far (of several
+    processes always SIGTERM), or None.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}

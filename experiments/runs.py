@@ -84,7 +84,8 @@ def complete_run(
 
     The report of a finished run is read instead. A run that diverges is finished, too: its report
     has no metrics, and states under `diverged` what happened. With several processes, all of them
-    call this and see the directory; a `ConfigError` if they differ in options, mode or version.
+    call this and see the directory; a `ConfigError` if they differ in options, mode, devices or
+    version.
     """
     config, protocol = plan.config, plan.protocol
     values = config_to_dict(config)
@@ -99,6 +100,7 @@ def complete_run(
     }
     agree("options or versions", common)
     check_shared(directory)
+    # Before any data is loaded; `train_run` checks again, and claims the directory.
     if check_run_directory(directory, values):
         path = directory / "report.json"
         if path.exists() and (report := read_report(path)) is not None:
@@ -107,7 +109,7 @@ def complete_run(
         seconds = train_run(
             plan, directory, folders, mode=mode, mesh_shape=mesh_shape, stuck_after=stuck_after
         )
-        # The same protocol, built from the configuration of the checkpoint.
+        # As the checkpoint has it: without the metrics that `_with_last` adds.
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
         if config.report_last:
@@ -133,7 +135,9 @@ def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dic
     The metrics of the last checkpoint follow those of the best, with names of their own.
     """
     run = restore_run(directory, "latest")
-    last = report if run.step == report["step"] else evaluation_of(run, folders)(None, {})[1]
+    last = report
+    if run.step != report["step"]:
+        _, last = evaluation_of(run, folders)(None, {})
     metrics = [metric | {"name": of_last(metric["name"])} for metric in last["metrics"]]
     with_last = report | {"metrics": [*report["metrics"], *metrics], "last": dict(last)}
     if (episodes := with_last["last"].pop("episodes", None)) is not None:

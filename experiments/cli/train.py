@@ -36,5 +36,5 @@ class Train:
         how = self.execution.run_arguments()
         report = complete_run(plan, directory, command=shlex.join(command), **how)
         print(run_report(plan.protocol, report))
-        print(f"\nwrote {directory / 'report.md'}")
+        print(f"\nreport: {directory / 'report.md'}")
         return 3 if "diverged" in report else 0

@@ -252,8 +252,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """The results of `evaluate_distances`, and of the classifier's subspace if there is one."""
     outputs = outputs_of_split(split)
-    found = _subspace(loss, outputs)
     results = evaluate_distances(evaluation, outputs)
+    found = _subspace(loss, outputs)
     if evaluation.span:
         metrics = _span_metrics(evaluation)
         values: list[float | None] = [None] * len(metrics)  # Where no classifier is trained.

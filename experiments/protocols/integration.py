@@ -137,8 +137,8 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
 
     The loss projects the features itself. `jaxloss.direct_sum_loss` and `spectral_sum_loss` pass
     the same features to both losses and project no references, while here the metric loss may get
-    features of length 1, and its references are projected. Without these two, the values are those
-    of the library's functions.
+    features of length 1, and its references are projected. With neither, as for `nca` and
+    `proto` without a queue, the values are those of the library's functions.
     """
     name = terms(options.name)
     classification, metric = _parts(options, problem.num_features, len(problem.class_counts))

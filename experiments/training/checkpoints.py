@@ -94,8 +94,9 @@ class Checkpoints:
     With several processes, all of them open the folder, which all of them see, and call every
     method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
     `CheckpointError` where it is missing or does not fit. With `read_only`, for reading beside the
-    processes that write, no file is changed, and there must be a checkpoint. `num_classes` leaves
-    out classes that fill up devices.
+    processes that write, no file is changed, and there must be a checkpoint. `num_classes` is the
+    number of classes of the data: a head that is spread over devices has further ones, which fill
+    up the devices and are not stored.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False, num_classes: int = 0):

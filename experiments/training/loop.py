@@ -91,7 +91,7 @@ def train(
             in_flight.append(metrics)
             if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
-            step_done()
+            step_done()  # Dispatched: a step that hangs is noticed when none can follow it.
             if end_epoch is not None and step % parts.steps_per_epoch == 0:
                 replicated, numbers = end_epoch(replicated)
                 recorder.log(step, **numbers)

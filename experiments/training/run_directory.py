@@ -40,7 +40,10 @@ class ConfigMismatchError(ExperimentError):
 
 
 def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> None:
-    """Makes a directory the home of a run; errors as in `check_run_directory`."""
+    """Makes a directory the home of a run; errors as in `check_run_directory`.
+
+    It takes no lock: `Recorder.resume` does, when data and network are ready.
+    """
     if not check_run_directory(directory, config):
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / CONFIG_FILE, config)
@@ -95,7 +98,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 def exclusive_run(directory: Path) -> AbstractContextManager[None]:
     """Keeps other commands from training in a directory: they raise a `ConfigError`.
 
-    With several processes, the first one alone enters it. On an object store, it does nothing.
+    With several processes, enter it in the first one only. On an object store, it does nothing.
     """
     busy = f"another process is training in {directory}; wait for it, or stop it first"
     return exclusive(directory / ".lock", busy=busy)
@@ -111,7 +114,7 @@ class Validation(NamedTuple):
 
 
 class Recorder:
-    """The files of a run. With several processes, all call every method.
+    """The files of a run, which `resume` opens. With several processes, all call every method.
 
     All of them read and write checkpoints; the first one alone writes metrics and progress, which
     shows `name`. Every checkpoint stores `meta`, JSON types, with the seconds spent on the run.

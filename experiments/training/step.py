@@ -66,8 +66,9 @@ def initial_state(
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The graph of the backbone and the state at step 0; `seed` is that of the head.
 
-    The backbone starts from `weights`, as `load_weights` reads them; None: as built. `build` calls
-    the function that builds the head and the state, such as `jax.eval_shape`.
+    The backbone starts from `weights`, as `load_weights` reads them; None: as built. `build`
+    decides how head and optimiser state are computed: at once (`build_here`), as shapes only
+    (`jax.eval_shape`), or with their classes spread over a mesh (`parallel.spread_over`).
     """
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
     if weights is not None:
