@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,12 @@ from jaxloss._sharding import divided
 from jaxloss._tiles import (
     LOGSUMEXP,
     SUM,
+    ByClass,
     Statistic,
     anchors_and_references,
     over_temperature,
     pair_statistics,
+    statistics_in_two_stages,
 )
 
 
@@ -110,18 +111,18 @@ def supervised_contrastive_loss(
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=normalize
     )
-    statistics = partial(
-        pair_statistics,
-        params=jnp.asarray(temperature),
-        references=compared,
-        similarity="product",
-        block_size=block_size,
-        axis_name=axis_name,
-    )
+    options: Any = {
+        "params": jnp.asarray(temperature),
+        "anchors": anchors,
+        "references": compared,
+        "similarity": "product",
+        "block_size": block_size,
+        "axis_name": axis_name,
+    }
     logits = Statistic(LOGSUMEXP, over_temperature)
     if denominator == "all":
-        sums, weights, weighted = statistics(
-            (logits, Statistic(SUM, _overlap), Statistic(SUM, _weighted_logit)), anchors=anchors
+        sums, weights, weighted = pair_statistics(
+            (logits, Statistic(SUM, _overlap), Statistic(SUM, _weighted_logit)), **options
         )
         has_positive, has_negative = sums.positive != -jnp.inf, sums.negative != -jnp.inf
         total_weight = jnp.where(has_positive, weights.positive, 1)
@@ -130,13 +131,11 @@ def supervised_contrastive_loss(
         to_negatives = softplus_where(has_positive & has_negative, sums.negative - sums.positive)
         values = among_positives + to_negatives
     else:
-        (sums,) = statistics((logits,), anchors=anchors)
-        has_positive, has_negative = sums.positive != -jnp.inf, sums.negative != -jnp.inf
-        of_negatives = jnp.where(has_negative, sums.negative, 0)
-        weights, weighted = statistics(
-            (Statistic(SUM, _overlap_beside), Statistic(SUM, _weighted_loss)),
-            anchors=anchors._replace(given=of_negatives),
+        overlap = Statistic(SUM, _overlap)
+        ((sums, weights), (weighted,)) = statistics_in_two_stages(
+            (logits, overlap), _of_negatives, (Statistic(SUM, _weighted_loss),), **options
         )
+        has_positive, has_negative = sums.positive != -jnp.inf, sums.negative != -jnp.inf
         total_weight = jnp.where(has_positive, weights.positive, 1)
         means = weighted.positive / total_weight
         # Without negatives, a NaN is not hidden either.
@@ -154,10 +153,10 @@ def _weighted_logit(
     return overlaps.astype(similarities.dtype) * similarities / temperature
 
 
-def _overlap_beside(
-    similarities: Float[Array, "a b"], overlaps: Array, _: Array, _given: Array
-) -> Float[Array, "a b"]:
-    return overlaps.astype(similarities.dtype)
+def _of_negatives(first: tuple[ByClass, ...]) -> Float[Array, " *n"]:
+    """Returns the log-sum-exps of the negatives; 0 without any."""
+    sums, _ = first
+    return jnp.where(sums.negative != -jnp.inf, sums.negative, 0)
 
 
 def _weighted_loss(
