@@ -66,6 +66,13 @@ that with symmetry. If all pairs fit into one tile, its similarities are kept fo
 its statistic are known before the backward pass. `weighted_sum` then visits a tile once, for the
 value and for the gradient: 6n²d operations. Its backward pass multiplies by a number.
 
+**Two stages.** The given numbers can be a function `c = b(results)` of the results of a first stage,
+and the second stage can be sums, `u_i = Σ_j v(s_ij, o_ij, c_i)`. By two calls, the backward pass
+visits the tiles twice, because the first stage waits for the cotangents of c. But those are the
+cotangent of u_i times the slope `Σ_j ∂v_ij/∂c_i`, which is another sum of the second stage. With the
+slopes from the forward pass, one visit serves both stages: with symmetry, 5n²d operations in place
+of 8n²d.
+
 **Second derivatives.** All passes are plain JAX with loops of a fixed length, so JAX can
 differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
 
