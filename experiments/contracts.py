@@ -184,7 +184,7 @@ class Protocol(NamedTuple):
     trained and evaluated."""
     objective: Callable[[Problem], Objective]
     """What the run minimises."""
-    validation: Metric
+    validation_metric: Metric
     """What the best checkpoint is chosen by; higher must be better."""
     validate: Callable[[Outputs], float]
     """Computes it."""

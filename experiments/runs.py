@@ -239,7 +239,7 @@ def evaluation_of(
         config = with_evaluation(run.plan.config, overrides)
         protocol = build_protocol(config)
         split = split_of(run.plan, split)
-        validation = run.plan.protocol.validation.measured(run.validation)
+        validation = run.plan.protocol.validation_metric.measured(run.validation)
         return protocol, {
             **describe_run(config, protocol),
             "num_features": run.plan.num_features,

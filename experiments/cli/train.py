@@ -26,7 +26,7 @@ class Train:
     def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
         from experiments.assembly import plan_run
-        from experiments.reporting.run import run_report
+        from experiments.reporting.run import report_text
         from experiments.runs import complete_run
 
         config = self.config
@@ -35,6 +35,6 @@ class Train:
         plan = plan_run(config)
         how = self.execution.run_arguments()
         report = complete_run(plan, directory, command=shlex.join(command), **how)
-        print(run_report(plan.protocol, report))
+        print(report_text(plan.protocol, report))
         print(f"\nreport: {directory / 'report.md'}")
         return 3 if "diverged" in report else 0

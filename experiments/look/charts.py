@@ -287,7 +287,7 @@ def training(view: View) -> Picture | None:
 
     Numbers whose names end with the same word share a panel: so do several losses.
     """
-    path, metric = view.folder / METRICS_FILE, view.run.plan.protocol.validation
+    path, metric = view.folder / METRICS_FILE, view.run.plan.protocol.validation_metric
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8").splitlines()

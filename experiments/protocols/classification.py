@@ -111,7 +111,7 @@ def build(
         check_options=check_options,
         check_data=partial(check_data, data),
         objective=objective,
-        validation=Metric("accuracy"),
+        validation_metric=Metric("accuracy"),
         validate=lambda outputs: accuracy(predict_classes(outputs.logits()), outputs.labels),
         metrics=metrics,
         evaluate=evaluate,

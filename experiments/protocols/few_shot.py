@@ -86,9 +86,10 @@ def build(config: FewShotConfig) -> Protocol:
         counts_by_split=partial(counts_by_split, name),
         check_data=partial(check_data, name, loss, evaluation),
         objective=partial(objective, loss),
-        validation=Metric("1-shot accuracy"),
+        validation_metric=Metric("1-shot accuracy"),
         validate=partial(validate_prototypes, evaluation),
-        metrics=metrics(evaluation) + (_span_metrics(evaluation) if evaluation.span else []),
+        metrics=accuracy_metrics(evaluation)
+        + (_span_metrics(evaluation) if evaluation.span else []),
         evaluate=partial(evaluate, loss, evaluation, config.sampling.batch_size),
         check_options=partial(check_options, loss),
         description={
@@ -221,7 +222,7 @@ def validate_prototypes(evaluation: FewShotEvaluation, outputs: Outputs) -> floa
     return accuracy_in_episodes(evaluation, evaluation.validation_episodes, 1, predict, outputs)
 
 
-def metrics(evaluation: FewShotEvaluation) -> list[Metric]:
+def accuracy_metrics(evaluation: FewShotEvaluation) -> list[Metric]:
     """The accuracies for each distance and number of shots, and those of retrieval."""
     distances = dict.fromkeys(evaluation.distances)
     accuracies = [metric(shots, distance) for distance in distances for shots in evaluation.shots]

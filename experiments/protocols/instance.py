@@ -55,9 +55,9 @@ def build(config: InstanceConfig) -> Protocol:
         counts_by_split=partial(counts_by_split, name),
         check_data=lambda num_features, counts: few_shot.check_episodes(name, evaluation, counts),
         objective=partial(objective, config.loss),
-        validation=Metric("1-shot accuracy"),
+        validation_metric=Metric("1-shot accuracy"),
         validate=partial(few_shot.validate_prototypes, evaluation),
-        metrics=few_shot.metrics(evaluation),
+        metrics=few_shot.accuracy_metrics(evaluation),
         evaluate=lambda split, outputs_of_split: few_shot.evaluate_distances(
             evaluation, outputs_of_split(split)
         ),

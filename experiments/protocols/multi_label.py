@@ -124,7 +124,7 @@ def build(config: MultiLabelConfig) -> Protocol:
         compares_samples=compares_samples(loss),
         check_data=partial(check_data, data.name),
         objective=partial(objective, loss),
-        validation=Metric("mean of mAP@class and mAP@sample"),
+        validation_metric=Metric("mean of mAP@class and mAP@sample"),
         validate=validate,
         metrics=METRICS,
         evaluate=evaluate,

@@ -108,7 +108,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
         check_options=lambda num_features: check_options(config.loss, data),
         check_data=partial(check_data, data, evaluation),
         objective=partial(objective, config.loss, scale),
-        validation=Metric(f"{evaluation.validation_shots}-shot accuracy"),
+        validation_metric=Metric(f"{evaluation.validation_shots}-shot accuracy"),
         validate=partial(
             few_shot.accuracy_in_episodes,
             evaluation,

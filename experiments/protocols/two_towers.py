@@ -87,7 +87,7 @@ def build(config: TwoTowersConfig) -> Protocol:
         check_data=lambda num_features, counts: None,
         check_options=lambda num_features: _check_data_set(name),
         objective=partial(objective, loss),
-        validation=METRICS[0],
+        validation_metric=METRICS[0],
         validate=lambda outputs: retrieval(outputs, "base")[0],
         metrics=[*METRICS, *map(_of_base, METRICS)],
         evaluate=evaluate,

@@ -52,7 +52,7 @@ def code_version() -> dict[str, str | None]:
     return {"version": jaxloss.__version__, "commit": output or None}
 
 
-def run_report(protocol: Protocol, report: dict[str, Any]) -> str:
+def report_text(protocol: Protocol, report: dict[str, Any]) -> str:
     """The report of a run as Markdown. A run that diverged has no results."""
     facts = ["Loss: {label}", "Data: {data}", "Training batches: {sampling}, seed {seed}"]
     results = []
@@ -88,7 +88,7 @@ def write_report(
         file = EPISODES if name == "report" else f"{name}-{EPISODES}"
         paths = [write_atomically(directory / file, archive.getvalue())]
     # The JSON comes last: it marks a run as finished.
-    markdown = write_atomically(directory / f"{name}.md", run_report(protocol, report) + "\n")
+    markdown = write_atomically(directory / f"{name}.md", report_text(protocol, report) + "\n")
     return [markdown, write_json(directory / f"{name}.json", report), *paths]
 
 
