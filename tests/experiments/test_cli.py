@@ -16,9 +16,8 @@ from experiments.cli.main import main
 from experiments.data.builders import describe
 from experiments.presets import PRESETS
 from experiments.protocols.few_shot import IntegrationEvaluation
+from tests.experiments.several_processes import ROOT
 from tests.experiments.tiny_runs import TINY_OPTIONS
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +47,10 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert "3-way, 15 queries" in capsys.readouterr().out
     settings = ("ways=3", "shots=2", "distances=cosine")
     name = ",evaluation.".join(["evaluation-novel-step2", *settings]) + ".json"
-    assert sorted(path.name for path in run.glob("evaluation-*.json")) == sorted(
-        [name, written.name]
-    )
+    assert {path.name for path in run.glob("evaluation-*.json")} == {name, written.name}
+    metrics = json.loads((run / name).read_text())["metrics"]
+    found = [metric["name"] for metric in metrics]
+    assert found == ["2-shot accuracy (cosine)", "recall@1", "MAP@R"]
     assert main(["evaluate", str(run), *data, "--evaluation.ways", "500"]) == 2
     assert "500" in capsys.readouterr().err
     nothing = str(tmp_path / "nothing")
@@ -110,35 +110,37 @@ def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
     assert "cifar" in capsys.readouterr().err
 
 
-def test_settings_lists_values_and_sources(folders, monkeypatch, capsys):
-    preset = PRESETS["food101-groups"]
-    sourced = preset._replace(
-        sources={"optimizer.learning_rate": "section 9"}, differences=("Here all is well.",)
+def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
+    run, folders, tmp_path, monkeypatch, capsys
+):
+    preset = PRESETS["icons"]
+    model = dataclasses.replace(preset.config.model, drop_block_steps=290, widths=(4, 8, 8, 8))
+    changed = preset._replace(
+        config=dataclasses.replace(preset.config, model=model),
+        sources={"optimizer.learning_rate": "section 9"},
+        differences=("Here all is well.",),
     )
-    monkeypatch.setitem(PRESETS, "food101-groups", sourced)
-    data = ["--data-dir", str(folders.data_dir)]
-    assert main(["settings", "food101-groups", *data]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith(f"food101-groups: {preset.description}")
-    assert "| optimizer.decay_steps | 17700 35400 44250 | – |" in text
+
+    def settings(data_dir):
+        assert main(["settings", "icons", "--data-dir", str(data_dir)]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "has no option" not in settings(tmp_path)
+    monkeypatch.setitem(PRESETS, "icons", changed)
+    text = settings(tmp_path)
+    assert text.startswith(f"icons: {preset.description}")
+    assert "| model.drop_block_steps | 290 | – |" in text
+    assert "| model.widths | 4 8 8 8 | – |" in text
     # A source is listed also where the value is the default, which all others are left out with.
     assert "| optimizer.learning_rate | 0.1 | section 9 |" in text
     assert "optimizer.momentum" not in text
     assert text.endswith("has no option: - Here all is well.")
-    assert main(["settings", "food10-groups", *data]) == 2
-    assert "no preset 'food10-groups'; available: icons, mini" in capsys.readouterr().err
-
-
-def test_settings_has_epochs_of_prepared_data(run, folders, monkeypatch, capsys):
+    text = settings(folders.data_dir)
     steps_per_epoch = 4650 // 128  # As in training, which leaves out the rest of an epoch.
-    preset = PRESETS["icons"]
-    model = dataclasses.replace(preset.config.model, drop_block_steps=290)
-    config = dataclasses.replace(preset.config, model=model)
-    monkeypatch.setitem(PRESETS, "icons", preset._replace(config=config))
-    assert main(["settings", "icons", "--data-dir", str(folders.data_dir)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
     assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
     assert "| model.drop_block_steps | 290 (8.056 epochs) | – |" in text
+    assert main(["settings", "food10-groups"]) == 2
+    assert "no preset 'food10-groups'; available: icons, mini" in capsys.readouterr().err
 
 
 def test_help_does_not_import_what_only_runs_need():

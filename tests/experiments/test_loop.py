@@ -8,8 +8,8 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, create_autospec
 
-import chex
 import jax
 import pytest
 
@@ -26,13 +26,7 @@ from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
 from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import finish, start, wait_for_step
-from tests.experiments.tiny_runs import (
-    TINY,
-    TINY_OPTIONS,
-    final_state,
-    metrics_without_clock,
-    saved_steps,
-)
+from tests.experiments.tiny_runs import TINY, TINY_OPTIONS, assert_equal_runs, saved_steps
 
 
 def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
@@ -56,8 +50,7 @@ def test_a_resumed_run_ends_bit_identical(tmp_path, folders, whole, killed_after
     # A finished run takes no more time, however often its command is repeated.
     again = train(TINY, tmp_path, folders)
     assert seconds - 2 < again <= seconds
-    chex.assert_trees_all_equal(final_state(tmp_path), final_state(whole))
-    assert metrics_without_clock(tmp_path) == metrics_without_clock(whole)
+    assert_equal_runs(tmp_path, whole)
 
 
 def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(
@@ -75,7 +68,7 @@ def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, whole, m
     monkeypatch.setattr(pipeline, "_MEMORY_LIMIT", 0)
     assert isinstance(load_split("icons", "base", **vars(folders)).images, RecordImages)
     train(TINY, tmp_path, folders)
-    chex.assert_trees_all_equal(final_state(tmp_path), final_state(whole))
+    assert_equal_runs(tmp_path, whole)
 
 
 @pytest.fixture
@@ -118,21 +111,17 @@ def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
 def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_limited(
     tmp_path, folders, monkeypatch
 ):
-    saved, waited = [], []
-    save, wait = Checkpoints.save, jax.block_until_ready
-
-    def spy_on_save(self, step, *args, **options):
-        saved.append((step, options["validation"] is not None))
-        return save(self, step, *args, **options)
-
-    monkeypatch.setattr(Checkpoints, "save", spy_on_save)
+    save = create_autospec(Checkpoints.save, side_effect=Checkpoints.save)
+    wait = Mock(wraps=jax.block_until_ready)
+    monkeypatch.setattr(Checkpoints, "save", save)
     monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
     monkeypatch.setattr(loop, "_MAX_IN_FLIGHT", 2)
-    monkeypatch.setattr(loop.jax, "block_until_ready", lambda x: (waited.append(x), wait(x))[1])
+    monkeypatch.setattr(loop.jax, "block_until_ready", wait)
     train(replace(TINY, steps=8, validate_every=5, log_every=100), tmp_path / "run", folders)
+    saved = [(call.args[1], call.kwargs["validation"] is not None) for call in save.mock_calls]
     # The last step is validated, too.
     assert saved == [(3, False), (5, True), (6, False), (8, True)]
-    assert len(waited) == 8 - 2
+    assert wait.call_count == 8 - 2
 
 
 @pytest.mark.long
@@ -151,16 +140,7 @@ def test_sigkill_and_sigterm_change_nothing(
     assert main(cut) == 128 + signal.SIGTERM
     assert "run the same command to continue" in capsys.readouterr().err
     assert main(cut) == 0
-    chex.assert_trees_all_equal(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
-    assert metrics_without_clock(tmp_path / "cut") == metrics_without_clock(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_batches_come_in_the_order_of_their_steps(ahead):
-    assert list(read_batches(lambda step: step**2, 3, 40, ahead=ahead)) == [
-        n**2 for n in range(3, 40)
-    ]
-    assert list(read_batches(lambda step: step, 3, 3, ahead=ahead)) == []
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_batches_are_read_ahead_and_tell_of_damage_in_their_turn():

@@ -18,7 +18,7 @@ from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols import multi_label
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
-from experiments.reporting.run import run_report
+from experiments.reporting.run import report_text
 from experiments.runs import evaluate_run, restore_run, train_run
 from experiments.training.step import build_outputs
 from tests.jaxloss import references
@@ -160,7 +160,7 @@ def test_validation_is_the_mean_of_the_two():
     assert abs(result.map_class - result.map_sample) > 0.05
     protocol = multi_label.build(TINY)
     value = protocol.validate(Outputs(np.zeros((30, 1)), targets, lambda: scores, np.ones(5)))
-    assert protocol.validation == Metric("mean of mAP@class and mAP@sample")
+    assert protocol.validation_metric == Metric("mean of mAP@class and mAP@sample")
     assert value == pytest.approx((result.map_class + result.map_sample) / 2)
 
 
@@ -176,7 +176,7 @@ def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     found = {metric["name"]: metric["value"] for metric in report["metrics"]}
     assert found == pytest.approx(values)
     assert [metric["name"] for metric in report["metrics"]] == [m.name for m in protocol.metrics]
-    text = run_report(protocol, report)
+    text = report_text(protocol, report)
     assert text.startswith(
         "- Loss: Two-way\n- Data: voc2007@16\n- Training batches: random, seed 0\n"
     )

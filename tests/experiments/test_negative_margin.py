@@ -29,7 +29,7 @@ from experiments.evaluation.fine_tuning import (
 from experiments.protocols import margin_data, negative_margin
 from experiments.protocols.margin_data import MarginData
 from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
-from experiments.reporting.run import read_episodes, run_report
+from experiments.reporting.run import read_episodes, report_text
 from experiments.runs import complete_run, evaluate_run, restore_run
 from experiments.training.step import build_outputs
 from tests.experiments import fake_archives
@@ -161,7 +161,7 @@ def test_the_last_checkpoint_is_reported_too(trained, folders):
     assert report["last"]["step"] == expected["step"] == 4
     for best, sentence in ((2, "last checkpoint, that of step 4:"), (4, "best checkpoint is the")):
         given = report | {"step": best}
-        assert sentence in run_report(negative_margin.build(TINY), given)
+        assert sentence in report_text(negative_margin.build(TINY), given)
 
 
 def random_scatters(rng: np.random.Generator, *, apart: float) -> dict[str, dict[str, float]]:

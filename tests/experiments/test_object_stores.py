@@ -9,7 +9,6 @@ import re
 import sys
 from pathlib import Path
 
-import chex
 import numpy as np
 import pytest
 
@@ -25,18 +24,13 @@ from experiments.runs import complete_run, train_run
 from experiments.storage import storage_path
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.run_directory import MetricsLog
-from tests.experiments.tiny_runs import (
-    TINY,
-    final_state,
-    metrics,
-    metrics_without_clock,
-    saved_steps,
-)
+from tests.experiments.several_processes import ROOT
+from tests.experiments.test_checkpoints import fill, newest, small_state
+from tests.experiments.tiny_runs import TINY, assert_equal_runs, files_below, metrics, saved_steps
 
 # One process of the tests runs them all: it starts the server, and trains.
 pytestmark = pytest.mark.xdist_group("object stores")
 
-ROOT = Path(__file__).parents[2]
 CONFIG = dataclasses.replace(TINY, loss=IntegratedLoss("nca"))
 
 
@@ -60,8 +54,7 @@ def files_of(directory: Path) -> set[str]:
 
 def test_a_run_equals_the_same_run_in_a_local_folder(trained):
     remote, local = trained
-    chex.assert_trees_all_equal(final_state(remote), final_state(local))
-    assert metrics_without_clock(remote) == metrics_without_clock(local)
+    assert_equal_runs(remote, local)
     assert files_of(remote) == files_of(local) - {".lock"}
     assert "events" in files_of(remote)
     assert saved_steps(remote) == [2, 4]
@@ -83,33 +76,24 @@ def test_a_run_resumes_bit_for_bit(trained, remote, folders, killed_after):
     killed_after(3, lambda: train_run(plan_run(CONFIG), remote, folders))
     assert saved_steps(remote) == [2]
     train_run(plan_run(CONFIG), remote, folders)
-    chex.assert_trees_all_equal(final_state(remote), final_state(trained[1]))
-    assert metrics_without_clock(remote) == metrics_without_clock(trained[1])
+    assert_equal_runs(remote, trained[1])
     assert len(list(remote.glob("events.out.tfevents.*"))) == 2
 
 
 def test_half_and_damaged_checkpoints(remote):
-    def state(step: int) -> dict[str, np.ndarray]:
-        return {"w": np.full(3, step, np.float32)}
-
-    def newest(checkpoints: Checkpoints) -> float:
-        return checkpoints.read_intact(lambda s: checkpoints.restore(state(0), s))[0].state["w"][0]
-
-    with Checkpoints(remote) as checkpoints:
-        for step in (1, 2, 3, 4):
-            checkpoints.save(step, state(step), meta={}, validation=1 / step)
+    fill(remote, {1: 0.9, 2: 0.3, 3: 0.4, 4: 0.2})
     assert {path.name for path in remote.iterdir()} == {"1", "3", "4"}
     # A kill while one is written, or removed, leaves no mark that it is complete.
     (remote / "5" / "state" / "manifest.ocdbt").write_bytes(b"half")
     (remote / "4" / "header" / "metadata").write_bytes(b"{")
     with Checkpoints(remote, read_only=True) as checkpoints:
-        assert newest(checkpoints) == 3
+        assert newest(checkpoints, small_state(0)).step == 3
     with Checkpoints(remote) as checkpoints:
-        assert newest(checkpoints) == 3
+        assert newest(checkpoints, small_state(0)).step == 3
         assert (remote / "damaged-4" / "header" / "metadata").read_bytes() == b"{"
-        checkpoints.save(4, state(4), meta={})
+        checkpoints.save(4, small_state(4), meta={})
         checkpoints.wait()
-        assert newest(checkpoints) == 4
+        assert newest(checkpoints, small_state(0)).step == 4
 
 
 def test_metrics_are_there_before_the_checkpoint_of_their_step(remote):
@@ -138,10 +122,8 @@ def test_data_is_read_from_the_bucket_and_not_prepared_there(bucket, remote, fol
     assert not list(ROOT.glob("gs:*"))
 
     here = load_split("icons", "novel", data_dir=folders.data_dir)
-    for path in (folders.data_dir / "icons").rglob("*"):
-        if path.is_file():
-            target = remote / str(path.relative_to(folders.data_dir))
-            target.write_bytes(path.read_bytes())
+    for path, content in files_below(folders.data_dir / "icons").items():
+        (remote / str(path.relative_to(folders.data_dir))).write_bytes(content)
     assert describe("icons", remote).ready
     there = load_split("icons", "novel", data_dir=remote)
     np.testing.assert_array_equal(there.images, here.images)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import chex
 import jax
@@ -36,7 +35,13 @@ from experiments.protocols.linear_head import build_classifier_loss
 from experiments.runs import evaluate_run, train_run
 from experiments.training.checkpoints import class_sharding
 from experiments.training.parallel import device_mesh
-from tests.experiments.tiny_runs import TINY, final_state, flip_a_bit, metrics_without_clock
+from tests.experiments.tiny_runs import (
+    TINY,
+    assert_equal_runs,
+    final_state,
+    flip_a_bit,
+    metrics_without_clock,
+)
 
 
 @pytest.fixture
@@ -127,17 +132,18 @@ def test_the_first_state_is_spread_with_the_optimizers_state_of_it(config):
 
 @pytest.mark.parametrize("shape", ["2x2", "1x4"])
 def test_no_device_gathers_the_classifier(config, shape):
-    classes, sizes = 60_001, {}
-    for mesh in ("4x1", shape):
-        step = compile_step(config, jax.devices(), mode="jit", mesh_shape=mesh, classes=classes)
-        sizes[mesh] = step
+    classes = 60_001
+    whole, spread = (
+        compile_step(config, jax.devices(), mode="jit", mesh_shape=mesh, classes=classes)
+        for mesh in ("4x1", shape)
+    )
     own = 4 * 32 * classes
-    assert sum(sizes[shape].transfers.get("all-gather", [])) < 0.01 * own
+    assert sum(spread.transfers.get("all-gather", [])) < 0.01 * own
     # The gradient of a device's own classes is added up over the rows, and nothing else is large.
     columns = int(shape[-1])
-    assert sum(map(sum, sizes[shape].transfers.values())) < 1.05 * own / columns
+    assert sum(map(sum, spread.transfers.values())) < 1.05 * own / columns
     name = "arguments: the state and a share of the batch"
-    arguments = sizes["4x1"].memory[name] - sizes[shape].memory[name]
+    arguments = whole.memory[name] - spread.memory[name]
     assert arguments == pytest.approx(3 * own * (1 - 1 / columns), rel=0.01)  # Adam has two.
 
 
@@ -185,15 +191,10 @@ def whole(folders, tmp_path_factory):
     return root
 
 
-def loss_and_state(directory: Path) -> tuple[Any, Any]:
-    return metrics_without_clock(directory), final_state(directory)
-
-
 def assert_close(one: Path, other: Path) -> None:
     """Sums of float32 numbers in another order: of 16 images and 4,650 classes, over four steps."""
-    (metrics, state), (other_metrics, other_state) = map(loss_and_state, (one, other))
-    chex.assert_trees_all_close(metrics, other_metrics, rtol=1e-4)
-    chex.assert_trees_all_close(state, other_state, atol=2e-5, rtol=1e-4)
+    chex.assert_trees_all_close(*map(metrics_without_clock, (one, other)), rtol=1e-4)
+    chex.assert_trees_all_close(*map(final_state, (one, other)), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("mesh", ["2x2", "1x4"])
@@ -218,7 +219,7 @@ def test_a_run_resumes_on_any_mesh(whole, resumed, before, mesh):
     run = resumed(before, mesh, shutil.rmtree)
     assert_close(run, whole / "1x4")
     if before == mesh:
-        chex.assert_trees_all_equal(*map(loss_and_state, (run, whole / mesh)))
+        assert_equal_runs(run, whole / mesh)
 
 
 def test_a_flipped_bit_of_a_spread_leaf_is_found_and_the_checkpoint_before_is_used(whole, resumed):
@@ -228,19 +229,13 @@ def test_a_flipped_bit_of_a_spread_leaf_is_found_and_the_checkpoint_before_is_us
 
 
 PROGRAM = """\
-%body (arg: (s32[], f32[8])) -> (s32[], f32[8]) {
   %permuted = (f32[16]{0}, f32[32]{0}) collective-permute-start(%x), source_target_pairs={{0,1}}
   %done = f32[32]{0} collective-permute-done(%permuted)
-  ROOT %t = (s32[], f32[8]{0}) tuple(%a, %b)
-}
-
-ENTRY %main (p0: f32[256,640]) -> f32[] {
   %sum = f32[100]{0} all-reduce(%p0), replica_groups={{0,1}}
   %sums = (f32[10]{0}, bf16[20]{0}) all-reduce(%a, %b), replica_groups={{0,1}}
   %all = f32[4,640]{1,0:T(8,128)} all-gather(%p0), metadata={op_name="jit(step)/all_gather"}
   %flags = pred[300]{0} all-to-all(%p0)
   ROOT %out = f32[] constant(0)
-}
 """
 
 
@@ -253,16 +248,12 @@ def test_transfers_of_a_program():
     }
 
 
-@pytest.fixture
-def sphere():
+@pytest.mark.parametrize("mode", ["pmap", "jit"])
+def test_the_step_of_a_run(mode):
     preset = PRESETS["icons-sphere"].config
     softmax = dataclasses.replace(preset.loss, name="softmax")
     model = dataclasses.replace(preset.model, widths=(2, 2, 2, 8))
-    return dataclasses.replace(preset, loss=softmax, model=model)
-
-
-@pytest.mark.parametrize("mode", ["pmap", "jit"])
-def test_the_step_of_a_run(sphere, mode):
+    sphere = dataclasses.replace(preset, loss=softmax, model=model)
     devices = jax.devices()
     step = compile_step(sphere, devices, mode=mode)
     assert (step.kind, step.batch_size, step.num_classes) == ("cpu", 128, 179)

@@ -25,7 +25,6 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.training import parallel
 from experiments.training.step import (
     Batch,
-    Step,
     TrainState,
     build_outputs,
     build_step,
@@ -49,18 +48,14 @@ RESNET = ModelConfig(
 def run_steps(config: TrainConfig, mode: ParallelMode = "jit"):
     axis_name = parallel.axis_name(mode)
     plan = Plan(config, build_protocol(config), SHAPE, config.model.widths[-1])
-    learner = build_learner(plan, np.full(5, 100), 10, axis_name=axis_name)
-    step: Step = build_step(
-        learner.graphdef,
-        learner.objective,
-        learner.optimizer,
-        config.data,
-        key=jax.random.key(3),
-        axis_name=axis_name,
+    graphdef, objective, optimizer, state = build_learner(
+        plan, np.full(5, 100), 10, axis_name=axis_name
     )
+    key = jax.random.key(3)
+    step = build_step(graphdef, objective, optimizer, config.data, key=key, axis_name=axis_name)
     run = parallel.data_parallel(mode, step)
     rng = np.random.default_rng(0)
-    running, metrics = run.replicate(learner.state), []
+    running, metrics = run.replicate(state), []
     for _ in range(3):
         batch = Batch(
             rng.integers(0, 256, (16, *SHAPE), np.uint8), rng.integers(0, 5, 16).astype(np.int32)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 
 from experiments.config import ModelConfig, SamplingConfig
@@ -43,6 +44,13 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 def metrics_without_clock(directory: Path) -> list[dict[str, Any]]:
     """The same without times, which differ between two runs."""
     return [{k: v for k, v in line.items() if "second" not in k} for line in metrics(directory)]
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Every bit of their final states, and all metrics; no checkpoint of the first was damaged."""
+    assert not [*(one / "checkpoints").glob("damaged-*")], "a checkpoint was moved"
+    chex.assert_trees_all_equal(final_state(one), final_state(other))
+    assert metrics_without_clock(one) == metrics_without_clock(other), "the metrics differ"
 
 
 def config_of(directory: Path) -> Any:
