@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from experiments.config import Folders, ParallelMode, TrainConfig, check_config
 from experiments.contracts import Objective, Problem, Protocol
-from experiments.data.augment import check_data_options, seen_shape
+from experiments.data.augment import check_augmentation, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
 from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, index_classes
@@ -108,7 +108,7 @@ def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | N
                 f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
                 "model.projection = linear-norm"
             )
-    check_data_options(data, image_shape(data.name)[-1])
+    check_augmentation(data, image_shape(data.name)[-1])
 
 
 def of_last(name: str) -> str:
@@ -123,10 +123,10 @@ def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     """
     config, protocol = plan.config, plan.protocol
     counts_by_split = protocol.counts_by_split(folders)
-    of_training = counts_by_split[protocol.splits[0]]
+    training_counts = counts_by_split[protocol.splits[0]]
     # Multi-label images are not drawn by class: `counts_by_split` has checked the size of a batch.
     if not is_multi_label(config.data.name):
-        index = index_classes(labels_of(of_training))
+        index = index_classes(labels_of(training_counts))
         draw_batch(  # Raises if the data cannot give a batch.
             index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
         )
@@ -200,11 +200,11 @@ def assemble(
     axis_name = parallel.axis_name(mode)
     counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
-    of_training, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
+    training_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     steps_per_epoch = len(images.labels) // batch_size
     graphdef, objective, optimizer, state = build_learner(
-        plan, of_training, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
+        plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
     )
     train_step = build_step(
         graphdef,
@@ -222,7 +222,7 @@ def assemble(
         rows = np.split(drawn, jax.process_count())[jax.process_index()]
         return Batch(images.images[rows], images.labels[rows])
 
-    outputs_of = build_outputs(graphdef, objective, config.data, of_training)
+    outputs_of = build_outputs(graphdef, objective, config.data, training_counts)
     images_held_out = protocol.load(folders, held_out) if held_out in counts_by_split else None
 
     def validate(state: TrainState) -> Validation:
@@ -239,5 +239,5 @@ def assemble(
         steps_per_epoch=steps_per_epoch,
         after_epoch=objective.after_epoch,
         validate=validate if images_held_out is not None else None,
-        class_counts=of_training,
+        class_counts=training_counts,
     )

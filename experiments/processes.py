@@ -152,7 +152,10 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
 
 
 def check_shared(directory: Path) -> None:
-    """Checks that all processes see one directory. Every process must call this."""
+    """Checks that all processes see one directory, and makes it. Every process must call this.
+
+    For one process, it does nothing.
+    """
     if jax.process_count() == 1:
         return
     token = int(multihost_utils.broadcast_one_to_all(np.array(time.time_ns() % 2**31, np.int32)))

@@ -109,7 +109,7 @@ def complete_run(
         seconds = train_run(
             plan, directory, folders, mode=mode, mesh_shape=mesh_shape, stuck_after=stuck_after
         )
-        # As the checkpoint has it: without the metrics that `_with_last` adds.
+        # From here on, the protocol of the checkpoint: without the metrics that `_with_last` adds.
         protocol, report = evaluate_run(directory, folders)
         report |= {"seconds": seconds}
         if config.report_last:
@@ -132,11 +132,13 @@ def complete_run(
 def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:
     """The report of the best checkpoint, with the results of the last one under `last`.
 
-    The metrics of the last checkpoint follow those of the best, with names of their own.
+    The metrics of the last checkpoint follow those of the best, with names of their own. If the
+    best is the last, it is not evaluated again, and its metrics have both names.
     """
     run = restore_run(directory, "latest")
-    last = report
-    if run.step != report["step"]:
+    if run.step == report["step"]:
+        last = report
+    else:
         _, last = evaluation_of(run, folders)(None, {})
     metrics = [metric | {"name": of_last(metric["name"])} for metric in last["metrics"]]
     with_last = report | {"metrics": [*report["metrics"], *metrics], "last": dict(last)}
@@ -159,7 +161,8 @@ class RestoredRun(NamedTuple):
     validation: float | None
     """What the best checkpoint is chosen by."""
     notes: list[str]
-    """Sentences for the report: damaged checkpoints, and another version that trained the run."""
+    """Sentences for the report: the checkpoints that `restore_run` found damaged, and another
+    version that trained the run."""
 
 
 def restore_run(path: Path, which: str = "best") -> RestoredRun:
@@ -224,8 +227,8 @@ def evaluation_of(
     """Evaluates a checkpoint, any number of times; the features of a split are computed once.
 
     The function takes a split (None: the protocol's split for evaluation), and values that replace
-    those of the run, by option, such as `evaluation.episodes`; the protocol is built again with
-    these, because metrics and report depend on them.
+    those of the run, by option, such as `evaluation.episodes`. The run's protocol loads the images
+    and names the validation; one that is built again with these values evaluates and reports.
     """
     outputs_of = build_outputs(run.graphdef, run.objective, run.plan.config.data, run.class_counts)
 

@@ -49,8 +49,8 @@ def command_type(evaluated: TrainConfig | None = None) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; an error that the user can fix is a message without a traceback.
 
-    The exit statuses are in PODS.md, "How a run ends". With `--distributed`, `run_together` has its
-    own for errors.
+    The exit statuses are in PODS.md, "How a run ends"; 141 where the reader of a pipe has ended.
+    With `--distributed`, `run_together` has its own for errors.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -25,6 +25,7 @@ class Train:
 
     def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
+        # Here, because `--help` need not wait for Orbax and TensorBoard.
         from experiments.assembly import plan_run
         from experiments.reporting.run import report_text
         from experiments.runs import complete_run

@@ -38,7 +38,7 @@ def sample_keys(key: Array, step: Array, num_samples: int, axis_name: str | None
     return jax.vmap(partial(jax.random.fold_in, step_key))(positions)
 
 
-def check_data_options(config: DataConfig, channels: int) -> None:
+def check_augmentation(config: DataConfig, channels: int) -> None:
     """Raises a `ConfigError` unless the options fit each other and the number of channels."""
     of_colors = {"color_jitter": (1, 3), "trivial_augment": (1, 3), "lighting": (3,)}
     for name, allowed in of_colors.items():

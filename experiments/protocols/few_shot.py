@@ -306,11 +306,14 @@ def _retrieval_line(metrics: list[dict[str, Any]]) -> str:
 
 
 def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
-    """The rank of the classifier, and the shares of the features' variance in its span."""
+    """The classifier's effective rank, and the shares of the features' variance in its span."""
     if (found := _subspace(loss, outputs)) is None:
         return {}
-    names = ("classifier_rank", "variance_in_span", "class_variance_in_span")
-    return dict(zip(names, found[1:], strict=True))
+    return {
+        "classifier_rank": found.effective_rank,
+        "variance_in_span": found.variance_share,
+        "class_variance_in_span": found.class_variance_share,
+    }
 
 
 def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | None:

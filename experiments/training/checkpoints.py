@@ -328,11 +328,16 @@ class Checkpoints:
         if self._read_only:
             logger.warning("%s", error)
         else:
-            logger.warning("%s: renamed to damaged-%d", error, error.step)
             first = f"damaged-{error.step}"
             names = itertools.chain([first], (f"{first}-{n}" for n in itertools.count(2)))
             free = (path for name in names if not (path := self._directory / name).exists())
-            on_first(lambda: self._path(error.step).rename(next(free)))
+
+            def rename() -> None:
+                path = next(free)
+                self._path(error.step).rename(path)
+                logger.warning("%s: renamed to %s", error, path.name)
+
+            on_first(rename)
 
     def _empty_trash(self) -> None:
         if self._trash is not None and is_first():

@@ -219,8 +219,8 @@ class MetricsLog:
     """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
 
     Opening removes lines after `resume_step`, and an incomplete last line of a killed run.
-    A step may have two lines, one of training and one of validation. TensorBoard's earlier events
-    stay on disk, but it ignores those after `resume_step`. An object store gets both files by
+    A step may have two lines, one of training and one of validation. Events of earlier calls stay
+    on disk, and TensorBoard hides those after `resume_step`. An object store gets both files by
     `store` and at the end: nothing can be appended there.
     """
 
@@ -241,12 +241,15 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         with self._stack:
+            self.store()
             self._file.close()
             self._writer.close()
-            self.store()
 
     def log(self, step: int, **scalars: SupportsFloat | None) -> None:
-        """Writes the numbers of a step, which are on disk at once; None is left out."""
+        """Writes the numbers of a step; None is left out.
+
+        Those of the metrics file are on disk at once, TensorBoard's events by `store`.
+        """
         values = {name: float(value) for name, value in scalars.items() if value is not None}
         # JSON has no NaN and no Infinity: those are strings.
         row = {k: v if math.isfinite(v) else json.dumps(v) for k, v in values.items()}
@@ -256,7 +259,8 @@ class MetricsLog:
             self._writer.add_scalar(name, value, step)
 
     def store(self) -> None:
-        """Uploads both files, if the directory is on an object store."""
+        """Writes pending events, and uploads both files if the directory is on an object store."""
+        self._writer.flush()
         if self._folder != self._directory:
             for file in self._folder.iterdir():
                 (self._directory / file.name).write_bytes(file.read_bytes())

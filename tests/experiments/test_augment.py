@@ -18,7 +18,7 @@ from experiments.data.augment import (
     LEVELS,
     OPERATIONS,
     apply_operation,
-    check_data_options,
+    check_augmentation,
     cutmix_box,
     erased_box,
     mix_batch,
@@ -242,7 +242,7 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
 )
 def test_wrong_settings_name_the_problem(channels, changes, message):
     with pytest.raises(ConfigError, match=message):
-        check_data_options(replace(PLAIN, **changes), channels)
+        check_augmentation(replace(PLAIN, **changes), channels)
 
 
 def by_pillow(image, size, box=None):
