@@ -65,11 +65,8 @@ def test_the_wheel_needs_little(wheel):
 
 def test_the_library_imports_no_more_than_it_needs():
     """In a fresh interpreter, so that nothing that the tests import counts."""
-    code = (
-        "import sys, jaxloss; "
-        "print([m for m in ('flax', 'orbax', 'tensorflow', 'torch', 'experiments') "
-        "if m in sys.modules])"
-    )
+    others = ("flax", "orbax", "tensorflow", "torch", "chex", "experiments", "jaxloss.testing")
+    code = f"import sys, jaxloss; print([m for m in {others} if m in sys.modules])"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"

@@ -23,38 +23,39 @@ from experiments.data.builders import BUILDERS
 from experiments.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANUAL = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
 
 
+def run_blocks(page: str, without: str | None = None) -> None:
+    """Runs the Python of a page, but for blocks with a word.
+
+    All blocks share their names; a line in a traceback is that of the document.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
+        if without is None or without not in source:
+            exec(compile(source, page, "exec"), names)
+
+
 def test_the_example_runs(capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
-    loss = float(capsys.readouterr().out)
-    assert np.isfinite(loss)
+    run_blocks("README.md")
+    assert np.isfinite(float(capsys.readouterr().out))
 
 
 def test_the_training_steps_on_several_devices_run(capsys):
-    text = (ROOT / "docs/devices.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "devices"}
-    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(compile(block, "docs/devices.md", "exec"), names)
+    run_blocks("docs/devices.md")
     on_one, on_mesh, on_auto_axes, *others = map(float, capsys.readouterr().out.split())
     assert [on_mesh, on_auto_axes] == pytest.approx([on_one] * 2, rel=1e-5)
     assert len(others) == 2
     assert np.isfinite(others).all()
 
 
-@pytest.mark.parametrize("page", ["coming_from.md", "recipes/pytorch.md"])
+@pytest.mark.parametrize("page", ["docs/coming_from.md", "docs/recipes/pytorch.md"])
 def test_the_comparisons_with_other_packages_run(page):
-    """All blocks share their names; a line in a traceback is that of the document."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    installed = importlib.util.find_spec("pytorch_metric_learning") is not None
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
-        if installed or "pytorch_metric_learning" not in source:
-            exec(compile(source, f"docs/{page}", "exec"), names)
+    package = "pytorch_metric_learning"
+    run_blocks(page, without=None if importlib.util.find_spec(package) else package)
 
 
 def test_every_code_block_of_the_site_runs():
@@ -116,18 +117,14 @@ def test_a_notebook_runs(path, tmp_path):
     subprocess.run(command, cwd=path.parent, env=environment, check=True, timeout=1200)
 
 
-def table(heading: str) -> str:
-    """The rows under a heading of a table."""
-    return MANUAL.partition(heading)[2].partition("\n\n")[0]
-
-
 @pytest.mark.parametrize(
     ("heading", "column", "known"),
     [("| protocol | presets |", 2, PRESETS), ("| task | data sets |", 2, BUILDERS)],
     ids=["presets", "sets"],
 )
 def test_every_name_is_in_its_table(heading, column, known):
-    cells = [row.split("|")[column] for row in table(heading).splitlines() if row.count("|") > 2]
+    rows = MANUAL.partition(heading)[2].partition("\n\n")[0].splitlines()
+    cells = [row.split("|")[column] for row in rows if row.count("|") > 2]
     named = {name for cell in cells for name in re.findall(r"`([a-z0-9_-]+)`", cell)}
     assert named - {"linear"} == set(known)
 

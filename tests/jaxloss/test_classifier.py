@@ -19,20 +19,27 @@ OPTIONS = {
     "inner, scaled": {"margin": -0.3, "scale": 1.7, "label_smoothing": 0.2},
     "cosine": {"similarity": "cosine", "margin": 0.2, "scale": 6.0, "label_smoothing": 0.1},
 }
-every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def composition(features, labels, weights, bias, **options):
+def composition(
+    features,
+    labels,
+    weights,
+    bias,
+    similarity="inner",
+    margin=0.0,
+    scale=1.0,
+    label_smoothing=0.0,
+):
     """The same loss of logits `[n, C]`."""
-    options = {"similarity": "inner", "margin": 0.0, "scale": 1.0, "label_smoothing": 0.0} | options
-    if options["similarity"] == "cosine":
+    if similarity == "cosine":
         logits = jaxloss.cosine_logits(features, weights)
         logits = logits if bias is None else logits + bias[None, :]
     else:
         logits = jaxloss.linear_logits(features, weights, bias)
     target = jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
-    scaled = options["scale"] * (logits - options["margin"] * target)
-    return jaxloss.softmax_loss(scaled, labels, label_smoothing=options["label_smoothing"])
+    scaled = scale * (logits - margin * target)
+    return jaxloss.softmax_loss(scaled, labels, label_smoothing=label_smoothing)
 
 
 def problem(options, dtype: Any = np.float32, n=16, dim=6, classes=CLASSES) -> tuple[Any, ...]:
@@ -100,17 +107,6 @@ def test_equals_the_loss_of_the_logits(name, dtype, block_size):
     assert_close(d_numbers, expected_d_numbers, 5 * tolerance)
 
 
-@pytest.mark.parametrize("order", ["increasing", "decreasing"])
-def test_large_logits_in_different_blocks(order):
-    """The peak of a row moves from block to block, and single classes are far below it."""
-    logits = np.linspace(-1e4, 1e4, CLASSES)[:: 1 if order == "increasing" else -1]
-    labels = jnp.arange(CLASSES, dtype=jnp.int32)
-    features, bias = jnp.zeros((CLASSES, 1)), jnp.asarray(logits, jnp.float32)
-    loss = jax.jit(partial(jaxloss.classifier_loss, reduction="none", block_size=5))
-    got = loss(features, labels, jnp.zeros((1, CLASSES)), bias)
-    np.testing.assert_allclose(got, 1e4 - logits, rtol=1e-6)
-
-
 @pytest.mark.parametrize("block_size", [1, 2])
 def test_a_single_class_is_certain(block_size):
     loss = partial(jaxloss.classifier_loss, block_size=block_size)
@@ -122,7 +118,7 @@ def test_a_single_class_is_certain(block_size):
 
 
 @pytest.mark.slow
-@every_option
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_reverse_over_reverse(options):
     with enable_x64(True):
         features, labels, weights, bias = problem(options, np.float64)
@@ -249,25 +245,17 @@ def on_one_device(name, masked):
 SPECS = ({"kernel": P(), "weights": P(None, "classes"), "bias": P("classes")}, P("batch"))
 
 
-def inside(loss, shard_map):
-    def step(params, batch):
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        return value, lax.pmean(grads, "batch")
-
-    return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]))
-
-
-def inside_unchecked(loss, shard_map):
-    """The docstring says what the caller does with the gradients."""
-
+def inside(loss, shard_map, checked=True):
     def step(params, batch):
         value, grads = jax.value_and_grad(loss)(params, batch)
         grads = lax.pmean(grads, "batch")
-        shares = {k: grads.pop(k) for k in ("weights", "bias")}
-        shares = jax.tree.map(lambda g: g / lax.axis_size("classes"), shares)
-        return value, lax.pmean(grads, "classes") | shares
+        if not checked:  # The docstring says what the caller does with the gradients.
+            shares = {k: grads.pop(k) for k in ("weights", "bias")}
+            shares = jax.tree.map(lambda g: g / lax.axis_size("classes"), shares)
+            grads = lax.pmean(grads, "classes") | shares
+        return value, grads
 
-    return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]), check_vma=False)
+    return shard_map(step, in_specs=SPECS, out_specs=(P(), SPECS[0]), check_vma=checked)
 
 
 def outside(loss, shard_map, **options):
@@ -284,7 +272,7 @@ def outside(loss, shard_map, **options):
         pytest.param(inside, False, marks=pytest.mark.slow),
         pytest.param(outside, True, marks=pytest.mark.slow),
         pytest.param(partial(outside, check_vma=False), True, marks=pytest.mark.slow),
-        (inside_unchecked, True),
+        (partial(inside, checked=False), True),
     ],
     ids=["inside", "inside, no masks", "outside", "outside, unchecked", "inside, unchecked"],
 )
@@ -300,19 +288,9 @@ def test_classes_on_devices_with_gradients(name, shape, way, masked):
         assert_close(got, expected, 1e-12)
 
 
-def test_classes_on_devices_by_pmap():
-    """Each device has all rows and its columns."""
-    features, labels, weights, bias = problem({})
-    columns = jnp.moveaxis(weights.reshape(*weights.shape[:1], 4, -1), 1, 0)
-    loss = partial(jaxloss.classifier_loss, class_axis_name="classes", block_size=2)
-    run = jax.pmap(loss, "classes", in_axes=(None, None, 0, 0))
-    got = run(features, labels, columns, bias.reshape(4, -1))
-    expected = jax.jit(jaxloss.classifier_loss)(features, labels, weights, bias)
-    np.testing.assert_allclose(got, np.full(4, expected), rtol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32])
 def test_labels_are_indices_among_all_classes(dtype):
+    """By `shard_map`, and by `pmap`, where each device has all rows and its columns."""
     features, labels, weights, bias = problem({})
     labels = labels.at[3].set(CLASSES).astype(dtype)
     loss = partial(
@@ -320,8 +298,10 @@ def test_labels_are_indices_among_all_classes(dtype):
     )
     specs = (P(), P(), P(None, "classes"), P("classes"))
     run = jax.jit(jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P()))
-    got = run(features, labels, weights, bias)
+    pmapped = jax.pmap(loss, "classes", in_axes=(None, None, 1, 0))
+    columns = weights.reshape(len(weights), 4, -1), bias.reshape(4, -1)
     logits = jaxloss.linear_logits(features, weights, bias)
     expected = jaxloss.softmax_loss(logits, labels.astype(np.int32), reduction="none")
-    assert np.isnan(got[3])
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    assert np.isnan(expected[3])
+    for got in (run(features, labels, weights, bias), *pmapped(features, labels, *columns)):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)

@@ -60,6 +60,13 @@ def checked_annotations():
     """Annotations are checked on one device only, in `test_contract`."""
 
 
+def uneven() -> np.ndarray:
+    """A mask with all rows of a device, one row, no row, and most rows."""
+    where = np.zeros((DEVICES, ROWS), bool)
+    where[0], where[1, 4], where[3, 1:] = True, True, True
+    return where.reshape(-1)
+
+
 def make_problem(row: LossRow, dtype: Any, masked: bool = True) -> tuple[Any, Any]:
     """Replicated parameters, and a batch of all devices' rows, as NumPy arrays."""
     rng = np.random.default_rng(30)
@@ -69,14 +76,10 @@ def make_problem(row: LossRow, dtype: Any, masked: bool = True) -> tuple[Any, An
     params = {"kernel": kernel.astype(dtype), "rest": tuple(rest)}
     batch = {"inputs": rng.normal(size=(n, INPUTS)).astype(dtype), "labels": labels}
     if masked:
-        # As uneven as possible: all rows of a device, one row, no row, most rows.
-        where = np.zeros((DEVICES, ROWS), bool)
-        where[0], where[1, 4], where[3, 1:] = True, True, True
         labels = labels.copy()
         labels[[2, 10, 20, 21]] = -1
         weights = rng.uniform(0.2, 2.0, n).astype(dtype)
-        batch.update(labels=labels, where=where.reshape(-1), sample_weights=weights)
-        assert len(set(where.sum(axis=1))) == DEVICES
+        batch.update(labels=labels, where=uneven(), sample_weights=weights)
     return params, batch
 
 
@@ -315,24 +318,43 @@ def test_nothing_counts_anywhere(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_discriminability(dtype):
+@pytest.mark.parametrize("way", ["pmap", "check_vma", "without check_vma"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_statistics_of_classes(way, dtype):
+    """All devices get exactly the same numbers."""
     rng = np.random.default_rng(31)
-    n = DEVICES * ROWS
-    features = rng.normal(0.4, 1.0, (n, 5)).astype(dtype)
-    labels = rng.integers(-1, 3, n)
-    where = np.arange(n) % 7 < np.arange(n) // ROWS + 1
+    n, classes = DEVICES * ROWS, 4
+    means, features = rng.normal(size=(5, classes)), rng.normal(0.4, 1.0, (n, 5))
+    labels = rng.integers(-1, classes - 1, n).astype(np.int32)  # The last class is absent.
 
-    def run(x, y, w, axis_name: Any = "batch"):
-        return jnp.stack(jaxloss.discriminability(x, y, where=w, axis_name=axis_name))[None]
+    def run(means, features, labels, where, axis_name: Any = "batch"):
+        common: Any = {"where": where, "axis_name": axis_name}
+        return (
+            jaxloss.update_class_means(means, features, labels, **common),
+            jaxloss.class_balanced_lengths(labels, classes, **common),
+            jnp.stack(jaxloss.discriminability(features, labels, **common)),
+        )
 
     with precision(dtype):
-        arrays = (jnp.asarray(features), jnp.asarray(labels, np.int32), jnp.asarray(where))
-        expected = np.asarray(jax.jit(partial(run, axis_name=None))(*arrays))
-        checked, rows = dtype == np.float64, P("batch")
-        spread = jax.shard_map(run, mesh=mesh(), in_specs=rows, out_specs=rows, check_vma=checked)
-        results = [jax.pmap(run, "batch")(*per_device(arrays))[:, 0], jax.jit(spread)(*arrays)]
-    assert np.all(expected > 0)
-    for result in results:
-        tolerance = 1e-9 if dtype == np.float64 else 2e-6
-        np.testing.assert_allclose(result, np.tile(expected, (DEVICES, 1)), rtol=tolerance)
+        given, *rows = map(
+            jnp.asarray, (means.astype(dtype), features.astype(dtype), labels, uneven())
+        )
+        expected = jax.jit(partial(run, axis_name=None))(given, *rows)
+        if way == "pmap":
+            results = jax.pmap(run, "batch", in_axes=(None, 0, 0, 0))(given, *per_device(rows))
+        else:
+            spread = jax.shard_map(
+                lambda *args: jax.tree.map(lambda x: x[None], run(*args)),
+                mesh=mesh(),
+                in_specs=(P(), *[P("batch")] * 3),
+                out_specs=P("batch"),
+                check_vma=way == "check_vma",
+            )
+            results = jax.jit(spread)(given, *rows)
+        results, expected = jax.tree.map(np.asarray, (results, expected))
+    assert np.abs(expected[0] - means).max() > 0.1
+    assert np.all(expected[2] > 0)
+    tolerance = 1e-12 if dtype == np.float64 else 1e-6
+    for own, whole in zip(results, expected, strict=True):
+        np.testing.assert_allclose(own[0], whole, rtol=0, atol=tolerance)
+        np.testing.assert_array_equal(own, np.stack([own[0]] * DEVICES))

@@ -42,10 +42,8 @@ def problem(seed=90, n=12):
 def test_direct_sum_needs_more_dimensions_than_classes(dim):
     features, labels = jnp.zeros((5, dim)), jnp.zeros(5, int)
     weights = jnp.zeros((dim, CLASSES))
-    with raises(ValueError, match="spectral_sum_loss") as caught:
+    with raises(ValueError, match=rf"got shape \({dim}, {CLASSES}\); use spectral_sum_loss"):
         jaxloss.direct_sum_loss(features, labels, weights)
-    assert str(dim) in str(caught.value)
-    assert str(CLASSES) in str(caught.value)
     for loss in (jaxloss.spectral_sum_loss, jaxloss.sum_loss):
         assert jax.eval_shape(loss, features, labels, weights).shape == ()
     enough = jnp.zeros((5, CLASSES + 1)), labels, jnp.zeros((CLASSES + 1, CLASSES))

@@ -1,6 +1,5 @@
 """Prototypes on the sphere: closed form, separation, and assignment against SciPy's."""
 
-import re
 from functools import partial
 
 import jax
@@ -61,8 +60,10 @@ def test_simplex_of_one(dim):
 
 # Below the cosines of the published prototypes.
 APART = [(100, 16, 0.215), (100, 32, 0.085), (200, 50, 0.085)]
-# Two points, simplices, cross-polytopes (in part and whole), and the icosahedron.
+# One point, two points, simplices, cross-polytopes (in part and whole), and the icosahedron.
 OPTIMA = [
+    (1, 1, -1.0),
+    (1, 5, -1.0),
     (2, 1, -1.0),
     (5, 1, 1.0),
     (3, 2, -0.5),
@@ -85,14 +86,7 @@ def test_uniform_prototypes_lie_apart(seed, num_prototypes, dim, largest):
     assert prototypes.shape == (dim, num_prototypes)
     assert prototypes.dtype == np.float32
     np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
-    assert cosines(prototypes).max() < largest
-
-
-@pytest.mark.parametrize("dim", [1, 2, 5])
-def test_a_single_uniform_prototype(dim):
-    prototypes = jaxloss.uniform_prototypes(jax.random.key(5), 1, dim, num_steps=7)
-    assert prototypes.shape == (dim, 1)
-    np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
+    assert cosines(prototypes).max(initial=-1) < largest
 
 
 def test_rising_temperature_separates_the_closest_pair():
@@ -127,30 +121,12 @@ def test_descent_follows_the_gradient_of_the_uniformity():
     )
 
 
-def test_one_loop_and_no_step_in_python():
-    """The program does not grow with the number of steps."""
-
-    def program(num_steps):
-        make = partial(jaxloss.uniform_prototypes, num_prototypes=6, dim=3, num_steps=num_steps)
-        return str(jax.make_jaxpr(make)(jax.random.key(0)))
-
-    text = program(2000)
-    assert len(re.findall(r"\b(?:scan|while)\[", text)) == 1
-    assert len(text.splitlines()) == len(program(10).splitlines())
-
-
-def test_keys():
-    typed = jaxloss.uniform_prototypes(jax.random.key(9), 6, 3, num_steps=20)
-    legacy = jaxloss.uniform_prototypes(jax.random.PRNGKey(9), 6, 3, num_steps=20)
-    other = jaxloss.uniform_prototypes(jax.random.key(10), 6, 3, num_steps=20)
-    np.testing.assert_array_equal(typed, legacy)
-    assert np.abs(typed - other).max() > 0.1
-
-
-def test_uniform_prototypes_under_vmap_and_x64():
+def test_uniform_prototypes_of_any_key_under_vmap_and_x64():
     make = partial(jaxloss.uniform_prototypes, num_prototypes=6, dim=3, num_steps=50)
+    np.testing.assert_array_equal(make(jax.random.key(9)), make(jax.random.PRNGKey(9)))
     keys = jax.random.split(jax.random.key(11), 2)
     got = jax.vmap(make)(keys)
+    assert np.abs(got[0] - got[1]).max() > 0.1
     for key, prototypes in zip(keys, got, strict=True):
         np.testing.assert_allclose(prototypes, make(key), atol=1e-4)
     with enable_x64(True):
@@ -212,9 +188,10 @@ def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
     [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 7, 4), (7, 12, 4), (40, 40, 8), (40, 41, 3), (60, 90, 2)],
 )
 def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
+    """For means and prototypes of any length."""
     rng = np.random.default_rng(14)
     for _ in range(5):
-        means, prototypes = sphere(rng, dim, num_classes), sphere(rng, dim, num_prototypes)
+        means, prototypes = (rng.normal(size=(dim, n)) for n in (num_classes, num_prototypes))
         with enable_x64(True):
             got = assign(jnp.asarray(means), jnp.asarray(prototypes))
             got, best = check_optimal(means, prototypes, np.asarray(got), 1e-12)
@@ -222,24 +199,6 @@ def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
         if dim > 1:
             np.testing.assert_array_equal(got, best)
         check_optimal(means.astype(np.float32), prototypes.astype(np.float32))
-
-
-@pytest.mark.parametrize("num_prototypes", [30, 45])
-def test_ties_and_duplicates(num_prototypes):
-    rng = np.random.default_rng(16)
-    corners = np.eye(5)[:, rng.integers(0, 5, num_prototypes)]
-    means = np.eye(5)[:, rng.integers(0, 5, 30)]
-    check_optimal(means, corners)
-    check_optimal(np.ones((5, 30)), corners)
-    check_optimal(means, np.ones((5, num_prototypes)))
-    check_optimal(np.ones((5, 30)), np.ones((5, num_prototypes)))
-    check_optimal(np.where(rng.random(30) < 0.5, means, 0), corners)
-
-
-def test_no_preference_takes_the_prototypes_in_order():
-    """The initial state is all zeros."""
-    prototypes = sphere(np.random.default_rng(17), 8, 120)
-    np.testing.assert_array_equal(assign(np.zeros((8, 100)), prototypes), np.arange(100))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -253,13 +212,6 @@ def test_nan_ends_and_counts_as_orthogonal(poison):
     check_optimal(clean, prototypes, assign(spoiled, prototypes))
     got = assign(np.full((4, 9), poison), np.full((4, 9), poison))
     np.testing.assert_array_equal(got, np.arange(9))
-
-
-def test_assignment_does_not_depend_on_lengths():
-    rng = np.random.default_rng(19)
-    means, prototypes = sphere(rng, 4, 9), sphere(rng, 4, 11)
-    got = assign(means * rng.uniform(0.1, 9, 9), prototypes * rng.uniform(0.1, 9, 11))
-    np.testing.assert_array_equal(got, assign(means, prototypes))
 
 
 def test_assignment_under_vmap():

@@ -11,17 +11,22 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import QUICK, P, array_shapes, compiled, enable_x64, equations, mesh
+from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, equations, mesh
 from tests.jaxloss.loss_table import make_features, make_labels, towers
 
 loss: Any = jaxloss.prototypical_loss
 proto: Any = jax.jit(loss, static_argnames=("num_classes", "block_size", "reduction"))
 
 
-def few_shot(rng, n=9, m=7, dim=5):
-    """Queries and a support set: arrays of anchors and of references, all classes different."""
+def few_shot(rng, n=9, m=7, dim=5) -> tuple[Any, dict[str, Any]]:
+    """Queries with their labels, and a support set of other classes."""
     queries, support = rng.normal(size=(n, dim)), rng.normal(0.3, 1.2, (m, dim))
-    return queries, rng.integers(0, 4, n), support, np.resize([2, 0, 3, 2, 5, 0, 2], m)
+    labels, of_support = rng.integers(0, 4, n), np.resize([2, 0, 3, 2, 5, 0, 2], m)
+    return (queries, labels), {"references": support, "reference_labels": of_support}
+
+
+def of_references(anchors, given, **options):
+    return proto(*map(jnp.asarray, anchors), **jax.tree.map(jnp.asarray, given), **options)
 
 
 # Classes ----
@@ -34,30 +39,30 @@ def test_with_and_without_num_classes():
     labels = rng.choice(np.array([-1, 2, 5, 6, 40], np.int32), 14)
     where = rng.random(14) < 0.8
     with enable_x64(True):
-        y, w = jnp.asarray(labels), jnp.asarray(where)
-        run = jax.jit(
-            jax.value_and_grad(
-                lambda x, t, **options: loss(x, y, where=w, temperature=t, **options), (0, 1)
-            ),
-            static_argnames=("num_classes", "block_size"),
-        )
-        results = [
-            jax.tree.map(np.asarray, run(jnp.asarray(features), 1.7, **options))
+        x, y, w = map(jnp.asarray, (features, labels, where))
+
+        def results(**options):
+            run = jax.value_and_grad(
+                lambda x, t: loss(x, y, where=w, temperature=t, **options), (0, 1)
+            )
+            return jax.tree.map(np.asarray, jax.jit(run)(x, 1.7))
+
+        whole = results()
+        others = [
+            results(**options)
             for options in (
-                {},
-                {"num_classes": 41},
                 {"num_classes": 100},
                 {"block_size": 2},
                 {"num_classes": 41, "block_size": 7},
             )
         ]
-    expected, (gradient, of_temperature) = results[0]
+    expected, (gradient, of_temperature) = whole
     reference = references.prototypical_loss(features, labels, where=where, temperature=1.7)
     np.testing.assert_allclose(expected, reference, rtol=1e-10)
     # The loss depends on the features divided by the root of the temperature.
     np.testing.assert_allclose(of_temperature, -np.vdot(features, gradient) / 3.4, rtol=1e-10)
-    for other in results[1:]:
-        chex.assert_trees_all_close(other, results[0], rtol=1e-10, atol=1e-13)
+    for other in others:
+        chex.assert_trees_all_close(other, whole, rtol=1e-10, atol=1e-13)
 
 
 def test_as_many_tiles_as_the_batch_has_classes():
@@ -94,18 +99,6 @@ def test_labels_of_any_size(block_size, dtype):
 # Memory ----
 
 
-@pytest.mark.parametrize("options", [{}, {"num_classes": 32}, {"block_size": 8}], ids=str)
-def test_no_array_of_samples_by_samples(options):
-    n, dim = 256, 16
-    rng = np.random.default_rng(50)
-    features = jnp.asarray(make_features(rng, n, np.float32, dim))
-    labels = jnp.asarray(rng.integers(0, 32, n))
-    shapes = array_shapes(jax.value_and_grad(partial(loss, **options)), features, labels)
-    assert (n, dim) in shapes
-    # Two coefficients for each sample and class of a tile.
-    assert max(int(np.prod(shape)) for shape in shapes) <= n * 128
-
-
 def test_tiles_bound_the_memory():
     """For 16,384 samples of 10,000 classes, all logits would be 625 MiB."""
     for options in ({}, {"num_classes": 10_000, "block_size": 64}):
@@ -124,51 +117,32 @@ def test_tiles_bound_the_memory():
 )
 def test_references(options):
     """Class 1 has no reference, classes 2 and 5 are candidates, and one reference is masked."""
-    queries, labels, support, support_labels = few_shot(np.random.default_rng(60))
-    labels[:5] = [0, 1, 2, 3, -1]
+    anchors, given = few_shot(np.random.default_rng(60))
+    anchors[1][:5] = [0, 1, 2, 3, -1]
     keep = np.arange(7) != 5
-    support[5] = np.nan
+    given["references"][5] = np.nan
+    common = {"temperature": 1.7, "reduction": "none"}
     with enable_x64(True):
-        got = np.asarray(
-            proto(
-                jnp.asarray(queries),
-                jnp.asarray(labels),
-                references=jnp.asarray(support),
-                reference_labels=jnp.asarray(support_labels),
-                reference_where=jnp.asarray(keep),
-                temperature=1.7,
-                reduction="none",
-                **options,
-            )
-        )
-    expected = references.prototypical_loss(
-        queries,
-        labels,
-        references=support[keep],
-        reference_labels=support_labels[keep],
-        temperature=1.7,
-        reduction="none",
-    )
+        masked = given | {"reference_where": keep}
+        got = np.asarray(of_references(anchors, masked, **common, **options))
+    kept = {name: array[keep] for name, array in given.items()}
+    expected = references.prototypical_loss(*anchors, **kept, **common)
     assert got[1] == got[4] == 0
     np.testing.assert_allclose(got, expected, rtol=1e-10)
 
 
 def test_references_of_another_dtype():
-    queries, labels, support, support_labels = few_shot(np.random.default_rng(63))
+    (queries, labels), given = few_shot(np.random.default_rng(63))
+    anchors = queries.astype(np.float32), labels.astype(np.int32)
+    narrow = given["references"].astype(jnp.bfloat16)
     with enable_x64(True):
-        expected = proto(
-            jnp.asarray(queries, np.float32),
-            jnp.asarray(labels, np.int32),
-            references=jnp.asarray(support, jnp.bfloat16).astype(np.float32),
-            reference_labels=jnp.asarray(support_labels, np.int32),
-        )
-        for label_dtype in (np.uint8, np.int64, np.uint32):
-            got = proto(
-                jnp.asarray(queries, np.float32),
-                jnp.asarray(labels, np.int32),
-                references=jnp.asarray(support, jnp.bfloat16),
-                reference_labels=jnp.asarray(support_labels, label_dtype),
-            )
+        expected = of_references(anchors, given | {"references": narrow.astype(np.float32)})
+        for dtype in (np.uint8, np.int64, np.uint32):
+            of_narrow = {
+                "references": narrow,
+                "reference_labels": given["reference_labels"].astype(dtype),
+            }
+            got = of_references(anchors, of_narrow)
             assert got.dtype == np.float32
             np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -184,19 +158,13 @@ def test_no_references_at_all(num_classes):
 
 
 def test_label_of_a_reference_out_of_range_is_nan():
-    queries, labels, support, support_labels = few_shot(np.random.default_rng(64))
-    run = partial(
-        proto,
-        jnp.asarray(queries),
-        jnp.asarray(labels),
-        references=jnp.asarray(support),
-        reference_labels=jnp.asarray(support_labels),
-        reduction="none",
-    )
-    assert np.isfinite(run(num_classes=6)).all()
-    assert np.isnan(run(num_classes=5)[labels == 0]).all()
+    anchors, given = few_shot(np.random.default_rng(64))
+    run = partial(of_references, anchors, reduction="none")
+    assert np.isfinite(run(given, num_classes=6)).all()
+    assert np.isnan(run(given, num_classes=5)[anchors[1] == 0]).all()
     # A masked one is in range.
-    assert np.isfinite(run(num_classes=5, reference_where=jnp.asarray(support_labels < 5))).all()
+    masked = given | {"reference_where": given["reference_labels"] < 5}
+    assert np.isfinite(run(masked, num_classes=5)).all()
 
 
 # Derivatives ----
@@ -275,7 +243,7 @@ def test_there_is_no_forward_mode():
 def test_references_of_other_devices(options, check_vma):
     """Other numbers of anchors and of references, and a device without valid references."""
     rows, spec = P("batch"), P()
-    queries, labels, support, support_labels = few_shot(np.random.default_rng(68), n=12, m=8)
+    anchors, given = few_shot(np.random.default_rng(68), n=12, m=8)
     keep = np.array([1, 1, 0, 0, 1, 1, 0, 1], bool)
 
     def step(kernel, x, y, r, s, w, axis_name=None):
@@ -288,7 +256,7 @@ def test_references_of_other_devices(options, check_vma):
 
     with enable_x64(True):
         kernel = jnp.asarray(np.random.default_rng(69).normal(size=(5, 4)))
-        arrays = [jnp.asarray(a) for a in (queries, labels, support, support_labels, keep)]
+        arrays = [jnp.asarray(a) for a in (*anchors, *given.values(), keep)]
         expected = jax.jit(step)(kernel, *arrays)
         run = jax.shard_map(
             partial(step, axis_name="batch"),

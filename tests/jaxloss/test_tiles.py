@@ -15,6 +15,7 @@ from jaxloss._tiles import (
     LOGSUMEXP,
     MAX,
     SUM,
+    ByClass,
     Rows,
     Statistic,
     pair_statistics,
@@ -99,8 +100,8 @@ def plain(statistics, params, anchors, references, similarity):
             if statistic.mask is None
             else used & statistic.mask(products, overlaps, params, *given)
         )
-        results.append((reduce(values, mask & same), reduce(values, mask & ~same)))
-    return results
+        results.append(ByClass(reduce(values, mask & same), reduce(values, mask & ~same)))
+    return tuple(results)
 
 
 def combine(results, weights):
@@ -115,6 +116,19 @@ def combine(results, weights):
 
 def arrays(rows) -> Any:
     return None if rows is None else Rows(*map(jnp.asarray, rows))
+
+
+def direction_of(leaves):
+    """A constant."""
+    return jax.lax.stop_gradient(jax.tree.map(lambda x: jnp.cos(3 * x + 1), leaves))
+
+
+def derivatives(scalar, leaves):
+    """The results beside a scalar, its gradient, and a product of its Hessian."""
+    direction = direction_of(leaves)
+    gradient = jax.grad(scalar, has_aux=True)
+    (gradients, results), (product, _) = jax.jvp(gradient, (leaves,), (direction,))
+    return results, gradients, product
 
 
 def problem(seed, n=8, m=None, multi_hot=False) -> Any:
@@ -165,26 +179,23 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
             others = rows if other is None else references._replace(features=other)
             return plain(statistics, params, rows, others, similarity)
 
-        def scalar(statistics):
-            return lambda inputs: combine(statistics(*inputs), weights)
-
-        def everything(statistics, inputs, direction):
-            """Statistics, a gradient, and a product of the Hessian in both ways."""
+        @partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+        def run(statistics, inputs):
+            """Also with a product of the Hessian by reverse mode."""
 
             def scalar(inputs):
-                return combine(statistics(*inputs), weights)
+                results = statistics(*inputs)
+                return combine(results, weights), results
 
             def along(inputs):
-                gradient = jax.grad(scalar)(inputs)
-                return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, direction)))
+                gradient, _ = jax.grad(scalar, has_aux=True)(inputs)
+                products = jax.tree.map(jnp.vdot, gradient, direction_of(inputs))
+                return sum(jax.tree.leaves(products))
 
-            gradient, product = jax.jvp(jax.grad(scalar), (inputs,), (direction,))
-            return jax.tree.leaves(statistics(*inputs)), gradient, product, jax.grad(along)(inputs)
+            return *derivatives(scalar, inputs), jax.grad(along)(inputs)
 
-        direction = jax.tree.map(lambda x: jnp.cos(3 * x + 1), inputs)
-        run = jax.jit(everything, static_argnums=0, compiler_options=QUICK)
-        got, expected = run(tiled, inputs, direction), run(untiled, inputs, direction)
-    assert any(np.isinf(values).any() for values in map(np.asarray, expected[0]))
+        got, expected = run(tiled, inputs), run(untiled, inputs)
+    assert any(np.isinf(values).any() for values in jax.tree.leaves(expected[0]))
     chex.assert_trees_all_close(got, expected, rtol=1e-8, atol=1e-10)
     chex.assert_trees_all_close(got[2], got[3], rtol=1e-8, atol=1e-10)
 
@@ -214,10 +225,7 @@ def test_statistics_in_both_directions(similarity, block_size, axis_name):
             rows = pair_statistics(statistics, params, anchors, references, **options)
             return rows, pair_statistics(statistics, params, references, anchors, **options)
 
-        def derivatives(both, total, params, anchors, references, *weights):
-            """Statistics, the gradient of a scalar, and a product of its Hessian."""
-            leaves = (params, anchors.features, references.features)
-
+        def run(both, total, params, anchors, references, *weights):
             def scalar(leaves):
                 params, own, other = leaves
                 rows = anchors._replace(features=own), references._replace(features=other)
@@ -225,35 +233,29 @@ def test_statistics_in_both_directions(similarity, block_size, axis_name):
                 value = sum(combine(*pair) for pair in zip(results, weights, strict=True))
                 return total(value), results
 
-            def gradient(leaves):
-                return jax.grad(scalar, has_aux=True)(leaves)
+            return derivatives(scalar, (params, anchors.features, references.features))
 
-            direction = jax.tree.map(lambda x: jnp.cos(3 * x + 1), leaves)
-            (gradients, results), (product, _) = jax.jvp(gradient, (leaves,), (direction,))
-            return results, gradients, product
-
-        run = partial(derivatives, at_once, lambda value: value)
+        spread = partial(run, at_once, lambda value: value)
         if axis_name is not None:
-            at_once, rows = partial(at_once, axis_name=axis_name), P(axis_name)
-            of_leaves = (P(), rows, rows)
-            run = jax.shard_map(
-                partial(derivatives, at_once, partial(jax.lax.psum, axis_name=axis_name)),
+            rows, of_weights = P(axis_name), P(None, None, axis_name)
+            spread = jax.shard_map(
+                partial(
+                    run,
+                    partial(at_once, axis_name=axis_name),
+                    partial(jax.lax.psum, axis_name=axis_name),
+                ),
                 mesh=mesh(names=(axis_name,)),
-                in_specs=(P(), rows, rows, P(None, None, axis_name), P(None, None, axis_name)),
-                out_specs=(rows, of_leaves, of_leaves),
+                in_specs=(P(), rows, rows, of_weights, of_weights),
+                out_specs=(rows, (P(), rows, rows), (P(), rows, rows)),
             )
-        got = jax.jit(run, compiler_options=QUICK)(*inputs)
-        expected = jax.jit(
-            partial(derivatives, one_by_one, lambda value: value), compiler_options=QUICK
-        )(*inputs)
+        alone = partial(run, one_by_one, lambda value: value)
+        got, expected = (jax.jit(f, compiler_options=QUICK)(*inputs) for f in (spread, alone))
     chex.assert_trees_all_close(got, expected, rtol=1e-8, atol=1e-10)
 
 
 def test_equal_largest_values_share_the_gradient():
     features = jnp.array([[0.0], [1.0], [-1.0], [1.0], [3.0]])
-    rows = Rows(
-        features, jnp.zeros(5, jnp.int32), jnp.ones(5, bool), jnp.arange(5, dtype=jnp.int32)
-    )
+    rows = Rows(features, jnp.zeros(5, int), jnp.ones(5, bool), jnp.arange(5))
     statistic = Statistic(MAX, lambda s, _positives, _params: s)
 
     def nearest(x, block_size):
@@ -297,15 +299,15 @@ def nca_problem(with_references):
     return params, batch
 
 
-def nca_step(axis_name, block_size, params, batch):
-    """Value and gradients; queries and references share the kernel."""
+def nca_derivatives(axis_name, block_size, params, batch):
+    """Of the mean loss; queries and references share the kernel."""
 
-    def loss(params):
+    def mean(params):
         given = dict(batch)
         for name in ("inputs", "references"):
             if name in given:
                 given[name] = given[name] @ params["kernel"]
-        return jaxloss.nca_loss(
+        value = jaxloss.nca_loss(
             given.pop("inputs"),
             given.pop("labels"),
             temperature=params["temperature"],
@@ -313,17 +315,16 @@ def nca_step(axis_name, block_size, params, batch):
             block_size=block_size,
             **given,
         )
+        return value, value
 
-    value, gradients = jax.value_and_grad(loss)(params)
-    if axis_name is not None:
-        gradients = jax.lax.pmean(gradients, axis_name)
-    return value, gradients
+    value, *of_params = derivatives(mean, params)
+    return value, of_params if axis_name is None else jax.lax.pmean(of_params, axis_name)
 
 
 @cache
 def on_one_device(with_references):
     with enable_x64(True):
-        run = jax.jit(partial(nca_step, None, None))
+        run = jax.jit(partial(nca_derivatives, None, None))
         return jax.tree.map(np.asarray, run(*nca_problem(with_references)))
 
 
@@ -331,82 +332,41 @@ def on_one_device(with_references):
 @pytest.mark.parametrize(
     ("with_references", "how", "way"),
     [
-        (False, "pmap", "gathered"),
-        (False, "check_vma", "ring"),
+        (False, "pmap", "ring"),
         (False, "unchecked", "ring"),
-        (False, "two axes", "gathered"),
-        (True, "pmap", "ring"),
-        (True, "check_vma", "gathered"),
-        (True, "check_vma", "ring"),
-        (True, "unchecked", "gathered"),
         (True, "two axes", "ring"),
+        (True, "check_vma", "ring"),
+        (True, "check_vma", "gathered"),
     ],
 )
 def test_devices(with_references, how, way, monkeypatch):
+    """`test_devices.py` has all ways to spread rows that are gathered."""
     monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
     params, batch = nca_problem(with_references)
-    expected = on_one_device(with_references)
+    axes, shape = (("host", "chip"), (2, 2)) if how == "two axes" else (("b",), (DEVICES,))
+    apart = how in ("pmap", "unchecked")  # The results of every device are compared.
+
+    def step(params, batch):
+        results = nca_derivatives(axes, 2, params, batch)
+        return jax.tree.map(lambda x: x[None], results) if how == "unchecked" else results
+
     with enable_x64(True):
         if how == "pmap":
-            split = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
-            run = jax.pmap(partial(nca_step, "b", 2), axis_name="b", in_axes=(None, 0))
-            results = run(params, split)
-            results = [jax.tree.map(lambda x, k=k: x[k], results) for k in range(DEVICES)]
+            batch = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
+            results = jax.pmap(step, axis_name="b", in_axes=(None, 0))(params, batch)
         else:
-            axes = ("host", "chip") if how == "two axes" else ("b",)
-            shape = (2, 2) if how == "two axes" else (DEVICES,)
-            devices = mesh(shape, axes)
-            checked = how != "unchecked"
-
-            def step(params, batch):
-                outcome = nca_step(axes, None, params, batch)
-                return outcome if checked else jax.tree.map(lambda x: x[None], outcome)
-
             run = jax.shard_map(
                 step,
-                mesh=devices,
+                mesh=mesh(shape, axes),
                 in_specs=(P(), P(axes)),
-                out_specs=P() if checked else P(axes),
-                check_vma=checked,
+                out_specs=P(axes) if apart else P(),
+                check_vma=how != "unchecked",
             )
-            outcome = jax.jit(run, compiler_options=QUICK)(params, batch)
-            results = (
-                [outcome]
-                if checked
-                else [jax.tree.map(lambda x, k=k: x[k], outcome) for k in range(DEVICES)]
-            )
-    for result in results:
-        chex.assert_trees_all_close(
-            jax.tree.map(np.asarray, result), jax.tree.map(np.asarray, expected), rtol=1e-9
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", GATHERED_BYTES)
-def test_second_derivatives_around_the_ring(way, monkeypatch):
-    monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
-    params, batch = nca_problem(with_references=True)
-    with enable_x64(True):
-
-        def hessian_product(axis_name, params, batch):
-            def gradient(params):
-                return nca_step(axis_name, 2, params, batch)[1]
-
-            direction = jax.tree.map(lambda x: jnp.sin(x + 1), params)
-            _, product = jax.jvp(gradient, (params,), (direction,))
-            return product if axis_name is None else jax.lax.pmean(product, axis_name)
-
-        run = jax.shard_map(
-            partial(hessian_product, "b"),
-            mesh=mesh(names=("b",)),
-            in_specs=(P(), P("b")),
-            out_specs=P(),
-        )
-        got = jax.jit(run, compiler_options=QUICK)(params, batch)
-        expected = jax.jit(partial(hessian_product, None))(params, batch)
-    chex.assert_trees_all_close(
-        jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-9
-    )
+            results = jax.jit(run, compiler_options=QUICK)(params, batch)
+        results = jax.tree.map(np.asarray, results)
+    for device in range(DEVICES) if apart else [...]:
+        result = jax.tree.map(lambda x, device=device: x[device], results)
+        chex.assert_trees_all_close(result, on_one_device(with_references), rtol=1e-9)
 
 
 def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
@@ -432,44 +392,33 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
 def test_references_that_every_device_has(loss, axis_name):
     """A support set that is not spread over the devices, beside a batch that is."""
     rng = np.random.default_rng(41)
+    labels, of_references = jnp.arange(8) % 3, jnp.arange(5) % 3
+
+    def losses(features, labels, references, of_references, axis_name=None):
+        given = {"references": references, "reference_labels": of_references, "block_size": 2}
+        return loss(features, labels, **given, axis_name=axis_name, reduction="none")
+
+    spread = jax.shard_map(
+        partial(losses, axis_name=axis_name),
+        mesh=mesh(names=("b",)),
+        in_specs=(P("b"), P("b"), P(), P()),
+        out_specs=P("b"),
+    )
+    copies = 1 if axis_name is None else DEVICES  # With the axis, every device adds its copy.
+
+    def total(x, r):
+        return jnp.sum(jnp.cos(spread(x, labels, r, of_references)))
+
+    def expected_total(x, r):
+        copied = jnp.tile(r, (copies, 1)), jnp.tile(of_references, copies)
+        return jnp.sum(jnp.cos(losses(x, labels, *copied)))
+
     with enable_x64(True):
-        features, references = jnp.asarray(rng.normal(size=(8, 3))), rng.normal(size=(5, 3))
-        labels, of_references = jnp.arange(8) % 3, jnp.arange(5) % 3
-
-        def value_and_grad(axis_name, mean, features, labels, references):
-            def value(features, references):
-                return mean(
-                    loss(
-                        features,
-                        labels,
-                        references=references,
-                        reference_labels=of_references,
-                        block_size=2,
-                        axis_name=axis_name,
-                    )
-                )
-
-            return jax.value_and_grad(value, (0, 1))(features, references)
-
-        spread = jax.shard_map(
-            partial(
-                value_and_grad,
-                axis_name,
-                partial(jax.lax.pmean, axis_name="b") if axis_name is None else lambda value: value,
-            ),
-            mesh=mesh(names=("b",)),
-            in_specs=(P("b"), P("b"), P()),
-            out_specs=(P(), (P("b"), P())),
+        arrays = [jnp.asarray(rng.normal(size=(n, 3))) for n in (8, 5)]
+        got, expected = (
+            jax.jit(jax.value_and_grad(function, (0, 1)), compiler_options=QUICK)(*arrays)
+            for function in (total, expected_total)
         )
-        got = jax.jit(spread, compiler_options=QUICK)(features, labels, jnp.asarray(references))
-        # With the axis, every device adds its copy of the references.
-        copies = 1 if axis_name is None else DEVICES
-        of_references = jnp.tile(of_references, copies)
-        single = jax.jit(partial(value_and_grad, None, lambda value: value))
-        value, (d_features, d_references) = single(
-            features, labels, jnp.tile(jnp.asarray(references), (copies, 1))
-        )
-        expected = value, (d_features, d_references.reshape(copies, 5, 3).sum(0))
     chex.assert_trees_all_close(got, expected, rtol=1e-12)
 
 
