@@ -10,13 +10,13 @@ import hashlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy.io import savemat
 
 from experiments.config import Folders
+from experiments.contracts import ImageSet
 from tests.experiments.fake_archives import (
     PARTS,
     Counts,
@@ -24,6 +24,7 @@ from tests.experiments.fake_archives import (
     arrays,
     colour,
     expect,
+    image_set,
     packed,
     write_image,
     write_json,
@@ -41,7 +42,7 @@ def class_folders(manual_dir: Path, name: str, *parts: str, ending: str = "jpg")
     for split, part in zip(splits, parts, strict=True):
         file = f"{name}/{part}/{{name}}/{{i:03}}.{ending}"
         write_photos(manual_dir, {split: classes[split]}, file, size=(20, 24))
-    return expect(classes, exact=False)
+    return expect(classes)
 
 
 _TWO: Counts = {"train": {"ant": 3, "bee": 2}, "test": {"ant": 1, "bee": 2}}
@@ -52,7 +53,7 @@ _PARTS = {split: PARTS[split] for split in _THREE}
 def food101_folder(manual_dir: Path) -> Expected:
     folder, file = manual_dir / "food-101", "{name}/{split}{i}"
     write_lists(folder / "meta/{}.txt", write_photos(folder, _TWO, f"images/{file}.jpg", file))
-    return expect(_TWO, exact=False)
+    return expect(_TWO)
 
 
 def food101_archive(manual_dir: Path) -> Expected:
@@ -76,7 +77,7 @@ def _write_scenes(images: Path, partitions: Path) -> Expected:
     write_lines(partitions / "ClassName.txt", [f"/a/{name}" for name in _SCENES["train"]])
     write_lines(partitions / "Training_01.txt", lists["train"])
     write_lines(partitions / "Testing_01.txt", lists["test"])
-    return expect(_SCENES, exact=False)
+    return expect(_SCENES)
 
 
 def sun397(manual_dir: Path) -> Expected:
@@ -98,7 +99,7 @@ def dtd(manual_dir: Path) -> Expected:
         lists = write_photos(folder / "dtd", _THREE, f"images/{file}", file)
         write_lists(folder / "dtd/labels/{}1.txt", lists)
         write_lists(folder / "dtd/labels/{}2.txt", {split: of[:1] for split, of in lists.items()})
-    return expect(_THREE, exact=False)
+    return expect(_THREE)
 
 
 def aircraft(manual_dir: Path) -> Expected:
@@ -108,7 +109,7 @@ def aircraft(manual_dir: Path) -> Expected:
     file, line = "images/{number:07}.jpg", "{number:07} {name}"
     lists = write_photos(data, classes, file, line, first=34958)
     write_lists(data / "images_variant_{}.txt", lists)
-    return expect(classes, exact=False)
+    return expect(classes)
 
 
 def pets(manual_dir: Path) -> Expected:
@@ -121,7 +122,7 @@ def pets(manual_dir: Path) -> Expected:
         write_lines(folder / "annotations/list.txt", ["#Image CLASS-ID SPECIES BREED ID"])
         write_lines(folder / "annotations/trainval.txt", lists["train"])
         write_lines(folder / "annotations/test.txt", lists["test"])
-    return expect(classes, exact=False)
+    return expect(classes)
 
 
 def cub(manual_dir: Path) -> Expected:
@@ -137,7 +138,7 @@ def cub(manual_dir: Path) -> Expected:
         training = [f"{name.split()[0]} {int(name in lists['train'])}" for name in names]
         write_lines(folder / "images.txt", names)
         write_lines(folder / "train_test_split.txt", training[::-1])
-    return expect(classes, exact=False)
+    return expect(classes)
 
 
 _CARS = {split: {"AM General Hummer SUV 2000": 2, "Acura RL Sedan 2012": 1} for split in _TWO}
@@ -164,20 +165,17 @@ def cars(manual_dir: Path) -> Expected:
         savemat(devkit / "cars_train_annos.mat", labelled)
         savemat(devkit / "cars_test_annos.mat", {"annotations": _structures(**unlabelled)})
     savemat(folder / "cars_test_annos_withlabels.mat", labelled)
-    return expect(_CARS, exact=False)
+    return expect(_CARS)
 
 
 def cars_in_one(manual_dir: Path) -> Expected:
     with packed(manual_dir / "car_ims.tgz") as folder:
         write_photos(folder, _CARS, "car_ims/{number:06}.jpg")
-    entries = {
-        "relative_im_path": [f"car_ims/{number:06}.jpg" for number in range(1, 7)],
-        "class": 2 * _CAR_CLASSES,
-        "test": [0, 0, 0, 1, 1, 1],
-    }
+    files = [f"car_ims/{number:06}.jpg" for number in range(1, 7)]
+    entries = {"relative_im_path": files, "class": 2 * _CAR_CLASSES, "test": [0, 0, 0, 1, 1, 1]}
     content = {"annotations": _structures(**entries), "class_names": _CAR_NAMES}
     savemat(manual_dir / "cars_annos.mat", content)
-    return expect(_CARS, exact=False)
+    return expect(_CARS)
 
 
 def flowers102(manual_dir: Path) -> Expected:
@@ -188,7 +186,7 @@ def flowers102(manual_dir: Path) -> Expected:
     savemat(folder / "imagelabels.mat", {"labels": np.array([3 * [1, 2, 2]], np.uint8)})
     numbers = np.arange(1, 10).reshape(3, 1, 3)
     savemat(folder / "setid.mat", dict(zip(("trnid", "valid", "tstid"), numbers, strict=True)))
-    return expect(classes, exact=False)
+    return expect(classes)
 
 
 def _drawn(folder: Path, names: tuple[str, ...], count: int, train: int) -> Expected:
@@ -201,7 +199,7 @@ def _drawn(folder: Path, names: tuple[str, ...], count: int, train: int) -> Expe
         order = sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest())
         for split, of in (("train", order[:train]), ("test", order[train:])):
             splits[split][name] = [colour(name, files[file]) for file in sorted(of)]
-    return Expected(splits, exact=False)
+    return {split: image_set(of) for split, of in splits.items()}
 
 
 def caltech101(manual_dir: Path) -> Expected:
@@ -334,7 +332,7 @@ def imagenet_archives(manual_dir: Path) -> Expected:
         for name, count in _TRAINING["train"].items():
             with packed(outer / f"{name}.tar") as folder:
                 write_photos(folder, {"train": {name: count}}, "{name}_{i}.JPEG")
-    return expect(_SYNSETS, exact=False)
+    return expect(_SYNSETS)
 
 
 def imagenet_kaggle(manual_dir: Path) -> Expected:
@@ -348,7 +346,7 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
     ]
     path = manual_dir / "imagenet/LOC_val_solution.csv"
     write_lines(path, ["ImageId,PredictionString", *lines])
-    return expect(_SYNSETS, exact=False)
+    return expect(_SYNSETS)
 
 
 def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
@@ -356,7 +354,7 @@ def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
     write_photos(folder, _TRAINING, "train/{name}/{name}_{i}.JPEG")
     _write_validation(folder / "val")
     _write_devkit(folder)
-    return expect(_SYNSETS, exact=False)
+    return expect(_SYNSETS)
 
 
 def imagenet_class_folders_and_devkit(manual_dir: Path) -> Expected:
@@ -375,50 +373,43 @@ def imagenet200(manual_dir: Path) -> Expected:
         write_image(folder / "test/images/test_0.JPEG", "unlabelled", 0, size)
         write_lines(folder / "val/val_annotations.txt", lists["test"])
         write_lines(folder / "wnids.txt", list(_SYNSETS["train"]))
-    return expect(_SYNSETS, exact=False)
+    return expect(_SYNSETS)
 
 
-@dataclass(frozen=True)
-class ExpectedLabels:
-    """What a data set of many labels made from a fake archive must hold."""
-
-    names: tuple[str, ...]
-    splits: dict[str, list[tuple[tuple[int, int, int], list[int]]]]
-    """For every split the colours of the images in order, each with its targets."""
+def _labelled(images: Iterable[tuple[tuple, list[int]]], names: tuple[str, ...]) -> ImageSet:
+    """The expected images of a split, from the colour and the targets of each."""
+    colours, targets = zip(*images, strict=True)
+    return ImageSet(np.array(colours), np.array(targets, np.int8), names)
 
 
-def _coco(manual_dir: Path, year: int) -> ExpectedLabels:
+def _coco(manual_dir: Path, year: int) -> Expected:
     """Categories whose numbers have gaps, several objects of one kind, and images without any."""
     objects = {"train": {9: [3, 1, 3], 25: [], 30: [90]}, "test": {42: [1, 90], 73: [3], 74: []}}
-    categories = {90: "toothbrush", 1: "person", 3: "car"}
-    expected: dict = {}
+    names = {1: "person", 3: "car", 90: "toothbrush"}
+    outlines = [{"counts": [1], "size": [2]}, [[1.5, 2.5, 3.0, 4.0]], [[0.0]]]
+    expected = {}
     for split, images in objects.items():
         part = f"{'train' if split == 'train' else 'val'}{year}"
-        prefix = f"COCO_{part}_" if year == 2014 else ""
-        files = {number: f"{prefix}{number:012}.jpg" for number in images}
-        for number, file in files.items():
-            write_image(manual_dir / part / file, split, number, (30, 20))
-        outlines = [{"counts": [1], "size": [2]}, [[1.5, 2.5, 3.0, 4.0]], [[0.0]]]
+        file = ("COCO_{}_{:012}.jpg" if year == 2014 else "{1:012}.jpg").format
+        for n in images:
+            write_image(manual_dir / part / file(part, n), split, n, (30, 20))
+        found = [(n, k, category) for n, of in images.items() for k, category in enumerate(of)]
         content = {
-            "info": {"year": year},
-            "images": [{"id": n, "file_name": files[n], "height": 20} for n in reversed(images)],
+            "images": [{"id": n, "file_name": file(part, n)} for n in reversed(images)],
             "annotations": [
                 {"id": k, "image_id": n, "category_id": category, "segmentation": outlines[k]}
-                for n, of in images.items()
-                for k, category in enumerate(of)
+                for n, k, category in found
             ],
-            "categories": [{"id": n, "name": name} for n, name in categories.items()],
+            "categories": [{"id": n, "name": names[n]} for n in (90, 1, 3)],
         }
         write_json(manual_dir / f"annotations/instances_{part}.json", content)
-        expected[split] = [
-            (colour(split, n), [int(category in of) for category in sorted(categories)])
-            for n, of in images.items()
-            if of
-        ]
-    return ExpectedLabels(("person", "car", "toothbrush"), expected)
+        images = {n: of for n, of in images.items() if of}
+        targets = [(colour(split, n), [int(c in of) for c in names]) for n, of in images.items()]
+        expected[split] = _labelled(targets, tuple(names.values()))
+    return expected
 
 
-def coco_2014(manual_dir: Path) -> ExpectedLabels:
+def coco_2014(manual_dir: Path) -> Expected:
     expected = _coco(manual_dir / "coco", 2014)
     for part in ("train2014", "val2014", "annotations"):
         name = "annotations_trainval2014" if part == "annotations" else part
@@ -427,7 +418,7 @@ def coco_2014(manual_dir: Path) -> ExpectedLabels:
     return expected
 
 
-def coco_2017(manual_dir: Path) -> ExpectedLabels:
+def coco_2017(manual_dir: Path) -> Expected:
     return _coco(manual_dir / "coco", 2017)
 
 
@@ -465,31 +456,26 @@ def _voc(manual_dir: Path, objects: _Objects, lists: bool = False) -> None:
                 f"<part><name>head</name></part></object>"
                 for name, difficult in of
             )
-            write_lines(
-                top / f"Annotations/{number}.xml",
-                [f"<annotation><filename>{number}.jpg</filename>{found}</annotation>"],
-            )
+            line = f"<annotation><filename>{number}.jpg</filename>{found}</annotation>"
+            write_lines(top / f"Annotations/{number}.xml", [line])
 
 
-def _expect_voc() -> ExpectedLabels:
-    expected = {
+def _expect_voc() -> Expected:
+    images = {
         split: [(colour("voc", int(n)), _voc_targets(of)) for n, of in _VOC_OBJECTS[part].items()]
         for split, part in _PARTS.items()
     }
-    return ExpectedLabels(_VOC, expected)
+    return {split: _labelled(of, _VOC) for split, of in images.items()}
 
 
-def voc2007_archives(manual_dir: Path) -> ExpectedLabels:
-    for name, parts in (
-        ("VOCtrainval_06-Nov-2007", ("train", "val")),
-        ("VOCtest_06-Nov-2007", ("test",)),
-    ):
-        with packed(manual_dir / f"{name}.tar") as folder:
+def voc2007_archives(manual_dir: Path) -> Expected:
+    for name, parts in (("trainval", ("train", "val")), ("test", ("test",))):
+        with packed(manual_dir / f"VOC{name}_06-Nov-2007.tar") as folder:
             _voc(folder, {part: _VOC_OBJECTS[part] for part in parts}, lists=True)
     return _expect_voc()
 
 
-def voc2007_annotations(manual_dir: Path) -> ExpectedLabels:
+def voc2007_annotations(manual_dir: Path) -> Expected:
     _voc(manual_dir / "voc2007", _VOC_OBJECTS)
     return _expect_voc()
 
@@ -520,8 +506,8 @@ _NUS = {
 _NUS_NAMES = ("animal", "person", "sky")
 
 
-def _expect_nus() -> ExpectedLabels:
-    expected = {
+def _expect_nus() -> Expected:
+    found = {
         split: [
             (colour(file, 0), [int(name in labels) for name in _NUS_NAMES])
             for file, labels in images.items()
@@ -529,10 +515,10 @@ def _expect_nus() -> ExpectedLabels:
         ]
         for split, images in _NUS.items()
     }
-    return ExpectedLabels(_NUS_NAMES, expected)
+    return {split: _labelled(of, _NUS_NAMES) for split, of in found.items()}
 
 
-def nus_wide_published(manual_dir: Path) -> ExpectedLabels:
+def nus_wide_published(manual_dir: Path) -> Expected:
     folder = manual_dir / "nus-wide"
     with packed(folder / "Groundtruth.zip") as elsewhere:
         for split, images in _NUS.items():
@@ -549,7 +535,7 @@ def nus_wide_published(manual_dir: Path) -> ExpectedLabels:
     return _expect_nus()
 
 
-def nus_wide_table(manual_dir: Path) -> ExpectedLabels:
+def nus_wide_table(manual_dir: Path) -> Expected:
     folder = manual_dir / "NUS-WIDE"
     lines = ["filepath,label,split_name"]
     for split, images in _NUS.items():
@@ -587,7 +573,7 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "pets": (pets,),
 }
 
-MANY_LABELS: dict[str, tuple[Callable[[Path], ExpectedLabels], ...]] = {
+MANY_LABELS: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "coco": (coco_2014, coco_2017),
     "voc2007": (voc2007_archives, voc2007_annotations),
     "nus_wide": (nus_wide_published, nus_wide_table),

@@ -22,10 +22,10 @@ def of(section: str, **options: Any) -> Settings:
     return {f"{section}.{name}": value for name, value in options.items()}
 
 
-def sgd(rate: float, decay: float, *, nesterov: bool, decay_all: bool) -> Settings:
-    return of("optimizer", kind="sgd", learning_rate=rate, momentum=0.9, nesterov=nesterov) | of(
-        "optimizer", weight_decay=decay, decay_all=decay_all
-    )
+def sgd(rate: float, decay: float, *, nesterov: bool = False) -> Settings:
+    """The decay is for all parameters."""
+    steps = of("optimizer", kind="sgd", learning_rate=rate, momentum=0.9, nesterov=nesterov)
+    return steps | of("optimizer", weight_decay=decay, decay_all=True)
 
 
 IMAGENET_COLOURS = of("data", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -34,11 +34,9 @@ CROPS_OF_224 = IMAGENET_COLOURS | of(
 )
 RESNET12 = of("model", backbone="resnet12", widths=(64, 160, 320, 640))
 RESNET50 = of("model", backbone="resnet50", widths=(64, 128, 256, 512), pooling="mean")
+RESNET32 = of("model", backbone="resnet32", widths=(16, 32, 64), pooling="mean")
 # Images of the training sets, and full batches of 128 or 1024 in them.
 CIFAR100, IMAGENET200, IMAGENET = 50000 // 128, 100000 // 128, 1281167 // 1024
-
-
-# --- A ------------------------------------------------------------------------------------------
 
 
 def _integration(batch_size: int) -> Settings:
@@ -56,9 +54,6 @@ _A = {
 }
 
 
-# --- B ------------------------------------------------------------------------------------------
-
-
 def _groups(images: int, epochs: int, drops: tuple[int, ...]) -> Settings:
     """A row of Table B.1: training images, epochs T, and those at which the rate is divided."""
     epoch = images // 256
@@ -66,7 +61,7 @@ def _groups(images: int, epochs: int, drops: tuple[int, ...]) -> Settings:
     return (
         CROPS_OF_224
         | RESNET50
-        | sgd(0.1, 1e-4, nesterov=False, decay_all=True)
+        | sgd(0.1, 1e-4)
         | of("optimizer", schedule="step", decay_steps=steps, warmup_steps=0)
         | {"sampling.batch_size": 256, "steps": epochs * epoch}
     )
@@ -80,24 +75,18 @@ _B = {
 }
 
 
-# --- C ------------------------------------------------------------------------------------------
-
-
 def _tail(images: float, classes: int, imbalance: float = 0.01) -> int:
     """Full batches of 128 in a long tail n_c = n_max f^(c / (C - 1)), n_max = N / C."""
     sizes = (images / classes * imbalance ** (c / (classes - 1)) for c in range(classes))
     return sum(int(size + 1e-9) for size in sizes) // 128
 
 
-def _resnet32(widths: tuple[int, ...] = (16, 32, 64), **options: Any) -> Settings:
-    return of("model", backbone="resnet32", widths=widths, pooling="mean", **options)
-
-
 def _balanced(epoch: int, dim: int, colours: Settings) -> Settings:
     return (
-        sgd(0.01, 1e-4, nesterov=False, decay_all=True)
+        sgd(0.01, 1e-4)
         | of("data", pad=4, flip=True)
-        | _resnet32(shortcut="conv3x3", projection="linear", dim=dim)
+        | RESNET32
+        | of("model", shortcut="conv3x3", projection="linear", dim=dim)
         | of("loss", criterion="prototype", reduction="sum")
         | of("optimizer", schedule="step", decay_steps=(100 * epoch, 200 * epoch))
         | {"sampling.batch_size": 128, "steps": 250 * epoch, "evaluation.calibration": "cosines"}
@@ -107,9 +96,10 @@ def _balanced(epoch: int, dim: int, colours: Settings) -> Settings:
 
 def _long_tailed(epoch: int, data: Settings, widths: tuple[int, ...] = (16, 32, 64)) -> Settings:
     return (
-        sgd(0.1, 2e-4, nesterov=False, decay_all=True)
+        sgd(0.1, 2e-4)
         | of("data", flip=True, mixup=1.0, imbalance=0.01, tail_from="mean")
-        | _resnet32(widths, shortcut="pad", dim=0, projection="norm")
+        | RESNET32
+        | of("model", widths=widths, shortcut="pad", dim=0, projection="norm")
         | of("loss", criterion="dot-regression", lengths="batch", reduction="mean")
         | of("optimizer", schedule="step", decay_steps=(160 * epoch, 180 * epoch))
         | of("optimizer", warmup_steps=5 * epoch, warmup_from=0.02 / 0.1)
@@ -136,7 +126,7 @@ _C = {
     "imagenet200-sphere": _balanced(IMAGENET200, 50, IMAGENET_COLOURS),
     "imagenet-sphere": _ON_IMAGENET
     | RESNET50
-    | sgd(0.5, 2e-5, nesterov=False, decay_all=True)
+    | sgd(0.5, 2e-5)
     | {"data.mixup": 1.0, "steps": 100 * IMAGENET},
     "imagenet-sphere-swin": _ON_IMAGENET
     | of("model", backbone="swin", widths=(96, 192, 384, 768))
@@ -148,9 +138,6 @@ _C = {
     "stl10-lt": _long_tailed(_tail(5000, 10), _HALF),
 }
 
-
-# --- D ------------------------------------------------------------------------------------------
-
 _TEMPERATURES = of("loss", name="two-way", positive_temperature=4.0, negative_temperature=1.0)
 
 
@@ -159,7 +146,7 @@ def _two_way(images: int) -> Settings:
         _TEMPERATURES
         | RESNET50
         | CROPS_OF_224
-        | sgd(0.01, 1e-4, nesterov=True, decay_all=True)
+        | sgd(0.01, 1e-4, nesterov=True)
         | of("data", color_jitter=0.4, lighting=0.1)
         | of("optimizer", schedule="cosine", backbone_rate=0.1)
         | {"sampling.batch_size": 512, "steps": 40 * (images // 512)}
@@ -172,9 +159,6 @@ _D = {
     "nus-wide": _two_way(125448),
     "imagenet-two-way": _TEMPERATURES | RESNET50 | {"data.name": "imagenet"},
 }
-
-
-# --- E ------------------------------------------------------------------------------------------
 
 _COMMON = (
     of("data", holdout=0.0, mean=(0.507, 0.487, 0.441), std=(0.267, 0.257, 0.276))

@@ -1,23 +1,18 @@
 import collections
 import io
 import pickle
-import stat
 import tarfile
 import zipfile
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from numpy._core import multiarray, numeric
-from scipy.io import savemat
 
 from experiments.data.builders.archives import (
     DamagedArchiveError,
     UnsafeArchiveError,
     extract,
-    load_mat,
     load_pickle,
     load_torch_list,
     tar_members,
@@ -51,26 +46,6 @@ def test_plain_pickles_are_read(tmp_path, protocol, core):
     assert repr(load_pickle(path)) == repr(pickle.loads(data))
 
 
-class _Python2Pickler(pickle._Pickler):
-    """Writes `bytes` as Python 2 wrote its `str`."""
-
-    def _save(self, value):
-        pickler: Any = self
-        pickler.write(pickle.BINSTRING + len(value).to_bytes(4, "little") + value)
-        pickler.memoize(value)
-
-    dispatch: ClassVar[Any] = {**pickle._Pickler.dispatch, bytes: _save}
-
-
-def test_pickle_of_python_2_is_read(tmp_path):
-    images = np.arange(256, dtype=np.uint8).reshape(2, 8, 16)
-    buffer = io.BytesIO()
-    _Python2Pickler(buffer, protocol=2).dump({b"data": images, b"names": [b"caf\xe9"]})
-    path = tmp_path / "data.pkl"
-    path.write_bytes(buffer.getvalue().replace(b"numpy._core.", b"numpy.core."))
-    assert repr(load_pickle(path)) == repr({"data": images, "names": ["café"]})
-
-
 class _Call:
     """Pickles as a call of anything."""
 
@@ -81,8 +56,15 @@ class _Call:
         return self.value
 
 
-def _touch(path):
-    Path(path).touch()
+def test_strings_of_python_2_are_read(tmp_path):
+    """Of one character per byte, also where they are the content of an array."""
+    (tmp_path / "text.pkl").write_bytes(b"U\x04caf\xe9.")
+    assert load_pickle(tmp_path / "text.pkl") == "café"
+    images = np.arange(256, dtype=np.uint8).reshape(2, 8, 16)
+    state = (1, images.shape, images.dtype, False, images.tobytes().decode("latin1"))
+    array = _Call(multiarray._reconstruct, np.ndarray, (0,), b"b", state=state)
+    (tmp_path / "array.pkl").write_bytes(pickle.dumps(array, protocol=2))
+    np.testing.assert_array_equal(load_pickle(tmp_path / "array.pkl"), images)
 
 
 _MARK = "touched-by-a-pickle"
@@ -93,7 +75,6 @@ MALICIOUS = {
     "INST": b"(S'touch touched-by-a-pickle'\nios\nsystem\n.",
     "STACK_GLOBAL": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R.",
     "eval": pickle.dumps(_Call(eval, f"open({_MARK!r}, 'w')")),
-    "a function of this module": pickle.dumps(_Call(_touch, _MARK)),
     "numpy.load": pickle.dumps(_Call(np.load, "x", None, True)),
     "a dotted name": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
     "numpy.ndarray called": pickle.dumps(_Call(np.ndarray, (1,), "O", b"12345678")),
@@ -112,7 +93,6 @@ MALICIOUS = {
         )
     ),
     "a data type of fields": pickle.dumps(_Call(np.dtype, [("a", "O")])),
-    "a class of the library": pickle.dumps(Path("x")),
 }
 
 
@@ -156,38 +136,6 @@ def test_other_content_of_torch_is_refused(tmp_path, content, error, message):
         path.write_bytes(path.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x00"))
     with pytest.raises(error, match=r"cats\.pth" + message):
         load_torch_list(path)
-
-
-def test_variables_of_matlab_are_read(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (2, 3, 4), dtype=np.uint8)
-    kinds = [("name", object), ("number", object)]
-    content = {
-        "X": images,
-        "structures": np.array([("one", 1), ("two", 2)], kinds)[None],
-        "cells": np.array(["a", "bc"], object)[None],
-        "other": np.zeros(3),
-    }
-    savemat(tmp_path / "a.mat", content, do_compression=True)
-    read = load_mat(tmp_path / "a.mat", "X", "structures", "cells")
-    assert list(read) == ["X", "structures", "cells"]
-    np.testing.assert_array_equal(read["X"], images)
-    assert read["X"].dtype == np.uint8
-    assert [*read["structures"]] == [{"name": "one", "number": 1}, {"name": "two", "number": 2}]
-    assert list(read["cells"]) == ["a", "bc"]
-
-
-def test_other_matlab_files_are_named(tmp_path):
-    path = tmp_path / "a.mat"
-    savemat(path, {"X": np.arange(20)})
-    with pytest.raises(DamagedArchiveError, match=r"a\.mat has no variable y, z"):
-        load_mat(path, "X", "y", "z")
-    whole = path.read_bytes()
-    version_7_3 = b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400)
-    cut_off = [(whole[:length], "") for length in (0, 3, 100, 130, 150)]
-    for content, named in (*cut_off, (version_7_3, r".*v7\.3")):
-        path.write_bytes(content)
-        with pytest.raises(DamagedArchiveError, match=r"a\.mat is not a readable MAT" + named):
-            load_mat(path, "X")
 
 
 FILES = {"top.txt": b"1", "set/images/a.png": b"22", "set/images/b.png": b"333", "set/list": b""}
@@ -251,36 +199,15 @@ def test_an_archive_is_extracted_whole_or_what_is_kept_of_it(tmp_path, kind):
     assert len(_content(some)) == 2
 
 
-# Whatever the filter of the library refuses; these show that it is used.
-OUTSIDE = {
-    "parent": [("a/../../out.txt", b"x")],
-    "absolute symbolic link": [_member("a", tarfile.SYMTYPE, "/etc/passwd")],
-    "file through a link": [_member("a", tarfile.SYMTYPE, ".."), ("a/out.txt", b"x")],
-    "device": [_member("a", tarfile.CHRTYPE)],
-}
-
-
-@pytest.mark.parametrize("kind", OUTSIDE)
-def test_a_tar_that_leaves_its_folder_is_refused(tmp_path, kind):
+def test_a_tar_that_leaves_its_folder_is_refused(tmp_path):
+    """By the filter of the library; and nothing of it stays."""
     inner = tmp_path / "inner"
     inner.mkdir()
-    path = _tar(inner / "data.tar", [("fine.txt", b"y"), *OUTSIDE[kind]])
+    path = _tar(inner / "data.tar", [("fine.txt", b"y"), ("a/../../out.txt", b"x")])
     with pytest.raises(UnsafeArchiveError, match=r"data\.tar"):
         extract(path, inner / "out")
     assert [p.name for p in inner.iterdir()] == ["data.tar"]
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
-
-
-def test_a_zip_stays_in_its_folder(tmp_path):
-    link = zipfile.ZipInfo("link")
-    link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    members = [("../a.txt", b"a"), ("x/../../b.txt", b"b"), ("/c.txt", b"c"), (link, b"../out.txt")]
-    inner = tmp_path / "inner"
-    out = extract(_zip(tmp_path / "data.zip", members), inner / "out")
-    assert [p.name for p in inner.iterdir()] == ["out"]
-    assert not any(p.is_symlink() for p in out.rglob("*"))
-    assert sorted(_content(out).values()) == [b"../out.txt", b"a", b"b", b"c"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.zip", "inner"]
 
 
 _NOISE = np.random.default_rng(0).bytes(50_000)
@@ -322,18 +249,10 @@ def test_members_are_read_where_they_are(tmp_path):
     assert [member.read() for member in members] == [*contents, b"p", *contents]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        _tar_bytes(_INNER.items(), "w:gz"),
-        b"",
-        b"something" * 100,
-        _tar_bytes([("n1.tar", b"no tar" * 200)]),
-        _tar_bytes([("n1.tar", _tar_bytes(_INNER.items())[:600])]),
-    ],
-    ids=["compressed", "empty", "text", "inner text", "inner cut off"],
-)
-def test_other_files_are_no_tars(tmp_path, content):
-    (tmp_path / "a.tar").write_bytes(content)
-    with pytest.raises(DamagedArchiveError, match=r"a\.tar"):
-        tar_members(tmp_path / "a.tar")
+def test_other_files_are_no_tars(tmp_path):
+    whole, path = _tar_bytes(_INNER.items()), tmp_path / "a.tar"
+    inner = [_tar_bytes([("n1.tar", content)]) for content in (b"no tar" * 200, whole[:600])]
+    for content in (b"", b"something" * 100, _tar_bytes(_INNER.items(), "w:gz"), *inner):
+        path.write_bytes(content)
+        with pytest.raises(DamagedArchiveError, match=r"a\.tar"):
+            tar_members(path)

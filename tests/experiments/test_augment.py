@@ -67,18 +67,11 @@ def test_normalize_is_its_formula():
 def test_crops_are_windows_of_the_padded_image():
     images = images_of(200, (6, 8, 1))
     found = np.asarray(augment(images, keys_of(200), replace(PLAIN, pad=2)))
-    padded = np.pad(pixels_of(images), ((0, 0), (2, 2), (2, 2), (0, 0)))
-    places = []
-    for image, source in zip(found, padded, strict=True):
-        matches = [
-            (i, j)
-            for i in range(5)
-            for j in range(5)
-            if np.allclose(source[i : i + 6, j : j + 8], image, atol=1e-6)
-        ]
-        assert len(matches) == 1
-        places += matches
-    assert len(set(places)) == 25
+    padded = np.pad(pixels_of(images)[..., 0], ((0, 0), (2, 2), (2, 2)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (6, 8), (1, 2))
+    same = np.isclose(windows, found[:, None, None, ..., 0], atol=1e-6).all((3, 4))
+    assert (same.sum((1, 2)) == 1).all()
+    assert same.any(0).all()
 
 
 def test_half_of_the_images_are_mirrored():
@@ -280,14 +273,21 @@ def test_resizing_equals_pillow(shape, size):
 
 
 @pytest.mark.parametrize(
-    ("shape", "shorter", "size"), [((50, 71), 32, 28), ((71, 50), 33, 28), ((20, 20), 24, 24)]
+    ("shape", "shorter", "size", "to_square"),
+    [
+        ((50, 71), 32, 28, False),
+        ((71, 50), 33, 28, False),
+        ((20, 20), 24, 24, False),
+        ((30, 50), 24, 20, True),
+    ],
 )
-def test_resize_and_center_crop(shape, shorter, size):
+def test_resize_and_center_crop(shape, shorter, size, to_square):
     image = np.asarray(images_of(1, (*shape, 3), 0)[0])
-    whole = [side * shorter // min(shape) for side in shape]
+    whole = [shorter if to_square else side * shorter // min(shape) for side in shape]
     top, left = (round((side - size) / 2) for side in whole)
     expected = by_pillow(image, tuple(whole))[top : top + size, left : left + size]
-    found = jax.jit(partial(resize_and_center_crop, shorter=shorter, size=size))(image)
+    crop = partial(resize_and_center_crop, shorter=shorter, size=size, to_square=to_square)
+    found = jax.jit(crop)(image)
     assert found.shape == (size, size, 3)
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
@@ -351,20 +351,15 @@ def test_boxes_have_the_area_of_their_weight_and_are_cut_at_the_border():
     assert (boxes[:, 2:] <= [height, width]).all()
 
     rng = np.random.default_rng(0)
-    wanted = []
-    for _ in range(count):
-        half = 0.5 * np.sqrt(1 - rng.beta(1.0, 1.0))
-        y, x = rng.integers(height), rng.integers(width)
-        h, w = int(half * height), int(half * width)
-        wanted.append((max(y - h, 0), max(x - w, 0), min(y + h, height), min(x + w, width)))
-    for found, expected in zip(boxes.T, np.array(wanted).T, strict=True):
+    centre = rng.integers([height, width], size=(count, 2))
+    reach = (0.5 * np.sqrt(1 - rng.beta(1.0, 1.0, (count, 1))) * [height, width]).astype(int)
+    corners = np.maximum(centre - reach, 0), np.minimum(centre + reach, [height, width])
+    wanted = np.concatenate(corners, 1)
+    for found, expected in zip(boxes.T, wanted.T, strict=True):
         assert found.mean() == pytest.approx(expected.mean(), abs=0.6)
         assert found.std() == pytest.approx(expected.std(), rel=0.05)
-    areas, wanted_areas = (
-        ((b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])).mean() / (height * width)
-        for b in (boxes, np.array(wanted))
-    )
-    assert areas == pytest.approx(wanted_areas, abs=0.015)
+    areas, expected = (np.prod(b[:, 2:] - b[:, :2], 1).mean() for b in (boxes, wanted))
+    assert areas == pytest.approx(expected, abs=0.015 * height * width)
 
 
 def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
@@ -385,9 +380,7 @@ def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
     for number in range(12):
         key = jax.random.key(number)
         batch = alone(key)
-        share, first, second = (
-            np.asarray(x) for x in (batch.share, batch.labels, batch.other_labels)
-        )
+        share, first, second = map(np.asarray, (batch.share, batch.labels, batch.other_labels))
         assert 0.5 <= share <= 1
         np.testing.assert_array_equal(np.sort(first), labels)
         np.testing.assert_array_equal(second, 7 - first)
@@ -492,18 +485,13 @@ def test_an_operation_equals_pillow(operation):
 
 
 def test_a_grey_image_has_no_colour_to_lose():
-    image = photograph("noise")[..., :1].astype(np.float32)[None]
-
-    def on(name):
-        return np.asarray(apply(image, jnp.array([OPERATIONS.index(name)]), *LAST))
-
-    np.testing.assert_array_equal(on("colour"), image)
-    picture = Image.fromarray(image[0, ..., 0].astype(np.uint8))
-    expected = ImageEnhance.Contrast(picture).enhance(1.99)
-    assert np.abs(on("contrast")[0, ..., 0] - np.asarray(expected)).max() <= 1
-
-
-LAST = (jnp.array([LEVELS - 1]), jnp.array([False]))
+    image = photograph("noise")[..., :1]
+    numbers = np.array([OPERATIONS.index(name) for name in ("colour", "contrast")])
+    last = np.full(2, LEVELS - 1), np.zeros(2, bool)
+    same, contrast = np.asarray(apply(np.stack(2 * [image]).astype(np.float32), numbers, *last))
+    np.testing.assert_array_equal(same, image)
+    expected = ImageEnhance.Contrast(Image.fromarray(image[..., 0])).enhance(1.99)
+    assert np.abs(contrast[..., 0] - np.asarray(expected)).max() <= 1
 
 
 def test_all_operations_are_equally_likely_and_follow_the_key_of_the_image():

@@ -1,52 +1,30 @@
 """The characters: a fake of the package that they are drawn from, and the package itself."""
 
-import itertools
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from scipy.interpolate import BPoly
 
 from experiments.data import builders
 from experiments.data.builders import kanji
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.pipeline import load_split
 
-_SVG = """<?xml version="1.0" encoding="UTF-8"?>
-<!-- Copyright (C) 2009/2010/2011 Ulrich Apel. -->
-<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.0//EN" "http://www.w3.org/TR/svg10.dtd" [
-<!ATTLIST g
-xmlns:kvg CDATA #FIXED "http://kanjivg.tagaini.net"
-kvg:element CDATA #IMPLIED
-kvg:part CDATA #IMPLIED >
-]>
-<svg xmlns="http://www.w3.org/2000/svg" width="109" height="109" viewBox="0 0 109 109">
-<g id="kvg:StrokePaths_{code}" style="fill:none;stroke:#000000;stroke-width:3;">
-<g id="kvg:{code}" kvg:element="{character}">
-{components}
-</g>
-</g>
-<g id="kvg:StrokeNumbers_{code}"><text transform="matrix(1 0 0 1 1 2)">1</text></g>
+_SVG = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:kvg="http://kanjivg.tagaini.net">
+<g><g kvg:element="{character}">{components}</g></g><g><text>1</text></g>
 </svg>
 """
-# Characters with their components; the first component is in two parts.
-_CHARACTERS = {
-    "明": "日月",
-    "日": "",
-    "月": "",
-    "林": "木木",
-    "木": "",
-    "杳": "木日",
-    "朋": "月月",
-    "旧": "丨日",
-    "炎": "",
-    "𠀋": "木",
-}
+# Characters, each before its components; the first component is in two parts.
+_WORDS = ("明日月", "日", "月", "林木木", "木", "杳木日", "朋月月", "旧丨日", "炎", "𠀋木")
+_CHARACTERS = {word[0]: word[1:] for word in _WORDS}
 
 
 def _write_groups(folder, character, groups, suffix=""):
     code = f"{ord(character):05x}"
-    text = _SVG.format(code=code, character=character, components="\n".join(groups))
+    text = _SVG.format(character=character, components="".join(groups))
     (folder / f"{code}{suffix}.svg").write_text(text, encoding="utf-8")
 
 
@@ -105,10 +83,7 @@ def test_another_size_is_drawn_not_resized(package, tmp_path):
 
 
 def test_without_the_package(tmp_path, monkeypatch):
-    def absent(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(kanji, "distribution", absent)
+    monkeypatch.setattr(kanji, "distribution", Mock(side_effect=PackageNotFoundError))
     with pytest.raises(MissingArchiveError, match=r"kanjivg, which is not installed: pip install"):
         load_split("kanji", "train", data_dir=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -184,22 +159,11 @@ _CURVE = "M10,20C13,50,40,60,70.5-5"
 _CURVES = "M0,0C0,10,5,20,20,20C35,20,40,15,40,0C40,-15,50,-30,60,-30"
 
 
-def _curve(a, b, c, d, t):
-    """By dividing the lines between the points, as de Casteljau did."""
-    points = [a, b, c, d]
-    while len(points) > 1:
-        points = [(1 - t) * p + t * q for p, q in itertools.pairwise(points)]
-    return points[0]
-
-
 def test_a_curve_goes_through_its_points():
     points = list(kanji._points(_CURVE))
-    assert points[0] == 10 + 20j
-    steps = len(points) - 1
-    assert steps > 10
-    for step in range(steps + 1):
-        expected = _curve(10 + 20j, 13 + 50j, 40 + 60j, 70.5 - 5j, step / steps)
-        assert abs(points[step] - expected) < 1e-9
+    curve = BPoly([[10 + 20j], [13 + 50j], [40 + 60j], [70.5 - 5j]], [0, 1])
+    assert len(points) > 11
+    np.testing.assert_allclose(points, curve(np.linspace(0, 1, len(points))), atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -218,19 +182,10 @@ def test_forms_of_the_same_path(path, same):
     np.testing.assert_allclose(list(kanji._points(path)), list(kanji._points(same)))
 
 
-def _installed():
-    try:
-        return distribution("kanjivg").version
-    except PackageNotFoundError:
-        return None
-
-
-@pytest.mark.skipif(_installed() != "20260714", reason="the extra kanji is not installed")
 def test_the_real_characters():
     splits = kanji._read(32)
-    assert {name: len(split.keys) for name, split in splits.items()} == {
-        **{"train": 3815, "validation": 1296, "test": 1311},
-    }
+    sizes = {name: len(split.keys) for name, split in splits.items()}
+    assert sizes == {"train": 3815, "validation": 1296, "test": 1311}
     targets = [split.targets for split in splits.values()]
     assert all(of.shape[1] == 70 and of.sum(0).min() >= 10 for of in targets)
     assert 3.2 < np.concatenate(targets).sum(1).mean() < 3.3
@@ -238,7 +193,6 @@ def test_the_real_characters():
     assert 0.1 < np.mean(np.stack(drawn) > 127) < 0.3
 
 
-@pytest.mark.skipif(_installed() != "20260714", reason="the extra kanji is not installed")
 def test_the_real_radicals():
     splits = kanji._read_radicals(48)
     published = builders.BUILDERS["kanji_radicals"].SPEC

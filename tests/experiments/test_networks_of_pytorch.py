@@ -18,7 +18,6 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from experiments.config import ModelConfig
-from experiments.models import build_backbone
 from experiments.models.layers import ConvNorm, LayerOptions
 from experiments.models.swin import drop_branch
 from experiments.presets import photographs
@@ -26,6 +25,7 @@ from experiments.training import weights
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.weights import WeightsError, load_weights
 from tests.experiments import torch_backbones
+from tests.experiments.test_models import build
 
 SMALL = {
     "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
@@ -41,21 +41,17 @@ SMALL = {
 
 def torch_backbone(config):
     if config.backbone == "wrn28":
-        return torch_backbones.WideResNet(config.widths, config.blocks)
+        return torch_backbones.wide_resnet(config.widths, config.blocks)
     if config.backbone == "swin":
         return torch_backbones.Swin(config.widths, config.blocks)
     of_cifar = config.backbone == "resnet32"
-    return torch_backbones.ResNet(
+    return torch_backbones.resnet(
         config.widths,
         config.blocks,
         bottleneck=config.backbone == "resnet50",
         small_stem=of_cifar,
         shortcut={"pad": 0, "conv3x3": 3}[config.shortcut] if of_cifar else 1,
     )
-
-
-def build(config, image_shape=(32, 32, 3), axis_name=None, seed=0):
-    return build_backbone(config, image_shape=image_shape, axis_name=axis_name, rngs=nnx.Rngs(seed))
 
 
 def abstract(config, image_shape=(32, 32, 3)):
@@ -186,11 +182,9 @@ def close_by_norm(found, expected, share):
 
 
 def test_initial_values():
-    def layer():
-        rngs = nnx.Rngs(0)
-        return nnx.state(ConvNorm(16, 64, 3, LayerOptions("float32", None, rngs), stride=2))
-
-    for place, leaf in jax.tree_util.tree_leaves_with_path(jax.jit(layer)()):
+    options = LayerOptions("float32", None, nnx.Rngs(0))
+    layer = nnx.state(ConvNorm(16, 64, 3, options, stride=2))
+    for place, leaf in jax.tree_util.tree_leaves_with_path(layer):
         name = jax.tree_util.keystr(place)
         if "kernel" in name:
             assert float(leaf.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
@@ -198,14 +192,6 @@ def test_initial_values():
         else:
             value = 1.0 if "scale" in name or "var" in name else 0.0
             chex.assert_trees_all_equal(leaf, jnp.full(leaf.shape, value))
-
-
-def filled(config, image_shape):
-    """A backbone with values of NumPy: nothing of it is compiled."""
-    graphdef, state = nnx.split(abstract(config, image_shape))
-    rng = np.random.default_rng(0)
-    values = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), jnp.float32), state)
-    return graphdef, values
 
 
 def test_stochastic_depth_drops_whole_branches_by_the_key_of_the_image():
@@ -217,39 +203,6 @@ def test_stochastic_depth_drops_whole_branches_by_the_key_of_the_image():
     assert (kept.all(1) == kept.any(1)).all()
     assert kept[:, 0].mean() == pytest.approx(0.7, abs=0.04)
     np.testing.assert_array_equal(drop_branch(x[3:5], keys[3:5], rate=0.3), y[3:5])
-
-    config = replace(SMALL["swin"], widths=(32,) * 4, blocks=(1,) * 4, stochastic_depth=0.9)
-    graphdef, state = filled(config, (16, 16, 1))
-    images = jnp.asarray(np.random.default_rng(1).normal(size=(4, 16, 16, 1)), jnp.float32)
-
-    def run(keys, train):
-        return nnx.merge(graphdef, state, copy=True)(images, train=train, keys=keys)
-
-    compiled = jax.jit(run, static_argnames="train")
-    keys = jax.random.split(jax.random.key(1), 4)
-    first = compiled(keys, train=True)
-    chex.assert_trees_all_equal(compiled(keys, train=True), first)
-    assert bool((compiled(keys[::-1], train=True) != first).any())
-    chex.assert_trees_all_equal(compiled(keys[::-1], train=False), compiled(keys, train=False))
-    with pytest.raises(ValueError, match="needs keys, one per image"):
-        run(None, train=True)
-
-
-def test_bfloat16_is_the_type_of_products_alone():
-    model = abstract(replace(SMALL["swin"], dtype="bfloat16"))
-    graphdef, state = nnx.split(model)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state))
-    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-
-    def run(state, images):
-        return nnx.merge(graphdef, state, copy=True)(images, train=False)
-
-    assert jax.eval_shape(run, state, images).dtype == jnp.float32
-    lines = str(jax.make_jaxpr(run)(state, images)).splitlines()
-    products = [line for line in lines if "= dot_general[" in line]
-    assert len(products) == 5 * 6 + 3
-    logits = [line for line in products if "f32[" in line]
-    assert len(logits) == 5
 
 
 def trees(config=SMALL["resnet18"]):
@@ -298,11 +251,8 @@ def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path, monkeypat
         load_weights(path, *trees(config))
     wanted = dict(re.findall(r"(\S+) \[([\d, ]+)\]: missing", str(error.value)))
     wanted = {name: tuple(map(int, shape.split(", "))) for name, shape in wanted.items()}
-    module = torch_backbones.ResNet(
-        config.widths,
-        (2, 2, 2, 2) if backbone == "resnet18" else (3, 4, 6, 3),
-        bottleneck=backbone == "resnet50",
-    )
+    blocks = (2, 2, 2, 2) if backbone == "resnet18" else (3, 4, 6, 3)
+    module = torch_backbone(replace(config, blocks=blocks))
     names = {n: tuple(t.shape) for n, t in module.state_dict().items() if "tracked" not in n}
     assert wanted == names
     if backbone == "resnet50":
@@ -365,11 +315,9 @@ def save_run(folder, config, accuracies):
     """Checkpoints of a run whose values are the number of their step."""
     with Checkpoints(folder) as checkpoints:
         for step, accuracy in enumerate(accuracies, start=1):
-
-            def value(leaf, step=step):
-                return np.full(leaf.shape, step, np.float32)
-
-            params, statistics = jax.tree.map(value, trees(config))
+            params, statistics = jax.tree.map(
+                lambda leaf, step=step: np.full(leaf.shape, step, np.float32), trees(config)
+            )
             state = {
                 "params": {"backbone": params, "classifier": {"kernel": np.ones((7, 3))}},
                 "statistics": statistics,

@@ -20,6 +20,7 @@ START = {
     "classifier": {"kernel": np.linspace(2, -1, 6, dtype=np.float32).reshape(3, 2)},
 }
 STEPS = 5
+SGD = {"learning_rate": 0.3, "weight_decay": 0.1}
 
 
 def gradients(step: int) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def after(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def after_torch(
-    config: OptimizerConfig, build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    config: OptimizerConfig, build: Callable[..., torch.optim.Optimizer]
 ) -> dict[str, Any]:
     """The same in PyTorch, whose learning rate is set step by step."""
     params = {
@@ -45,7 +46,8 @@ def after_torch(
         for part, tree in START.items()
     }
     share = {"backbone": config.backbone_rate, "classifier": 1.0}
-    optimizer = build([{"params": [tree["kernel"]], "lr": 1.0} for tree in params.values()])
+    groups = [{"params": [tree["kernel"]], "lr": 1.0} for tree in params.values()]
+    optimizer = build(groups, weight_decay=config.weight_decay)
     rate = learning_rate(config, STEPS)
     for step in range(STEPS):
         for group, (part, tree) in zip(optimizer.param_groups, params.items(), strict=True):
@@ -58,27 +60,17 @@ def after_torch(
 @pytest.mark.parametrize(
     ("options", "build"),
     [
-        *(
-            (
-                {"nesterov": nesterov, "learning_rate": 0.3, "weight_decay": 0.1},
-                partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1, nesterov=nesterov),
-            )
-            for nesterov in (False, True)
-        ),
-        (
-            {"kind": "adam", "weight_decay": 0.5, "warmup_from": 1 / 16},
-            partial(torch.optim.Adam, weight_decay=0.5),
-        ),
+        ({"nesterov": False, **SGD}, partial(torch.optim.SGD, momentum=0.9)),
+        ({"nesterov": True, **SGD}, partial(torch.optim.SGD, momentum=0.9, nesterov=True)),
+        ({"kind": "adam", "warmup_from": 1 / 16, "backbone_rate": 1.0}, torch.optim.Adam),
         # The decay is no part of the gradient, and follows the learning rate.
-        ({"kind": "adamw", "weight_decay": 0.5}, partial(torch.optim.AdamW, weight_decay=0.5)),
+        ({"kind": "adamw"}, torch.optim.AdamW),
     ],
     ids=["sgd", "nesterov", "adam", "adamw"],
 )
 def test_updates_are_those_of_pytorch(options, build):
     """With a rate of its own for the backbone, except for Adam."""
-    common = {"learning_rate": 0.03, "warmup_steps": 2, "backbone_rate": 0.1}
-    if options.get("kind") == "adam":
-        common["backbone_rate"] = 1.0
+    common = {"learning_rate": 0.03, "weight_decay": 0.5, "warmup_steps": 2, "backbone_rate": 0.1}
     config = OptimizerConfig(**common | options)
     rtol = 1e-5 if config.kind == "sgd" else 1e-4
     chex.assert_trees_all_close(after(config), after_torch(config, build), rtol=rtol)

@@ -76,25 +76,24 @@ def test_draw_batch_follows_the_strategy():
     )
 
 
+TEN = np.arange(400) * 7 % 10
+
+
 def episodes_of(num, seed=0, **changes) -> Episodes:
-    labels = np.arange(400) * 7 % 10
     settings = {"ways": 5, "shots": 2, "queries": 4} | changes
-    return evaluation_episodes(labels, num_episodes=num, seed=seed, **settings)
+    return evaluation_episodes(TEN, num_episodes=num, seed=seed, **settings)
 
 
 def test_episodes_are_disjoint_and_of_distinct_classes():
-    labels = np.arange(400) * 7 % 10
     support, query = episodes_of(60)
     assert (support.dtype, query.dtype) == (np.int32, np.int32)
     assert (support.shape, query.shape) == ((60, 5, 2), (60, 5, 4))
-    for s, q in zip(support, query, strict=True):
-        assert len(set(s.ravel()) | set(q.ravel())) == 30
-        classes = labels[s[:, 0]]
-        assert len(set(classes)) == 5
-        assert (labels[s] == classes[:, None]).all()
-        assert (labels[q] == classes[:, None]).all()
-    first = labels[support[:, 0, 0]]
-    assert len(set(first)) == 10, "the class in the first place is always the same"
+    samples = np.concatenate([support, query], 2)
+    classes = TEN[support[:, :, 0]]
+    assert (TEN[samples] == classes[:, :, None]).all()
+    for drawn, of in zip(samples, classes, strict=True):
+        assert (len(set(drawn.ravel())), len(set(of))) == (30, 5)
+    assert len(set(classes[:, 0])) == 10, "the class in the first place is always the same"
 
 
 def test_a_longer_list_begins_with_the_shorter():

@@ -10,22 +10,13 @@ COUNTS = np.array([40, 7, 25, 60, 33, 12])
 LABELS = np.repeat(np.arange(6), COUNTS)
 
 
-def per_class(selection, split, labels=LABELS):
-    found = np.searchsorted(selection.classes, labels[selection.rows[split]])
-    return np.bincount(found, minlength=len(selection.classes))
-
-
 def test_every_image_is_in_one_split():
     chosen = select(LABELS, holdout=0.2)
     rows = np.concatenate(list(chosen.rows.values()))
     np.testing.assert_array_equal(np.sort(rows), np.arange(len(LABELS)))
-    np.testing.assert_array_equal(
-        per_class(chosen, "test"), np.floor(TEST_SHARE * COUNTS + 0.5).astype(int)
-    )
-    rest = COUNTS - per_class(chosen, "test")
-    np.testing.assert_array_equal(
-        per_class(chosen, "validation"), np.floor(0.2 * rest + 0.5).astype(int)
-    )
+    test, validation = (chosen.counts(LABELS, split) for split in ("test", "validation"))
+    np.testing.assert_array_equal(test, np.floor(TEST_SHARE * COUNTS + 0.5))
+    np.testing.assert_array_equal(validation, np.floor(0.2 * (COUNTS - test) + 0.5))
     # Not the first or the last images of a class.
     assert np.diff(chosen.rows["test"]).max() > 1
 
@@ -50,8 +41,8 @@ def test_smaller_subsets_are_part_of_larger_ones():
     few, more = (select(LABELS, samples_per_class=count) for count in (4, 9))
     assert set(few.rows["train"]) < set(more.rows["train"])
     np.testing.assert_array_equal(few.rows["test"], more.rows["test"])
-    available = COUNTS - per_class(more, "test")
-    np.testing.assert_array_equal(per_class(more, "train"), np.minimum(available, 9))
+    available = COUNTS - more.counts(LABELS, "test")
+    np.testing.assert_array_equal(more.counts(LABELS, "train"), np.minimum(available, 9))
 
 
 @pytest.mark.parametrize(
@@ -97,14 +88,14 @@ def test_long_tails_as_published(size, classes, factor):
     labels = np.repeat(np.arange(classes), size)
     chosen = select(labels, imbalance=factor, test_labels=np.arange(classes))
     expected = [int(size * factor ** (c / (classes - 1)) + 1e-9) for c in range(classes)]
-    np.testing.assert_array_equal(per_class(chosen, "train", labels), expected)
+    np.testing.assert_array_equal(chosen.counts(labels, "train"), expected)
     assert expected[-1] == int(size * factor + 1e-9)
 
 
 def test_a_tail_can_begin_at_the_mean_of_the_classes():
     """As of SVHN: n_max = N / C, and no class has more than it has images."""
     chosen = select(LABELS, imbalance=0.1, tail_from="mean", test_labels=LABELS)
-    counts, order = per_class(chosen, "train"), np.argsort(-COUNTS, kind="stable")
+    counts, order = chosen.counts(LABELS, "train"), np.argsort(-COUNTS, kind="stable")
     tail = [int(len(LABELS) / 6 * 0.1 ** (k / 5) + 1e-9) for k in range(6)]
     np.testing.assert_array_equal(counts[order], np.minimum(tail, COUNTS[order]))
     assert counts.max() == len(LABELS) // 6 < COUNTS.max()

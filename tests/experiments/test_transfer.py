@@ -14,15 +14,17 @@ import pytest
 
 from experiments import transfer
 from experiments.cli.main import main
-from experiments.config import Folders, replace_option
+from experiments.config import replace_option
 from experiments.contracts import ImageSet, Metric
 from experiments.data import builders
 from experiments.data.builders import BUILDERS
+from experiments.data.builders.base import DatasetSpec
+from experiments.data.builders.images import split_of_rows
+from experiments.data.builders.tasks import ClassificationBuilder
 from experiments.data.selection import select
 from experiments.errors import ConfigError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.presets import PRESETS
-from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
@@ -33,7 +35,6 @@ from experiments.transfer import (
     evaluate_run_linear,
     linear_report,
     seen_in_training,
-    write_linear_report,
 )
 from tests.experiments.test_grid_report import squeezed
 from tests.experiments.tiny_runs import TINY
@@ -41,6 +42,7 @@ from tests.experiments.tiny_runs import TINY
 CONFIG = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
 PENALTIES = (1e-2, 1.0, 100.0)
 SHAPE = (40, 44, 1)
+CLASSES = ("left", "middle", "right")
 
 
 def drawings(split: str) -> ImageSet:
@@ -50,44 +52,34 @@ def drawings(split: str) -> ImageSet:
     images = rng.integers(0, 240, (60, *SHAPE), np.uint8)
     for image, label in zip(images, labels, strict=True):
         image[:, 4 + 12 * label : 12 + 12 * label] += 12
-    return ImageSet(images, labels, ("left", "middle", "right"))
+    return ImageSet(images, labels, CLASSES)
 
 
-def load_drawings(name: str, split: str, *, rows: np.ndarray, **_) -> ImageSet:
-    whole = drawings(split)
-    return dataclasses.replace(whole, images=whole.images[rows], labels=whole.labels[rows])
+class Drawings(ClassificationBuilder):
+    """A data set of other images than the run's."""
 
+    name = "drawings"
+    SPEC = DatasetSpec("bars", SHAPE, {"train": 3, "test": 3}, homepage="")
 
-@pytest.fixture
-def run(few_shot_run, folders) -> tuple[Path, Folders]:
-    return few_shot_run, folders
+    def read_splits(self, search_path):
+        rows = {name: [*range(20 * k, 20 * k + 20)] for k, name in enumerate(CLASSES)}
+        return {
+            split: split_of_rows(rows, lambda split=split: drawings(split).images, Path(split))
+            for split in self.SPEC.classes
+        }
 
 
 @pytest.fixture
 def other(monkeypatch):
-    """A data set `drawings` of other images, with splits for training and test."""
-    shape_of, class_of = transfer.image_shape, transfer.builder_class
-    of_drawings = SimpleNamespace(SPEC=SimpleNamespace(image_shape=SHAPE, whole=False))
-    monkeypatch.setattr(
-        transfer, "image_shape", lambda name: SHAPE if name == "drawings" else shape_of(name)
-    )
-    counts = {split: np.full(3, 20) for split in ("train", "test")}
-    monkeypatch.setattr(classification, "split_names", lambda name: tuple(counts))
-    monkeypatch.setattr(classification, "is_multi_label", lambda name: False)
-    monkeypatch.setattr(classification, "stored_counts", lambda *_, **__: counts)
-    monkeypatch.setattr(classification, "load_split", load_drawings)
-    monkeypatch.setattr(
-        transfer,
-        "builder_class",
-        lambda name: of_drawings if name == "drawings" else class_of(name),
-    )
+    monkeypatch.setitem(BUILDERS, "drawings", Drawings)
     few = partial(evaluate_linear, penalties=PENALTIES)
     monkeypatch.setattr(transfer, "evaluate_linear", few)
 
 
-def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tmp_path, capsys):
-    directory, folders = run
-    link = tmp_path / "run"
+def test_the_command_writes_what_classifiers_on_the_features_give(
+    few_shot_run, folders, other, tmp_path, capsys
+):
+    directory, link = few_shot_run, tmp_path / "run"
     link.symlink_to(directory)
     given = ["linear", str(link / "checkpoints"), "--data", "drawings", "--holdout", "0.25"]
     assert main([*given, "--data-dir", str(folders.data_dir)]) == 0
@@ -122,10 +114,11 @@ def test_the_command_writes_what_classifiers_on_the_features_give(run, other, tm
 
     printed = capsys.readouterr().out
     assert "Images were resized from 40×44 to 32×32 pixels." in printed
-    before, picture, after = (directory / f"{stem}.md").read_text().partition("![")
-    assert picture
-    assert before + after.partition("\n\n")[2] in printed
-    assert (directory / f"{stem}.png").exists()
+    markdown = (directory / f"{stem}.md").read_text()
+    picture = f"![accuracy against λ]({stem}.png)\n\n"
+    assert markdown.replace(picture, "") in printed
+    assert markdown.endswith(f"{picture}`{report['command']}`\n")
+    assert (directory / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def stub_evaluation(monkeypatch, config_of_run, evaluate, *, step) -> None:
@@ -186,18 +179,18 @@ def test_sets_that_share_images_are_known(preset, trained_on, data, split, seen)
     assert bool(seen_in_training(config, data, split)) == seen
 
 
-def test_what_the_initial_weights_have_seen_counts(run, tmp_path):
+def test_what_the_initial_weights_have_seen_counts(few_shot_run, tmp_path):
     """A few-shot run has seen images of the icons that are test images of a classification."""
 
     def seen(weights, data="icons"):
         config = replace_option(PRESETS["icons-groups"].config, "model.weights", str(weights))
         return seen_in_training(config, data)
 
-    for weights in (run[0], run[0] / "checkpoints"):
+    for weights in (few_shot_run, few_shot_run / "checkpoints"):
         assert seen(weights) == "base classes of icons, which include test images"
     for weights in (tmp_path, tmp_path / "resnet.safetensors"):
         assert not seen(weights)
-    assert not seen(run[0], "cifar10")
+    assert not seen(few_shot_run, "cifar10")
 
 
 def test_the_sets_that_share_images_exist():
@@ -215,12 +208,10 @@ def test_the_sets_that_share_images_exist():
         ({"name": "drawings", "class_split": "novel"}, "drawings does not hold novel classes out"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(run, request, options, message):
-    if options["name"] == "drawings":
-        request.getfixturevalue("other")
+def test_what_cannot_be_evaluated_is_refused(few_shot_run, folders, other, options, message):
     data = ClassificationData(**{"holdout": 0.2} | options)
     with pytest.raises(ConfigError, match=message):
-        evaluate_run_linear(restore_run(run[0]), run[1], data)
+        evaluate_run_linear(restore_run(few_shot_run), folders, data)
 
 
 ACCURACIES = {"sce": (0.5, 0.6), "bce": (0.7, 0.65)}
@@ -293,8 +284,6 @@ REPORT = {
         "best_test_penalty": 100.0,
         "penalty": 1.0,
         "penalties": [0.01, 1.0, 100.0],
-        "validation": [0.5, 0.75, 0.1],
-        "test": [0.6, 0.8, 0.2],
         "train_samples": 30,
         "validation_samples": 10,
         "test_samples": 20,
@@ -329,11 +318,3 @@ def test_numbers_have_two_digits():
 )
 def test_what_limits_the_result_is_stated(changed, sentence):
     assert sentence in linear_report(REPORT | changed).splitlines()
-
-
-def test_files(tmp_path):
-    paths = write_linear_report(tmp_path, REPORT, "linear-drawings", command="typed")
-    assert [path.suffix for path in paths] == [".md", ".json", ".png"]
-    assert paths[0].read_text().endswith("![accuracy against λ](linear-drawings.png)\n\n`typed`\n")
-    assert json.loads(paths[1].read_text()) == REPORT | {"command": "typed"}
-    assert paths[2].read_bytes()[:4] == b"\x89PNG"

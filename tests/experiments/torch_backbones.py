@@ -1,5 +1,7 @@
 """The backbones once more, in PyTorch and with torchvision's names."""
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -40,31 +42,21 @@ class Residual(nn.Module):
         return F.relu(x + y)
 
 
-class ResNet(nn.Module):
+def resnet(widths, blocks, bottleneck=False, small_stem=False, shortcut=1):
     """ResNet-18 and -50 without their classifier; ResNet-32 with `small_stem`."""
-
-    def __init__(self, widths, blocks, channels=3, bottleneck=False, small_stem=False, shortcut=1):
-        super().__init__()
-        size, stride = (3, 1) if small_stem else (7, 2)
-        self.conv1 = nn.Conv2d(channels, widths[0], size, stride, size // 2, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        self.pool = nn.Identity() if small_stem else nn.MaxPool2d(3, 2, 1)
-        self.stages = []
-        channels = widths[0]
-        for number, (width, count) in enumerate(zip(widths, blocks, strict=True), start=1):
-            layers = []
-            for place in range(count):
-                stride = 2 if number > 1 and place == 0 else 1
-                layers.append(Residual(channels, width, stride, bottleneck, shortcut))
-                channels = 4 * width if bottleneck else width
-            self.stages.append(f"layer{number}")
-            setattr(self, f"layer{number}", nn.Sequential(*layers))
-
-    def forward(self, x):
-        x = self.pool(F.relu(self.bn1(self.conv1(x))))
-        for stage in self.stages:
-            x = getattr(self, stage)(x)
-        return x.mean((2, 3))
+    size, stride = (3, 1) if small_stem else (7, 2)
+    channels, layers = widths[0], OrderedDict()
+    layers["conv1"] = nn.Conv2d(3, channels, size, stride, size // 2, bias=False)
+    layers["bn1"], layers["relu"] = nn.BatchNorm2d(channels), nn.ReLU()
+    layers["maxpool"] = nn.Identity() if small_stem else nn.MaxPool2d(3, 2, 1)
+    for number, (width, count) in enumerate(zip(widths, blocks, strict=True), start=1):
+        layers[f"layer{number}"] = nn.Sequential()
+        for place in range(count):
+            stride = 2 if number > 1 and place == 0 else 1
+            block = Residual(channels, width, stride, bottleneck, shortcut)
+            layers[f"layer{number}"].append(block)
+            channels = 4 * width if bottleneck else width
+    return nn.Sequential(OrderedDict(layers, avgpool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten()))
 
 
 class Wide(nn.Module):
@@ -86,22 +78,16 @@ class Wide(nn.Module):
         return self.second["conv"](y) + (x if self.shortcut is None else self.shortcut(active))
 
 
-class WideResNet(nn.Module):
+def wide_resnet(widths, blocks):
     """WRN-d-k without dropout and classifier."""
-
-    def __init__(self, widths, blocks, channels=3):
-        super().__init__()
-        self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        layers, channels = [], 16
-        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
-            for place in range(count):
-                layers.append(Wide(channels, width, 2 if stage > 0 and place == 0 else 1))
-                channels = width
-        self.blocks = nn.Sequential(*layers)
-        self.norm = nn.BatchNorm2d(channels)
-
-    def forward(self, x):
-        return F.relu(self.norm(self.blocks(self.stem(x)))).mean((2, 3))
+    layers, channels = nn.Sequential(), 16
+    for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+        for place in range(count):
+            layers.append(Wide(channels, width, 2 if stage > 0 and place == 0 else 1))
+            channels = width
+    own = OrderedDict(stem=nn.Conv2d(3, 16, 3, padding=1, bias=False), blocks=layers)
+    own |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
+    return nn.Sequential(OrderedDict(own, avgpool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten()))
 
 
 class SwinBlock(nn.Module):
@@ -118,7 +104,7 @@ class SwinBlock(nn.Module):
 
 
 class SwinAttention(nn.Module):
-    """Attention in windows of 7×7, window by window."""
+    """Attention in windows of 7×7: of all patches at once, where a mask keeps those of a window."""
 
     def __init__(self, dim, shift):
         super().__init__()
@@ -126,34 +112,22 @@ class SwinAttention(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.zeros(169, dim // 32))
         self.shift = shift
 
-    def windows(self, side):
-        """Along an axis, the patches of every window, and the part of the image of each patch."""
-        padded = -(-side // 7) * 7
-        shift = self.shift if padded > 7 else 0
-        for start in range(0, padded, 7):
-            places = [(start + k + shift) % padded for k in range(7)]
-            yield places, [start + k + shift >= padded for k in range(7)]
-
     def forward(self, x):
         n, height, width, dim = x.shape
         padded = F.pad(x, (0, 0, 0, -width % 7, 0, -height % 7))
-        result = torch.zeros_like(padded)
-        offsets = torch.arange(49)
-        dy = offsets[:, None] // 7 - offsets // 7 + 6
-        dx = offsets[:, None] % 7 - offsets % 7 + 6
+        # Along each axis, where a patch is in the shifted windows, and if it came back in them.
+        shifts = [self.shift if side > 7 else 0 for side in padded.shape[1:3]]
+        own = [torch.arange(s) - shift for s, shift in zip(padded.shape[1:3], shifts, strict=True)]
+        places = torch.cartesian_prod(*(place % len(place) for place in own))
+        parts = torch.cat([places // 7, torch.cartesian_prod(*(place < 0 for place in own))], 1)
+        mask = torch.where((parts[:, None] == parts).all(-1), 0.0, -torch.inf)
+        dy, dx = (places[:, None] % 7 - places % 7 + 6).unbind(-1)
         bias = self.relative_position_bias_table[13 * dy + dx].permute(2, 0, 1)
-        for rows, low in self.windows(height):
-            for columns, left in self.windows(width):
-                i = torch.tensor(rows)[:, None].expand(7, 7).reshape(-1)
-                j = torch.tensor(columns).expand(7, 7).reshape(-1)
-                part = 2 * torch.tensor(low)[:, None].expand(7, 7).reshape(-1).long()
-                part = part + torch.tensor(left).expand(7, 7).reshape(-1)
-                mask = torch.where(part[:, None] == part, 0.0, -torch.inf)
-                qkv = self.qkv(padded[:, i, j])
-                q, k, v = (t.reshape(n, 49, -1, 32).transpose(1, 2) for t in qkv.chunk(3, -1))
-                y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias + mask)
-                result[:, i, j] = self.proj(y.transpose(1, 2).reshape(n, 49, dim))
-        return result[:, :height, :width]
+        qkv = self.qkv(padded.reshape(n, -1, dim))
+        q, k, v = (t.reshape(n, -1, dim // 32, 32).transpose(1, 2) for t in qkv.chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias + mask)
+        y = self.proj(y.transpose(1, 2).reshape(padded.shape))
+        return y[:, :height, :width]
 
 
 class SwinMerge(nn.Module):
@@ -178,9 +152,9 @@ class ChannelsLast(nn.Module):
 class Swin(nn.Module):
     """Swin without its classifier and without stochastic depth."""
 
-    def __init__(self, widths, blocks, channels=3):
+    def __init__(self, widths, blocks):
         super().__init__()
-        patch = nn.Conv2d(channels, widths[0], 4, 4)
+        patch = nn.Conv2d(3, widths[0], 4, 4)
         layers: list[nn.Module] = [nn.Sequential(patch, ChannelsLast(), nn.LayerNorm(widths[0]))]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             if stage > 0:
