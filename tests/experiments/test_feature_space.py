@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
 
-import jaxloss
 from experiments.evaluation import feature_space as space
 from experiments.evaluation.subspace import classifier_subspace, span, variance_shares
 
@@ -16,8 +16,9 @@ LABELS = RNG.integers(0, 5, 40)
 MULTI = RNG.integers(-1, 2, (40, 4)).astype(np.int8)
 
 
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+UNITS = np.asarray(normalize(FEATURES))
+MEMBERS = [(LABELS, np.eye(5, dtype=bool)[LABELS]), (MULTI, MULTI == 1)]
+"""Labels, and whether an image has each of them."""
 
 
 def test_axes_are_those_of_the_singular_value_decomposition():
@@ -31,40 +32,29 @@ def test_axes_are_those_of_the_singular_value_decomposition():
     assert variance_shares(np.ones((3, 6)), axes).tolist() == [0, 0]
 
 
-def test_class_means_and_their_cosines_are_those_of_a_loop():
-    units = np.stack([x / np.sqrt((x**2).sum()) for x in FEATURES])
-    for labels, count in ((LABELS, 5), (MULTI, 4)):
-        membership = space.class_membership(labels, count)
-        rows = [
-            [i for i in range(40) if (labels[i] == c if labels.ndim == 1 else labels[i, c] == 1)]
-            for c in range(count)
-        ]
-        assert [np.flatnonzero(column).tolist() for column in membership.T] == rows
-        means = [units[r].mean(0) for r in rows]
-        np.testing.assert_allclose(
-            space.class_means(FEATURES, membership), [m / np.linalg.norm(m) for m in means]
-        )
-        expected = [[cosine(a, b) for a in means] for b in means]
-        np.testing.assert_allclose(space.class_similarity(FEATURES, membership), expected)
+@pytest.mark.parametrize(("labels", "members"), MEMBERS)
+def test_class_means_and_their_cosines_are_those_of_a_loop(labels, members):
+    membership = space.class_membership(labels, members.shape[1])
+    np.testing.assert_array_equal(membership, members)
+    means = np.asarray(normalize([UNITS[own].mean(0) for own in members.T]))
+    np.testing.assert_allclose(space.class_means(FEATURES, membership), means)
+    np.testing.assert_allclose(space.class_similarity(FEATURES, membership), means @ means.T)
 
-    # A class without an image has no direction, and neither has a zero feature.
+
+def test_a_class_without_an_image_and_a_zero_feature_have_no_direction():
     membership = space.class_membership(np.zeros(3, int), 2)
     assert space.class_means(np.ones((3, 2)), membership)[1].tolist() == [0, 0]
     assert space.unit_features(np.zeros((1, 2))).tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize(("labels", "count"), [(LABELS, 5), (MULTI, 4)])
-def test_precision_is_the_share_of_neighbours_that_share_a_label(labels, count):
-    hits = []
-    for query in range(40):
-        mine = {labels[query]} if labels.ndim == 1 else set(np.flatnonzero(labels[query] == 1))
-        others = [i for i in range(40) if i != query]
-        nearest = sorted(others, key=lambda i: -cosine(FEATURES[query], FEATURES[i]))[:3]
-        for i in nearest if mine else []:
-            theirs = {labels[i]} if labels.ndim == 1 else set(np.flatnonzero(labels[i] == 1))
-            hits.append(bool(mine & theirs))
-    precision = space.neighbour_precision(FEATURES, space.class_membership(labels, count), 3)
-    assert precision == pytest.approx(np.mean(hits))
+@pytest.mark.parametrize(("labels", "members"), MEMBERS)
+def test_precision_is_the_share_of_neighbours_that_share_a_label(labels, members):
+    search = NearestNeighbors(n_neighbors=3, metric="cosine").fit(FEATURES)
+    nearest = search.kneighbors(return_distance=False)  # Of each among the others.
+    shared = np.take_along_axis(members @ members.T, nearest, axis=1)
+    membership = space.class_membership(labels, members.shape[1])
+    precision = space.neighbour_precision(FEATURES, membership, 3)
+    assert precision == pytest.approx(shared[members.any(1)].mean())
     assert 0 < precision < 1
 
 
@@ -72,14 +62,11 @@ def test_predictions_leave_the_feature_out_of_its_own_mean():
     labels = LABELS.copy()
     labels[labels == 4] = 3
     labels[5] = 4  # Alone in its class.
-    units = np.stack([x / np.linalg.norm(x) for x in FEATURES])
     expected = []
-    for i in range(40):
-        scores = []
-        for c in range(5):
-            own = [j for j in range(40) if labels[j] == c and j != i]
-            scores.append(cosine(units[i], units[own].mean(0)) if own else -np.inf)
-        expected.append(int(np.argmax(scores)))
+    for i, unit in enumerate(UNITS):
+        of_others = [UNITS[(labels == c) & (np.arange(40) != i)] for c in range(5)]
+        means = normalize([rows.mean(0) if len(rows) else -unit for rows in of_others])
+        expected.append(np.argmax(np.asarray(means) @ unit))
     predictions = space.nearest_mean_predictions(FEATURES, labels)
     assert predictions.tolist() == expected
     assert predictions[5] != 4
@@ -114,22 +101,10 @@ def test_shares_are_those_of_the_orthogonal_projection():
     features, weights = make()
     found = classifier_subspace(features, CLASSES, weights)
     projector = weights @ np.linalg.inv(weights.T @ weights) @ weights.T
-    mean = features.mean(axis=0)
-    inside = total = class_inside = class_total = 0.0
-    for label in set(CLASSES.tolist()):
-        rows = features[label == CLASSES]
-        for row in rows:
-            inside += np.sum((projector @ (row - mean)) ** 2)
-            total += np.sum((row - mean) ** 2)
-        class_inside += len(rows) * np.sum((projector @ (rows.mean(axis=0) - mean)) ** 2)
-        class_total += len(rows) * np.sum((rows.mean(axis=0) - mean) ** 2)
-    assert found.variance_share == pytest.approx(inside / total, rel=1e-5)
-    assert found.class_variance_share == pytest.approx(class_inside / class_total, rel=1e-5)
-    # The complement is the one that the direct sum uses.
-    outside = np.asarray(
-        jaxloss.project_complement(jnp.asarray(features - mean), jnp.asarray(weights), epsilon=0)
-    )
-    assert np.sum(outside**2) / total == pytest.approx(1 - found.variance_share, rel=1e-4)
+    centered = features - features.mean(0)
+    means = np.stack([centered[c == CLASSES].mean(0) for c in CLASSES])
+    shares = [np.sum((rows @ projector) ** 2) / np.sum(rows**2) for rows in (centered, means)]
+    assert found[2:] == pytest.approx(shares, rel=1e-5)
 
 
 def test_the_effective_rank_is_between_one_and_the_number_of_directions():

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +23,7 @@ from experiments.contracts import Outputs, Problem, mean_and_interval
 from experiments.data.pipeline import load_split, stored_counts
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
-from experiments.evaluation.few_shot import prototype_predictions
+from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
 from experiments.evaluation.fine_tuning import (
     FineTuning,
     evaluate_fine_tuning,
@@ -71,33 +74,27 @@ TINY = NegativeMarginConfig(
 def test_the_objective_is_the_papers(changes, scale):
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(7, 6)).astype(np.float32), np.array([0, 3, 1, 1, 2, 0, 3])
-    config = NegativeMarginConfig(loss=MarginLoss(**changes))
+    loss = MarginLoss(**changes)
+    config = NegativeMarginConfig(loss=loss)
     objective = negative_margin.build(config).objective(Problem(6, np.full(4, 10)))
     head = objective.init_head(jax.random.key(0))
-    assert head["kernel"].shape == (6, 4)
-    found = objective.loss(jax.numpy.asarray(features), jax.numpy.asarray(labels), head, ())
+    found = objective.loss(jnp.asarray(features), jnp.asarray(labels), head, ())
 
-    kernel, x = np.asarray(head["kernel"], np.float64), features.astype(np.float64)
-    if config.loss.name == "cosine":
-        x = x / np.linalg.norm(x, axis=1, keepdims=True)
-        kernel = kernel / np.linalg.norm(kernel, axis=0)
-    logits = x @ kernel
-    loss = config.loss
+    is_cosine = loss.name == "cosine"
+    logits_of = references.cosine_logits if is_cosine else references.linear_logits
+    logits = logits_of(features, np.asarray(head["kernel"]))
     options = {"margin": loss.margin, "label_smoothing": loss.label_smoothing, "scale": scale}
-    expected = references.classifier_loss(x, labels, kernel, **options)
+    expected = references.margin_softmax_loss(logits, labels, **options)
     assert float(found.value) == pytest.approx(expected, rel=1e-5)
-    assert float(found.means["train_accuracy"]) == pytest.approx(
-        np.mean(logits.argmax(1) == labels)
-    )
-    found = objective.logits(jax.numpy.asarray(features), head, ())
+    right = np.mean(logits.argmax(1) == labels)
+    assert float(found.means["train_accuracy"]) == pytest.approx(right)
+    found = objective.logits(jnp.asarray(features), head, ())
     np.testing.assert_allclose(found, scale * logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["cosine", "softmax"])
-def test_the_classifier_starts_with_the_spread_of_the_authors(name):
+def test_the_classifier_starts_with_the_spread_of_the_authors():
     """That of `torch.nn.init.kaiming_uniform_` with a = √5."""
-    config = NegativeMarginConfig(loss=MarginLoss(name=name))
-    objective = negative_margin.build(config).objective(Problem(512, np.full(64, 10)))
+    objective = negative_margin.build(TINY).objective(Problem(512, np.full(64, 10)))
     head = objective.init_head(jax.random.key(0))
     assert head.keys() == {"kernel"}
     assert np.std(head["kernel"]) == pytest.approx((3 * 512) ** -0.5, rel=0.03)
@@ -108,12 +105,6 @@ def trained(tmp_path_factory, folders) -> Path:
     directory = tmp_path_factory.mktemp("run")
     complete_run(plan_run(TINY), directory, folders, command="typed")
     return directory
-
-
-def outputs_on(directory: Path, folders: Folders, split: str) -> tuple[np.ndarray, np.ndarray]:
-    run = restore_run(directory)
-    outputs = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
-    return outputs(run.state, margin_data.load(TINY.data, folders, split))[:2]
 
 
 def test_a_run_is_evaluated_on_all_classes(trained, folders):
@@ -128,7 +119,9 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     lower = [m["name"] for m in report["metrics"][:14] if not m["higher_is_better"]]
     assert lower == [f"{split} D_intra" for split in splits]
 
-    features, labels = outputs_on(trained, folders, "held-out")
+    run = restore_run(trained)
+    outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
+    features, labels = outputs_of(run.state, margin_data.load(TINY.data, folders, "held-out"))[:2]
     ((expected, accuracies),) = evaluate_fine_tuning(
         features, labels, config=EVALUATION, settings=TINY.fine_tuning
     )
@@ -141,7 +134,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     np.testing.assert_array_equal(episodes["base 2-shot"], accuracies)
 
     scatter = report["discriminability"]["base"]
-    expected = jaxloss.discriminability(jax.numpy.asarray(features), jax.numpy.asarray(labels))
+    expected = jaxloss.discriminability(jnp.asarray(features), jnp.asarray(labels))
     assert scatter == pytest.approx({k: float(v) for k, v in expected._asdict().items()}, rel=1e-3)
     found = [values[f"base {kind}"] for kind in kinds[1:]]
     assert found == [scatter[name] for name in ("ratio", "intra", "inter")]
@@ -164,37 +157,31 @@ def test_the_last_checkpoint_is_reported_too(trained, folders):
         assert sentence in report_text(negative_margin.build(TINY), given)
 
 
-def random_scatters(rng: np.random.Generator, *, apart: float) -> dict[str, dict[str, float]]:
-    """Of base and novel classes; D_intra of base classes is `apart` of their D_inter."""
-    inter, novel_inter = rng.uniform(0.4, 0.6, 2)
-    return {
-        "novel": {"intra": 0.3, "inter": novel_inter},
-        "base": {"intra": apart * inter, "inter": inter},
-    }
-
-
-def discriminability_by_eq_11(scatters: dict[str, dict[str, float]], share: float) -> float:
-    novel, base = scatters["novel"], scatters["base"]
-    return novel["inter"] / (share * base["intra"] + (1 - share) * base["inter"])
+def advantage(pair: Sequence[dict[str, dict[str, float]]], share: float) -> float:
+    """Of the first run over the second, in the discriminability of novel classes by eq. (11)."""
+    first, second = (
+        run["novel"]["inter"] / (share * run["base"]["intra"] + (1 - share) * run["base"]["inter"])
+        for run in pair
+    )
+    return first - second
 
 
 def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_baseline():
-    rng = np.random.default_rng(0)
-    defined = 0
+    rng, defined = np.random.default_rng(0), 0
     for _ in range(50):
-        # The smaller margin has the base classes closer together.
-        pair = [random_scatters(rng, apart=rng.uniform(low, low + 0.2)) for low in (0.6, 0.4)]
+        # With the smaller margin, the first, D_intra of base classes is closer to their D_inter.
+        pair = [
+            {
+                "novel": {"intra": 0.3, "inter": rng.uniform(0.4, 0.6)},
+                "base": {"intra": rng.uniform(low, low + 0.2) * inter, "inter": inter},
+            }
+            for low, inter in zip((0.6, 0.4), rng.uniform(0.4, 0.6, 2), strict=True)
+        ]
         bound = negative_margin.share_bounds(*pair)["novel"]
-        if bound is None:
-            continue
-        defined += 1
-        first, second = pair
-        below, at, above = (
-            discriminability_by_eq_11(first, share) - discriminability_by_eq_11(second, share)
-            for share in (bound - 0.01, bound, bound + 0.01)
-        )
-        assert below > 0 > above
-        assert at == pytest.approx(0, abs=1e-9)
+        if bound is not None:
+            defined += 1
+            assert advantage(pair, bound - 0.01) > 0 > advantage(pair, bound + 0.01)
+            assert advantage(pair, bound) == pytest.approx(0, abs=1e-9)
     assert defined > 25
 
 
@@ -229,20 +216,17 @@ def test_inner_products_are_evaluated_on_normalised_features_too(loss, classifie
     config = dataclasses.replace(TINY, evaluation=evaluation, loss=MarginLoss(name=loss))
     protocol = negative_margin.build(config)
     found = protocol.evaluate("validation", lambda split: outputs)
-    lengths = np.linalg.norm(outputs.features.astype(np.float64), axis=1, keepdims=True)
-    forms = {"": outputs.features, " (normalised features)": outputs.features / lengths}
-    if classifier == "cosine":
-        del forms[" (normalised features)"]
-    expected = {}
-    for suffix, given in forms.items():
-        for result, _ in evaluate_fine_tuning(
-            given,
-            outputs.labels,
-            config=evaluation,
-            classifier=classifier,
-            settings=config.fine_tuning,
-        ):
-            expected[f"validation {result.shots}-shot{suffix}"] = result.accuracy
+    features = outputs.features.astype(np.float64)
+    unit_features = features / np.linalg.norm(features, axis=1, keepdims=True)
+    forms = {"": outputs.features}
+    if classifier == "linear":
+        forms[" (normalised features)"] = unit_features
+    options: Any = {"config": evaluation, "settings": config.fine_tuning, "classifier": classifier}
+    expected = {
+        f"validation {result.shots}-shot{suffix}": result.accuracy
+        for suffix, given in forms.items()
+        for result, _ in evaluate_fine_tuning(given, outputs.labels, **options)
+    }
     assert len(set(expected.values())) == 2 * len(forms)
     accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
     assert accuracies == expected
@@ -254,34 +238,28 @@ def test_inner_products_are_evaluated_on_normalised_features_too(loss, classifie
 
 
 @pytest.mark.parametrize(
-    ("changes", "shots", "num_episodes", "predict"),
+    ("changes", "predict"),
     [
-        ({"selection": "nearest"}, 3, 6, partial(prototype_predictions, distance="cosine")),
+        ({"selection": "nearest"}, partial(prototype_predictions, distance="cosine")),
         (
-            {
-                "selection": "nearest",
-                "validation_distance": "euclidean",
-                "validation_shots": 2,
-                "validation_episodes": 20,
-            },
-            *(2, 20, partial(prototype_predictions, distance="euclidean")),
+            {"selection": "nearest", "validation_distance": "euclidean", "validation_shots": 2},
+            partial(prototype_predictions, distance="euclidean"),
         ),
-        ({}, 3, 6, partial(fine_tuned_predictions, settings=TINY.fine_tuning)),
+        ({"validation_episodes": 20}, partial(fine_tuned_predictions, settings=TINY.fine_tuning)),
     ],
 )
-def test_validations_classify_as_they_say(changes, shots, num_episodes, predict):
-    outputs = random_outputs()
-    evaluation = dataclasses.replace(EVALUATION, **changes)
+def test_validations_classify_as_they_say(changes, predict):
+    outputs, evaluation = random_outputs(), dataclasses.replace(EVALUATION, **changes)
     protocol = negative_margin.build(dataclasses.replace(TINY, evaluation=evaluation))
     episodes = evaluation_episodes(
         outputs.labels,
-        num_episodes=num_episodes,
+        num_episodes=evaluation.validation_episodes,
         ways=3,
-        shots=shots,
+        shots=evaluation.validation_shots,
         queries=4,
         seed=0,
     )
-    expected = np.mean(predict(outputs.features, episodes) == np.arange(3)[:, None])
+    expected = accuracies_of(predict(outputs.features, episodes)).mean()
     assert protocol.validate(outputs) == pytest.approx(expected)
 
 
@@ -308,8 +286,8 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     assert root.name.startswith("validation-step")
     assert {"table.md", "table.json", "figure.png"} <= {path.name for path in root.iterdir()}
     (_, report) = evaluate_run(trained, folders, split="validation")
-    cell = json.loads((root / "fine_tuning.margin=0.0" / "seed-0" / "report.json").read_text())
-    assert cell["results"] == report["results"]
+    cells = [root / f"fine_tuning.margin={margin}" / "seed-0" for margin in (-0.4, 0.0)]
+    assert json.loads((cells[1] / "report.json").read_text())["results"] == report["results"]
     accuracy = f"{100 * report['results'][0]['accuracy']:.1f}"
     assert re.search(rf"\| 0\.0 +\| +\**{accuracy} ", printed)
 
@@ -329,11 +307,8 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     assert "**Difference from fine_tuning.margin = 0.0**" in printed
     assert (root / "differences.png").exists()
     (difference,) = json.loads((root / "table.json").read_text())["differences"]
-    of_margin = [
-        read_episodes(root / f"fine_tuning.margin={margin}" / "seed-0")["validation 2-shot"]
-        for margin in (-0.4, 0.0)
-    ]
-    by_episode = of_margin[0] - of_margin[1]
+    first, second = (read_episodes(cell)["validation 2-shot"] for cell in cells)
+    by_episode = first - second
     assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=1e-6)
     assert difference["own"] == pytest.approx(mean_and_interval(by_episode)[1])
 
@@ -394,15 +369,15 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     counts = margin_data.counts_by_split(data, imagenets)
     assert counts["held-out"].tolist() == [4, 2]
     assert counts["base"].tolist() == [2, 3]
-    found = margin_data.load(data, imagenets, "held-out")
-    base = margin_data.load(data, imagenets, "base")
+    found, base = (margin_data.load(data, imagenets, split) for split in ("held-out", "base"))
     assert found.class_names == base.class_names == ("n01532829", "n02108551")
-    colours = {}
-    for pixels, label in zip(found.images[:].pixels, found.labels, strict=True):
-        colours.setdefault(found.class_names[label], []).append(pixels[0, 0].tolist())
-    for name, own in colours.items():
-        expected = [fake_archives.colour(f"val {name}", i) for i in range(OTHER[name])]
-        np.testing.assert_allclose(own, expected, atol=3)
+    assert found.labels.tolist() == [0] * 4 + [1] * 2
+    expected = [
+        fake_archives.colour(f"val {name}", i)
+        for name in base.class_names
+        for i in range(OTHER[name])
+    ]
+    np.testing.assert_allclose(found.images[:].pixels[:, 0, 0], expected, atol=3)
     # The training does not change.
     trained = margin_data.load(plain, imagenets, "base")
     np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import logsumexp
+from sklearn.metrics.pairwise import cosine_similarity
 
 from experiments.assembly import plan_run
 from experiments.cli.main import main
@@ -21,6 +21,7 @@ from experiments.models.characters import character_codes, embed_characters, ini
 from experiments.protocols import two_towers
 from experiments.protocols.two_towers import TwoTowersConfig, TwoTowersLoss
 from tests.experiments.tiny_runs import TINY_OPTIONS
+from tests.jaxloss import references
 
 
 def test_the_drawings_of_the_base_classes_are_divided(folders):
@@ -72,22 +73,19 @@ def test_a_drawing_belongs_to_its_name_and_not_to_others(name):
     (value, means), gradient, logits = run(head, features, labels)
     codes = jnp.asarray(character_codes(class_names("base")))
     images, names = features @ head["images"], jax.jit(embed_characters)(head["names"], codes)
-    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, names)]
-    scale, bias = (1 / 0.07, 0) if name == "info-nce" else (10, -1)
-    of_classes = scale * unit[0] @ unit[1].T + bias
+    batch = np.asarray(images), np.asarray(names)[labels]
     # The drawings 0 and 2 have one name: their pairs do not count.
-    used, of_batch = np.ones((5, 5), bool), of_classes[:, labels]
-    used[0, 2] = used[2, 0] = False
     if name == "info-nce":
-        rows, columns = (logsumexp(of_batch, axis=axis, b=used) for axis in (1, 0))
-        expected = np.mean(rows / 2 + columns / 2 - np.diag(of_batch))
+        scale, bias = 1 / 0.07, 0
+        values = references.info_nce_values(*batch, ids=labels, temperature=0.07)
     else:
-        signs = 2 * np.eye(5) - 1
-        expected = np.sum(np.logaddexp(0, -signs * of_batch), where=used) / 5
-    assert float(value) == pytest.approx(float(expected), rel=1e-4)
-    assert float(means["scale"]) == pytest.approx(1 / 0.07 if name == "info-nce" else 10)
+        scale, bias = 10, -1
+        values = references.sigmoid_contrastive_values(*batch, ids=labels, scale=10, bias=-1)
+    assert float(value) == pytest.approx(np.mean(values), rel=1e-4)
+    assert float(means["scale"]) == pytest.approx(scale)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
-    np.testing.assert_allclose(logits, of_classes, atol=1e-4)
+    expected = scale * cosine_similarity(images, names) + bias
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
 def test_retrieval_and_its_level_of_chance_are_those_of_a_count():
@@ -101,14 +99,11 @@ def test_retrieval_and_its_level_of_chance_are_those_of_a_count():
     found = two_towers.retrieval(outputs, "novel")
     images = features @ np.asarray(head["images"])
     codes = jnp.asarray(character_codes(class_names("novel")))
-    names = np.asarray(embed_characters(head["names"], codes))
-    images, names = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (images, names))
+    scores = cosine_similarity(images, np.asarray(embed_characters(head["names"], codes)))
+    is_right = labels[:, None] == np.arange(50)
     expected = []
-    for scores, is_right in (
-        (images @ names.T, labels[:, None] == np.arange(50)),
-        (names @ images.T, np.arange(50)[:, None] == labels),
-    ):
-        ranked = np.take_along_axis(is_right, np.argsort(-scores, axis=1), axis=1)
+    for of, right in ((scores, is_right), (scores.T, is_right.T)):
+        ranked = np.take_along_axis(right, np.argsort(-of, axis=1), axis=1)
         expected += [ranked[:, :k].any(1).mean() for k in (1, 5)]
     assert found == pytest.approx(expected)
     drawn = [rng.permutation(labels)[:5] for _ in range(2000)]
