@@ -6,6 +6,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -206,6 +207,17 @@ def torch_values(
 
 def widen(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)
+
+
+def check_against_references(row: LossRow, batch: Batch, dtype: Any, values: Any, gradients: Any):
+    """With relative and absolute tolerances of the values, and of all that PyTorch computes."""
+    got, expected = widen(evaluate(row, batch, dtype)), reference_values(row, batch)
+    for reduction in row.reductions:
+        np.testing.assert_allclose(got[reduction], expected[reduction], *values)
+    by_torch = torch_values(row, batch)
+    if by_torch is not None:
+        chex.assert_trees_all_equal_shapes(got, by_torch)
+        chex.assert_trees_all_close(got, by_torch, rtol=gradients[0], atol=gradients[1])
 
 
 def magnitude(tree: Any) -> float:

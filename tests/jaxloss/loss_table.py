@@ -23,17 +23,19 @@ ASSIGNMENT = np.array([4, 1, 5, 0], np.int32)
 LENGTHS = np.array([0.5, 1.25, 2.0, 0.75])
 
 
-def from_torch(name: str, **options: Any) -> Callable[..., Any]:
+def from_torch(name: str, adapt: Callable[..., Any] | None = None, **fixed: Any) -> Any:
     """A function of `torch_references`, which is imported by the first call.
 
     A test that calls it is skipped if PyTorch is not installed, as in `make quick`.
     """
 
-    def call(*args, **kwargs):
-        pytest.importorskip("torch")
+    def call(*args, **options):
+        torch = pytest.importorskip("torch")
         from tests.jaxloss import torch_references
 
-        return getattr(torch_references, name)(*args, **options, **kwargs)
+        function = getattr(torch_references, name)
+        function = function if adapt is None else adapt(function, torch)
+        return function(*args, **fixed, **options)
 
     return call
 
@@ -69,11 +71,8 @@ class LossRow(FunctionRow):
     multi_hot: bool = False
     terms: Literal["samples", "classes"] | None = "samples"
     """The axis of the result of `reduction="none"`; None if the loss does not support it."""
-    piecewise_linear: bool = False
     needs_positives: bool = False
     """Whether the loss is undefined for a sample without another sample of its class."""
-    per_class: tuple[str, ...] = ()
-    """The hyperparameters that may also be arrays `[C]`."""
     constant: tuple[int, ...] = ()
     """The positions that the loss also depends on through a stop-gradient. Finite differences along
     them differ from the gradient."""
@@ -131,14 +130,21 @@ def make_weights(rng, dtype, dim=DIM, classes=CLASSES):
     return (rng.normal(0.05, 0.5, (dim, classes)) * np.linspace(0.6, 1.4, classes)).astype(dtype)
 
 
+def make_targets(rng, n, p):
+    return rng.choice(np.array([-1, 0, 1], np.int32), (n, CLASSES), p=p)
+
+
 def logits_and_labels(rng, n, dtype):
-    logits = rng.normal(0.2, 1.5, (n, CLASSES)).astype(dtype)
-    return logits, make_labels(rng, n)
+    return rng.normal(0.2, 1.5, (n, CLASSES)).astype(dtype), make_labels(rng, n)
 
 
 def logits_and_targets(rng, n, dtype):
     logits = rng.normal(0.2, 1.5, (n, CLASSES)).astype(dtype)
-    return logits, rng.choice(np.array([-1, 0, 1], np.int32), (n, CLASSES), p=[0.2, 0.5, 0.3])
+    return logits, make_targets(rng, n, [0.2, 0.5, 0.3])
+
+
+def cosines_and_labels(rng, n, dtype):
+    return rng.uniform(-0.95, 0.95, (n, CLASSES)).astype(dtype), make_labels(rng, n)
 
 
 def features_and_labels(rng, n, dtype):
@@ -146,7 +152,7 @@ def features_and_labels(rng, n, dtype):
 
 
 def features_and_targets(rng, n, dtype):
-    targets = rng.choice(np.array([-1, 0, 1], np.int32), (n, CLASSES), p=[0.1, 0.6, 0.3])
+    targets = make_targets(rng, n, [0.1, 0.6, 0.3])
     return make_features(rng, n, dtype), targets
 
 
@@ -167,13 +173,8 @@ def prototype_inputs(rng, n, dtype, num_prototypes=CLASSES):
     return features, labels, make_weights(rng, dtype, classes=num_prototypes)
 
 
-def cosines_and_labels(rng, n, dtype):
-    return rng.uniform(-0.95, 0.95, (n, CLASSES)).astype(dtype), make_labels(rng, n)
-
-
 def sub_centre_inputs(rng, n, dtype):
-    features, labels = features_and_labels(rng, n, dtype)
-    return features, labels, make_sub_centres(rng, dtype)
+    return *features_and_labels(rng, n, dtype), make_sub_centres(rng, dtype)
 
 
 def make_sub_centres(rng, dtype):
@@ -192,27 +193,29 @@ def features_weights_and_bias(rng, n, dtype):
     return (*features_and_weights(rng, n, dtype), rng.normal(0, 0.3, CLASSES).astype(dtype))
 
 
-def towers(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss with references that are made of the batch, so that a row of the table tests them.
+# Adapters: a loss of other arguments, of `jaxloss` or of the references, as one of features and
+# labels, so that a row of the table tests it. `xp` is the module of its arrays. ----
+
+
+def towers(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """With references that are made of the batch.
 
     Classes 0 and 1 are one class of the references, and the largest class has no reference.
     """
 
     @wraps(loss)
     def call(features, labels, *, where=None, **options):
-        if jnp.issubdtype(features.dtype, jnp.floating) and jnp.issubdtype(
-            labels.dtype, jnp.integer
-        ):
-            options["references"] = -0.5 * features
-            options["reference_labels"] = jnp.where(labels > 0, labels - 1, labels)
-            options["reference_where"] = where
+        options["references"] = -0.5 * features
+        options["reference_labels"] = xp.where(labels > 0, labels - 1, labels)
+        options["reference_where"] = where
         return loss(features, labels, where=where, **options)
 
     return call
 
 
-def sample_margins(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss with margins of the samples that depend on their features, as those of AdaFace."""
+def sample_margins(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """With margins of the samples that depend on their features, as those of AdaFace."""
+    del xp
 
     @wraps(loss)
     def call(scored, *args, **options):
@@ -223,41 +226,37 @@ def sample_margins(loss: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def views(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss of the features and a second view that is made of them. A negative label is padding.
+def views(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """Of the features and a second view that is made of them. A negative label is padding.
 
     The second view has the dimensions in the reverse order and in other units.
     """
 
     @wraps(loss)
     def call(features, labels, *, where=None, **options):
-        scales = jnp.asarray(np.linspace(0.5, 1.5, features.shape[1]), features.dtype)
+        scales = xp.asarray(np.linspace(0.5, 1.5, features.shape[1]), dtype=features.dtype)
         where = labels >= 0 if where is None else where & (labels >= 0)
-        return loss(features, features[:, ::-1] * scales[None, :], where=where, **options)
+        return loss(features, xp.flip(features, (1,)) * scales[None, :], where=where, **options)
 
     return call
 
 
-def paired(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss of two towers as a loss of features and labels, so that a row of the table tests it.
+def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """Of two towers. The keys are made of the queries, by numbers that round no dtype.
 
-    The keys are made of the queries, by numbers that round no dtype, and the labels are the ids.
+    The labels are the ids.
     """
 
     @wraps(loss)
     def call(features, labels, *, where=None, further=False, **options):
         valid = labels >= 0 if where is None else where & (labels >= 0)
-        keys = -0.5 * jnp.roll(features, 1, axis=1)
+        keys = -0.5 * xp.roll(features, 1, 1)
         if further:
-            options["key_where"] = jnp.concatenate([valid, valid])
-            keys = jnp.concatenate([keys, 2.0 * jnp.roll(features, 2, axis=1)])
+            options["key_where"] = xp.concatenate([valid, valid])
+            keys = xp.concatenate([keys, 2.0 * xp.roll(features, 2, 1)])
         return loss(features, keys, ids=labels, where=valid, **options)
 
     return call
-
-
-ADAPTERS = {"towers": towers, "sample_margins": sample_margins, "views": views, "paired": paired}
-"""By the beginning of the name of a formula."""
 
 
 # A basis of other weights than those of the classifier.
@@ -285,7 +284,7 @@ def loss_row(
     kind: Kind,
     *,
     name: str = "",
-    formula: str = "",
+    adapt: Callable[..., Any] | None = None,
     make_inputs: Callable[..., Inputs] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     own: Mapping[str, Any] | None = None,
@@ -293,15 +292,14 @@ def loss_row(
     torch: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> LossRow:
-    """The row of `jaxloss.{loss}_loss`, with `{formula}_loss` of both files of references.
+    """The row of `jaxloss.{loss}_loss`, and of the functions of this name of the references.
 
     `kwargs` are hyperparameters of all three; `own`, `numpy` and `torch` of one of them.
     """
-    shared, function = dict(kwargs or {}), getattr(jaxloss, f"{loss}_loss")
-    for beginning, adapter in ADAPTERS.items():
-        if formula.startswith(beginning):
-            function = adapter(function)
-    reference = f"{formula or loss}_loss"
+    shared, loss_name = dict(kwargs or {}), f"{loss}_loss"
+    function, reference = getattr(jaxloss, loss_name), getattr(references, loss_name)
+    if adapt is not None:
+        function, reference = adapt(function), adapt(reference, np)
     if kind == "targets":
         facts["multi_hot"] = True
     return LossRow(
@@ -310,8 +308,8 @@ def loss_row(
         function=function,
         kind=kind,
         make_inputs=make_inputs or INPUTS[kind],
-        reference=partial(getattr(references, reference), **shared, **(numpy or {})),
-        torch_reference=from_torch(reference, **shared, **(torch or {})),
+        reference=partial(reference, **shared, **(numpy or {})),
+        torch_reference=from_torch(loss_name, adapt, **shared, **(torch or {})),
         kwargs={key: as_jax(option) for key, option in (shared | dict(own or {})).items()},
         **facts,
     )
@@ -324,273 +322,198 @@ def as_jax(option: Any) -> Any:
     return jnp.asarray(option, np.int32 if option.dtype == np.int32 else np.float32)
 
 
-def in_blocks(size: int | None) -> dict[str, Any]:
-    return {} if size is None else {"own": {"block_size": size}}
-
-
-def classifier_row(
-    name: str,
-    block_size: int | None = None,
-    formula: str = "",
-    make_inputs: Callable[..., Inputs] | None = None,
-    **options: Any,
-) -> LossRow:
-    """A row of `classifier_loss`. Cosines are without a bias, with the arguments of prototypes."""
-    kind = "prototypes" if options.get("similarity") == "cosine" else "classifier"
-    return loss_row(
-        "classifier",
-        kind,
-        name=name,
-        formula=formula,
-        make_inputs=make_inputs,
-        kwargs=options,
-        **in_blocks(block_size),
-    )
-
-
-CLASS_MARGINS = np.array([0.25, -0.125, 0.0625, 0.5])
-CLASS_ANGLES = np.array([0.375, 0.0, 1.25, 2.125])
-MARGINS: Mapping[str, Mapping[str, Any]] = {
-    "class_margins": {"margin": CLASS_MARGINS, "scale": 1.7, "label_smoothing": 0.1},
-    "sample_margins": {
-        "formula": "sample_margins_classifier",
-        "similarity": "cosine",
-        "margin": 0.2,
-        "scale": 3.0,
-    },
-    "angles": {
-        "similarity": "cosine",
-        "margin": 0.1,
-        "angular_margin": CLASS_ANGLES,
-        "scale": 4.0,
-        "label_smoothing": 0.1,
-    },
-    "sub_centres": {
-        "make_inputs": sub_centre_inputs,
-        "similarity": "cosine",
-        "angular_margin": 0.3,
-        "scale": 3.0,
-    },
-}
-"""Options of `classifier_loss`, whose rows are also in blocks."""
-
-
-def two_tower_row(loss: str, name: str, size: int | None = None, **options: Any) -> LossRow:
-    """A row of a loss of two towers, which has no labels, and so no plain row."""
-    blocks = in_blocks(size)
-    formula = f"paired_{loss}"
-    return loss_row(loss, "features", name=name, formula=formula, kwargs=options, **blocks)
-
-
-def anchor_row(
-    loss: str, suffix: str, size: int | None = None, multi_hot: bool = False, **options: Any
-) -> LossRow:
-    """A variant of a loss of anchors, compared with the batch or with references made of it."""
-    of_references = suffix.startswith("references")
-    return loss_row(
-        loss,
-        "features",
-        name=f"{loss}_{suffix}",
-        formula=f"towers_{loss}" if of_references else "",
-        make_inputs=features_and_targets if multi_hot else None,
-        kwargs=options,
-        multi_hot=multi_hot,
-        needs_positives=not (of_references or multi_hot or loss == "multi_similarity"),
-        constant=(0,) if loss == "circle" else (),
-        **in_blocks(size),
-    )
-
-
 TEMPERATURE = {"temperature": (0.0, -1.0)}
 TEMPERATURES = {f"{sign}_temperature": (0.0, -1.0) for sign in ("positive", "negative")}
-NUM_CLASSES: dict[str, Any] = {"num_classes": CLASSES}
-NEGATIVES: dict[str, Any] = {"denominator": "negatives"}
+SCALE = {"scale": (0.0, -1.0)}
+ANGLE = {"angular_margin": (-0.1,)}
+BLOCKS = {"block_size": (0, -1)}
+MINING = {"margin": (-0.1,), "mining": ("easy", None)}
+FOCUS = {"positive_focus": (-0.1,), "negative_focus": (-0.1,), "clip": (-0.1, 1.0)}
+RAMP = {"ramp": (1.0,), "leak": (-0.1,), "binary_weight": (-0.1,)}
+GROUPS = {"num_groups": (0, DIM + 1), "bound": ("type-I",)}
+MULTI_SIMILARITY = {
+    "positive_scale": (0.0,),
+    "negative_scale": (0.0, -1.0),
+    "mining_margin": (-0.1,),
+}
+CLASSIFIER = {"label_smoothing": (-0.1, 1.0), "similarity": ("l2",)}
+of_pairs = partial(loss_row, kind="features", needs_positives=True)
 
 LOSSES = (
     loss_row("softmax", "logits", invalid={"label_smoothing": (-0.1, 1.0, 1.5)}),
     loss_row("sigmoid", "logits"),
     loss_row(
-        "margin_softmax",
-        "logits",
-        kwargs={"margin": -0.3, "scale": 1.7},
-        invalid={"scale": (0.0, -1.0), "angular_margin": (-0.1,)},
-        per_class=("angular_margin",),
+        "margin_softmax", "logits", kwargs={"margin": -0.3, "scale": 1.7}, invalid=SCALE | ANGLE
     ),
-    loss_row(
-        "nca",
-        "features",
-        needs_positives=True,
-        invalid={**TEMPERATURE, "block_size": (0, -1)},
+    of_pairs("nca", invalid=TEMPERATURE | BLOCKS),
+    of_pairs("prototypical", invalid=TEMPERATURE | BLOCKS | {"num_classes": (0,)}),
+    of_pairs(
+        "supervised_contrastive", invalid=TEMPERATURE | BLOCKS | {"denominator": ("positives",)}
     ),
-    loss_row(
-        "prototypical",
-        "features",
-        needs_positives=True,
-        invalid={**TEMPERATURE, "num_classes": (0,), "block_size": (0,)},
-    ),
-    loss_row(
-        "supervised_contrastive",
-        "features",
-        needs_positives=True,
-        invalid={**TEMPERATURE, "denominator": ("positives",), "block_size": (0,)},
-    ),
-    loss_row(
-        "multi_similarity",
-        "features",
-        invalid={
-            "positive_scale": (0.0,),
-            "negative_scale": (0.0, -1.0),
-            "mining_margin": (-0.1,),
-            "block_size": (0,),
-        },
-    ),
-    loss_row(
-        "circle",
-        "features",
-        kwargs={"margin": 0.3, "scale": 6.0},
-        needs_positives=True,
-        constant=(0,),
-        invalid={"scale": (0.0, -1.0), "block_size": (0,)},
-    ),
-    loss_row(
-        "triplet",
-        "features",
-        needs_positives=True,
-        invalid={"margin": (-0.1,), "mining": ("easy", None), "block_size": (0, -1)},
-    ),
+    loss_row("multi_similarity", "features", invalid=MULTI_SIMILARITY | BLOCKS),
+    of_pairs("circle", kwargs={"margin": 0.3, "scale": 6.0}, constant=(0,), invalid=SCALE | BLOCKS),
+    of_pairs("triplet", invalid=MINING | BLOCKS),
     loss_row("sum", "classifier"),
     loss_row("direct_sum", "classifier", invalid={"epsilon": (-1e-3,)}),
     loss_row("spectral_sum", "classifier", invalid={"power": (-0.1,)}),
-    loss_row(
-        "group_softmax",
-        "classifier",
-        kwargs={"num_groups": 3},
-        invalid={"num_groups": (0, DIM + 1), "bound": ("type-I",)},
-    ),
+    loss_row("group_softmax", "classifier", kwargs={"num_groups": 3}, invalid=GROUPS),
     loss_row("prototype", "prototypes"),
     loss_row("dot_regression", "prototypes", constant=(0,)),
     loss_row("sample_wise", "targets", invalid=TEMPERATURES),
     loss_row("class_wise", "targets", terms="classes", invalid=TEMPERATURES),
     loss_row("two_way", "targets", terms=None, invalid=TEMPERATURES),
     loss_row("multilabel_softmax", "targets"),
-    loss_row(
-        "asymmetric",
-        "targets",
-        invalid={"positive_focus": (-0.1,), "negative_focus": (-0.1,), "clip": (-0.1, 1.0)},
-    ),
-    loss_row("warp", "targets", piecewise_linear=True),
-    loss_row(
-        "robust_multilabel",
-        "targets",
-        piecewise_linear=True,
-        invalid={"ramp": (1.0,), "leak": (-0.1,), "binary_weight": (-0.1,)},
-    ),
-    loss_row(
-        "classifier",
-        "classifier",
-        invalid={
-            "scale": (0.0, -1.0),
-            "angular_margin": (-0.1,),
-            "label_smoothing": (-0.1, 1.0),
-            "block_size": (0,),
-            "similarity": ("l2",),
-        },
-        per_class=("angular_margin",),
-    ),
-    loss_row("proxy_anchor", "proxies", terms=None, invalid={"scale": (0.0, -1.0)}),
+    loss_row("asymmetric", "targets", invalid=FOCUS),
+    loss_row("warp", "targets"),
+    loss_row("robust_multilabel", "targets", invalid=RAMP),
+    loss_row("classifier", "classifier", invalid=SCALE | ANGLE | BLOCKS | CLASSIFIER),
+    loss_row("proxy_anchor", "proxies", terms=None, invalid=SCALE),
     loss_row("proxy_nca", "proxies", invalid=TEMPERATURE),
 )
+PLAIN = {row.name: row for row in LOSSES}
+
+
+def variant(
+    loss: str,
+    suffix: str,
+    block_size: int | None = None,
+    *,
+    adapt: Callable[..., Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+    numpy: Mapping[str, Any] | None = None,
+    torch: Mapping[str, Any] | None = None,
+    make_inputs: Callable[..., Inputs] | None = None,
+    multi_hot: bool = False,
+    constant: tuple[int, ...] = (),
+    **options: Any,
+) -> LossRow:
+    """A loss with other options, which has the facts of its plain row.
+
+    Cosines of a classifier are without a bias, with the arguments of prototypes. A loss without
+    labels has no plain row, and `adapt`.
+    """
+    plain = PLAIN.get(loss)
+    kind: Kind = "features" if plain is None else plain.kind
+    if options.get("similarity") == "cosine":
+        kind = "prototypes"
+    if suffix.startswith("references"):
+        adapt = towers
+    return loss_row(
+        loss,
+        kind,
+        name="_".join(filter(None, (loss, suffix))),
+        adapt=adapt,
+        make_inputs=make_inputs,
+        kwargs=options,
+        own={**(own or {}), **({"block_size": block_size} if block_size else {})},
+        numpy=numpy,
+        torch=torch,
+        multi_hot=multi_hot or kind == "targets",
+        terms=None if adapt is views else plain.terms if plain else "samples",
+        needs_positives=bool(plain and plain.needs_positives) and not (adapt or multi_hot),
+        constant=constant or (plain.constant if plain else ()),
+    )
+
+
+def with_and_without_blocks(name: str, **options: Any) -> tuple[LossRow, ...]:
+    """Rows of `classifier_loss`. In blocks of 3 of the 4 classes, the smaller has one class."""
+    in_blocks = variant("classifier", f"{name}_in_blocks", 3, **options)
+    return variant("classifier", name, **options), in_blocks
+
+
+NUM_CLASSES: dict[str, Any] = {"num_classes": CLASSES}
+NEGATIVES: dict[str, Any] = {"denominator": "negatives"}
+MULTI_HOT: dict[str, Any] = {
+    "make_inputs": features_and_targets,
+    "multi_hot": True,
+    "temperature": 0.3,
+}
+ASSIGNED: dict[str, Any] = {
+    "make_inputs": partial(prototype_inputs, num_prototypes=6),
+    "assignment": ASSIGNMENT,
+}
+CLASS_MARGINS = np.array([0.25, -0.125, 0.0625, 0.5])
+CLASS_ANGLES = np.array([0.375, 0.0, 1.25, 2.125])
 
 VARIANTS = (
-    loss_row("softmax", "logits", name="softmax_smoothed", kwargs={"label_smoothing": 0.2}),
-    loss_row(
-        "sigmoid",
-        "logits",
-        name="sigmoid_multi_hot",
-        make_inputs=logits_and_targets,
-        multi_hot=True,
-    ),
+    variant("softmax", "smoothed", label_smoothing=0.2),
+    variant("sigmoid", "multi_hot", make_inputs=logits_and_targets, multi_hot=True),
     # Tiles that do not divide the batch, on and below the diagonal.
-    anchor_row("nca", "in_tiles", 3, temperature=1.3),
-    anchor_row("nca", "references", temperature=1.3),
-    anchor_row("nca", "references_in_tiles", 3, temperature=1.3),
+    variant("nca", "in_tiles", 3, temperature=1.3),
+    variant("nca", "references", temperature=1.3),
+    variant("nca", "references_in_tiles", 3, temperature=1.3),
     # Tiles of one class, and tiles that do not divide the classes.
-    anchor_row("prototypical", "in_tiles", 1, temperature=1.3),
-    anchor_row("prototypical", "num_classes", temperature=1.3, **NUM_CLASSES),
-    anchor_row("prototypical", "num_classes_in_tiles", 3, temperature=1.3, **NUM_CLASSES),
-    anchor_row("prototypical", "references", temperature=1.3),
-    anchor_row("prototypical", "references_in_tiles", 2, temperature=1.3),
-    anchor_row("prototypical", "references_num_classes", temperature=1.3, **NUM_CLASSES),
-    anchor_row("supervised_contrastive", "in_tiles", 3),
-    anchor_row("supervised_contrastive", "references_in_tiles", 3),
-    anchor_row("supervised_contrastive", "negatives_in_tiles", 3, temperature=0.4, **NEGATIVES),
-    anchor_row("supervised_contrastive", "references_negatives", temperature=0.4, **NEGATIVES),
-    anchor_row("supervised_contrastive", "multi_hot", None, True, temperature=0.3, normalize=False),
-    anchor_row(
-        "supervised_contrastive",
-        "multi_hot_negatives_in_tiles",
-        3,
-        multi_hot=True,
-        temperature=0.3,
-        **NEGATIVES,
-    ),
-    anchor_row("multi_similarity", "mined_in_tiles", 3, mining_margin=0.2),
-    anchor_row(
+    variant("prototypical", "in_tiles", 1, temperature=1.3),
+    variant("prototypical", "num_classes", temperature=1.3, **NUM_CLASSES),
+    variant("prototypical", "num_classes_in_tiles", 3, temperature=1.3, **NUM_CLASSES),
+    variant("prototypical", "references", temperature=1.3),
+    variant("prototypical", "references_in_tiles", 2, temperature=1.3),
+    variant("prototypical", "references_num_classes", temperature=1.3, **NUM_CLASSES),
+    variant("supervised_contrastive", "in_tiles", 3),
+    variant("supervised_contrastive", "references_in_tiles", 3),
+    variant("supervised_contrastive", "negatives_in_tiles", 3, temperature=0.4, **NEGATIVES),
+    variant("supervised_contrastive", "references_negatives", temperature=0.4, **NEGATIVES),
+    variant("supervised_contrastive", "multi_hot", normalize=False, **MULTI_HOT),
+    variant("supervised_contrastive", "multi_hot_negatives_in_tiles", 3, **NEGATIVES, **MULTI_HOT),
+    variant("multi_similarity", "mined_in_tiles", 3, mining_margin=0.2),
+    variant(
         "multi_similarity",
         "references_mined",
         mining_margin=0.2,
         threshold=0.1,
         negative_scale=7.0,
     ),
-    anchor_row("circle", "in_tiles", 3, scale=6.0),
-    anchor_row("circle", "references_in_tiles", 3, scale=6.0),
-    anchor_row("triplet", "in_tiles", 3, margin=0.5, squared=True),
-    anchor_row("triplet", "references_in_tiles", 3, soft=True),
-    anchor_row("triplet", "semihard", mining="semihard"),
-    anchor_row(
-        "triplet", "semihard_in_blocks", 3, mining="semihard", squared=True, normalize=False
-    ),
-    anchor_row("triplet", "references_semihard", mining="semihard", soft=True),
-    anchor_row("triplet", "all", mining="all"),
-    anchor_row("triplet", "all_in_blocks", 5, mining="all", squared=True, margin=0.6),
-    anchor_row("triplet", "references_all", mining="all", normalize=False),
-    anchor_row("triplet", "all_soft_in_blocks", 3, mining="all", soft=True),
+    variant("circle", "in_tiles", 3, scale=6.0),
+    variant("circle", "references_in_tiles", 3, scale=6.0),
+    variant("triplet", "in_tiles", 3, margin=0.5, squared=True),
+    variant("triplet", "references_in_tiles", 3, soft=True),
+    variant("triplet", "semihard", mining="semihard"),
+    variant("triplet", "semihard_in_blocks", 3, mining="semihard", squared=True, normalize=False),
+    variant("triplet", "references_semihard", mining="semihard", soft=True),
+    variant("triplet", "all", mining="all"),
+    variant("triplet", "all_in_blocks", 5, mining="all", squared=True, margin=0.6),
+    variant("triplet", "references_all", mining="all", normalize=False),
+    variant("triplet", "all_soft_in_blocks", 3, mining="all", soft=True),
     # A loss of cosines gets features that are normalised before they are projected.
-    loss_row(
+    variant(
         "direct_sum",
-        "classifier",
-        name="direct_sum_supervised_contrastive",
+        "supervised_contrastive",
         make_inputs=unit_classifier_inputs,
         own={"metric_loss": partial(jaxloss.supervised_contrastive_loss, normalize=False)},
         numpy={"metric": partial(references.supervised_contrastive_loss, normalize=False)},
         torch={"metric": from_torch("supervised_contrastive_loss", normalize=False)},
     ),
-    two_tower_row("info_nce", "info_nce", temperature=0.3),
-    two_tower_row(
-        "info_nce", "info_nce_one_way_in_tiles", 3, temperature=0.3, symmetric=False, further=True
+    variant("info_nce", "", adapt=paired, temperature=0.3),
+    variant(
+        "info_nce",
+        "one_way_in_tiles",
+        3,
+        adapt=paired,
+        temperature=0.3,
+        symmetric=False,
+        further=True,
     ),
-    two_tower_row("info_nce", "info_nce_in_tiles", 5, temperature=0.8, normalize=False),
-    two_tower_row("sigmoid_contrastive", "sigmoid_contrastive", further=True),
-    two_tower_row("sigmoid_contrastive", "sigmoid_contrastive_in_tiles", 3, scale=2.0, bias=-1.5),
+    variant("info_nce", "in_tiles", 5, adapt=paired, temperature=0.8, normalize=False),
+    variant("sigmoid_contrastive", "", adapt=paired, further=True),
+    variant("sigmoid_contrastive", "in_tiles", 3, adapt=paired, scale=2.0, bias=-1.5),
     # Here the metric loss has no gradient for the classifier.
     *(
-        loss_row(
-            name,
-            "classifier",
-            name=f"{name}_stopped",
+        variant(
+            loss,
+            "stopped",
             own={"stop_gradient": True},
             torch={"stop_gradient": True},
             constant=(2,),
         )
-        for name in ("direct_sum", "spectral_sum")
+        for loss in ("direct_sum", "spectral_sum")
     ),
     # Every option of a sum away from its default, and more classes than dimensions.
-    loss_row(
+    variant(
         "spectral_sum",
-        "classifier",
-        name="spectral_sum_sigmoid_prototypical",
+        "sigmoid_prototypical",
         make_inputs=partial(classifier_inputs, dim=3),
-        kwargs={"metric_weight": 0.6, "power": 0.5},
+        metric_weight=0.6,
+        power=0.5,
         own={
             "classification_loss": jaxloss.sigmoid_loss,
             "metric_loss": partial(jaxloss.prototypical_loss, **NUM_CLASSES),
@@ -604,99 +527,68 @@ VARIANTS = (
             "metric": from_torch("prototypical_loss"),
         },
     ),
-    loss_row(
+    variant(
         "spectral_sum",
-        "classifier",
-        name="spectral_sum_of_a_basis",
+        "of_a_basis",
         own={"basis": basis_of(BASIS_WEIGHTS)},
         numpy={"basis_weights": BASIS_WEIGHTS},
         torch={"basis_weights": BASIS_WEIGHTS},
     ),
-    loss_row(
+    variant(
         "group_softmax",
-        "classifier",
-        name="group_softmax_tight",
+        "tight",
         make_inputs=partial(classifier_inputs, dim=6),
-        kwargs={"num_groups": 2, "bound": "tight"},
+        num_groups=2,
+        bound="tight",
     ),
-    loss_row(
-        "prototype",
-        "prototypes",
-        name="prototype_assigned",
-        make_inputs=partial(prototype_inputs, num_prototypes=6),
-        kwargs={"assignment": ASSIGNMENT},
+    variant("prototype", "assigned", **ASSIGNED),
+    variant("dot_regression", "assigned_lengths", lengths=LENGTHS, **ASSIGNED),
+    variant("two_way", "tempered", positive_temperature=1.7, negative_temperature=0.6, margin=0.4),
+    variant("asymmetric", "unclipped", positive_focus=1.5, negative_focus=0.5, clip=0.0),
+    variant("robust_multilabel", "by_other_constants", ramp=0.3, leak=0.4, binary_weight=0.7),
+    variant("classifier", "in_blocks", 3),
+    variant("classifier", "smoothed_in_blocks", 1, margin=-0.3, scale=1.7, label_smoothing=0.2),
+    *with_and_without_blocks(
+        "cosine", similarity="cosine", margin=0.2, scale=3.0, label_smoothing=0.1
     ),
-    loss_row(
-        "dot_regression",
-        "prototypes",
-        name="dot_regression_assigned_lengths",
-        make_inputs=partial(prototype_inputs, num_prototypes=6),
-        kwargs={"assignment": ASSIGNMENT, "lengths": LENGTHS},
-        constant=(0,),
+    *with_and_without_blocks("class_margins", margin=CLASS_MARGINS, scale=1.7, label_smoothing=0.1),
+    *with_and_without_blocks(
+        "sample_margins", adapt=sample_margins, similarity="cosine", margin=0.2, scale=3.0
     ),
-    loss_row(
-        "two_way",
-        "targets",
-        name="two_way_tempered",
-        terms=None,
-        kwargs={"positive_temperature": 1.7, "negative_temperature": 0.6, "margin": 0.4},
+    *with_and_without_blocks(
+        "angles",
+        similarity="cosine",
+        margin=0.1,
+        angular_margin=CLASS_ANGLES,
+        scale=4.0,
+        label_smoothing=0.1,
     ),
-    loss_row(
-        "asymmetric",
-        "targets",
-        name="asymmetric_unclipped",
-        kwargs={"positive_focus": 1.5, "negative_focus": 0.5, "clip": 0.0},
+    *with_and_without_blocks(
+        "sub_centres",
+        make_inputs=sub_centre_inputs,
+        similarity="cosine",
+        angular_margin=0.3,
+        scale=3.0,
     ),
-    loss_row(
-        "robust_multilabel",
-        "targets",
-        name="robust_multilabel_by_other_constants",
-        piecewise_linear=True,
-        kwargs={"ramp": 0.3, "leak": 0.4, "binary_weight": 0.7},
-    ),
-    # In blocks of 3 of the 4 classes, the smaller block has one class.
-    classifier_row("classifier_in_blocks", 3),
-    classifier_row("classifier_smoothed_in_blocks", 1, margin=-0.3, scale=1.7, label_smoothing=0.2),
-    *(
-        classifier_row(name, size, similarity="cosine", margin=0.2, scale=3.0, label_smoothing=0.1)
-        for name, size in (("classifier_cosine", None), ("classifier_cosine_in_blocks", 3))
-    ),
-    *(
-        classifier_row(f"classifier_{name}{'_in_blocks' if size else ''}", size, **options)
-        for name, options in MARGINS.items()
-        for size in (None, 3)
-    ),
-    loss_row(
+    variant(
         "margin_softmax",
-        "logits",
-        name="margin_softmax_angles",
+        "angles",
         make_inputs=cosines_and_labels,
-        kwargs={"margin": CLASS_MARGINS, "angular_margin": CLASS_ANGLES, "scale": 4.0},
+        margin=CLASS_MARGINS,
+        angular_margin=CLASS_ANGLES,
+        scale=4.0,
     ),
-    loss_row(
+    variant(
         "margin_softmax",
-        "logits",
-        name="margin_softmax_sample_margins",
-        formula="sample_margins_margin_softmax",
+        "sample_margins",
+        adapt=sample_margins,
         make_inputs=cosines_and_labels,
-        kwargs={"angular_margin": 0.4, "scale": 4.0},
+        angular_margin=0.4,
+        scale=4.0,
     ),
-    loss_row(
-        "proxy_nca",
-        "proxies",
-        name="proxy_nca_without_own",
-        kwargs={"temperature": 0.7, "include_own": False},
-    ),
-    *(
-        loss_row(
-            name,
-            "features",
-            name=f"{name}_of_one_batch",
-            formula=f"views_{name}",
-            terms=None,
-        )
-        for name in ("vicreg", "barlow_twins")
-    ),
+    variant("proxy_nca", "without_own", temperature=0.7, include_own=False, normalize=False),
+    variant("vicreg", "of_one_batch", adapt=views),
+    variant("barlow_twins", "of_one_batch", adapt=views),
 )
 
 CASES = LOSSES + VARIANTS

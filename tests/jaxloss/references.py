@@ -1,4 +1,4 @@
-"""Float64 references of every loss, as slow loops over scalars written from the formulas.
+"""Float64 references of every loss in NumPy, written from the formulas, row by row.
 
 A row that is masked or ignored is removed before a formula is evaluated, so that nothing here
 shares the library's way of masking. A per-sample function gets the rows that are left and returns
@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
+PER_ROW = ("sample_margin", "sample_angular_margin", "groups")
+"""The options that have a value for each row."""
 
-def kept_rows(labels, where):
+log_sum_exp = np.logaddexp.reduce
+
+
+def kept_rows(labels, where=None):
     """The indices of the rows that are neither padding nor ignored."""
-    rows = []
-    for i, label in enumerate(labels):
-        masked = where is not None and not where[i]
-        ignored = np.all(np.asarray(label, np.float64) < 0)
-        if not masked and not ignored:
-            rows.append(i)
-    return rows
+    labels = np.asarray(labels)
+    known = labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1)
+    return np.flatnonzero(known if where is None else known & where)
 
 
 def reduce_rows(losses, num_rows, sample_weights, reduction):
@@ -48,6 +49,8 @@ def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
         rows = kept_rows(labels, where)
+        for name in options.keys() & PER_ROW:
+            options[name] = np.asarray(options[name])[rows]
         values = per_sample(scored[rows], labels[rows], *shared, **options)
         losses = {i: value for i, value in zip(rows, values, strict=True) if value is not None}
         return reduce_rows(losses, len(labels), sample_weights, reduction)
@@ -65,33 +68,18 @@ def over_each_row(of_row: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
-def log_sum_exp(values):
-    largest = max(values)
-    return largest + math.log(sum(math.exp(value - largest) for value in values))
-
-
-def product(a, b):
-    return sum(float(p) * float(q) for p, q in zip(a, b, strict=True))
-
-
-def norm(x):
-    return math.hypot(*map(float, x))
-
-
 def unit(x):
-    length = norm(x)
-    return [float(value) / length if length else 0.0 for value in x]
+    """Vectors divided by their length; a zero vector stays zero."""
+    x = np.asarray(x, np.float64)
+    length = np.linalg.norm(x, axis=-1, keepdims=True)
+    return x / np.where(length > 0, length, 1)
 
 
-def squared_distance(a, b):
-    return sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True))
-
-
-def distance(a, b, *, squared=False, normalize=True):
+def distances(x, rows, *, squared=False, normalize=True):
     if normalize:
-        a, b = unit(a), unit(b)
-    square = squared_distance(a, b)
-    return square if squared else math.sqrt(square)
+        x, rows = unit(x), unit(rows)
+    squares = np.sum((x - rows) ** 2, axis=1)
+    return squares if squared else np.sqrt(squares)
 
 
 # Classification ----
@@ -127,13 +115,11 @@ def cross_entropies(
 
     losses = []
     for i, (z, y) in enumerate(zip(logits, labels, strict=True)):
-        z = list(map(float, z))
+        scaled, target = scale * z, math.nan
         if y < len(z):
             angle = of(i, angular_margin, sample_angular_margin)
-            z[y] = lowered(z[y], of(i, margin, sample_margin), angle)
-        scaled = [scale * z_c for z_c in z]
-        target = scaled[y] if y < len(z) else math.nan
-        smoothed = (1 - label_smoothing) * target + label_smoothing * sum(scaled) / len(z)
+            target = scaled[y] = scale * lowered(z[y], of(i, margin, sample_margin), angle)
+        smoothed = (1 - label_smoothing) * target + label_smoothing * np.mean(scaled)
         losses.append(log_sum_exp(scaled) - smoothed)
     return losses
 
@@ -142,44 +128,24 @@ softmax_loss = over_rows(cross_entropies)
 margin_softmax_loss = over_rows(cross_entropies)
 
 
-def of_samples(scored):
-    """The margins of `loss_table.sample_margins`."""
-    return {"sample_margin": 0.25 * scored[:, 1], "sample_angular_margin": -0.5 * scored[:, 0]}
-
-
-@over_rows
-def sample_margins_margin_softmax_loss(logits, labels, **options):
-    return cross_entropies(logits, labels, **of_samples(logits), **options)
-
-
 @over_each_row
 def sigmoid_loss(z, y):
     if np.ndim(y) == 0 and y >= len(z):
         return math.nan
     targets = y if np.ndim(y) else np.arange(len(z)) == y
-    known = [(z_c, t) for z_c, t in zip(z, targets, strict=True) if t >= 0]
     # -log sigmoid(z) of a positive, -log(1 - sigmoid(z)) of a negative
-    return sum(np.logaddexp(0.0, -z_c if t > 0 else z_c) for z_c, t in known)
+    return np.sum(np.logaddexp(0.0, np.where(targets > 0, -z, z)), where=targets >= 0)
 
 
 def linear_logits(features, weights, bias=None):
-    logits = np.zeros((len(features), weights.shape[1]))
-    for i, x in enumerate(features):
-        for c, w in enumerate(weights.T):
-            logits[i, c] = product(x, w) + (0.0 if bias is None else float(bias[c]))
-    return logits
+    logits = np.asarray(features, np.float64) @ np.asarray(weights, np.float64)
+    return logits + (0.0 if bias is None else np.asarray(bias))
 
 
 def cosine_logits(features, weights):
     if weights.ndim == 3:
-        each = [cosine_logits(features, weights[:, :, k]) for k in range(weights.shape[2])]
-        return np.max(each, axis=0)
-    logits = np.zeros((len(features), weights.shape[1]))
-    for i, x in enumerate(features):
-        for c, w in enumerate(weights.T):
-            norms = norm(x) * norm(w)
-            logits[i, c] = product(x, w) / norms if norms > 0 else 0.0
-    return logits
+        return np.max([cosine_logits(features, w) for w in np.moveaxis(weights, 2, 0)], axis=0)
+    return unit(features) @ unit(weights.T).T
 
 
 @over_rows
@@ -187,13 +153,6 @@ def classifier_loss(features, labels, weights, bias=None, *, similarity="inner",
     inner = similarity == "inner"
     logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
     return cross_entropies(logits, labels, **options)
-
-
-@over_rows
-def sample_margins_classifier_loss(features, labels, weights, *, similarity, **options):
-    assert similarity == "cosine"
-    logits = cosine_logits(features, weights)
-    return cross_entropies(logits, labels, **of_samples(features), **options)
 
 
 # Metric losses ----
@@ -205,86 +164,76 @@ def of_each_anchor(of_anchor: Callable[..., Any]) -> Callable[..., Any]:
     The rows that it is compared with are valid references, or all other rows of the batch.
     """
 
-    def values(features, labels, *, references=None, reference_labels=None, **options):
+    def values(
+        features,
+        labels,
+        *,
+        references=None,
+        reference_labels=None,
+        reference_where=None,
+        **options,
+    ):
         losses = []
         for i, (x, y) in enumerate(zip(features, labels, strict=True)):
-            rest = [j for j in range(len(labels)) if j != i]
-            rows, row_labels = features[rest], labels[rest]
+            rows, row_labels, kept = features, labels, np.arange(len(labels)) != i
             if references is not None:
                 rows, row_labels = references, np.asarray(reference_labels)
-            losses.append(of_anchor(x, y, rows, row_labels, **options))
+                kept = kept_rows(row_labels, reference_where)
+            losses.append(of_anchor(x, y, rows[kept], row_labels[kept], **options))
         return losses
 
     return values
 
 
-@of_each_anchor
-def nca_values(x, y, rows, row_labels, *, temperature=1.0):
-    scores = [-squared_distance(x, row) / temperature for row in rows]
-    same = [score for score, label in zip(scores, row_labels, strict=True) if label == y]
-    return log_sum_exp(scores) - log_sum_exp(same) if same else None
+def over_anchors(of_anchor: Callable[..., Any]) -> Callable[..., Any]:
+    return over_rows(of_each_anchor(of_anchor))
 
 
-@of_each_anchor
-def prototypical_values(x, y, rows, row_labels, *, num_classes=None, temperature=1.0):
+@over_anchors
+def nca_loss(x, y, rows, row_labels, *, temperature=1.0):
+    scores, same = -np.sum((x - rows) ** 2, axis=1) / temperature, row_labels == y
+    return log_sum_exp(scores) - log_sum_exp(scores[same]) if same.any() else None
+
+
+@over_anchors
+def prototypical_loss(x, y, rows, row_labels, *, num_classes=None, temperature=1.0):
     if num_classes is not None and y >= num_classes:
         return math.nan
-    logits = {}
-    for c in sorted(set(row_labels.tolist())):
-        members = rows[row_labels == c]
-        mean = [sum(column) / len(members) for column in zip(*members, strict=True)]
-        logits[c] = -squared_distance(x, mean) / temperature
+    logits = {
+        c: -np.sum((x - rows[row_labels == c].mean(axis=0)) ** 2) / temperature
+        for c in set(row_labels.tolist())
+    }
     return log_sum_exp(list(logits.values())) - logits[y] if y in logits else None
 
 
-def over_towers(values):
-    """The references are those of `loss_table.towers`, without the masked rows."""
-
-    @over_rows
-    def loss(features, labels, **options):
-        shifted = np.where(labels > 0, labels - 1, labels)
-        return values(
-            features, labels, references=-0.5 * features, reference_labels=shifted, **options
-        )
-
-    return loss
-
-
-def overlap(a, b):
-    """Whether two classes are equal, or the Jaccard overlap of two sets of classes."""
-    if np.ndim(a) == 0:
-        return float(a == b)
-    both = either = 0
-    for p, q in zip(a, b, strict=True):
-        if p >= 0 and q >= 0:
-            both += p > 0 and q > 0
-            either += p > 0 or q > 0
-    return both / either if either else 0.0
+def overlaps(y, labels):
+    """Whether classes are equal, or the Jaccard overlaps of sets of classes."""
+    if labels.ndim == 1:
+        return (labels == y).astype(float)
+    known = (y >= 0) & (labels >= 0)
+    both = np.sum(known & (y > 0) & (labels > 0), axis=1)
+    return both / np.maximum(np.sum(known & ((y > 0) | (labels > 0)), axis=1), 1)
 
 
 def pairs(x, y, rows, row_labels, *, normalize):
-    """The (similarity, overlap) of the positives of an anchor, and those of its negatives."""
-    ((*similarities,),) = (cosine_logits if normalize else linear_logits)([x], rows.T)
-    found = [(s, overlap(y, label)) for s, label in zip(similarities, row_labels, strict=True)]
-    return [pair for pair in found if pair[1] > 0], [pair for pair in found if pair[1] == 0]
+    """The similarities of an anchor, and the overlaps of the labels: those of positives are > 0."""
+    return (unit(rows) @ unit(x) if normalize else rows @ x), overlaps(y, row_labels)
 
 
-@of_each_anchor
-def supervised_contrastive_values(*anchor, temperature=0.1, denominator="all", normalize=True):
-    positives, negatives = pairs(*anchor, normalize=normalize)
-    others = positives + negatives if denominator == "all" else negatives
-    total = weights = 0.0
-    for s, weight in positives:
-        competing = [other / temperature for other, _ in others]
-        if denominator == "negatives":
-            competing.append(s / temperature)
-        total += weight * (log_sum_exp(competing) - s / temperature)
-        weights += weight
-    return total / weights if positives else None
+@over_anchors
+def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", normalize=True):
+    similarities, weights = pairs(*anchor, normalize=normalize)
+    logits, positive = similarities / temperature, weights > 0
+    if not positive.any():
+        return None
+    totals = log_sum_exp(logits)
+    if denominator == "negatives":
+        totals = np.logaddexp(log_sum_exp(logits[~positive]), logits[positive])
+    return np.average(totals - logits[positive], weights=weights[positive])
 
 
-@of_each_anchor
-def multi_similarity_values(
+@over_anchors
+def multi_similarity_loss(
     *anchor,
     positive_scale=2.0,
     negative_scale=50.0,
@@ -292,63 +241,49 @@ def multi_similarity_values(
     mining_margin=None,
     normalize=True,
 ):
-    positives, negatives = ([s for s, _ in side] for side in pairs(*anchor, normalize=normalize))
+    similarities, weights = pairs(*anchor, normalize=normalize)
+    positives, negatives = similarities[weights > 0], similarities[weights == 0]
     if mining_margin is not None:
         least, most = min(positives, default=math.inf), max(negatives, default=-math.inf)
-        positives = [s for s in positives if s < most + mining_margin]
-        negatives = [s for s in negatives if s > least - mining_margin]
+        positives = positives[positives < most + mining_margin]
+        negatives = negatives[negatives > least - mining_margin]
     loss = 0.0
     for scale, chosen in ((-positive_scale, positives), (negative_scale, negatives)):
-        exponents = [scale * (s - threshold) for s in chosen]
-        loss += log_sum_exp([0.0, *exponents]) / abs(scale)
+        loss += log_sum_exp([0.0, *(scale * (chosen - threshold))]) / abs(scale)
     return loss
 
 
-@of_each_anchor
-def circle_values(*anchor, margin=0.4, scale=80.0, normalize=True):
-    positives, negatives = pairs(*anchor, normalize=normalize)
-    if not positives or not negatives:
+@over_anchors
+def circle_loss(*anchor, margin=0.4, scale=80.0, normalize=True):
+    similarities, weights = pairs(*anchor, normalize=normalize)
+    positives, negatives = similarities[weights > 0], similarities[weights == 0]
+    if not len(positives) or not len(negatives):
         return None
-    pull = [-scale * max(1 + margin - s, 0) * (s - (1 - margin)) for s, _ in positives]
-    push = [scale * max(s + margin, 0) * (s - margin) for s, _ in negatives]
+    pull = -scale * np.maximum(1 + margin - positives, 0) * (positives - (1 - margin))
+    push = scale * np.maximum(negatives + margin, 0) * (negatives - margin)
     return np.logaddexp(0.0, log_sum_exp(push) + log_sum_exp(pull))
 
 
-@of_each_anchor
-def triplet_values(x, y, rows, row_labels, *, margin=0.2, mining="hard", soft=False, **of_distance):
+@over_anchors
+def triplet_loss(x, y, rows, row_labels, *, margin=0.2, mining="hard", soft=False, **of_distance):
     """The sum of the terms of an anchor, and their number."""
-    far = [(distance(x, row, **of_distance), z) for row, z in zip(rows, row_labels, strict=True)]
-    same, rest = [d for d, z in far if z == y], [d for d, z in far if z != y]
-    if not same or not rest:
+    far = distances(x, rows, **of_distance)
+    same, rest = far[row_labels == y], far[row_labels != y]
+    if not len(same) or not len(rest):
         return None
     if mining == "hard":
-        triplets = [(max(same), min(rest))]
+        gaps = max(same) - min(rest)
     elif mining == "semihard":
-        triplets = [(p, min((n for n in rest if n > p), default=max(rest))) for p in same]
+        gaps = same - [min((n for n in rest if n > p), default=max(rest)) for p in same]
     else:
-        triplets = [(p, n) for p in same for n in rest]
-    gaps = [p - n + margin for p, n in triplets]
-    terms = [np.logaddexp(0.0, gap) if soft else max(gap, 0.0) for gap in gaps]
-    return sum(terms), sum(term > 0 for term in terms) if mining == "all" else len(terms)
-
-
-nca_loss = over_rows(nca_values)
-prototypical_loss = over_rows(prototypical_values)
-supervised_contrastive_loss = over_rows(supervised_contrastive_values)
-multi_similarity_loss = over_rows(multi_similarity_values)
-circle_loss = over_rows(circle_values)
-triplet_loss = over_rows(triplet_values)
-towers_nca_loss = over_towers(nca_values)
-towers_prototypical_loss = over_towers(prototypical_values)
-towers_supervised_contrastive_loss = over_towers(supervised_contrastive_values)
-towers_multi_similarity_loss = over_towers(multi_similarity_values)
-towers_circle_loss = over_towers(circle_values)
-towers_triplet_loss = over_towers(triplet_values)
+        gaps = same[:, None] - rest
+    terms = (np.logaddexp if soft else np.maximum)(0.0, gaps + margin)
+    return np.sum(terms), np.count_nonzero(terms) if mining == "all" else np.size(terms)
 
 
 @of_each_anchor
 def retrieved(x, y, rows, row_labels, *, ks, euclidean):
-    near = [distance(x, row, normalize=not euclidean) for row in rows]
+    near = distances(x, rows, normalize=not euclidean)
     hits = (row_labels == y)[np.argsort(near, kind="stable")].tolist()
     size = sum(hits)
     if not size:
@@ -358,9 +293,10 @@ def retrieved(x, y, rows, row_labels, *, ks, euclidean):
     return [*recalls, sum(hits[:size]) / size, sum(precisions) / size]
 
 
-def retrieval_metrics(features, labels, ks, *, euclidean=False, **references):
-    """Recall, R-precision and MAP@R of valid rows, with valid references."""
-    values = retrieved(features, labels, ks=ks, euclidean=euclidean, **references)
+def retrieval_metrics(features, labels, ks, *, where=None, euclidean=False, **references):
+    """Recall, R-precision and MAP@R, of the rows that have a reference of their class."""
+    rows = kept_rows(labels, where)
+    values = retrieved(features[rows], labels[rows], ks=ks, euclidean=euclidean, **references)
     results = [value for value in values if value is not None]
     return np.mean(results, axis=0) if results else np.zeros(len(ks) + 2)
 
@@ -368,49 +304,48 @@ def retrieval_metrics(features, labels, ks, *, euclidean=False, **references):
 # Two towers ----
 
 
-def tower_logits(queries, keys, *, ids=None, normalize=True):
-    """The similarities, and which pairs take part."""
-    similarities = (cosine_logits if normalize else linear_logits)(queries, keys.T)
-    used = np.ones(similarities.shape, bool)
-    if ids is not None:
-        for i, j in itertools.permutations(range(len(queries)), 2):
-            used[i, j] = ids[i] < 0 or ids[i] != ids[j]
-    return similarities, used
-
-
-def info_nce_values(queries, keys, *, temperature=0.07, symmetric=True, **of_towers):
-    similarities, used = tower_logits(queries, keys, **of_towers)
-    logits, losses = similarities / temperature, []
-    for i in range(len(queries)):
-        losses.append(log_sum_exp(logits[i, used[i]]) - logits[i, i])
-        if symmetric:
-            column = log_sum_exp(logits[used[:, i], i])
-            losses[-1] = (losses[-1] + column - logits[i, i]) / 2
-    return losses
-
-
-def sigmoid_contrastive_values(queries, keys, *, scale=10.0, bias=-10.0, **of_towers):
-    similarities, used = tower_logits(queries, keys, **of_towers)
-    signs = 2 * np.eye(len(similarities), similarities.shape[1]) - 1
-    terms = np.logaddexp(0.0, -signs * (scale * similarities + bias))
-    return [sum(row[is_used]) for row, is_used in zip(terms, used, strict=True)]
-
-
 def over_pairs(values):
-    """The keys are those of `loss_table.paired`, and the ids are the labels."""
+    """A loss of two towers, from the values of the pairs that are left, with further keys."""
 
     @over_rows
-    def loss(features, labels, *, further=False, **options):
-        keys = -0.5 * np.roll(features, 1, axis=1)
-        if further:
-            keys = np.concatenate([keys, 2.0 * np.roll(features, 2, axis=1)])
-        return values(features, keys, ids=labels, **options)
+    def of_pairs(queries, rows, keys, ids, **options):
+        return values(queries, keys, None if ids is None else ids[rows], **options)
+
+    def loss(queries, keys, *, ids=None, where=None, key_where=None, **options):
+        rows = np.arange(len(queries))
+        used = np.ones(len(keys), bool) if key_where is None else key_where.copy()
+        used[rows] &= True if where is None else where
+        return of_pairs(queries, rows, keys[used], ids, where=used[rows], **options)
 
     return loss
 
 
-paired_info_nce_loss = over_pairs(info_nce_values)
-paired_sigmoid_contrastive_loss = over_pairs(sigmoid_contrastive_values)
+def tower_logits(queries, keys, ids, normalize):
+    """The similarities, and which pairs take part."""
+    similarities = (cosine_logits if normalize else linear_logits)(queries, keys.T)
+    used = np.ones(similarities.shape, bool)
+    if ids is not None:
+        own = np.eye(len(ids), dtype=bool)
+        used[:, : len(ids)] = own | (ids[:, None] < 0) | (ids[:, None] != ids)
+    return similarities, used
+
+
+@over_pairs
+def info_nce_loss(queries, keys, ids, *, temperature=0.07, symmetric=True, normalize=True):
+    similarities, used = tower_logits(queries, keys, ids, normalize)
+    logits = np.where(used, similarities / temperature, -np.inf)
+    own = np.diag(logits)
+    losses = log_sum_exp(logits, axis=1) - own
+    if symmetric:
+        losses = (losses + log_sum_exp(logits[:, : len(own)], axis=0) - own) / 2
+    return losses
+
+
+@over_pairs
+def sigmoid_contrastive_loss(queries, keys, ids, *, scale=10.0, bias=-10.0, normalize=True):
+    similarities, used = tower_logits(queries, keys, ids, normalize)
+    signs = 2 * np.eye(*similarities.shape) - 1
+    return np.sum(np.logaddexp(0.0, -signs * (scale * similarities + bias)), axis=1, where=used)
 
 
 # Subspaces ----
@@ -425,25 +360,18 @@ def classifier_projector(weights, epsilon=1e-4):
 
 def spectral_complement_projector(weights, power=0.3):
     """`1 - (lambda / max lambda)^p` in the full left basis, 1 for a null direction."""
-    weights = np.asarray(weights, np.float64)
-    basis, singular, _ = np.linalg.svd(weights, full_matrices=True)
-    largest = singular.max()
-    tolerance = largest * max(weights.shape) * np.finfo(np.float64).eps
-    kept = np.ones(len(basis))
-    for j, value in enumerate(singular):
-        if value > tolerance:
-            kept[j] = 1 - (value / largest) ** power
-    return basis @ np.diag(kept) @ basis.T
+    basis, singular, _ = np.linalg.svd(np.asarray(weights, np.float64))
+    kept, largest = np.ones(len(basis)), singular.max()
+    full = np.flatnonzero(singular > largest * max(weights.shape) * np.finfo(np.float64).eps)
+    kept[full] = 1 - (singular[full] / largest) ** power
+    return basis * kept @ basis.T
 
 
 def projection(projector):
-    """`features` times `projector(weights, **options)`, row by row."""
-
-    def project(features, weights, **options):
-        matrix = projector(weights, **options)
-        return np.stack([matrix @ x for x in np.asarray(features, np.float64)])
-
-    return project
+    """`features` times `projector(weights, **options)`."""
+    return lambda features, weights, **options: (
+        np.asarray(features, np.float64) @ projector(weights, **options)
+    )
 
 
 project_classifier = projection(classifier_projector)
@@ -461,37 +389,31 @@ def complement_gradients(
     The filter of an eigenvalue a is a / (a + epsilon) or (a / max a)^(power / 2), and 0 below the
     rank tolerance of `dtype`. Its derivative is that of Daleckii and Krein.
     """
-    basis, singular, right = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=True)
+    basis, singular, right = np.linalg.svd(np.asarray(weights, np.float64))
     padded = np.zeros(len(basis))
     tolerance = singular[0] * max(np.shape(weights)) * np.finfo(dtype).eps
     padded[: len(singular)] = np.where(singular > tolerance, singular, 0)
     values = padded**2
 
-    def filtered(a):
-        if epsilon is not None:
-            return a / (a + epsilon)
-        return (a / values[0]) ** (power / 2) if a > 0 else 0.0
-
-    def quotient(a, b):
-        if epsilon is not None:
-            return epsilon / ((a + epsilon) * (b + epsilon))
-        if max(a, b) == 0:
-            return 0.0
-        if abs(a - b) < 1e-8 * max(a, b):
-            return power / 2 * filtered(a) / a
-        return (filtered(a) - filtered(b)) / (a - b)
-
-    weight = np.array([filtered(a) for a in values])
-    inside = basis @ np.diag(weight) @ basis.T
-    turned = (
-        basis.T @ features.T @ cotangent @ basis + basis.T @ cotangent.T @ features @ basis
-    ) / 2
-    slope = np.array([[quotient(a, b) for b in values] for a in values]) * turned
+    if epsilon is not None:
+        weight = values / (values + epsilon)
+        slope = epsilon / np.outer(values + epsilon, values + epsilon)
+    else:
+        weight = np.where(values > 0, (values / values[0]) ** (power / 2), 0)
+        gaps = values[:, None] - values
+        equal = np.abs(gaps) <= 1e-8 * np.maximum(values[:, None], values)
+        derivatives = power / 2 * weight / np.where(values > 0, values, 1)
+        quotients = (weight[:, None] - weight) / np.where(equal, 1, gaps)
+        slope = np.where(equal, derivatives[:, None], quotients)
+    inside = basis * weight @ basis.T
+    turned = basis.T @ features.T @ cotangent @ basis
+    turned = (turned + turned.T) / 2
+    slope = slope * turned
     if power is not None:
         slope[0, 0] -= power / 2 / values[0] * np.sum(np.diagonal(turned) * weight)
     # W itself is not exactly orthogonal to its null directions, whose slope is 1 / epsilon.
     rank = len(singular)
-    gradient = -2 * basis @ slope[:, :rank] @ np.diag(padded[:rank]) @ right[:rank]
+    gradient = -2 * basis @ slope[:, :rank] * padded[:rank] @ right[:rank]
     return features - features @ inside, cotangent - cotangent @ inside, gradient
 
 
@@ -504,8 +426,11 @@ def spectral_overlap(weights, power):
 # Sums of a classification loss and a metric loss ----
 
 
-def integrated(project):
-    """The sum whose metric loss sees `project(features, weights, **options)`."""
+def integrated(project, linear_logits=linear_logits, softmax_loss=softmax_loss, nca_loss=nca_loss):
+    """The sum whose metric loss sees `project(features, weights, **options)`.
+
+    `torch_references` has other functions of the same names.
+    """
 
     def loss(
         features,
@@ -523,11 +448,10 @@ def integrated(project):
         **options,
     ):
         common = {"where": where, "sample_weights": sample_weights, "reduction": reduction}
-        rows = kept_rows(labels, where)
-        clean = np.zeros_like(np.asarray(features, np.float64))
-        clean[rows] = np.asarray(features, np.float64)[rows]
-        projected = project(clean, weights if basis_weights is None else basis_weights, **options)
-        first = classification(linear_logits(clean, weights, bias), labels, **common)
+        projected = project(
+            features, weights if basis_weights is None else basis_weights, **options
+        )
+        first = classification(linear_logits(features, weights, bias), labels, **common)
         return first + metric_weight * metric(projected, labels, **common)
 
     return loss
@@ -563,38 +487,26 @@ def ranked_groups(scores, num_groups):
     return groups
 
 
+@over_rows
 def group_softmax_loss(
-    features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None, **common
+    features, labels, weights, bias=None, *, num_groups, bound="loose", groups=None
 ):
     """Eq. (A.2), with explicit sums over the features of a group."""
-    classes = weights.shape[1]
-    bias = np.zeros(classes) if bias is None else bias
-    rows = kept_rows(labels, common.get("where"))
-    if groups is not None:
-        groups = np.asarray(groups)[rows]
+    weights = np.asarray(weights, np.float64)
+    known = [i for i, y in enumerate(labels) if y < weights.shape[1]]
+    if groups is None:
+        groups = np.zeros(features.shape, int)
+        scores = discriminativity(features[known], labels[known], weights)
+        groups[known] = ranked_groups(scores, num_groups)
     sharpness = {"loose": 1, "tight": num_groups}[bound]
-
-    @over_rows
-    def loss(features, labels):
-        known = [i for i, y in enumerate(labels) if y < classes]
-        grouping = groups
-        if grouping is None:
-            grouping = np.zeros(features.shape, int)
-            scores = discriminativity(features[known], labels[known], weights)
-            grouping[known] = ranked_groups(scores, num_groups)
-        losses = [math.nan] * len(labels)
-        for i in known:
-            losses[i] = 0.0
-            for g in range(num_groups):
-                members = grouping[i] == g
-                logits = [
-                    sharpness * (product(features[i, members], w[members]) + b / num_groups)
-                    for w, b in zip(weights.T, bias, strict=True)
-                ]
-                losses[i] += (log_sum_exp(logits) - logits[labels[i]]) / sharpness
-        return losses
-
-    return loss(features, labels, **common)
+    shift = 0.0 if bias is None else np.asarray(bias) / num_groups
+    losses = np.full(len(labels), math.nan)
+    losses[known] = 0.0
+    for i, g in itertools.product(known, range(num_groups)):
+        members = groups[i] == g
+        logits = sharpness * (features[i, members] @ weights[members] + shift)
+        losses[i] += (log_sum_exp(logits) - logits[labels[i]]) / sharpness
+    return losses
 
 
 # Prototypes on the sphere ----
@@ -608,9 +520,9 @@ def of_targets(value):
         columns = range(prototypes.shape[1]) if assignment is None else assignment
         if y >= len(columns) or not 0 <= columns[y] < prototypes.shape[1]:
             return math.nan
-        length = 1.0 if lengths is None else float(lengths[y])
-        q = [float(p) * length for p in prototypes[:, columns[y]]]
-        return value(product(x, q), norm(x), norm(q))
+        q = np.asarray(prototypes, np.float64)[:, columns[y]]
+        q = q * (1.0 if lengths is None else lengths[y])
+        return value(x @ q, np.linalg.norm(x), np.linalg.norm(q))
 
     return loss
 
@@ -626,23 +538,18 @@ def dot_regression_loss(xq, x, q):
 
 
 def class_means(old, features, labels, *, decay=0.9, where=None):
-    new = np.array(old, np.float64)
-    rows = kept_rows(labels, where)
-    for c in range(new.shape[1]):
-        members = [np.asarray(features[i], np.float64) for i in rows if labels[i] == c]
-        if members:
-            mean = unit(np.sum(members, axis=0))
-            new[:, c] = unit(decay * new[:, c] + (1 - decay) * np.array(mean))
+    new, rows = np.array(old, np.float64), kept_rows(labels, where)
+    for c in {c for c in np.asarray(labels)[rows].tolist() if c < new.shape[1]}:
+        mean = unit(np.sum([features[i] for i in rows if labels[i] == c], axis=0, dtype=np.float64))
+        new[:, c] = unit(decay * new[:, c] + (1 - decay) * mean)
     return new
 
 
 def class_balanced_lengths(labels, num_classes, *, where=None):
-    known = [int(labels[i]) for i in kept_rows(labels, where) if labels[i] < num_classes]
-    lengths = []
-    for c in range(num_classes):
-        size = known.count(c)
-        lengths.append(math.sqrt(len(known) / len(set(known)) / size) if size else 1.0)
-    return np.array(lengths)
+    known = np.asarray(labels)[kept_rows(labels, where)]
+    sizes = np.bincount(known[known < num_classes], minlength=num_classes)
+    balanced = sizes.sum() / max(np.count_nonzero(sizes), 1)
+    return np.where(sizes > 0, np.sqrt(balanced / np.maximum(sizes, 1)), 1.0)
 
 
 # Multi-label ----
@@ -654,18 +561,13 @@ def _two_sided(
     """softplus of the hardest negative minus the hardest positive; None without a positive."""
 
     def side(sign, temperature, belongs):
-        exponents = [
-            sign * float(x) / temperature + math.log(s)
-            for x, t, s in zip(scores, targets, weights, strict=True)
-            if belongs(t) and s != 0
-        ]
-        return temperature * log_sum_exp(exponents) if exponents else None
+        kept = belongs & (weights != 0)
+        exponents = sign * scores[kept] / temperature + np.log(weights[kept])
+        return temperature * log_sum_exp(exponents)
 
-    positive = side(-1, positive_temperature, lambda t: t > 0)
-    negative = side(1, negative_temperature, lambda t: t == 0)
-    if positive is None:
-        return None
-    return 0.0 if negative is None else np.logaddexp(0.0, negative + positive + margin)
+    positive = side(-1, positive_temperature, targets > 0)
+    negative = side(1, negative_temperature, targets == 0)
+    return None if np.isneginf(positive) else np.logaddexp(0.0, negative + positive + margin)
 
 
 @over_each_row
@@ -676,14 +578,15 @@ def sample_wise_loss(logits, targets, **hyperparameters):
 def class_wise_loss(
     logits, targets, *, where=None, sample_weights=None, reduction="mean", **hyperparameters
 ):
+    logits, targets = np.asarray(logits, np.float64), np.asarray(targets)
     rows = kept_rows(targets, where)
     weights = np.ones(len(rows)) if sample_weights is None else np.asarray(sample_weights)[rows]
-    losses = {}
-    for c in range(targets.shape[1]):
-        loss = _two_sided(logits[rows, c], targets[rows, c], weights, **hyperparameters)
-        if loss is not None:
-            losses[c] = loss
-    return reduce_rows(losses, targets.shape[1], None, reduction)
+    losses = {
+        c: _two_sided(logits[rows, c], targets[rows, c], weights, **hyperparameters)
+        for c in range(targets.shape[1])
+    }
+    defined = {c: loss for c, loss in losses.items() if loss is not None}
+    return reduce_rows(defined, targets.shape[1], None, reduction)
 
 
 def two_way_loss(logits, targets, **options):
@@ -695,10 +598,9 @@ def two_way_loss(logits, targets, **options):
 
 @over_each_row
 def multilabel_softmax_loss(x, t):
-    log_total = log_sum_exp([float(x[c]) for c in range(len(x)) if t[c] >= 0])
-    whole = sum(float(t[c]) for c in range(len(x)) if t[c] > 0)
-    terms = [t[c] / whole * (log_total - x[c]) for c in range(len(x)) if t[c] > 0]
-    return sum(terms) if terms else None
+    positive = t > 0
+    terms = log_sum_exp(x[t >= 0]) - x[positive]
+    return np.average(terms, weights=t[positive]) if positive.any() else None
 
 
 @over_each_row
@@ -756,47 +658,37 @@ def proxy_anchor_loss(
     reduction="mean",
 ):
     """The two sums over the samples of each class, a sample of weight s counted s times."""
-    rows, classes = kept_rows(labels, where), range(proxies.shape[1])
-    cosines = cosine_logits(np.asarray(features)[rows], proxies)
-    weights = np.ones(len(rows)) if sample_weights is None else np.asarray(sample_weights)[rows]
-    pulls, pushes = [], []
-    for c in classes:
-        own = np.array([labels[i] == c for i in rows], bool)
-        pull = weights[own] * np.exp(-scale * (cosines[own, c] - margin))
-        push = weights[~own] * np.exp(scale * (cosines[~own, c] + margin))
-        if own.any():
-            pulls.append(math.log1p(sum(pull)))
-        pushes.append(math.log1p(sum(push)))
+    rows = kept_rows(labels, where)
+    cosines = cosine_logits(features[rows], proxies)
+    own = labels[rows, None] == np.arange(proxies.shape[1])
+    weights = np.ones(len(rows)) if sample_weights is None else sample_weights[rows]
+    pulls = np.log1p(weights @ (own * np.exp(-scale * (cosines - margin))))[own.any(axis=0)]
+    pushes = np.log1p(weights @ (~own * np.exp(scale * (cosines + margin))))
     if reduction == "sum":
-        return np.float64(sum(pulls) + sum(pushes))
-    return np.float64(sum(pulls) / max(len(pulls), 1) + sum(pushes) / len(pushes))
+        return np.sum(pulls) + np.sum(pushes)
+    return np.sum(pulls) / max(len(pulls), 1) + np.mean(pushes)
 
 
 @over_each_row
-def proxy_nca_loss(x, y, proxies, *, temperature=1 / 9, include_own=True):
-    scores = [-distance(x, p, squared=True) / temperature for p in proxies.T]
+def proxy_nca_loss(x, y, proxies, *, temperature=1 / 9, include_own=True, normalize=True):
+    scores = -distances(x, proxies.T, squared=True, normalize=normalize) / temperature
     if y >= len(scores):
         return math.nan
-    others = [score for c, score in enumerate(scores) if include_own or c != y]
-    return log_sum_exp(others) - scores[y]
+    return log_sum_exp(scores if include_own else np.delete(scores, y)) - scores[y]
 
 
 # Two views ----
 
 
-def second_view(features):
-    """The view that `loss_table.views` makes."""
-    return np.asarray(features)[:, ::-1] * np.linspace(0.5, 1.5, np.shape(features)[1])
-
-
 def of_views(values):
-    """A loss of features and labels, of which a negative one is padding, and of a second view."""
+    """A loss of two views, from the samples that are left, and their weights."""
 
-    def loss(features, labels, *, where=None, sample_weights=None, reduction="mean", **options):
-        rows = kept_rows(labels, where)
-        weights = np.ones(len(labels)) if sample_weights is None else np.asarray(sample_weights)
-        first, second = np.asarray(features)[rows], second_view(features)[rows]
-        value = values(first, second, weights[rows], **options) if rows else 0.0
+    def loss(first, second, *, where=None, sample_weights=None, reduction="mean", **options):
+        weights = np.ones(len(first)) if sample_weights is None else sample_weights
+        rows = np.ones(len(first), bool) if where is None else where
+        value = 0.0
+        if np.any(rows):
+            value = values(first[rows], second[rows], weights[rows], **options)
         return np.float64(value * (sum(weights[rows]) if reduction == "sum" else 1.0))
 
     return loss
@@ -808,12 +700,12 @@ def covariances(*views, weights, ddof=0):
     return np.cov(shifted.T, aweights=weights, ddof=ddof)
 
 
-def vicreg_values(
+@of_views
+def vicreg_loss(
     first, second, weights, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4
 ):
     dim = first.shape[1]
-    squared = [s * squared_distance(a, b) for s, a, b in zip(weights, first, second, strict=True)]
-    value = invariance * sum(squared) / sum(weights) / dim
+    value = invariance * np.average(np.mean((first - second) ** 2, axis=1), weights=weights)
     if len(weights) < 2:
         return value
     for view in (first, second):
@@ -824,20 +716,14 @@ def vicreg_values(
     return value
 
 
-def barlow_twins_values(first, second, weights, *, off_diagonal=5e-3):
-    dim, value = first.shape[1], 0.0
+@of_views
+def barlow_twins_loss(first, second, weights, *, off_diagonal=5e-3):
+    dim = first.shape[1]
     matrix = covariances(first, second, weights=weights)
     spreads = np.sqrt(np.diag(matrix))
-    for j in range(dim):
-        for k in range(dim):
-            scale = spreads[j] * spreads[dim + k]
-            correlation = matrix[j, dim + k] / scale if scale > 0 else 0.0
-            value += (1 - correlation) ** 2 if j == k else off_diagonal * correlation**2
-    return value
-
-
-views_vicreg_loss = of_views(vicreg_values)
-views_barlow_twins_loss = of_views(barlow_twins_values)
+    scales = np.outer(spreads[:dim], spreads[dim:])
+    gaps = matrix[:dim, dim:] / np.where(scales > 0, scales, 1) - np.eye(dim)
+    return np.sum(gaps**2 * np.where(np.eye(dim), 1, off_diagonal))
 
 
 # Diagnostics ----
@@ -847,9 +733,6 @@ def discriminability(features, labels, *, where=None):
     """Half the mean squared distance of normalised pairs, (intra, inter), by a loop over pairs."""
     intra, inter = [], []
     for i, j in itertools.combinations(kept_rows(labels, where), 2):
-        half = distance(features[i], features[j], squared=True) / 2
+        half = np.sum((unit(features[i]) - unit(features[j])) ** 2) / 2
         (intra if labels[i] == labels[j] else inter).append(half)
-    return (
-        sum(intra) / len(intra) if intra else 0.0,
-        sum(inter) / len(inter) if inter else 0.0,
-    )
+    return tuple(np.mean(halves) if halves else 0.0 for halves in (intra, inter))

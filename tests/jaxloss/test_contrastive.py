@@ -12,22 +12,16 @@ import pytest
 import jaxloss
 from jaxloss import _tiles
 from tests.jaxloss import harness, references
-from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
+from tests.jaxloss.harness import QUICK, P, enable_x64, mesh
 from tests.jaxloss.loss_table import features_and_targets, make_features
 
 
-def batch(seed, n):
-    features = make_features(np.random.default_rng(seed), n, np.float64)
-    features[3], features[7] = features[1], features[5]
-    return features
-
-
 def test_supcon_of_negatives_does_not_hide_nan_without_negatives():
-    features = jnp.asarray(batch(97, 8)[:4], jnp.float32)
+    features = jnp.asarray(make_features(np.random.default_rng(97), 4, np.float32))
     labels = jnp.zeros(4, jnp.int32)
     loss = partial(jaxloss.supervised_contrastive_loss, denominator="negatives")
     both = jax.jit(jax.value_and_grad(loss))
-    value, gradient = both(features, labels)
+    value, gradient = both(features.at[3].set(features[1]), labels)
     assert value == 0
     assert not np.any(gradient)
     value, gradient = both(features.at[2, 1].set(jnp.nan), labels)
@@ -41,21 +35,11 @@ def test_supcon_multi_hot_references():
         features_and_targets(rng, n, np.float64) for n in (9, 7)
     )
     targets[4], of_others[2] = -1, -1
+    given = {"references": others, "reference_labels": of_others}
+    loss = partial(jaxloss.supervised_contrastive_loss, reduction="none", block_size=4)
     with enable_x64(True):
-        got = jax.jit(partial(jaxloss.supervised_contrastive_loss, reduction="none", block_size=4))(
-            jnp.asarray(features),
-            jnp.asarray(targets),
-            references=jnp.asarray(others),
-            reference_labels=jnp.asarray(of_others),
-        )
-    keep = [j for j in range(7) if j != 2]
-    expected = references.supervised_contrastive_loss(
-        features,
-        targets,
-        references=others[keep],
-        reference_labels=of_others[keep],
-        reduction="none",
-    )
+        got = np.asarray(jax.jit(loss)(features, targets, **given))
+    expected = references.supervised_contrastive_loss(features, targets, reduction="none", **given)
     assert np.count_nonzero(expected) > 4
     np.testing.assert_allclose(got, expected, rtol=1e-11)
 
@@ -98,7 +82,8 @@ def test_pairs_of_given_numbers_around_the_ring(loss, multi_hot, of_references, 
     labels = targets if multi_hot else rng.integers(-1, 3, n).astype(np.int32)
     arrays = {"features": features, "labels": labels, "where": np.arange(n) != 5}
     if of_references:
-        arrays |= {"references": batch(95, 8), "reference_labels": np.roll(labels, 2, 0)[:8]}
+        others = make_features(np.random.default_rng(95), 8, np.float64)
+        arrays |= {"references": others, "reference_labels": np.roll(labels, 2, 0)[:8]}
     with enable_x64(True):
         arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
 
@@ -117,19 +102,3 @@ def test_pairs_of_given_numbers_around_the_ring(loss, multi_hot, of_references, 
         expected = jax.jit(partial(value_and_grad, None), compiler_options=QUICK)(arrays)
     assert harness.magnitude(expected[1]) > 1e-3
     chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        jaxloss.supervised_contrastive_loss,
-        partial(jaxloss.supervised_contrastive_loss, denominator="negatives"),
-        partial(jaxloss.multi_similarity_loss, mining_margin=0.1),
-        jaxloss.circle_loss,
-    ],
-    ids=["supcon", "supcon_negatives", "multi_similarity_mined", "circle"],
-)
-def test_pairs_in_tiles_bound_the_memory(loss):
-    """A batch of 16,384: a matrix of all similarities would be 1 GiB."""
-    _, memory = compiled(loss, ((16384, 512), np.float32), ((16384,), np.int32))
-    assert memory < 150e6

@@ -17,6 +17,7 @@ nca: Any = jax.jit(jaxloss.nca_loss, static_argnames=("temperature", "reduction"
 proto: Any = jax.jit(
     jaxloss.prototypical_loss, static_argnames=("temperature", "num_classes", "reduction")
 )
+MINING = ("hard", "semihard", "all")
 
 
 def test_no_array_of_samples_by_samples_by_dimensions():
@@ -79,11 +80,35 @@ def test_blocks_of_any_size_change_nothing(block_size):
     chex.assert_trees_all_close(loss(features, labels), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_blocks_bound_the_memory():
-    """A batch of 16,384: a matrix of all similarities would be 1 GiB."""
+SIZE, ROWS, LABELS = 16384, ((16384, 512), np.float32), ((16384,), np.int32)
+
+
+def test_blocks_bound_the_memory_of_the_gradient():
     loss = jax.value_and_grad(partial(jaxloss.nca_loss, block_size=256))
-    _, memory = compiled(loss, ((16384, 64), np.float32), ((16384,), np.int32))
+    _, memory = compiled(loss, ((SIZE, 64), np.float32), LABELS)
     assert memory < 128 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "second"),
+    [
+        (jaxloss.supervised_contrastive_loss, {}, LABELS),
+        (jaxloss.supervised_contrastive_loss, {"denominator": "negatives"}, LABELS),
+        (jaxloss.multi_similarity_loss, {"mining_margin": 0.1}, LABELS),
+        (jaxloss.circle_loss, {}, LABELS),
+        (jaxloss.triplet_loss, {"mining": "hard"}, LABELS),
+        (jaxloss.triplet_loss, {"mining": "semihard"}, LABELS),
+        (jaxloss.triplet_loss, {"mining": "all"}, LABELS),
+        (jaxloss.info_nce_loss, {}, ROWS),
+        (jaxloss.sigmoid_contrastive_loss, {}, ROWS),
+        (jaxloss.retrieval_metrics, {}, LABELS),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_blocks_bound_the_memory(loss, options, second):
+    """A matrix of all similarities would be 1 GiB."""
+    _, memory = compiled(partial(loss, **options), ROWS, second)
+    assert memory < 150e6
 
 
 @pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])

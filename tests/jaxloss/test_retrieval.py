@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import P, compiled, mesh, precision, raises
+from tests.jaxloss.harness import P, mesh, precision, raises
 from tests.jaxloss.loss_table import make_features, make_labels
 
 KS = (1, 3, 40)
@@ -37,38 +37,29 @@ def flat(values):
 @pytest.mark.parametrize("block_size", [None, 3])
 def test_equals_loops(distance, block_size):
     features, labels, where = make_rows(0)
-    rows = references.kept_rows(labels, where)
-    arrays, euclidean = (features[rows], labels[rows]), distance == "euclidean"
-    expected = references.retrieval_metrics(*arrays, KS, euclidean=euclidean)
-    gallery = (make_rows(1)[0], make_rows(1)[1], make_rows(2)[2])
-    kept = references.kept_rows(*gallery[1:])
-    of_gallery = references.retrieval_metrics(
-        *arrays,
-        KS,
-        references=gallery[0][kept],
-        reference_labels=gallery[1][kept],
-        euclidean=euclidean,
-    )
     poisoned = np.where(where[:, None], features, np.nan)
-    for dtype in (np.float32, np.float64):
-        with precision(dtype):
-            run = partial(
-                metrics,
-                jnp.asarray(poisoned, dtype),
-                jnp.asarray(labels),
-                where=jnp.asarray(where),
-                ks=KS,
-                distance=distance,
-                block_size=block_size,
-            )
-            got = run()
+    others, of_others, _ = make_rows(1)
+    gallery = {
+        "references": others,
+        "reference_labels": of_others,
+        "reference_where": make_rows(2)[2],
+    }
+    for given in ({}, gallery):
+        expected = references.retrieval_metrics(
+            features, labels, KS, where=where, euclidean=distance == "euclidean", **given
+        )
+        assert given or 0 < expected[0] < expected[1] < expected[2]
+        for dtype in (np.float32, np.float64):
+            with precision(dtype):
+                rows, of_rows, which, *rest = (
+                    jnp.asarray(x, dtype if x.dtype == np.float64 else x.dtype)
+                    for x in (poisoned, labels, where, *given.values())
+                )
+                options: Any = {"ks": KS, "distance": distance, "block_size": block_size}
+                options |= dict(zip(given, rest, strict=True))
+                got = metrics(rows, of_rows, where=which, **options)
             assert got.recall.dtype == dtype
             np.testing.assert_allclose(flat(got), expected, rtol=1e-6)
-            names = ("references", "reference_labels", "reference_where")
-            given = (jnp.asarray(gallery[0], dtype), *map(jnp.asarray, gallery[1:]))
-            got = run(**dict(zip(names, given, strict=True)))
-            np.testing.assert_allclose(flat(got), of_gallery, rtol=1e-6)
-    assert 0 < expected[0] < expected[1] < expected[2]
 
 
 def test_equals_pytorch_metric_learning():
@@ -126,13 +117,6 @@ def test_equal_distances_go_by_index():
     """All references are equally near. The others of sample 1 are 0, 2, 3, in this order."""
     got = metrics(jnp.ones((4, 2)), jnp.array([0, 1, 0, 1]), ks=(1, 2, 3))
     np.testing.assert_allclose(got.recall, [0.25, 0.75, 1.0])
-
-
-def test_blocks_bound_the_memory():
-    _, memory = compiled(
-        jaxloss.retrieval_metrics, ((16384, 512), np.float32), ((16384,), np.int32)
-    )
-    assert memory < 150 * 2**20
 
 
 def test_wrong_arguments_are_named():

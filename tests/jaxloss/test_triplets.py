@@ -1,4 +1,4 @@
-"""The triplet loss by hand, and its memory."""
+"""The triplet loss: large classes, the mean over triplets, and its memory."""
 
 from functools import partial
 
@@ -8,96 +8,43 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import QUICK, compiled, enable_x64, widen
-from tests.jaxloss.loss_table import make_features, make_labels
+from tests.jaxloss import references
+from tests.jaxloss.harness import (
+    QUICK,
+    check_against_references,
+    compiled,
+    enable_x64,
+    make_batch,
+    over,
+)
+from tests.jaxloss.loss_table import CASES, make_features, make_labels
+
+every_mining = pytest.mark.parametrize("mining", ["hard", "semihard", "all"])
 
 
-def make_rows(seed, n=14, dim=5):
-    """Rows with duplicates within a class and between classes."""
+def make_rows(seed, n=14):
     rng = np.random.default_rng(seed)
-    features, labels = make_features(rng, n, np.float64, dim), make_labels(rng, n)
-    same = np.flatnonzero(labels == 0)
-    features[same[1]], features[np.flatnonzero(labels == 1)[0]] = (
-        features[same[0]],
-        features[same[2]],
-    )
-    return features, labels
+    return jnp.asarray(make_features(rng, n, np.float32)), jnp.asarray(make_labels(rng, n))
 
 
-def ours(features, labels, **options):
-    with enable_x64(True):
-        loss = jax.jit(
-            jax.value_and_grad(partial(jaxloss.triplet_loss, **options)), compiler_options=QUICK
-        )
-        return widen(loss(jnp.asarray(features), jnp.asarray(labels)))
+@over([row for row in CASES if row.name in ("triplet_semihard", "triplet_all")])
+def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
+    batch = make_batch(row, seed=7, n=45, masked=False)
+    batch = batch._replace(args=(batch.args[0], np.int32(np.arange(45) > 4)))
+    check_against_references(row, batch, np.float64, (1e-10, 1e-10), (1e-9, 1e-10))
 
 
-def check(got, expected):
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("n", [14, 45])
-def test_semihard_rule(n):
-    """A loop over positive pairs, with gradients by hand for squared distances."""
-    features, labels = make_rows(2, n)
-    labels = labels if n < 20 else (np.arange(n) > 4).astype(labels.dtype)
-    value, gradient, number = 0.0, np.zeros_like(features), 0
-    square = np.sum((features[:, None] - features[None]) ** 2, axis=2)
-    fell_back = 0
-    for a in range(n):
-        negatives = [j for j in range(n) if labels[j] != labels[a]]
-        for p in range(n):
-            if p == a or labels[p] != labels[a]:
-                continue
-            farther = [j for j in negatives if square[a, j] > square[a, p] + 1e-12]
-            fell_back += not farther
-            if farther:
-                chosen = min(farther, key=lambda j: square[a, j])
-            else:
-                chosen = max(negatives, key=lambda j: square[a, j])
-            term = square[a, p] - square[a, chosen] + 0.5
-            number += 1
-            if term > 0:
-                value += term
-                gradient[a] += 2 * (features[chosen] - features[p])
-                gradient[p] += 2 * (features[p] - features[a])
-                gradient[chosen] += 2 * (features[a] - features[chosen])
-    assert 0 < fell_back < number
-    options = {"mining": "semihard", "margin": 0.5, "squared": True, "normalize": False}
-    check(ours(features, labels, **options), (value / number, gradient / number))
-
-
-def test_all_triplets_of_large_classes():
-    """Each of the n³ terms, for classes of more samples than are compared at a time."""
-    features, _ = make_rows(7, 45)
-    labels = np.arange(45) > 4
-
-    def loss(x):
-        squares = jnp.sum((x[:, None] - x[None]) ** 2, axis=2)
-        terms = jax.nn.relu(squares[:, :, None] - squares[:, None, :] + 0.5)
-        same = labels[:, None] == labels[None]
-        used = (same & ~np.eye(45, dtype=bool))[:, :, None] & ~same[:, None, :] & (terms > 0)
-        return jnp.mean(terms, where=used)
-
-    with enable_x64(True):
-        expected = widen(jax.value_and_grad(loss)(jnp.asarray(features)))
-    options = {"mining": "all", "margin": 0.5, "squared": True, "normalize": False}
-    check(ours(features, labels.astype(int), **options), expected)
-
-
-@pytest.mark.parametrize("mining", ["hard", "semihard", "all"])
+@every_mining
 def test_nan_in_a_row_without_positives_shows(mining):
     """The row is a negative of every anchor, and the farthest one of some."""
     features, labels = make_rows(8)
-    features[5], labels[5] = np.nan, 99
-    value, _ = ours(features, labels, mining=mining)
-    assert np.isnan(value)
+    features, labels = features.at[5].set(jnp.nan), labels.at[5].set(99)
+    assert np.isnan(jaxloss.triplet_loss(features, labels, mining=mining))
 
 
-@pytest.mark.parametrize("mining", ["hard", "semihard", "all"])
+@every_mining
 def test_no_references(mining):
-    features, labels = map(jnp.asarray, make_rows(9))
+    features, labels = make_rows(9)
     loss = partial(jaxloss.triplet_loss, mining=mining, reference_labels=labels[:0])
 
     def value(features):
@@ -110,29 +57,22 @@ def test_no_references(mining):
 
 @pytest.mark.slow
 def test_mean_is_over_triplets():
-    """The sum and the number of terms, weighted by sample."""
-    features, labels = map(jnp.asarray, make_rows(3))
-    loss = partial(jaxloss.triplet_loss, features, labels, mining="all", margin=0.1)
-    weights = jnp.linspace(0.5, 2.0, len(labels), dtype=features.dtype)
-    means, total = loss(reduction="none"), loss(reduction="sum", sample_weights=weights)
-    ones = [
-        loss(reduction="sum", sample_weights=row)
-        for row in jnp.eye(len(labels), dtype=features.dtype)
-    ]
-    counts = jnp.stack(ones) / jnp.where(means == 0, 1, means)
-    np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
-    assert len(set(np.round(counts).tolist())) > 3
-    np.testing.assert_allclose(total, jnp.sum(weights * means * counts), rtol=1e-5)
-    mean = loss(sample_weights=weights)
-    np.testing.assert_allclose(mean, total / jnp.sum(weights * counts), rtol=1e-5)
-
-
-@pytest.mark.parametrize("mining", ["hard", "semihard", "all"])
-def test_blocks_bound_the_memory(mining):
-    """All distances would be 1 GiB, without their order."""
-    loss = partial(jaxloss.triplet_loss, mining=mining)
-    _, memory = compiled(loss, ((16384, 512), np.float32), ((16384,), np.int32))
-    assert memory < 150 * 2**20
+    """And the sum, weighted by sample, which `test_contract` tests for one triplet a sample."""
+    features, labels = make_rows(3)
+    weights = jnp.linspace(0.5, 2.0, len(labels))
+    for reduction in ("mean", "sum"):
+        got, expected = (
+            loss(
+                features,
+                labels,
+                mining="all",
+                margin=0.1,
+                sample_weights=weights,
+                reduction=reduction,
+            )
+            for loss in (jaxloss.triplet_loss, references.triplet_loss)
+        )
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -148,15 +88,14 @@ def test_blocks_bound_the_memory_of_the_gradient(options):
 def test_second_derivatives(options):
     """Those of a block are computed again, in forward and in reverse mode."""
     features, labels = make_rows(4, n=9)
-    features += 0.1 * np.random.default_rng(5).normal(size=features.shape)
-    direction = np.random.default_rng(6).normal(size=features.shape)
     with enable_x64(True):
-        loss = partial(jaxloss.triplet_loss, labels=jnp.asarray(labels), block_size=4, **options)
+        x, v = (jnp.asarray(rows, np.float64) for rows in (features, make_rows(6, n=9)[0]))
+        loss = partial(jaxloss.triplet_loss, labels=labels, block_size=4, **options)
         gradient = jax.jit(jax.grad(loss), compiler_options=QUICK)
-        x, v, step = jnp.asarray(features), jnp.asarray(direction), 1e-5
         value, slope = jax.jvp(loss, (x,), (v,))
         np.testing.assert_allclose(slope, jnp.vdot(gradient(x), v), rtol=1e-10)
         _, got = jax.jvp(gradient, (x,), (v,))
+        step = 1e-5
         expected = (gradient(x + step * v) - gradient(x - step * v)) / (2 * step)
         assert value > 0
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)

@@ -10,13 +10,7 @@ import pytest
 
 import jaxloss
 from jaxloss.testing import check_loss
-from tests.jaxloss.harness import (
-    QUICK,
-    assert_close,
-    magnitude,
-    raises,
-    unchecked,
-)
+from tests.jaxloss.harness import QUICK, assert_close, finite, raises, unchecked
 
 N, DIM = 16, 5
 LOSSES = {
@@ -96,30 +90,17 @@ def test_constant_dimensions(loss):
     """A dimension without spread has no correlation, and its gradient is zero or finite."""
     first, second = arrays()
     constant = first.at[:, 1].set(0.1)
-    value, (d_first, d_second) = results(loss, constant, second)
-    assert np.isfinite(value)
-    assert np.isfinite(d_first).all()
-    assert np.isfinite(d_second).all()
-    same = jnp.broadcast_to(first[:1], first.shape)
-    value, grads = results(loss, same, same)
-    np.testing.assert_allclose(
-        value, DIM if loss is LOSSES["barlow_twins"] else 25 * 2 * 0.99, rtol=1e-5
-    )
-    assert magnitude(grads) == 0
+    assert finite(results(loss, constant, second))
 
 
 @every_loss
-@pytest.mark.parametrize("n", [0, 1])
-def test_no_sample_and_one(loss, n):
+def test_one_sample(loss):
+    """Its correlations are 0, and its covariances are not defined."""
     first, second = arrays()
-    for where in (np.ones(n, bool), np.zeros(n, bool)):
-        value, grads = results(loss, first[:n], second[:n], where)
-        assert all(np.isfinite(g).all() for g in grads)
-        # The correlations of one sample are 0, and the covariances are not defined.
-        invariance = 25 * np.mean((first[0] - second[0]) ** 2)
-        one = DIM if loss is LOSSES["barlow_twins"] else invariance
-        np.testing.assert_allclose(value, one if where.any() else 0, rtol=1e-5)
-        assert where.any() or magnitude(grads) == 0
+    value, grads = results(loss, first[:1], second[:1])
+    assert finite(grads)
+    one = DIM if loss is LOSSES["barlow_twins"] else 25 * np.mean((first[0] - second[0]) ** 2)
+    np.testing.assert_allclose(value, one, rtol=1e-5)
 
 
 # Errors ----

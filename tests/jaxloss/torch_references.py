@@ -5,6 +5,7 @@ where the loss is undefined, or the sum of the terms of a row and their number.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.jaxloss import references
 torch.set_num_threads(1)
 
 
-def kept_rows(labels, where):
+def kept_rows(labels, where=None):
     known = labels >= 0 if labels.ndim == 1 else (labels >= 0).any(dim=1)
     return torch.nonzero(known if where is None else known & where)[:, 0]
 
@@ -24,6 +25,8 @@ def kept_rows(labels, where):
 def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
     def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
         rows = kept_rows(labels, where)
+        for name in options.keys() & {"sample_margin", "sample_angular_margin"}:
+            options[name] = options[name][rows]
         values = per_sample(scored[rows], labels[rows], *shared, **options)
         counted = [k for k, value in enumerate(values) if value is not None]
         if not counted:
@@ -77,16 +80,6 @@ softmax_loss = over_rows(cross_entropies)
 margin_softmax_loss = over_rows(cross_entropies)
 
 
-def of_samples(scored):
-    """The margins of `loss_table.sample_margins`."""
-    return {"sample_margin": 0.25 * scored[:, 1], "sample_angular_margin": -0.5 * scored[:, 0]}
-
-
-@over_rows
-def sample_margins_margin_softmax_loss(logits, labels, **options):
-    return cross_entropies(logits, labels, **of_samples(logits), **options)
-
-
 @over_rows
 def sigmoid_loss(logits, labels):
     targets = F.one_hot(labels, logits.shape[1]) if labels.ndim == 1 else labels
@@ -117,38 +110,42 @@ def classifier_loss(features, labels, weights, bias=None, *, similarity="inner",
     return cross_entropies(logits, labels, **options)
 
 
-@over_rows
-def sample_margins_classifier_loss(features, labels, weights, *, similarity, **options):
-    assert similarity == "cosine"
-    logits = cosine_logits(features, weights)
-    return cross_entropies(logits, labels, **of_samples(features), **options)
+def over_anchors(of_anchor: Callable[..., Any]) -> Callable[..., Any]:
+    """The loss of `of_anchor(x, y, rows, row_labels)` of a row and those it is compared with.
 
-
-def of_each_anchor(of_anchor):
-    """Two losses, from `of_anchor(x, y, rows, row_labels)` of a row and those it is compared with.
-
-    These are the other rows of the batch, or the references of `loss_table.towers`.
+    These are valid references, or the other rows of the batch.
     """
 
-    def of_batch(features, labels, **options):
-        rest = ~torch.eye(len(labels), dtype=torch.bool)
-        anchors = zip(features, labels, rest, strict=True)
-        return [of_anchor(x, y, features[k], labels[k], **options) for x, y, k in anchors]
+    @over_rows
+    def loss(
+        features,
+        labels,
+        *,
+        references=None,
+        reference_labels: Any = None,
+        reference_where=None,
+        **options,
+    ):
+        values = []
+        for i, (x, y) in enumerate(zip(features, labels, strict=True)):
+            rows, row_labels, kept = features, labels, torch.arange(len(labels)) != i
+            if references is not None:
+                rows, row_labels = references, reference_labels
+                kept = kept_rows(row_labels, reference_where)
+            values.append(of_anchor(x, y, rows[kept], row_labels[kept], **options))
+        return values
 
-    def of_towers(features, labels, **options):
-        rows, row_labels = -0.5 * features, torch.where(labels > 0, labels - 1, labels)
-        anchors = zip(features, labels, strict=True)
-        return [of_anchor(x, y, rows, row_labels, **options) for x, y in anchors]
-
-    return over_rows(of_batch), over_rows(of_towers)
+    return loss
 
 
-def _nca(x, y, rows, row_labels, *, temperature=1.0):
+@over_anchors
+def nca_loss(x, y, rows, row_labels, *, temperature=1.0):
     scores, same = -(x - rows).pow(2).sum(dim=1) / temperature, row_labels == y
     return scores.logsumexp(0) - scores[same].logsumexp(0) if same.any() else None
 
 
-def _prototypical(x, y, rows, row_labels, *, num_classes=None, temperature=1.0):
+@over_anchors
+def prototypical_loss(x, y, rows, row_labels, *, num_classes=None, temperature=1.0):
     del num_classes  # The classes of the batch are the candidates with and without it.
     present = row_labels.unique()
     target = torch.nonzero(present == y)[:, 0]
@@ -167,7 +164,8 @@ def _distances(x, rows, squared, normalize):
     return torch.where(squares > 0, squares.clamp(min=1e-300).sqrt(), squares)
 
 
-def _triplet(
+@over_anchors
+def triplet_loss(
     x, y, rows, row_labels, *, margin=0.2, mining="hard", soft=False, squared=False, normalize=True
 ):
     hinge = F.softplus if soft else F.relu
@@ -197,7 +195,8 @@ def _pairs(x, y, rows, row_labels, *, normalize):
     return rows @ x, both.sum(dim=1).to(x) / either.sum(dim=1).clamp(min=1)
 
 
-def _supervised_contrastive(*anchor, temperature=0.1, denominator="all", normalize=True):
+@over_anchors
+def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", normalize=True):
     cosines, overlaps = _pairs(*anchor, normalize=normalize)
     logits, positive = cosines / temperature, overlaps > 0
     if not positive.any():
@@ -211,7 +210,8 @@ def _supervised_contrastive(*anchor, temperature=0.1, denominator="all", normali
     return (weights * (total - logits[positive])).sum() / weights.sum()
 
 
-def _multi_similarity(
+@over_anchors
+def multi_similarity_loss(
     *anchor,
     positive_scale=2.0,
     negative_scale=50.0,
@@ -233,7 +233,8 @@ def _multi_similarity(
     )
 
 
-def _circle(*anchor, margin=0.4, scale=80.0, normalize=True):
+@over_anchors
+def circle_loss(*anchor, margin=0.4, scale=80.0, normalize=True):
     cosines, overlaps = _pairs(*anchor, normalize=normalize)
     positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
     if len(positives) == 0 or len(negatives) == 0:
@@ -245,14 +246,20 @@ def _circle(*anchor, margin=0.4, scale=80.0, normalize=True):
     return torch.logaddexp(cosines.new_zeros(()), pairs.flatten().logsumexp(0))
 
 
-nca_loss, towers_nca_loss = of_each_anchor(_nca)
-prototypical_loss, towers_prototypical_loss = of_each_anchor(_prototypical)
-supervised_contrastive_loss, towers_supervised_contrastive_loss = of_each_anchor(
-    _supervised_contrastive
-)
-multi_similarity_loss, towers_multi_similarity_loss = of_each_anchor(_multi_similarity)
-circle_loss, towers_circle_loss = of_each_anchor(_circle)
-triplet_loss, towers_triplet_loss = of_each_anchor(_triplet)
+def over_pairs(values):
+    """A loss of two towers, from the values of the pairs that are left, with further keys."""
+
+    @over_rows
+    def of_pairs(queries, rows, keys, ids, **options):
+        return list(values(queries, keys, None if ids is None else ids[rows], **options))
+
+    def loss(queries, keys, *, ids=None, where=None, key_where=None, **options):
+        rows = torch.arange(len(queries))
+        used = torch.ones(len(keys)).bool() if key_where is None else key_where.clone()
+        used[rows] &= torch.tensor(True) if where is None else where
+        return of_pairs(queries, rows, keys[used], ids, where=used[rows], **options)
+
+    return loss
 
 
 def _tower_logits(queries, keys, ids, normalize):
@@ -267,7 +274,8 @@ def _tower_logits(queries, keys, ids, normalize):
     return queries @ keys.T, left_out
 
 
-def info_nce_values(queries, keys, *, temperature=0.07, symmetric=True, ids=None, normalize=True):
+@over_pairs
+def info_nce_loss(queries, keys, ids, *, temperature=0.07, symmetric=True, normalize=True):
     similarities, left_out = _tower_logits(queries, keys, ids, normalize)
     logits = (similarities / temperature).masked_fill(left_out, -torch.inf)
     own = torch.arange(len(queries))
@@ -275,31 +283,15 @@ def info_nce_values(queries, keys, *, temperature=0.07, symmetric=True, ids=None
     if symmetric:
         columns = logits[:, : len(queries)].T
         losses = (losses + F.cross_entropy(columns, own, reduction="none")) / 2
-    return list(losses)
+    return losses
 
 
-def sigmoid_contrastive_values(queries, keys, *, scale=10.0, bias=-10.0, ids=None, normalize=True):
+@over_pairs
+def sigmoid_contrastive_loss(queries, keys, ids, *, scale=10.0, bias=-10.0, normalize=True):
     similarities, left_out = _tower_logits(queries, keys, ids, normalize)
     signs = 2 * torch.eye(len(queries), len(keys)).to(similarities) - 1
     terms = -F.logsigmoid(signs * (scale * similarities + bias))
-    return list(terms.masked_fill(left_out, 0).sum(dim=1))
-
-
-def _over_pairs(values):
-    """The keys are those of `loss_table.paired`, and the ids are the labels."""
-
-    @over_rows
-    def loss(features, labels, *, further=False, **options):
-        keys = -0.5 * features.roll(1, dims=1)
-        if further:
-            keys = torch.cat([keys, 2.0 * features.roll(2, dims=1)])
-        return values(features, keys, ids=labels, **options)
-
-    return loss
-
-
-paired_info_nce_loss = _over_pairs(info_nce_values)
-paired_sigmoid_contrastive_loss = _over_pairs(sigmoid_contrastive_values)
+    return terms.masked_fill(left_out, 0).sum(dim=1)
 
 
 def classifier_projector(weights, epsilon=1e-4):
@@ -309,6 +301,7 @@ def classifier_projector(weights, epsilon=1e-4):
 
 def spectral_complement_projector(weights, power=0.3):
     """Differentiable where the singular values differ and W has full rank."""
+    weights = torch.as_tensor(weights)
     basis, singular, _ = torch.linalg.svd(weights, full_matrices=False)
     soft = basis @ torch.diag((singular / singular.max()) ** power) @ basis.T
     return torch.eye(len(weights), dtype=weights.dtype) - soft
@@ -319,10 +312,8 @@ def project_classifier(features, weights, *, epsilon=1e-4, stop_gradient=False):
     return features @ (projector.detach() if stop_gradient else projector)
 
 
-def project_complement(features, weights, *, epsilon=1e-4, stop_gradient=False):
-    return features - project_classifier(
-        features, weights, epsilon=epsilon, stop_gradient=stop_gradient
-    )
+def project_complement(features, weights, **options):
+    return features - project_classifier(features, weights, **options)
 
 
 def project_spectral_complement(features, weights, *, power=0.3, stop_gradient=False):
@@ -330,31 +321,12 @@ def project_spectral_complement(features, weights, *, power=0.3, stop_gradient=F
     return features @ (projector.detach() if stop_gradient else projector)
 
 
-def integrated(project):
-    def loss(
-        features,
-        labels,
-        weights,
-        bias=None,
-        *,
-        classification=softmax_loss,
-        metric=nca_loss,
-        metric_weight=1.0,
-        basis_weights=None,
-        where=None,
-        sample_weights=None,
-        reduction="mean",
-        **options,
-    ):
-        common = {"where": where, "sample_weights": sample_weights, "reduction": reduction}
-        spanning = weights if basis_weights is None else torch.tensor(basis_weights).to(weights)
-        first = classification(linear_logits(features, weights, bias), labels, **common)
-        projected = project(features, spanning, **options)
-        return first + metric_weight * metric(projected, labels, **common)
-
-    return loss
-
-
+integrated = partial(
+    references.integrated,
+    linear_logits=linear_logits,
+    softmax_loss=softmax_loss,
+    nca_loss=nca_loss,
+)
 sum_loss = integrated(lambda features, weights: features)
 direct_sum_loss = integrated(project_complement)
 spectral_sum_loss = integrated(project_spectral_complement)
@@ -369,15 +341,13 @@ def group_softmax_loss(
         arrays = (features.detach().numpy(), labels.clamp(min=0), weights.detach().numpy())
         scores = references.discriminativity(*arrays)
         groups = torch.tensor(references.ranked_groups(scores, num_groups))
-    parts: list[Any] = []
+    sharpness = {"loose": 1, "tight": num_groups}[bound]
+    total = torch.zeros(()).to(features)
     for g in range(num_groups):
         logits = torch.where(groups[:, :, None] == g, ingredients, 0).sum(dim=1)
         logits = logits if bias is None else logits + bias / num_groups
-        parts.append(
-            softmax_loss(logits * (num_groups if bound == "tight" else 1), labels, **common)
-        )
-    total = torch.stack(parts).sum(dim=0)
-    return total / num_groups if bound == "tight" else total
+        total = total + softmax_loss(logits * sharpness, labels, **common) / sharpness
+    return total
 
 
 def _targets(labels, prototypes, assignment):
@@ -517,30 +487,34 @@ def proxy_anchor_loss(
 
 
 @over_rows
-def proxy_nca_loss(features, labels, proxies, *, temperature=1 / 9, include_own=True):
-    units, own = F.normalize(features), F.one_hot(labels, proxies.shape[1]).bool()
-    scores = -torch.cdist(units, F.normalize(proxies.T)).pow(2) / temperature
+def proxy_nca_loss(
+    features, labels, proxies, *, temperature=1 / 9, include_own=True, normalize=True
+):
+    own = F.one_hot(labels, proxies.shape[1]).bool()
+    rows, columns = (F.normalize(x) if normalize else x for x in (features, proxies.T))
+    scores = -torch.cdist(rows, columns).pow(2) / temperature
     others = scores if include_own else scores.masked_fill(own, -torch.inf)
     return list(others.logsumexp(1) - scores[own])
 
 
 def of_views(values):
-    """A loss of features and labels, of which a negative one is padding, and of a second view."""
+    """A loss of two views, from the samples that are left, and their shares of the weights."""
 
-    def loss(features, labels, *, where=None, sample_weights=None, reduction="mean", **options):
-        rows = kept_rows(labels, where)
-        if not len(rows):
-            return (features * 0).nan_to_num().sum()
-        weights = features.new_ones(len(labels)) if sample_weights is None else sample_weights
-        scales = torch.linspace(0.5, 1.5, features.shape[1], dtype=features.dtype)
-        first, second, weights = features[rows], (features.flip(1) * scales)[rows], weights[rows]
-        value = values(first, second, weights / weights.sum(), **options)
+    def loss(first, second, *, where=None, sample_weights=None, reduction="mean", **options):
+        rows = torch.ones(len(first)).bool() if where is None else where
+        if not rows.any():
+            return (first * 0).nan_to_num().sum()
+        weights = (first.new_ones(len(first)) if sample_weights is None else sample_weights)[rows]
+        value = values(first[rows], second[rows], weights / weights.sum(), **options)
         return value * weights.sum() if reduction == "sum" else value
 
     return loss
 
 
-def _vicreg(first, second, shares, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4):
+@of_views
+def vicreg_loss(
+    first, second, shares, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4
+):
     dim = first.shape[1]
     value = invariance * (shares @ (first - second).pow(2)).mean()
     for view in (first, second):
@@ -551,7 +525,8 @@ def _vicreg(first, second, shares, *, invariance=25.0, variance=25.0, covariance
     return value
 
 
-def _barlow_twins(first, second, shares, *, off_diagonal=5e-3):
+@of_views
+def barlow_twins_loss(first, second, shares, *, off_diagonal=5e-3):
     def standardized(view):
         centred = view - shares @ view
         return centred / (shares @ centred.pow(2)).sqrt()
@@ -559,10 +534,6 @@ def _barlow_twins(first, second, shares, *, off_diagonal=5e-3):
     matrix = (standardized(first).T * shares) @ standardized(second)
     own = torch.eye(len(matrix)).to(matrix)
     return ((matrix - own).pow(2) * (own + off_diagonal * (1 - own))).sum()
-
-
-views_vicreg_loss = of_views(_vicreg)
-views_barlow_twins_loss = of_views(_barlow_twins)
 
 
 def evaluate(loss, args, differentiable, *, reductions, where, sample_weights, cotangent):
