@@ -169,13 +169,8 @@ def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     values = {"mAP@class": expected.map_class, "mAP@sample": expected.map_sample}
     found = {metric["name"]: metric["value"] for metric in report["metrics"]}
     assert found == pytest.approx(values)
-<<<<<<< HEAD
-    assert [metric["name"] for metric in report["metrics"]] == [m.name for m in protocol.metrics]
-    text = report_text(protocol, report)
-=======
     assert list(found) == [metric.name for metric in protocol.metrics]
-    text = run_report(protocol, report)
->>>>>>> d1566f9470b8799f90114167135c1ccc6906c468
+    text = report_text(protocol, report)
     assert text.startswith(
         "- Loss: Two-way\n- Data: voc2007@16\n- Training batches: random, seed 0\n"
     )

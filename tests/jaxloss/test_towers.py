@@ -198,51 +198,36 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
     check((head, ((of_queries, of_keys[places]), of_params)), expected, 1e-10)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_one_visit_for_value_and_gradient(reduction):
-    """SigLIP has another way for sums than for the losses of samples."""
-    with precision(np.float64):
-        towers = cast(make_towers(further=3, seed=6), np.float64)
-        loss, params = LOSSES["sigmoid_contrastive"]
-        masks = dict(zip(Towers._fields[2:], towers[2:], strict=True))
-        weights = jnp.linspace(0.5, 2.0, 8)
+    """SigLIP computes a sum another way than the losses of samples."""
+
+    def by_samples(features, params, weights, masks):
+        loss = partial(jaxloss.sigmoid_contrastive_loss, *features, **params, **masks)
+        total = jnp.sum(loss(sample_weights=weights, reduction="none"))
         counts = masks["where"] & masks["key_where"][:8]
+        return total / jnp.sum(weights, where=counts) if reduction == "mean" else total
 
-        def at_once(features: Any, params: Any, weights: Any) -> Any:
-            ours = partial(loss, *features, **params, **masks, sample_weights=weights)
-            return ours(block_size=3, reduction=reduction)
+    def at_once(features, params, weights, masks):
+        options = {"block_size": 3, "reduction": reduction, "sample_weights": weights}
+        return jaxloss.sigmoid_contrastive_loss(*features, **params, **masks, **options)
 
-        def by_samples(features: Any, params: Any, weights: Any) -> Any:
-            ours = partial(loss, *features, **params, **masks)
-            total = jnp.sum(ours(sample_weights=weights, reduction="none"))
-            return total / jnp.sum(weights, where=counts) if reduction == "mean" else total
+    @partial(jax.jit, static_argnums=0)
+    def derivatives(loss, *inputs):
+        def sines(*inputs):
+            return sum(jnp.sum(jnp.sin(x + 1)) for x in jax.tree.leaves(gradient(*inputs)))
 
-        def derivatives(function: Any) -> Any:
-            def squares(*arguments: Any) -> Any:
-                gradients = jax.grad(function, (0, 1, 2))(*arguments)
-                return sum(jnp.sum(jnp.sin(leaf + 1)) for leaf in jax.tree.leaves(gradients))
+        gradient = jax.grad(lambda *inputs: 3 * loss(*inputs), argnums=(0, 1, 2))
+        return loss(*inputs), gradient(*inputs), jax.grad(sines, argnums=(0, 1, 2))(*inputs)
 
-            arguments = (towers[:2], jax.tree.map(jnp.asarray, params), weights)
-            value = jax.value_and_grad(lambda *of: 3 * function(*of), (0, 1, 2))(*arguments)
-            return value, jax.grad(squares, (0, 1, 2))(*arguments)
-
-        got, expected = (jax.jit(lambda of=of: derivatives(of))() for of in (at_once, by_samples))
-        check(got, expected, 1e-12)
+    with precision(np.float64):
+        towers = make_towers(further=3, seed=6)
+        features, params, masks = arguments("sigmoid_contrastive", towers, np.float64)
+        inputs = (features, params, jnp.linspace(0.5, 2.0, 8), masks)
+        check(derivatives(at_once, *inputs), derivatives(by_samples, *inputs), 1e-12)
 
 
-# Memory, edges, errors ----
-
-
-@pytest.mark.parametrize("loss", [jaxloss.info_nce_loss, jaxloss.sigmoid_contrastive_loss])
-def test_blocks_bound_the_memory(loss):
-    """All similarities would be 1 GiB."""
-    towers = ((16384, 512), np.float32)
-    _, memory = compiled(loss, towers, towers)
-    assert memory < 150 * 2**20
-=======
 # Edges, errors ----
->>>>>>> b86e9fa8650d59d529c4b57b5bb1c8b2af943e1c
 
 
 @every_loss
