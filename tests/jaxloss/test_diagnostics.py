@@ -32,7 +32,7 @@ def test_equals_loops_over_pairs(dtype, masked):
         assert all(x.dtype == wide and x.shape == () for x in got)
         got = np.asarray(got)
     tolerance = 1e-10 if dtype == np.float64 else 1e-5
-    np.testing.assert_allclose(got, (intra, inter, inter / intra), rtol=tolerance)
+    np.testing.assert_allclose(got, np.array([intra, inter, inter / intra]), rtol=tolerance)
 
 
 def test_nan_is_hidden_in_rows_that_do_not_count_only():

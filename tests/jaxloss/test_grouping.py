@@ -205,7 +205,7 @@ def test_random_groups_are_equal_parts_in_any_order():
     assert np.any(groups != np.asarray(draw(jax.random.key(4))))
 
 
-# Proposition 1 ----
+# Proposition 1 and Lemma 1 ----
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -241,6 +241,31 @@ def test_proposition_1(seed, scale, offset, kind, num_groups):
     assert np.all(plain >= 0)
     assert np.all(plain <= tight + rounding)
     assert np.all(tight <= loose + rounding)
+
+
+@every_bound
+@pytest.mark.parametrize("num_groups", [2, 3])
+def test_lemma_1(bound, num_groups):
+    """Sorting maximises the objective (A.20) over all equal groupings of six features."""
+    features, labels, weights, _ = problem(118, n=40, dim=6)
+    with enable_x64(True):
+        args = tuple(map(jnp.asarray, (features, labels, weights)))
+        groups = np.asarray(discriminative(*args, num_groups))[:, None, :]
+        values = np.asarray(losses(num_groups, bound)(*args))
+    scores = references.discriminativity(features, labels, weights)[:, None, :]
+    one = np.repeat(np.arange(num_groups), 6 // num_groups).tolist()
+    every = np.array(sorted(set(itertools.permutations(one))))[None]
+
+    def relaxed(groupings):
+        """Of each sample and grouping."""
+        sharpness = num_groups if bound == "tight" else 1
+        sums = [np.sum(np.where(groupings == g, scores, 0), axis=2) for g in range(num_groups)]
+        return np.sum(np.logaddexp(0, -sharpness * np.array(sums)), axis=0) / sharpness
+
+    reached, objective = relaxed(groups)[:, 0], relaxed(every)
+    assert np.all(reached >= objective.max(axis=1) - 1e-12)
+    assert np.all(objective.min(axis=1) < reached - 1e-9)
+    assert np.all(reached <= values + 1e-12)  # (A.18), without a bias.
 
 
 # Groups that are given ----

@@ -20,6 +20,7 @@ from jaxloss._tiles import (
     Statistic,
     pair_statistics,
     statistics_in_both_directions,
+    statistics_in_two_stages,
 )
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
 
@@ -47,7 +48,18 @@ def above(similarities, overlaps, params, given):
     return jnp.where(positives, 0.3 - similarities, similarities) > given["slope"]
 
 
+def level(first):
+    """The log-sum-exp of the negatives, or 0."""
+    sums, _ = first
+    return jnp.where(jnp.isfinite(sums.negative), sums.negative, 0)
+
+
+def relative(similarities, overlaps, params, given):
+    return against(similarities, overlaps, params, {"level": given, "slope": jnp.tanh(given)})
+
+
 STATISTICS = (Statistic(LOGSUMEXP, curved), Statistic(SUM, curved), Statistic(MAX, scaled))
+STAGES = (Statistic(LOGSUMEXP, curved), Statistic(SUM, scaled)), level, (Statistic(SUM, relative),)
 OF_GIVEN = (Statistic(LOGSUMEXP, against, above), Statistic(SUM, against))
 
 
@@ -151,6 +163,9 @@ def problem(seed, n=8, m=None, multi_hot=False) -> Any:
         pytest.param("product", None, None, "given", marks=pytest.mark.slow),
         pytest.param("product", None, 3, "given, multi-hot", marks=pytest.mark.slow),
         pytest.param("negative_squared_distance", 7, 3, "given, multi-hot", marks=pytest.mark.slow),
+        ("product", None, 3, "stages"),
+        pytest.param("product", None, None, "stages, multi-hot", marks=pytest.mark.slow),
+        pytest.param("negative_squared_distance", 7, 3, "stages", marks=pytest.mark.slow),
     ],
 )
 def test_statistics_and_derivatives(similarity, m, block_size, kind):
@@ -165,19 +180,20 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
 
         def tiled(params, own, other, given):
             others = None if other is None else references._replace(features=other)
-            return pair_statistics(
-                statistics,
-                params,
-                anchors._replace(features=own, given=given),
-                others,
-                similarity=similarity,
-                block_size=block_size,
-            )
+            rows = (params, anchors._replace(features=own, given=given), others)
+            options = {"similarity": similarity, "block_size": block_size}
+            if "stages" in kind:
+                return sum(statistics_in_two_stages(*STAGES, *rows, **options), ())
+            return pair_statistics(statistics, *rows, **options)
 
         def untiled(params, own, other, given):
             rows = anchors._replace(features=own, given=given)
             others = rows if other is None else references._replace(features=other)
-            return plain(statistics, params, rows, others, similarity)
+            if "stages" not in kind:
+                return plain(statistics, params, rows, others, similarity)
+            first = plain(STAGES[0], params, rows, others, similarity)
+            rows = rows._replace(given=level(first))
+            return first + plain(STAGES[2], params, rows, others, similarity)
 
         @partial(jax.jit, static_argnums=0, compiler_options=QUICK)
         def run(statistics, inputs):
