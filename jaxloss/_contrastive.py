@@ -20,16 +20,8 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._logsumexp import softplus_where
 from jaxloss._sharding import divided
-from jaxloss._tiles import (
-    LOGSUMEXP,
-    SUM,
-    ByClass,
-    Statistic,
-    anchors_and_references,
-    over_temperature,
-    pair_statistics,
-    statistics_in_two_stages,
-)
+from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
+from jaxloss._tiles import anchors_and_references, pair_statistics, statistics_in_two_stages
 
 
 @divided()

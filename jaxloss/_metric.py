@@ -18,16 +18,8 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._logsumexp import softplus_where
 from jaxloss._sharding import divided
-from jaxloss._tiles import (
-    LOGSUMEXP,
-    MAX,
-    ByClass,
-    Rows,
-    Statistic,
-    anchors_and_references,
-    over_temperature,
-    pair_statistics,
-)
+from jaxloss._statistics import LOGSUMEXP, MAX, ByClass, Rows, Statistic, over_temperature
+from jaxloss._tiles import anchors_and_references, pair_statistics
 
 
 @divided()

@@ -27,17 +27,8 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._linear import cosines_of_rows, l2_normalize, widen
 from jaxloss._sharding import divided
-from jaxloss._tiles import (
-    LOGSUMEXP,
-    SUM,
-    ByClass,
-    Rows,
-    Statistic,
-    over_temperature,
-    pair_statistics,
-    statistics_in_both_directions,
-    weighted_sum,
-)
+from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Rows, Statistic, over_temperature
+from jaxloss._tiles import pair_statistics, statistics_in_both_directions, weighted_sum
 
 
 @divided()

@@ -15,7 +15,8 @@ from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_
 from jaxloss._checks import Number
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
-from jaxloss._tiles import MAX, Rows, Statistic, anchors_and_references, center_of, pair_statistics
+from jaxloss._statistics import MAX, Rows, Statistic
+from jaxloss._tiles import anchors_and_references, center_of, pair_statistics
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 

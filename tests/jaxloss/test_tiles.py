@@ -11,17 +11,8 @@ import pytest
 
 import jaxloss
 from jaxloss import _tiles
-from jaxloss._tiles import (
-    LOGSUMEXP,
-    MAX,
-    SUM,
-    ByClass,
-    Rows,
-    Statistic,
-    pair_statistics,
-    statistics_in_both_directions,
-    statistics_in_two_stages,
-)
+from jaxloss._statistics import LOGSUMEXP, MAX, SUM, ByClass, Rows, Statistic
+from jaxloss._tiles import pair_statistics, statistics_in_both_directions, statistics_in_two_stages
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
 
 DEVICES = 4
