@@ -39,7 +39,7 @@ from tests.experiments.tiny_runs import (
     TINY,
     assert_equal_runs,
     final_state,
-    flip_a_bit,
+    flip_bits,
     metrics_without_clock,
 )
 
@@ -223,7 +223,7 @@ def test_a_run_resumes_on_any_mesh(whole, resumed, before, mesh):
 
 
 def test_a_flipped_bit_of_a_spread_leaf_is_found_and_the_checkpoint_before_is_used(whole, resumed):
-    run = resumed("1x4", "1x4", flip_a_bit)
+    run = resumed("1x4", "1x4", flip_bits)
     assert [path.name for path in (run / "checkpoints").glob("damaged-*")] == ["damaged-4"]
     chex.assert_trees_all_equal(final_state(run), final_state(whole / "1x4"))
 

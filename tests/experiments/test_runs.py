@@ -19,7 +19,7 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import read_episodes, report_text, write_report
 from experiments.runs import evaluate_run, restore_run, train_run
 from experiments.training.checkpoints import CheckpointError, DamagedCheckpointError
-from tests.experiments.tiny_runs import TINY, flip_a_bit, saved_steps
+from tests.experiments.tiny_runs import TINY, flip_bits, saved_steps
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_use
     run = shutil.copytree(few_shot_run, tmp_path / "run")
     best = restore_run(run)
     assert best.notes == []
-    flip_a_bit(run / "checkpoints" / str(best.step))
+    flip_bits(run / "checkpoints" / str(best.step))
     with pytest.raises(DamagedCheckpointError, match=f"{best.step} is damaged"):
         restore_run(run, str(best.step))
     _, report = evaluate_run(run, folders)
@@ -74,7 +74,7 @@ def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_use
     assert f"{best.step} is damaged" in note
     assert f"checkpoint of step {report['step']} is used instead" in note
     for step in set(saved_steps(run)) - {best.step}:
-        flip_a_bit(run / "checkpoints" / str(step))
+        flip_bits(run / "checkpoints" / str(step))
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         restore_run(run)
 

@@ -66,8 +66,7 @@ def files_below(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def flip_a_bit(checkpoint: Path) -> None:
-    """In the largest file, which holds arrays."""
+def flip_bits(checkpoint: Path) -> None:
+    """In the largest file, which holds arrays. A single bit of it can be harmless."""
     path, content = max(files_below(checkpoint).items(), key=lambda item: len(item[1]))
-    middle = len(content) // 2
-    path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    path.write_bytes(bytes(byte ^ (i % 50 == 0) for i, byte in enumerate(content)))
