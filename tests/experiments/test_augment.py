@@ -420,12 +420,7 @@ def photograph(kind: str) -> np.ndarray:
     return image.clip(0, 255).astype(np.uint8)
 
 
-KINDS = ("plain", "noise", "flat")
-
-
-def operation_by_pillow(
-    image: np.ndarray, operation: str, level: int, negative: bool
-) -> np.ndarray:
+def operation_by_pillow(image, operation, level, negative):
     """The same operation as torchvision applies it with Pillow."""
     picture = Image.fromarray(image)
     share = (-1 if negative else 1) * level / 30
@@ -462,7 +457,7 @@ def operation_by_pillow(
 def test_an_operation_equals_pillow(operation):
     cases = [
         (photograph(kind), level, negative)
-        for kind in KINDS
+        for kind in ("plain", "noise", "flat")
         for level in (0, 1, 7, 13, 20, 29, 30)
         for negative in (False, True)
     ]

@@ -196,8 +196,6 @@ SHORT = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4
         ("compare icons --loss.name=sce", "sets --loss.name in every run; use --losses instead"),
         ("compare icons --sampling.strategy 32x4", "every run; use --sampling instead"),
         ("compare icons --losses", "--losses"),
-        ("compare icons --sampling", "--sampling"),
-        ("compare icons --seeds", "--seeds"),
     ],
 )
 def test_an_impossible_grid_is_refused_before_it_trains(tmp_path, capsys, words, message):

@@ -198,35 +198,6 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
     check((head, ((of_queries, of_keys[places]), of_params)), expected, 1e-10)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_one_visit_for_value_and_gradient(reduction):
-    """SigLIP computes a sum another way than the losses of samples."""
-
-    def by_samples(features, params, weights, masks):
-        loss = partial(jaxloss.sigmoid_contrastive_loss, *features, **params, **masks)
-        total = jnp.sum(loss(sample_weights=weights, reduction="none"))
-        counts = masks["where"] & masks["key_where"][:8]
-        return total / jnp.sum(weights, where=counts) if reduction == "mean" else total
-
-    def at_once(features, params, weights, masks):
-        options = {"block_size": 3, "reduction": reduction, "sample_weights": weights}
-        return jaxloss.sigmoid_contrastive_loss(*features, **params, **masks, **options)
-
-    @partial(jax.jit, static_argnums=0)
-    def derivatives(loss, *inputs):
-        def sines(*inputs):
-            return sum(jnp.sum(jnp.sin(x + 1)) for x in jax.tree.leaves(gradient(*inputs)))
-
-        gradient = jax.grad(lambda *inputs: 3 * loss(*inputs), argnums=(0, 1, 2))
-        return loss(*inputs), gradient(*inputs), jax.grad(sines, argnums=(0, 1, 2))(*inputs)
-
-    with precision(np.float64):
-        towers = make_towers(further=3, seed=6)
-        features, params, masks = arguments("sigmoid_contrastive", towers, np.float64)
-        inputs = (features, params, jnp.linspace(0.5, 2.0, 8), masks)
-        check(derivatives(at_once, *inputs), derivatives(by_samples, *inputs), 1e-12)
-
-
 # Edges, errors ----
 
 
