@@ -264,6 +264,10 @@ def _optax_targets(logits: Array, targets: Array) -> Array:
     return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
 
 
+def _squared_products(queries: Array, keys: Array) -> Array:
+    return jnp.mean(product(queries, keys.T) ** 2)
+
+
 _IMAGENET = Size(256, 0, 1000), "ImageNet, batch 256"
 _TIERED = Size(512, 0, 351), "tiered-ImageNet, batch 512"
 _MARGIN = Size(256, 0, BASE_CLASSES), "mini-ImageNet, batch 256"
@@ -416,6 +420,8 @@ CASES: tuple[Case, ...] = (
         optax=partial(optax.losses.ntxent, temperature=0.1),
         small_only=("optax",),
     ),
+    # The least that a loss of two towers can take: what the products of each library take.
+    _on_views("products", _squared_products, forms.squared_products, *_VIEWS),
     _on_views("info_nce", jaxloss.info_nce_loss, forms.info_nce, *_VIEWS),
     _on_views(
         "sigmoid_contrastive", jaxloss.sigmoid_contrastive_loss, forms.sigmoid_contrastive, *_VIEWS

@@ -49,8 +49,9 @@ def command_type(evaluated: TrainConfig | None = None) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; an error that the user can fix is a message without a traceback.
 
-    The exit statuses are in PODS.md, "How a run ends"; 141 where the reader of a pipe has ended.
-    With `--distributed`, `run_together` has its own for errors.
+    Returns 0; 2 for what the user can fix; 3 where a run diverged; 128 and the number of the signal
+    that stopped it, after a saved step (`Interrupted`) or at once; 141 where the reader of a pipe
+    has ended. With `--distributed`, errors are those of `run_together` (PODS.md, "How a run ends").
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

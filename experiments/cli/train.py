@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.cli.options import AnyPreset, Execution, HowToRun
+from experiments.reporting.run import report_text
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Train:
         """Trains, evaluates, prints the report."""
         # Here, because `--help` need not wait for Orbax and TensorBoard.
         from experiments.assembly import plan_run
-        from experiments.reporting.run import report_text
         from experiments.runs import complete_run
 
         config = self.config

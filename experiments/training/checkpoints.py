@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS_FOLDER = "checkpoints"
 
-_FORMAT = 3
+_FORMAT = 4
 _NEWEST = 2
 """How many of the newest checkpoints stay: one damaged file must not cost the run."""
 
@@ -156,7 +156,7 @@ class Checkpoints:
         header = {
             "format": _FORMAT,
             "step": step,
-            "accuracy": value if math.isfinite(value) else None,  # The validation.
+            "validation": value if math.isfinite(value) else None,
             "leaves": {n: [self._describe(x), _byte_sum(x)] for n, x in values.items()},
             "meta": dict(meta),
         }
@@ -185,7 +185,7 @@ class Checkpoints:
 
     def validation(self, step: int) -> float | None:
         """The value of the validation saved with a step; None where there was none."""
-        return self._header(step)["accuracy"]
+        return self._header(step)["validation"]
 
     def meta(self, step: int) -> dict[str, Any]:
         """The metadata saved with a step."""

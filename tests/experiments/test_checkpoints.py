@@ -287,7 +287,7 @@ def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypa
         patch.setattr("experiments.training.checkpoints._FORMAT", 1)
         fill(tmp_path, {1: 0.1})
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(CheckpointError, match="has format 1, and this version reads format 3"):
+        with pytest.raises(CheckpointError, match="has format 1, and this version reads format 4"):
             newest(checkpoints, small_state(0))
         assert checkpoints.steps() == [1]
 
