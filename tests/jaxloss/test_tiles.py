@@ -180,7 +180,7 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
         inputs = (params, anchors.features, None if m is None else references.features, given)
 
         def tiled(params, own, other, given):
-            others = None if other is None else references._replace(features=other)
+            others: Any = None if other is None else references._replace(features=other)
             options = {"similarity": similarity, "block_size": block_size}
             if kind == "weights":
                 rows = anchors._replace(features=own)
