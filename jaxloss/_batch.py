@@ -182,7 +182,7 @@ def shares(
     axis_name: AxisName | None,
     dtype: DTypeLike,
 ) -> Float[Array, " n"]:
-    """Returns the factors of the losses in `reduce`: with `values`, it is their weighted sum."""
+    """Returns w: for "mean" and "sum", `reduce` is `Σ_i w_i values_i` over all devices."""
     _checks.reduction(reduction)
     weights = _weights(mask, sample_weights, dtype)
     return weights if reduction == "sum" else weights / _total_weight(weights, axis_name)

@@ -62,7 +62,8 @@ class Statistic(NamedTuple):
     """What a loss asks for: a reduction of `value(similarities, overlaps, params)`.
 
     Overlaps are bools for class indices, and floats for multi-hot targets. If the anchors have
-    given numbers, they are the last argument, as a pytree of arrays `[a, 1]` or `[1, b]`.
+    given numbers, and the statistic takes them, they are the last argument, as a pytree of arrays
+    `[a, 1]` or `[1, b]`.
     """
 
     reduction: Reduction

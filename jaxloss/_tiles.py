@@ -213,10 +213,11 @@ def statistics_in_two_stages(
     block_size: int | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
-    """Returns `first`, and sums whose given number of an anchor is `between(first)`.
+    """Returns `first`, and statistics of `SUM` whose given number of an anchor is `between(first)`.
 
     The gradient visits each tile once for both: 5n²d operations with symmetry, where two calls of
-    `pair_statistics` take 8n²d. The function `between` works on arrays of any shape.
+    `pair_statistics` take 8n²d. The function `between` works element by element. The anchors have
+    no given numbers of their own.
     """
     options = (similarity, block_size, axis_name)
     return _directions(first, params, anchors, references, *options, then=(between, second))
@@ -323,10 +324,13 @@ def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) 
 
 
 def _even_size(num_rows: int, largest: int) -> int:
-    """Returns a block size of at most `largest` that leaves the fewest rows of padding."""
+    """Returns a block size of at most `largest` that leaves the fewest rows of padding.
+
+    Of several, on a CPU the largest that is no multiple of 512, and elsewhere the largest.
+    """
     fewest = -(-num_rows // largest)
     sizes = [-(-num_rows // blocks) for blocks in range(fewest, 2 * fewest + 1)]
-    # The elements of a column are then 2 kB apart, and compete for a few places of a CPU's cache.
+    # The elements of a column are a multiple of 2 kB apart, and compete for few places of a cache.
     slow = [on_cpu() and size % 512 == 0 for size in sizes]
     return min(zip(sizes, slow, strict=True), key=lambda it: (-num_rows % it[0], it[1], -it[0]))[0]
 
@@ -490,8 +494,8 @@ def _weighted_forward(
     if plan.axis_name is not None:
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
-            block, *carry = carry
-            state, gradients = _each_tile(partial(visit, block), carry, own, block)
+            block, *found = carry
+            state, gradients = _each_tile(partial(visit, block), tuple(found), own, block)
             block, home = pass_on((block, gradients.references), plan.axis_name)
             return (block, state, gradients._replace(references=home)), None
 

@@ -168,6 +168,7 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
         loss = jaxloss.sharded_loss(loss, on, "batch")
     if way == "ring":
         monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)
+        loss = partial(loss, block_size=3)  # Several tiles of a device.
 
     def run(features: Any, params: Any, masks: Any, axis_name: Any = None) -> Any:
         objective = partial(total_and_terms, loss, axis_name=axis_name)
