@@ -29,8 +29,11 @@ def make_rows(seed, n=14):
 
 @over([row for row in CASES if row.name in ("triplet_semihard", "triplet_all")])
 def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
+    """With duplicates within a class and between classes."""
     batch = make_batch(row, seed=7, n=45, masked=False)
-    batch = batch._replace(args=(batch.args[0], np.int32(np.arange(45) > 4)))
+    features, labels = batch.args[0].copy(), np.int32(np.arange(45) > 4)
+    features[[7, 1]] = features[[6, 20]]
+    batch = batch._replace(args=(features, labels))
     check_against_references(row, batch, np.float64, (1e-10, 1e-10), (1e-9, 1e-10))
 
 
