@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
 from jaxloss import _checks
+from jaxloss._cpu import indices
 
 AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -242,6 +243,11 @@ def gather_copies(
     return lax.psum(lax.dynamic_update_slice_in_dim(everyone, own, first, 0), axis_name)
 
 
+def is_own_class(labels: Integer[Array, " n"], num_classes: int) -> Bool[Array, "n C"]:
+    """Returns which of the classes is that of a sample."""
+    return labels[:, None] == indices(num_classes, labels.dtype)[None, :]
+
+
 def of_own_class(
     per_class: Float[Array, " C"],
     labels: Integer[Array, " n"],
@@ -275,7 +281,7 @@ def pass_on(rows: Any, axis_name: AxisName) -> Any:
 
 def own_positions(num_rows: int, axis_name: AxisName | None) -> Int32[Array, " n"]:
     """Returns the positions of this device's rows among the gathered ones."""
-    return jnp.arange(num_rows, dtype=jnp.int32) + first_position(num_rows, axis_name)
+    return indices(num_rows) + first_position(num_rows, axis_name)
 
 
 def first_position(num_own: int, axis_name: AxisName | None) -> Int32[Array, ""] | int:

@@ -30,16 +30,16 @@ from jaxloss._batch import (
     vary_alike,
 )
 from jaxloss._checks import Number
+from jaxloss._cpu import indices, on_cpu
 from jaxloss._linear import (
     exact_product,
     flat_columns,
     l2_normalize,
     largest_of_class,
-    on_cpu,
     product_with_columns,
     wide_dtype,
 )
-from jaxloss._logsumexp import Partial, logsumexp
+from jaxloss._logsumexp import Partial, logsumexp, softplus
 from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._sharding import divided
 
@@ -182,7 +182,7 @@ def classifier_loss(
     lowered_by = scale * lowering(margins, cosines)
     target = target - lowered_by
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = jax.nn.softplus(rest - target)
+    values = softplus(rest - target)
     num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
         mean = (total - lowered_by) / num_classes
@@ -303,7 +303,7 @@ def _is_target(
     labels: Integer[Array, " n"], first: Integer[Array, ""] | int, size: int
 ) -> Bool[Array, "n B"]:
     """Returns which of the classes from `first` on is the target of a row."""
-    classes = first + jnp.arange(size, dtype=jnp.int32)
+    classes = first + indices(size)
     return labels[:, None] == classes.astype(labels.dtype)[None, :]
 
 

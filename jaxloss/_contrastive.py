@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer, Real
@@ -18,7 +17,7 @@ from jaxloss._batch import (
     reference_rows,
 )
 from jaxloss._checks import Number
-from jaxloss._logsumexp import softplus_where
+from jaxloss._logsumexp import softplus, softplus_where
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
 from jaxloss._tiles import anchors_and_references, pair_statistics, statistics_in_two_stages
@@ -158,5 +157,5 @@ def _weighted_loss(
     of_negatives: Array,
 ) -> Float[Array, "a b"]:
     """Of a positive against the log-sum-exp of the negatives."""
-    losses = jax.nn.softplus(of_negatives - similarities / temperature)
+    losses = softplus(of_negatives - similarities / temperature)
     return overlaps.astype(similarities.dtype) * losses

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxloss import _checks
+from jaxloss._cpu import on_cpu
 from jaxloss._sharding import divided
 
 
@@ -23,14 +24,6 @@ def widen(*arrays: Float[Array, " ..."]) -> tuple[Float[Array, " ..."], ...]:
 def wide_dtype(*arrays: Float[Array, " ..."]) -> DTypeLike:
     """Returns the dtype in which functions of these arrays are computed."""
     return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
-
-
-def on_cpu() -> bool:
-    """Whether programs are compiled for a CPU: the default device counts, then the backend."""
-    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if device is None:
-        return jax.default_backend() == "cpu"
-    return (device if isinstance(device, str) else device.platform) == "cpu"
 
 
 def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Array, " *n m"]:

@@ -76,9 +76,20 @@ def logsumexp(
     return result(Partial(peak, sum_over(_relative_to(peak, own), axis_name)))
 
 
+@jax.custom_jvp
+def softplus(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns `log(1 + e^x)`. Its derivative does not read it, so that XLA need not store it."""
+    return jnp.maximum(x, -0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+@softplus.defjvp
+def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return softplus(*primals), lax.logistic(*primals) * tangents[0]
+
+
 def softplus_where(condition: Bool[Array, " n"], x: Float[Array, " n"]) -> Float[Array, " n"]:
     """Returns `log(1 + e^x)`, and 0 where the condition is False."""
-    return jnp.where(condition, jax.nn.softplus(jnp.where(condition, x, 0)), 0)
+    return jnp.where(condition, softplus(jnp.where(condition, x, 0)), 0)
 
 
 def finite_from_below(values: Float[Array, " *shape"]) -> Float[Array, " *shape"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -14,7 +13,7 @@ from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
-from jaxloss._logsumexp import finite_from_below, logsumexp
+from jaxloss._logsumexp import finite_from_below, logsumexp, softplus
 from jaxloss._sharding import divided
 
 
@@ -263,7 +262,7 @@ def _soft_gap(
     positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)
     # Without a negative the gap is −∞ and its softplus 0. `positive − positive` is 0 or NaN.
     gap = jnp.where(has_negative, negative + positive + margin, 0)
-    values = jnp.where(has_negative, jax.nn.softplus(gap), positive - positive)
+    values = jnp.where(has_negative, softplus(gap), positive - positive)
     return values, has_positive
 
 

@@ -27,7 +27,7 @@ from jaxloss._batch import (
 )
 from jaxloss._checks import Number
 from jaxloss._linear import exact_product, widen
-from jaxloss._logsumexp import Partial
+from jaxloss._logsumexp import Partial, softplus
 from jaxloss._sharding import divided
 
 
@@ -109,7 +109,7 @@ def prototypical_loss(
         own = own * (own_size / jnp.maximum(own_size - 1, 1)) ** 2
         own_size = own_size - 1
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = jax.nn.softplus(rivals - own)
+    values = softplus(rivals - own)
     defined = valid & (own_size > 0)
     if num_classes is not None:
         values = nan_where_no_class(values, labels, valid, num_classes)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, labelled_rows, nan_where_no_class, reduce
+from jaxloss._batch import (
+    AxisName,
+    Reduction,
+    is_own_class,
+    labelled_rows,
+    nan_where_no_class,
+    reduce,
+)
 from jaxloss._checks import Number
 from jaxloss._linear import l2_normalize, product_with_columns, widen
-from jaxloss._logsumexp import finite_from_below, logsumexp
+from jaxloss._logsumexp import finite_from_below, logsumexp, softplus
 from jaxloss._sharding import divided
 
 
@@ -84,7 +90,7 @@ def proxy_anchor_loss(
     # A label of C or more would be a negative of all classes.
     visible = nan_where_no_class(jnp.ones_like(log_weights), labels, valid, num_classes)
     similarities = product_with_columns(features, proxies) * visible[:, None]
-    is_own = _is_own(labels, num_classes)
+    is_own = is_own_class(labels, num_classes)
 
     def of_classes(
         exponents: Float[Array, "n C"], members: Bool[Array, "n C"]
@@ -93,7 +99,7 @@ def proxy_anchor_loss(
         exponents = exponents + log_weights[:, None]
         soft = logsumexp(exponents, members & valid[:, None], axis=0, axis_name=axis_name)
         not_empty = soft != -jnp.inf
-        values = jax.nn.softplus(jnp.where(not_empty, soft, 0))
+        values = softplus(jnp.where(not_empty, soft, 0))
         return jnp.where(not_empty, values, 0), not_empty
 
     scale, margin = (jnp.asarray(x, similarities.dtype) for x in (scale, margin))
@@ -167,11 +173,11 @@ def proxy_nca_loss(
     squared = jnp.sum(proxies * proxies, axis=0)
     logits = 2 * product_with_columns(features, proxies) - squared[None, :]
     logits = logits / jnp.asarray(temperature, logits.dtype)
-    is_own = _is_own(labels, num_classes)
+    is_own = is_own_class(labels, num_classes)
     own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
     gap = finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = jax.nn.softplus(gap) if include_own else gap
+    values = softplus(gap) if include_own else gap
     values = nan_where_no_class(values, labels, valid, num_classes)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -188,8 +194,3 @@ def _prepare(
     if normalize:
         features, proxies = l2_normalize(features), l2_normalize(proxies, axis=0)
     return features, labels, proxies, valid
-
-
-def _is_own(labels: Integer[Array, " n"], num_classes: int) -> Bool[Array, "n C"]:
-    """Returns which proxy is that of the sample's class."""
-    return labels[:, None] == jnp.arange(num_classes, dtype=labels.dtype)[None, :]

@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
 from jaxloss._batch import AxisName, gather
-from jaxloss._linear import negative_squared_distances, on_cpu
+from jaxloss._cpu import on_cpu
+from jaxloss._linear import negative_squared_distances
 from jaxloss._statistics import Rows
 from jaxloss._tiles import Similarity
 

@@ -11,9 +11,17 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Integer, Real
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, checked_rows, nan_where_no_class, reduce
+from jaxloss._batch import (
+    AxisName,
+    Reduction,
+    checked_rows,
+    is_own_class,
+    nan_where_no_class,
+    reduce,
+)
 from jaxloss._checks import Number
 from jaxloss._linear import widen
+from jaxloss._logsumexp import softplus
 from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._sharding import divided
 
@@ -140,7 +148,7 @@ def margin_softmax_loss(
         logits.dtype,
         logits.shape[1],
     )
-    is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
+    is_target = is_own_class(labels, logits.shape[1])
     own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
     if isinstance(lowered_by, jax.Array) and lowered_by.ndim == 1:
@@ -222,9 +230,9 @@ def _of_classes(
     """Returns the sigmoid losses of samples of one class each, and which of them count."""
     logits, labels, valid = checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
-    is_target = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
+    is_target = is_own_class(labels, logits.shape[1])
     signed = jnp.where(is_target, -logits, logits)
-    values = jnp.sum(_softplus(jnp.where(valid[:, None], signed, 0)), axis=1)
+    values = jnp.sum(softplus(jnp.where(valid[:, None], signed, 0)), axis=1)
     return nan_where_no_class(values, labels, valid, logits.shape[1]), valid
 
 
@@ -247,8 +255,3 @@ def _of_targets(
 def _decay(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
     """Returns `log(1 + e^{−|z|})`. Its derivatives at 0 are those from the right."""
     return jnp.log1p(jnp.exp(jnp.where(logits >= 0, -logits, logits)))
-
-
-def _softplus(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
-    """Returns `log(1 + e^z)`."""
-    return jnp.where(logits >= 0, logits, 0) + _decay(logits)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _logsumexp
-from jaxloss._logsumexp import Partial, finite_from_below
+from jaxloss._logsumexp import Partial, finite_from_below, softplus
 
 Params: TypeAlias = Any
 """A pytree of float arrays that a statistic depends on, such as a temperature."""
@@ -111,6 +111,14 @@ def _reduce_sum(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Par
     return tuple(map(reduce, masks))
 
 
+def _reduce_softplus(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
+    def reduce(mask: Array) -> Partial:
+        total = jnp.sum(softplus(jnp.where(mask, values, -jnp.inf)), axis=axis)
+        return Partial(jnp.zeros_like(total), total)
+
+    return tuple(map(reduce, masks))
+
+
 LOGSUMEXP = Reduction(
     _reduce_logsumexp,
     _logsumexp.merge,
@@ -139,6 +147,16 @@ SUM = Reduction(
     empty=0.0,
 )
 """`Σ v`; 0 for no pair."""
+
+SOFTPLUS = Reduction(
+    _reduce_softplus,
+    SUM.merge,
+    SUM.result,
+    lambda values, peaks: lax.logistic(values),
+    divides=False,
+    empty=0.0,
+)
+"""`Σ log(1 + e^v)`; 0 for no pair."""
 
 
 def over_temperature(

@@ -106,11 +106,11 @@ from jaxloss._batch import (
     vary_alike,
     zero_invalid,
 )
+from jaxloss._cpu import on_cpu
 from jaxloss._linear import (
     exact_product,
     l2_normalize,
     negative_squared_distances,
-    on_cpu,
     wide_dtype,
     widen,
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
@@ -26,8 +25,9 @@ from jaxloss._batch import (
 )
 from jaxloss._checks import Number
 from jaxloss._linear import cosines_of_rows, l2_normalize, widen
+from jaxloss._logsumexp import softplus
 from jaxloss._sharding import divided
-from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Rows, Statistic, over_temperature
+from jaxloss._statistics import LOGSUMEXP, SOFTPLUS, ByClass, Rows, Statistic, over_temperature
 from jaxloss._tiles import pair_statistics, statistics_in_both_directions, weighted_sum
 
 
@@ -107,7 +107,7 @@ def info_nce_loss(
 
     def against(rivals: ByClass) -> Float[Array, " n"]:
         # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-        return jax.nn.softplus(rivals.negative[: own.shape[0]] - own)
+        return softplus(rivals.negative[: own.shape[0]] - own)
 
     if symmetric:
         (of_queries,), (of_keys,) = statistics_in_both_directions(*arguments, **options)
@@ -177,17 +177,17 @@ def sigmoid_contrastive_loss(
     towers = _towers(queries, keys, ids, key_where, where, normalize, axis_name)
     dtype = towers.similarities.dtype
     params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
-    softplus = Statistic(SUM, _softplus_of_line, negatives_only=True)
+    negatives = Statistic(SOFTPLUS, _on_line, negatives_only=True)
     rows = (towers.queries, towers.keys)
     options: Any = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
     valid = towers.queries.valid
-    own = jax.nn.softplus(-(params.scale * towers.similarities + params.bias))
+    own = softplus(-(params.scale * towers.similarities + params.bias))
     if reduction == "none":
-        (others,) = pair_statistics((softplus,), params, *rows, **options)
+        (others,) = pair_statistics((negatives,), params, *rows, **options)
         return reduce(own + others.negative, valid, sample_weights, reduction, axis_name)
     weights = shares(valid, sample_weights, reduction, axis_name, dtype)
     total = jnp.sum(weights * jnp.where(valid, own, 0))
-    total = total + weighted_sum(softplus, params, weights, *rows, **options)
+    total = total + weighted_sum(negatives, params, weights, *rows, **options)
     return sum_over(total, axis_name)
 
 
@@ -254,7 +254,7 @@ def _mask(where: Bool[Array, " n"] | None, rows: Float[Array, "n d"]) -> Bool[Ar
     return jnp.ones(rows.shape[0], bool) if where is None else where
 
 
-def _softplus_of_line(
+def _on_line(
     similarities: Float[Array, "a b"], _positives: Bool[Array, "a b"], line: _Line
 ) -> Float[Array, "a b"]:
-    return jax.nn.softplus(line.scale * similarities + line.bias)
+    return line.scale * similarities + line.bias

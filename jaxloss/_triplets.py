@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_rows
 from jaxloss._checks import Number
+from jaxloss._logsumexp import softplus
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
 from jaxloss._statistics import MAX, Rows, Statistic
@@ -108,7 +109,7 @@ def triplet_loss(
         anchors, compared = _centered(anchors, compared, axis_name)
     rule = _Rule(
         jnp.asarray(margin, anchors.features.dtype),
-        jax.nn.softplus if soft else jax.nn.relu,
+        softplus if soft else jax.nn.relu,
         squared,
     )
     triplets = _all_soft if soft and mining == "all" else _MININGS[mining]

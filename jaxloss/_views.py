@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from jaxloss import _checks
 from jaxloss._batch import AxisName, max_over, sum_over, zero_invalid
 from jaxloss._checks import Number
+from jaxloss._cpu import indices
 from jaxloss._linear import exact_product, widen
 from jaxloss._sharding import divided
 
@@ -246,4 +247,5 @@ def _covariance_jvp(
 
 def _off_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     """Returns the matrix with zeros on its diagonal."""
-    return jnp.where(jnp.eye(matrix.shape[0], dtype=bool), 0, matrix)
+    numbers = indices(matrix.shape[0])
+    return jnp.where(numbers[:, None] == numbers[None, :], 0, matrix)
