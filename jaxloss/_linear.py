@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -54,37 +55,39 @@ def negative_squared_distances(
     return -(distances + lax.stop_gradient(jnp.maximum(-distances, 0)))
 
 
-def _scaled(
+def _scale_and_inverse_norm(
     x: Float[Array, "a b"], axis: int
-) -> tuple[Float[Array, "a b"], Float[Array, "c d"], Bool[Array, "c d"]]:
-    """Returns `4 x / max|x|` along `axis`, the inverse of its norm, and where `x` is zero.
+) -> tuple[Float[Array, "c d"], Float[Array, "c d"]]:
+    """Returns `4 / max|x|` along `axis`, and 1 / ‖x‖ relative to it; the latter is 0 for zeros.
 
-    Its norm neither overflows nor underflows. It is a product with `4 / max|x|`, because a division
-    of each element takes longer.
+    The scaled norm neither overflows nor underflows.
     """
     # A direction does not depend on the scale, so the scale needs no gradient.
-    scale = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
     # Above tiny, 4 / max|x| is a normal number. 1 / max|x| is not near the largest float.
-    zero = scale <= jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
-    x = x * (4 / jnp.where(zero, 1, scale))
-    squared = jnp.sum(x * x, axis=axis, keepdims=True)
-    return x, lax.rsqrt(jnp.where(zero, 1, squared)), zero
+    zero = largest <= jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
+    scale = 4 / jnp.where(zero, 1, largest)
+    squared = jnp.sum((x * scale) ** 2, axis=axis, keepdims=True)
+    return scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
 def l2_normalize(x: Float[Array, "a b"], axis: int = -1) -> Float[Array, "a b"]:
     """Returns unit vectors along `axis`. A zero vector stays zero and has a zero gradient."""
-    x, inverse_norm, zero = _scaled(x, axis)
-    return jnp.where(zero, 0, x * inverse_norm)
+    scale, inverse_norm = _scale_and_inverse_norm(x, axis)
+    return x * scale * inverse_norm
 
 
-def cosines_of_rows(a: Float[Array, "n d"], b: Float[Array, "n d"]) -> Float[Array, " n"]:
-    """Returns `cos(a_i, b_i)`; 0 for a zero row, with a zero gradient.
-
-    Products of `l2_normalize` would let XLA keep the unit vectors of a loss twice.
-    """
-    (a, inverse_a, zero_a), (b, inverse_b, zero_b) = _scaled(a, 1), _scaled(b, 1)
-    products = jnp.sum(a * b, axis=1, keepdims=True)
-    return jnp.where(zero_a | zero_b, 0, products * inverse_a * inverse_b)[:, 0]
+@l2_normalize.defjvp
+def _l2_normalize_jvp(
+    axis: int, primals: tuple[Float[Array, "a b"]], tangents: tuple[Float[Array, "a b"]]
+) -> tuple[Float[Array, "a b"], Float[Array, "a b"]]:
+    """`∂u = (∂x − u (u · ∂x)) / ‖x‖`: it reads unit vectors, which the loss has."""
+    (x,), (d_x,) = primals, tangents
+    units = l2_normalize(x, axis)
+    scale, inverse_norm = _scale_and_inverse_norm(x, axis)
+    along = units * jnp.sum(units * d_x, axis=axis, keepdims=True)
+    return units, jnp.where(inverse_norm == 0, 0, (d_x - along) * (scale * inverse_norm))
 
 
 @jax.custom_jvp

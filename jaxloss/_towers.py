@@ -24,7 +24,7 @@ from jaxloss._batch import (
     zero_invalid,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import cosines_of_rows, l2_normalize, widen
+from jaxloss._linear import l2_normalize, widen
 from jaxloss._logsumexp import softplus
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, SOFTPLUS, ByClass, Rows, Statistic, over_temperature
@@ -233,10 +233,8 @@ def _towers(
 
     queries, keys = widen(zero_invalid(queries, valid), zero_invalid(keys, key_valid))
     if normalize:
-        similarities = cosines_of_rows(queries, keys[:number])
         queries, keys = l2_normalize(queries), l2_normalize(keys)
-    else:
-        similarities = jnp.sum(queries * keys[:number], axis=1)
+    similarities = jnp.sum(queries * keys[:number], axis=1)
     return _Towers(
         # Different positions, because no row of one tower is a row of the other.
         Rows(queries, labels, valid, jnp.zeros_like(labels, jnp.int32)),
