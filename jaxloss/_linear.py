@@ -55,15 +55,43 @@ def negative_squared_distances(
     return -(distances + lax.stop_gradient(jnp.maximum(-distances, 0)))
 
 
-def _scale_and_inverse_norm(
-    x: Float[Array, "a b"], axis: int
-) -> tuple[Float[Array, "c d"], Float[Array, "c d"]]:
-    """Returns `4 / max|x|` along `axis`, and 1 / ‖x‖ relative to it; the latter is 0 for zeros.
+def l2_normalize(
+    x: Float[Array, "a b"], valid: Bool[Array, " a"] | None = None, *, axis: int = -1
+) -> Float[Array, "a b"]:
+    """Returns unit vectors along `axis`. A zero vector stays zero and has a zero gradient.
 
-    The scaled norm neither overflows nor underflows.
+    So does a row that is not valid. It reads the rows as they are: zeros in place of the invalid
+    ones would be another array.
     """
-    # A direction does not depend on the scale, so the scale needs no gradient.
-    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    mask = jnp.ones(x.shape[0], bool) if valid is None else valid
+    return _units(x, mask[:, None], axis)[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _units(
+    x: Float[Array, "a b"], valid: Bool[Array, "a 1"], axis: int
+) -> tuple[Float[Array, "a b"], Float[Array, "c d"]]:
+    """Returns unit vectors along `axis`, and the inverses of the norms; zeros for zero vectors."""
+    limits = jnp.finfo(x.dtype)
+    squared = jnp.sum(x * x, axis=axis, keepdims=True)
+    skipped = ~valid if axis == -1 else False
+    # False if a square has overflowed or underflowed, for NaN, and for a zero vector.
+    in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
+    scale, inverse = lax.cond(
+        jnp.all(in_range | skipped),
+        lambda squared, _: (jnp.ones_like(squared), lax.rsqrt(squared)),
+        partial(_scaled_inverse_norms, axis),
+        *(squared, x),
+    )
+    inverse = jnp.where(skipped, 0, inverse)
+    return jnp.where(inverse == 0, 0, x * scale * inverse), scale * inverse
+
+
+def _scaled_inverse_norms(
+    axis: int, _: Float[Array, "c d"], x: Float[Array, "a b"]
+) -> tuple[Float[Array, "c d"], Float[Array, "c d"]]:
+    """Returns `4 / max|x|`, and the inverse norm relative to it, which no square overflows."""
+    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True)
     # Above tiny, 4 / max|x| is a normal number. 1 / max|x| is not near the largest float.
     zero = largest <= jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
     scale = 4 / jnp.where(zero, 1, largest)
@@ -71,23 +99,15 @@ def _scale_and_inverse_norm(
     return scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def l2_normalize(x: Float[Array, "a b"], axis: int = -1) -> Float[Array, "a b"]:
-    """Returns unit vectors along `axis`. A zero vector stays zero and has a zero gradient."""
-    scale, inverse_norm = _scale_and_inverse_norm(x, axis)
-    return x * scale * inverse_norm
-
-
-@l2_normalize.defjvp
-def _l2_normalize_jvp(
-    axis: int, primals: tuple[Float[Array, "a b"]], tangents: tuple[Float[Array, "a b"]]
-) -> tuple[Float[Array, "a b"], Float[Array, "a b"]]:
-    """`∂u = (∂x − u (u · ∂x)) / ‖x‖`: it reads unit vectors, which the loss has."""
-    (x,), (d_x,) = primals, tangents
-    units = l2_normalize(x, axis)
-    scale, inverse_norm = _scale_and_inverse_norm(x, axis)
-    along = units * jnp.sum(units * d_x, axis=axis, keepdims=True)
-    return units, jnp.where(inverse_norm == 0, 0, (d_x - along) * (scale * inverse_norm))
+@_units.defjvp
+def _units_jvp(axis: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """`∂u = (∂x − u (u · ∂x)) / ‖x‖` reads the unit vectors, which a loss has, and not x."""
+    (x, valid), (d_x, _) = primals, tangents
+    units, inverse = _units(x, valid, axis)
+    along = jnp.sum(units * d_x, axis=axis, keepdims=True)
+    # The mask keeps XLA for CPUs from computing all of this inside a product, which is slower.
+    d_units = jnp.where(inverse == 0, 0, (d_x - units * along) * inverse)
+    return (units, inverse), (d_units, -along * inverse * inverse)
 
 
 @jax.custom_jvp

@@ -12,10 +12,11 @@ from jaxloss import _checks
 from jaxloss._batch import (
     AxisName,
     Reduction,
+    checked_rows,
     is_own_class,
-    labelled_rows,
     nan_where_no_class,
     reduce,
+    zero_invalid,
 )
 from jaxloss._checks import Number
 from jaxloss._linear import l2_normalize, product_with_columns, widen
@@ -171,8 +172,8 @@ def proxy_nca_loss(
         )
     # ‖x‖² is the same for all proxies of a sample, and cancels.
     squared = jnp.sum(proxies * proxies, axis=0)
-    logits = 2 * product_with_columns(features, proxies) - squared[None, :]
-    logits = logits / jnp.asarray(temperature, logits.dtype)
+    factor = 1 / jnp.asarray(temperature, features.dtype)
+    logits = product_with_columns(features, 2 * factor * proxies) - factor * squared[None, :]
     is_own = is_own_class(labels, num_classes)
     own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
     gap = finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own
@@ -186,11 +187,11 @@ def _prepare(
     features: Any, labels: Any, proxies: Any, normalize: bool, where: Any
 ) -> tuple[Float[Array, "n d"], Integer[Array, " n"], Float[Array, "d C"], Bool[Array, " n"]]:
     """Checks the arguments, and normalises features and proxies if requested."""
-    features, labels, valid = labelled_rows(features, labels, where)
+    features, labels, valid = checked_rows("features", features, labels, where)
     proxies = _checks.columns(
         "proxies", proxies, "d C", features.shape[1], f"`features` {features.shape}"
     )
     features, proxies = widen(features, proxies)
     if normalize:
-        features, proxies = l2_normalize(features), l2_normalize(proxies, axis=0)
-    return features, labels, proxies, valid
+        return l2_normalize(features, valid), labels, l2_normalize(proxies, axis=0), valid
+    return zero_invalid(features, valid), labels, proxies, valid

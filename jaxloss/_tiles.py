@@ -306,9 +306,12 @@ def anchors_and_references(
             Rows(others, other_labels, other_valid, elsewhere),
         ]
     if normalize or load:
-        wide = widen(*(zero_invalid(rows.features, rows.valid) for rows in sides))
-        wide = map(l2_normalize, wide) if normalize else wide
-        sides = [rows._replace(features=x) for rows, x in zip(sides, wide, strict=True)]
+        wide = widen(*(rows.features for rows in sides))
+        loaded = l2_normalize if normalize else zero_invalid
+        sides = [
+            rows._replace(features=loaded(x, rows.valid))
+            for rows, x in zip(sides, wide, strict=True)
+        ]
     return sides[0], None if references is None else sides[1]
 
 
@@ -750,6 +753,8 @@ def _similarities(
 def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:
     """Returns features relative to the center; zeros in the invalid rows."""
     features = rows.features.astype(plan.dtype)
+    if plan.similarity == "product":
+        return features
     if center is not None:
         features = features - jnp.expand_dims(center.astype(plan.dtype), range(features.ndim - 1))
     return jnp.where(rows.valid[..., None], features, 0)

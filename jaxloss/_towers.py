@@ -231,9 +231,9 @@ def _towers(
     key_valid = jnp.concatenate([valid, key_valid[number:]])
     no_label = jnp.full(num_keys - number, -1).astype(labels.dtype)
 
-    queries, keys = widen(zero_invalid(queries, valid), zero_invalid(keys, key_valid))
-    if normalize:
-        queries, keys = l2_normalize(queries), l2_normalize(keys)
+    queries, keys = widen(queries, keys)
+    load = l2_normalize if normalize else zero_invalid
+    queries, keys = load(queries, valid), load(keys, key_valid)
     similarities = jnp.sum(queries * keys[:number], axis=1)
     return _Towers(
         # Different positions, because no row of one tower is a row of the other.
