@@ -100,7 +100,7 @@ def supervised_contrastive_loss(
     features, labels, valid = checked_rows_of_any_labels(features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features, labels)
     anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=normalize
+        features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
     options: Any = {
         "params": jnp.asarray(temperature),

@@ -163,7 +163,7 @@ def multi_similarity_loss(
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=normalize
+        features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
     mask = None
     if mining_margin is not None:
@@ -294,7 +294,7 @@ def circle_loss(
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=normalize
+        features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
     (sums,) = pair_statistics(
         (Statistic(LOGSUMEXP, _circle_logit),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
@@ -172,6 +172,8 @@ def proxy_nca_loss(
         )
     # ‖x‖² is the same for all proxies of a sample, and cancels.
     squared = jnp.sum(proxies * proxies, axis=0)
+    # The norms of unit vectors do not change. As gradients, rounding would be left of them.
+    squared = lax.stop_gradient(squared) if normalize else squared
     factor = 1 / jnp.asarray(temperature, features.dtype)
     logits = product_with_columns(features, 2 * factor * proxies) - factor * squared[None, :]
     is_own = is_own_class(labels, num_classes)

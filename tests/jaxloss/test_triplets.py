@@ -34,7 +34,7 @@ def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
     features, labels = batch.args[0].copy(), np.int32(np.arange(45) > 4)
     features[[7, 1]] = features[[6, 20]]
     batch = batch._replace(args=(features, labels))
-    check_against_references(row, batch, np.float64, (1e-10, 1e-10), (1e-9, 1e-10))
+    check_against_references(row, batch, np.float64, (1e-10, 1e-10), 1e-10)
 
 
 @every_mining
