@@ -45,6 +45,8 @@ from jaxloss._sharding import divided
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
 _Carry = TypeVar("_Carry")
+_KEPT_IN_BLOCKS = 2**23
+"""On a CPU, up to this many logits are kept for the gradient, in several blocks."""
 
 
 class _Rows(NamedTuple):
@@ -318,54 +320,65 @@ def _one_block(
     return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
-def _visit_blocks(
-    block_size: int,
-    similarity: Similarity,
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    weights: Float[Array, "d C *K"],
-    bias: Float[Array, " C"] | None,
-) -> _Rows:
+def _visit_blocks(block_size: int, similarity: Similarity, *arguments: Any) -> _Rows:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
-
-    def visit(sums: _Sums, first: Integer[Array, ""] | int, size: int) -> _Sums:
-        block, block_bias = _block((weights, bias), first, size)
-        logits = _logits(features, block, block_bias, similarity)
-        return _merge(sums, _sums(logits, _is_target(labels, first, size)))
-
-    zero = jnp.zeros_like(features, shape=labels.shape)
-    nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
-    return _rows(_over_blocks(visit, nothing, weights.shape[1], block_size))
+    return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
 
 
 def _visit_blocks_forward(
+    block_size: int, similarity: Similarity, *arguments: Any
+) -> tuple[_Rows, Any]:
+    features, _, weights, _ = arguments
+    keep = on_cpu() and features.shape[0] * weights[0].size <= _KEPT_IN_BLOCKS
+    rows, kept = _rows_and_products(block_size, similarity, *arguments, keep=keep)
+    return rows, (*arguments, rows.rest, kept)
+
+
+def _rows_and_products(
     block_size: int,
     similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
-) -> tuple[_Rows, Any]:
-    rows = _visit_blocks(block_size, similarity, features, labels, weights, bias)
-    return rows, (features, labels, weights, bias, rows.rest)
+    *,
+    keep: bool,
+) -> tuple[_Rows, _OfBlocks]:
+    """Returns the rows, and the products of the blocks, which are None unless they are kept."""
+
+    def visit(
+        sums: _Sums, first: Integer[Array, ""] | int, size: int, _: None
+    ) -> tuple[_Sums, Any]:
+        block, block_bias = _block((weights, bias), first, size)
+        products = exact_product(features, _class_vectors(block, features.dtype, similarity))
+        logits = _with_bias(largest_of_class(products, block), block_bias)
+        sums = _merge(sums, _sums(logits, _is_target(labels, first, size)))
+        return sums, products if keep else None
+
+    zero = jnp.zeros_like(features, shape=labels.shape)
+    nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
+    sums, kept = _over_blocks(visit, nothing, weights.shape[1], block_size)
+    return _rows(sums), kept
 
 
 def _visit_blocks_backward(
     block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
 ) -> tuple[Any, None, Any, Any]:
-    features, labels, weights, bias, rest = residuals
+    features, labels, weights, bias, rest, kept = residuals
     # XLA multiplies row-major factors fastest on a CPU.
     columns = features.T
 
-    def visit(gradients: Any, first: Integer[Array, ""] | int, size: int) -> Any:
+    def visit(
+        gradients: Any, first: Integer[Array, ""] | int, size: int, products: Array | None
+    ) -> tuple[Any, None]:
         block, block_bias = _block((weights, bias), first, size)
         vectors, pull_back = jax.vjp(
             lambda block: _class_vectors(block, features.dtype, similarity), block
         )
         is_target = _is_target(labels, first, size)
-        largest, to_products = jax.vjp(
-            lambda products: largest_of_class(products, block), exact_product(features, vectors)
-        )
+        if products is None:
+            products = exact_product(features, vectors)
+        largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
         logits = _with_bias(largest, block_bias)
         softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
         d_logits = jnp.where(
@@ -379,10 +392,11 @@ def _visit_blocks_backward(
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
-        return d_features, d_weights, d_bias
+        return (d_features, d_weights, d_bias), None
 
     zeros = jax.tree.map(_empty_gradient, (features, weights, bias))
-    d_features, d_weights, d_bias = _over_blocks(visit, zeros, weights.shape[1], block_size)
+    gradients, _ = _over_blocks(visit, zeros, weights.shape[1], block_size, kept)
+    d_features, d_weights, d_bias = gradients
     return d_features, None, d_weights.astype(weights.dtype), d_bias
 
 
@@ -413,19 +427,35 @@ def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
     return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
 
 
+class _OfBlocks(NamedTuple):
+    """What a visit returned for each block of the classes."""
+
+    last: Any
+    """Of the last block if it is smaller."""
+    others: Any
+    """Of the other blocks, one after the other."""
+
+
 def _over_blocks(
-    visit: Callable[[_Carry, Integer[Array, ""] | int, int], _Carry],
+    visit: Callable[[_Carry, Integer[Array, ""] | int, int, Any], tuple[_Carry, Any]],
     carry: _Carry,
     num_classes: int,
     block_size: int,
-) -> _Carry:
-    """Calls `visit(carry, first class, number of classes)` on every block of the classes.
+    given: _OfBlocks = _OfBlocks(None, None),
+) -> tuple[_Carry, _OfBlocks]:
+    """Calls `visit(carry, first class, number of classes, given)` on every block of the classes.
 
     The last block, which is smaller, comes first: what it computes is then in the carry, and not in
     memory during the scan.
     """
     num_blocks, remainder = divmod(num_classes, block_size)
+    last = None
     if remainder:
-        carry = visit(carry, num_blocks * block_size, remainder)
+        carry, last = visit(carry, num_blocks * block_size, remainder, given.last)
+
+    def step(carry: _Carry, block: tuple[Array, Any]) -> tuple[_Carry, Any]:
+        return visit(carry, block[0], block_size, block[1])
+
     starts = jnp.arange(num_blocks, dtype=jnp.int32) * block_size
-    return lax.scan(lambda carry, first: (visit(carry, first, block_size), None), carry, starts)[0]
+    carry, others = lax.scan(step, carry, (starts, given.others))
+    return carry, _OfBlocks(last, others)

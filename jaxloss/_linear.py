@@ -104,9 +104,11 @@ def _units_jvp(axis: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
     """`∂u = (∂x − u (u · ∂x)) / ‖x‖` reads the unit vectors, which a loss has, and not x."""
     (x, valid), (d_x, _) = primals, tangents
     units, inverse = _units(x, valid, axis)
+    d_x = jnp.where(inverse == 0, 0, d_x)
     along = jnp.sum(units * d_x, axis=axis, keepdims=True)
-    # The mask keeps XLA for CPUs from computing all of this inside a product, which is slower.
-    d_units = jnp.where(inverse == 0, 0, (d_x - units * along) * inverse)
+    # Without this mask, XLA for CPUs computes the gradient inside a product, which is slower.
+    along = jnp.where(inverse == 0, 0, along)
+    d_units = d_x * inverse - units * (along * inverse)
     return (units, inverse), (d_units, -along * inverse * inverse)
 
 
