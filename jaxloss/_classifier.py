@@ -32,8 +32,10 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._cpu import indices, on_cpu
 from jaxloss._linear import (
+    InverseNorms,
     exact_product,
     flat_columns,
+    inverse_norms,
     l2_normalize,
     largest_of_class,
     product_with_columns,
@@ -280,11 +282,20 @@ def _rows(sums: _Sums) -> _Rows:
 
 
 def _class_vectors(
-    weights: Float[Array, "d B *K"], dtype: Any, similarity: Similarity
-) -> Float[Array, "d _"]:
-    """Returns the vectors, as columns, whose inner products with the features are the logits."""
+    weights: Float[Array, "d B *K"],
+    dtype: Any,
+    similarity: Similarity,
+    norms: InverseNorms | None = None,
+) -> tuple[Float[Array, "d _"], InverseNorms | None]:
+    """Returns the columns whose products with the features are the logits, and inverse norms.
+
+    Norms that are known are not computed again.
+    """
     weights = flat_columns(weights.astype(dtype))
-    return l2_normalize(weights, axis=0) if similarity == "cosine" else weights
+    if similarity == "inner":
+        return weights, None
+    norms = inverse_norms(weights, axis=0) if norms is None else norms
+    return l2_normalize(weights, axis=0, norms=norms), norms
 
 
 def _logits(
@@ -293,7 +304,7 @@ def _logits(
     bias: Float[Array, " B"] | None,
     similarity: Similarity,
 ) -> Float[Array, "n B"]:
-    vectors = _class_vectors(weights, features.dtype, similarity)
+    vectors, _ = _class_vectors(weights, features.dtype, similarity)
     return _with_bias(largest_of_class(product_with_columns(features, vectors), weights), bias)
 
 
@@ -344,16 +355,17 @@ def _rows_and_products(
     *,
     keep: bool,
 ) -> tuple[_Rows, _OfBlocks]:
-    """Returns the rows, and the products of the blocks, which are None unless they are kept."""
+    """Returns the rows, and what the gradient needs of the blocks."""
 
     def visit(
         sums: _Sums, first: Integer[Array, ""] | int, size: int, _: None
-    ) -> tuple[_Sums, Any]:
+    ) -> tuple[_Sums, _Kept]:
         block, block_bias = _block((weights, bias), first, size)
-        products = exact_product(features, _class_vectors(block, features.dtype, similarity))
+        vectors, norms = _class_vectors(block, features.dtype, similarity)
+        products = exact_product(features, vectors)
         logits = _with_bias(largest_of_class(products, block), block_bias)
         sums = _merge(sums, _sums(logits, _is_target(labels, first, size)))
-        return sums, products if keep else None
+        return sums, _Kept(norms, products if keep else None)
 
     zero = jnp.zeros_like(features, shape=labels.shape)
     nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
@@ -369,15 +381,14 @@ def _visit_blocks_backward(
     columns = features.T
 
     def visit(
-        gradients: Any, first: Integer[Array, ""] | int, size: int, products: Array | None
+        gradients: Any, first: Integer[Array, ""] | int, size: int, kept: _Kept
     ) -> tuple[Any, None]:
         block, block_bias = _block((weights, bias), first, size)
         vectors, pull_back = jax.vjp(
-            lambda block: _class_vectors(block, features.dtype, similarity), block
+            lambda block: _class_vectors(block, features.dtype, similarity, kept.norms)[0], block
         )
         is_target = _is_target(labels, first, size)
-        if products is None:
-            products = exact_product(features, vectors)
+        products = exact_product(features, vectors) if kept.products is None else kept.products
         largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
         logits = _with_bias(largest, block_bias)
         softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
@@ -427,6 +438,15 @@ def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
     return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
 
 
+class _Kept(NamedTuple):
+    """What the gradient needs of a block."""
+
+    norms: InverseNorms | None
+    """Of the weight vectors, for cosines."""
+    products: Float[Array, "n _"] | None
+    """Of features and class vectors; None if they are computed again."""
+
+
 class _OfBlocks(NamedTuple):
     """What a visit returned for each block of the classes."""
 
@@ -441,7 +461,7 @@ def _over_blocks(
     carry: _Carry,
     num_classes: int,
     block_size: int,
-    given: _OfBlocks = _OfBlocks(None, None),
+    given: _OfBlocks | None = None,
 ) -> tuple[_Carry, _OfBlocks]:
     """Calls `visit(carry, first class, number of classes, given)` on every block of the classes.
 
@@ -449,7 +469,7 @@ def _over_blocks(
     memory during the scan.
     """
     num_blocks, remainder = divmod(num_classes, block_size)
-    last = None
+    given, last = _OfBlocks(None, None) if given is None else given, None
     if remainder:
         carry, last = visit(carry, num_blocks * block_size, remainder, given.last)
 

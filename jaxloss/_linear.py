@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,55 +55,78 @@ def negative_squared_distances(
     return -(distances + lax.stop_gradient(jnp.maximum(-distances, 0)))
 
 
-def l2_normalize(
-    x: Float[Array, "a b"], valid: Bool[Array, " a"] | None = None, *, axis: int = -1
-) -> Float[Array, "a b"]:
-    """Returns unit vectors along `axis`. A zero vector stays zero and has a zero gradient.
+class InverseNorms(NamedTuple):
+    """Norms of vectors: `1 / ‖x‖ = scale · relative`, a product that could underflow."""
 
-    So does a row that is not valid. It reads the rows as they are: zeros in place of the invalid
-    ones would be another array.
-    """
-    mask = jnp.ones(x.shape[0], bool) if valid is None else valid
-    return _units(x, mask[:, None], axis)[0]
+    scale: Float[Array, "c d"]
+    relative: Float[Array, "c d"]
+    """0 for a zero vector."""
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _units(
-    x: Float[Array, "a b"], valid: Bool[Array, "a 1"], axis: int
-) -> tuple[Float[Array, "a b"], Float[Array, "c d"]]:
-    """Returns unit vectors along `axis`, and the inverses of the norms; zeros for zero vectors."""
-    limits = jnp.finfo(x.dtype)
+def inverse_norms(
+    x: Float[Array, "a b"], *, axis: int, skipped: Bool[Array, "c d"] | None = None
+) -> InverseNorms:
+    """Returns the inverse norms along `axis`, without a gradient; zeros for those to be skipped."""
+    x, limits = lax.stop_gradient(x), jnp.finfo(x.dtype)
     squared = jnp.sum(x * x, axis=axis, keepdims=True)
-    skipped = ~valid if axis == -1 else False
     # False if a square has overflowed or underflowed, for NaN, and for a zero vector.
     in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
-    scale, inverse = lax.cond(
-        jnp.all(in_range | skipped),
-        lambda squared, _: (jnp.ones_like(squared), lax.rsqrt(squared)),
+    in_range = in_range if skipped is None else in_range | skipped
+    norms = lax.cond(
+        jnp.all(in_range),
+        lambda squared, _: InverseNorms(jnp.ones_like(squared), lax.rsqrt(squared)),
         partial(_scaled_inverse_norms, axis),
         *(squared, x),
     )
-    inverse = jnp.where(skipped, 0, inverse)
-    return jnp.where(inverse == 0, 0, x * scale * inverse), scale * inverse
+    return (
+        norms if skipped is None else norms._replace(relative=jnp.where(skipped, 0, norms.relative))
+    )
 
 
 def _scaled_inverse_norms(
     axis: int, _: Float[Array, "c d"], x: Float[Array, "a b"]
-) -> tuple[Float[Array, "c d"], Float[Array, "c d"]]:
-    """Returns `4 / max|x|`, and the inverse norm relative to it, which no square overflows."""
+) -> InverseNorms:
+    """Returns them relative to `4 / max|x|`, so that no square overflows or underflows."""
     largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True)
     # Above tiny, 4 / max|x| is a normal number. 1 / max|x| is not near the largest float.
     zero = largest <= jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
     scale = 4 / jnp.where(zero, 1, largest)
     squared = jnp.sum((x * scale) ** 2, axis=axis, keepdims=True)
-    return scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
+    return InverseNorms(scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared))))
+
+
+def l2_normalize(
+    x: Float[Array, "a b"],
+    valid: Bool[Array, " a"] | None = None,
+    *,
+    axis: int = -1,
+    norms: InverseNorms | None = None,
+) -> Float[Array, "a b"]:
+    """Returns unit vectors along `axis`. A zero vector stays zero and has a zero gradient.
+
+    So does a row that is not valid. It reads the rows as they are: zeros in place of the invalid
+    ones would be another array. If the inverse norms are known, they are not computed again.
+    """
+    if norms is None:
+        skipped = None if valid is None else ~valid[:, None]
+        norms = inverse_norms(x, axis=axis, skipped=skipped)
+    return _units(x, norms, axis)[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _units(
+    x: Float[Array, "a b"], norms: InverseNorms, axis: int
+) -> tuple[Float[Array, "a b"], Float[Array, "c d"]]:
+    """Returns unit vectors along `axis`, and the inverse norms."""
+    units = jnp.where(norms.relative == 0, 0, x * norms.scale * norms.relative)
+    return units, norms.scale * norms.relative
 
 
 @_units.defjvp
 def _units_jvp(axis: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
     """`∂u = (∂x − u (u · ∂x)) / ‖x‖` reads the unit vectors, which a loss has, and not x."""
-    (x, valid), (d_x, _) = primals, tangents
-    units, inverse = _units(x, valid, axis)
+    (x, norms), (d_x, _) = primals, tangents
+    units, inverse = _units(x, norms, axis)
     d_x = jnp.where(inverse == 0, 0, d_x)
     along = jnp.sum(units * d_x, axis=axis, keepdims=True)
     # Without this mask, XLA for CPUs computes the gradient inside a product, which is slower.
