@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -83,9 +84,11 @@ def vicreg_loss(
     invariance, variance, covariance, epsilon = (
         jnp.asarray(x, gaps.dtype) for x in (invariance, variance, covariance, epsilon)
     )
-    value = invariance * sum_over(jnp.sum(views.shares * gaps), axis_name)
-    for centred in (views.first_centred, views.second_centred):
-        moments = sum_over(_covariance(centred, views.shares), axis_name) * views.unbiased
+    samples = views.samples
+    total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
+    value = invariance * sum_over(total, axis_name) / samples.number
+    for view in (views.first, views.second):
+        moments = _moments(axis_name, view, samples) * (views.unbiased / samples.number)
         variances = jnp.diagonal(moments)
         spread = jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
         redundancy = jnp.sum(_off_diagonal(moments) ** 2) / dim
@@ -147,13 +150,12 @@ def barlow_twins_loss(
         "barlow_twins_loss", first, second, where, sample_weights, reduction, axis_name
     )
 
-    def inverse_spread(centred: Float[Array, "n d"]) -> Float[Array, " d"]:
-        moments = sum_over(jnp.sum(views.shares[:, None] * centred**2, axis=0), axis_name)
-        constant = moments == 0  # False for NaN, so that NaN stays visible.
-        return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, moments)))
+    def inverse_root(squares: Float[Array, " d"]) -> Float[Array, " d"]:
+        constant = squares == 0  # False for NaN, so that NaN stays visible.
+        return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, squares)))
 
-    moments = _second_moments(views.first_centred, views.second_centred, views.shares, axis_name)
-    rows, columns = inverse_spread(views.first_centred), inverse_spread(views.second_centred)
+    moments, *squares = _cross_moments(axis_name, views.first, views.second, views.samples)
+    rows, columns = map(inverse_root, squares)
     correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
     others = jnp.sum(_off_diagonal(correlations) ** 2)
@@ -162,17 +164,24 @@ def barlow_twins_loss(
     return value * views.size if reduction == "sum" else value
 
 
+class _Samples(NamedTuple):
+    """How the samples count."""
+
+    valid: Bool[Array, " n"]
+    shares: Float[Array, " n"] | None
+    """The weights, divided by their sum over all devices; None if all valid samples count alike."""
+    number: Float[Array, ""]
+    """What a sum over the samples is divided by: the valid ones of all devices, or 1 for shares."""
+
+
 class _Views(NamedTuple):
     """Two views, with zeros in the rows that do not count."""
 
     first: Float[Array, "n d"]
     second: Float[Array, "n d"]
-    first_centred: Float[Array, "n d"]
-    second_centred: Float[Array, "n d"]
-    shares: Float[Array, " n"]
-    """The weights of the samples, divided by their sum over all devices."""
+    samples: _Samples
     size: Float[Array, ""]
-    """The sum of the weights."""
+    """The sum of the weights over all devices."""
     unbiased: Float[Array, ""]
     """The factor that makes a variance unbiased; 0 with fewer than two samples."""
 
@@ -186,63 +195,107 @@ def _two_views(
     reduction: Any,
     axis_name: AxisName | None,
 ) -> _Views:
-    """Checks the arguments, and centres the views over the global batch."""
+    """Checks the arguments, and counts the samples of the global batch."""
     _checks.no_terms(name, reduction)
     first = _checks.floating("first", first, "n d")
     second = _checks.second_view(second, first)
     mask = _checks.row_mask(where, "first", first)
     valid = jnp.ones(first.shape[0], bool) if mask is None else mask
     first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
-    weights = valid.astype(first.dtype)
+    size = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
+    samples = _Samples(valid, None, jnp.where(size == 0, 1, size))
+    concentration, alone = 1 / samples.number, size < 2
     if sample_weights is not None:
         sample_weights = _checks.floating("sample_weights", sample_weights, "n")
         _checks.same_rows("sample_weights", sample_weights, "first", first)
         weights = jnp.where(valid, sample_weights.astype(first.dtype), 0)
-    size = sum_over(jnp.sum(weights), axis_name)
-    shares = weights / jnp.where(size == 0, 1, size)
-    # Of weights 1 / n, this is n / (n − 1).
-    concentration = sum_over(jnp.sum(shares * shares), axis_name)
-    alone = sum_over(jnp.sum(weights != 0), axis_name) < 2
+        size = sum_over(jnp.sum(weights), axis_name)
+        shares = weights / jnp.where(size == 0, 1, size)
+        samples = _Samples(valid, shares, jnp.ones_like(size))
+        concentration = sum_over(jnp.sum(shares * shares), axis_name)
+        alone = sum_over(jnp.sum(weights != 0), axis_name) < 2
+    # For weights that are all alike, this is n / (n − 1).
     unbiased = jnp.where(alone, 0, 1 / jnp.where(alone, 1, 1 - concentration))
-
-    def centred(view: Float[Array, "n d"]) -> Float[Array, "n d"]:
-        # The shift makes the deviations of a constant dimension exactly 0.
-        peak = jnp.max(
-            jnp.where(valid[:, None], lax.stop_gradient(view), -jnp.inf), axis=0, initial=-jnp.inf
-        )
-        peak = peak if axis_name is None else max_over(peak, axis_name)
-        shifted = jnp.where(valid[:, None], view - peak[None, :], 0)
-        mean = sum_over(jnp.sum(shares[:, None] * shifted, axis=0), axis_name)
-        return jnp.where(valid[:, None], shifted - mean[None, :], 0)
-
-    return _Views(first, second, centred(first), centred(second), shares, size, unbiased)
+    return _Views(first, second, samples, size, unbiased)
 
 
-def _second_moments(
-    a: Float[Array, "n d"],
-    b: Float[Array, "n d"],
-    shares: Float[Array, " n"],
-    axis_name: AxisName | None,
+def _centred(
+    view: Float[Array, "n d"], samples: _Samples, axis_name: AxisName | None
+) -> Float[Array, "n d"]:
+    """Returns the deviations from the mean of the global batch; zeros in the invalid rows."""
+    if view.size == 0:
+        return view
+    valid = samples.valid[:, None]
+    # A valid row as the shift makes the deviations of a constant dimension exactly 0.
+    shift = lax.stop_gradient(view)[jnp.argmax(samples.valid)]
+    if axis_name is not None:
+        shift = max_over(jnp.where(jnp.any(samples.valid), shift, -jnp.inf), axis_name)
+    shifted = jnp.where(valid, view - shift[None, :], 0)
+    mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number
+    return jnp.where(valid, shifted - mean[None, :], 0)
+
+
+def _weighted(rows: Float[Array, "n d"], samples: _Samples) -> Float[Array, "n d"]:
+    """Returns rows times their shares. Rows that do not count are zeros already."""
+    return rows if samples.shares is None else samples.shares[:, None] * rows
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _moments(
+    axis_name: AxisName | None, view: Float[Array, "n d"], samples: _Samples
 ) -> Float[Array, "d d"]:
-    """Returns `Σ s_i a_i b_iᵀ` over the global batch."""
-    return sum_over(exact_product((shares[:, None] * a).T, b), axis_name)
+    """Returns `Σ s_i c_i c_iᵀ` of the deviations c from the mean, over the global batch."""
+    rows = _centred(view, samples, axis_name)
+    return sum_over(exact_product(_weighted(rows, samples).T, rows), axis_name)
 
 
-@jax.custom_jvp
-def _covariance(a: Float[Array, "n d"], shares: Float[Array, " n"]) -> Float[Array, "d d"]:
-    """Returns `Σ s_i a_i a_iᵀ` over the rows of this device."""
-    return exact_product((shares[:, None] * a).T, a)
+@_moments.defjvp
+def _moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """A half and its transpose: the gradient for a view then takes one product and not two.
+
+    Deviations sum to zero, so that the change of the mean cancels.
+    """
+    (view, samples), (d_view, d_samples) = primals, tangents
+    rows = _centred(view, samples, axis_name)
+    change = _weighted(d_view, samples)
+    if samples.shares is not None:
+        change = change + d_samples.shares[:, None] / 2 * rows
+    half = sum_over(exact_product(change.T, rows), axis_name)
+    return _moments(axis_name, view, samples), half + half.T
 
 
-@_covariance.defjvp
-def _covariance_jvp(
-    primals: tuple[Float[Array, "n d"], Float[Array, " n"]],
-    tangents: tuple[Float[Array, "n d"], Float[Array, " n"]],
-) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
-    """A half and its transpose: the gradient for `a` then takes one product and not two."""
-    (a, shares), (d_a, d_shares) = primals, tangents
-    half = exact_product((shares[:, None] * d_a + d_shares[:, None] / 2 * a).T, a)
-    return _covariance(a, shares), half + half.T
+_CrossMoments: TypeAlias = tuple[Float[Array, "d d"], Float[Array, " d"], Float[Array, " d"]]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _cross_moments(
+    axis_name: AxisName | None,
+    first: Float[Array, "n d"],
+    second: Float[Array, "n d"],
+    samples: _Samples,
+) -> _CrossMoments:
+    """Returns `Σ s_i c_i c'_iᵀ`, `Σ s_i c_i²` and `Σ s_i c'_i²` of the deviations c and c'."""
+    a, b = (_centred(view, samples, axis_name) for view in (first, second))
+    weighted = _weighted(a, samples)
+    moments = exact_product(weighted.T, b)
+    squares = jnp.sum(weighted * a, axis=0), jnp.sum(_weighted(b, samples) * b, axis=0)
+    return jax.tree.map(partial(sum_over, axis_name=axis_name), (moments, *squares))
+
+
+@_cross_moments.defjvp
+def _cross_moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """As in `_moments_jvp`, the change of the means cancels."""
+    (first, second, samples), (d_first, d_second, d_samples) = primals, tangents
+    a, b = (_centred(view, samples, axis_name) for view in (first, second))
+    d_a, d_b = (_weighted(change, samples) for change in (d_first, d_second))
+    if samples.shares is not None:
+        d_a, d_b = (
+            change + d_samples.shares[:, None] / 2 * rows for change, rows in ((d_a, a), (d_b, b))
+        )
+    moments = exact_product(d_a.T, b) + exact_product(a.T, d_b)
+    parts = moments, 2 * jnp.sum(d_a * a, axis=0), 2 * jnp.sum(d_b * b, axis=0)
+    results = _cross_moments(axis_name, first, second, samples)
+    return results, jax.tree.map(partial(sum_over, axis_name=axis_name), parts)
 
 
 def _off_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
