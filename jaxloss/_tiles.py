@@ -381,7 +381,9 @@ def _forward(
     own = _side(plan, center, anchors)
     others = None if references is None else _side(plan, center, references)
 
-    def visit(block: _Side | None, states: _States, i: Index, j: Index, part: Part) -> _States:
+    def visit(
+        block: _Side | None, own: _Side, states: _States, i: Index, j: Index, part: Part
+    ) -> _States:
         tile = _tile(plan, center, own, block, i, j, kept)
         rows, columns = states
         rows = _merge_at(plan, rows, i, _reduce(plan, params, tile, axis=1))
@@ -423,37 +425,40 @@ def _forward(
 def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
     params, center, anchors, references, states, kept = residuals
     factors, of_references = map(partial(_factors, plan), states, cotangents)
-    own = _side(plan, center, anchors)
     others = None if references is None else _side(plan, center, references)
 
     def visit(
         block: _Side | None,
         of_block: _State | None,
+        own: tuple[_Side, _State],
         gradients: _Gradients,
         i: Index,
         j: Index,
         part: Part,
     ) -> _Gradients:
-        tile = _tile(plan, center, own, block, i, j, kept)
+        side, factors = own
+        tile = _tile(plan, center, side, block, i, j, kept)
         both = (factors, of_block)
         return _add_gradients(plan, params, tile, both, gradients, i, j, part)
 
+    own = (_side(plan, center, anchors), factors)
     gradients = _no_gradients(plan, params, anchors, references)
     if plan.axis_name is not None and others is not None:
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             gradients, block, of_block = carry
-            gradients = _each_tile(partial(visit, block, of_block), gradients, own, block)
+            of_anchors, rest = _each_tile(partial(visit, block, of_block), gradients, own, block)
             # The gradient of a block travels with it, and is home after the last step.
-            travelling = (gradients.references, block, of_block)
+            travelling = (rest.references, block, of_block)
             gradient, block, of_block = pass_on(travelling, plan.axis_name)
-            return (gradients._replace(references=gradient), block, of_block), None
+            return ((of_anchors, rest._replace(references=gradient)), block, of_block), None
 
         carry = (gradients, others, of_references)
         (gradients, *_), _ = lax.scan(step, carry, length=axis_size(plan.axis_name))
     else:
         gradients = _each_tile(partial(visit, others, of_references), gradients, own, others)
-    return (gradients.params, None, *_row_gradients(plan, center, gradients, anchors, references))
+    d_rows = _row_gradients(plan, center, gradients, anchors, references)
+    return (gradients[1].params, None, *d_rows)
 
 
 _statistics.defvjp(_forward, _backward)
@@ -482,33 +487,37 @@ def _weighted_forward(
     weights: Float[Array, "k a"],
 ) -> tuple[Float[Array, ""], Any]:
     """Returns the sum, and its gradients."""
-    own, others = _side(plan, center, anchors), _side(plan, center, references)
     factors = (ByClass(*(Partial(jnp.zeros_like(weights), weights),) * 2),)
+    own = (_side(plan, center, anchors), factors)
+    others = _side(plan, center, references)
 
-    def visit(block: _Side, carry: Any, i: Index, j: Index, part: Part) -> Any:
-        state, gradients = carry
-        tile = _tile(plan, center, own, block, i, j)
+    def visit(
+        block: _Side, own: tuple[_Side, _State], carry: Any, i: Index, j: Index, part: Part
+    ) -> Any:
+        (side, factors), ((state, of_anchors), rest) = own, carry
+        tile = _tile(plan, center, side, block, i, j)
         state = _merge_at(plan, state, i, _reduce(plan, params, tile, axis=1))
-        both = (factors, None)
-        return state, _add_gradients(plan, params, tile, both, gradients, i, j, part)
+        gradients, both = (of_anchors, rest), (factors, None)
+        of_anchors, rest = _add_gradients(plan, params, tile, both, gradients, i, j, part)
+        return (state, of_anchors), rest
 
-    gradients = _no_gradients(plan, params, anchors, references)
-    carry = (_nothing(plan, anchors), gradients)
+    of_anchors, rest = _no_gradients(plan, params, anchors, references)
+    carry = ((_nothing(plan, anchors), of_anchors), rest)
     if plan.axis_name is not None:
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             block, *found = carry
-            state, gradients = _each_tile(partial(visit, block), tuple(found), own, block)
-            block, home = pass_on((block, gradients.references), plan.axis_name)
-            return (block, state, gradients._replace(references=home)), None
+            of_anchors, rest = _each_tile(partial(visit, block), tuple(found), own, block)
+            block, home = pass_on((block, rest.references), plan.axis_name)
+            return (block, of_anchors, rest._replace(references=home)), None
 
         (_, *carry), _ = lax.scan(step, (others, *carry), length=axis_size(plan.axis_name))
     else:
         carry = _each_tile(partial(visit, others), carry, own, others)
-    ((of_anchors,), gradients) = carry
-    sums = of_anchors.negative.total
-    d_rows = _row_gradients(plan, center, gradients, anchors, references)
-    return jnp.sum(weights * sums), (gradients.params, None, *d_rows, sums)
+    (((state,), of_anchors), rest) = carry
+    sums = state.negative.total
+    d_rows = _row_gradients(plan, center, (of_anchors, rest), anchors, references)
+    return jnp.sum(weights * sums), (rest.params, None, *d_rows, sums)
 
 
 def _weighted_backward(plan: _Plan, gradients: Any, cotangent: Float[Array, ""]) -> Any:
@@ -628,40 +637,61 @@ class _RowGradient(NamedTuple):
     """None for products."""
 
 
-class _Gradients(NamedTuple):
-    params: Params
-    anchors: _RowGradient
-    references: _RowGradient | None
+class _OfAnchors(NamedTuple):
+    """Gradients of the anchors, in blocks."""
+
+    rows: _RowGradient
     given: Any
-    """Of the anchors, in blocks."""
+
+
+class _OfOthers(NamedTuple):
+    """Gradients of all else."""
+
+    params: Params
+    references: _RowGradient | None
+
+
+_Gradients: TypeAlias = tuple[_OfAnchors, _OfOthers]
 
 
 def _each_tile(
-    visit: Callable[[Any, Index, Index, Part], Any],
-    carry: Any,
-    anchors: _Side,
-    references: _Side | None,
+    visit: Callable[[Any, Any, Index, Index, Part], Any], carry: Any, own: Any, others: _Side | None
 ) -> Any:
-    """Returns the carry after a visit of each tile, `visit(carry, i, j, part)`."""
+    """Returns the carry after a visit of each tile, `visit(own, carry, i, j, part)`.
 
-    def visit_all(carry: Any, i: np.ndarray, j: np.ndarray, part: Part) -> Any:
+    Args:
+      carry: What is found about the anchors, in blocks, and all else.
+      own: What is known of the anchors, in blocks.
+      others: The references. None: the anchors.
+    """
+
+    def visit_all(carry: Any, own: Any, i: np.ndarray, j: np.ndarray, part: Part) -> Any:
         if len(i) <= 1:
-            return visit(carry, int(i[0]), int(j[0]), part) if len(i) else carry
+            return visit(own, carry, int(i[0]), int(j[0]), part) if len(i) else carry
 
         def step(carry: Any, indices: tuple[Array, Array]) -> tuple[Any, None]:
-            return visit(carry, *indices, part), None
+            return visit(own, carry, *indices, part), None
 
         # Where XLA for CPUs knows that a tile is on the diagonal, it computes it number by number.
         indices = lax.optimization_barrier((jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32)))
         return lax.scan(step, carry, indices)[0]
 
-    num_anchors = anchors.rows.labels.shape[0]
-    if references is not None:
-        i, j = np.indices((num_anchors, references.rows.labels.shape[0])).reshape(2, -1)
-        return visit_all(carry, i, j, "rectangle")
-    diagonal = np.arange(num_anchors)
-    carry = visit_all(carry, diagonal, diagonal, "diagonal")
-    return visit_all(carry, *np.tril_indices(num_anchors, -1), "lower")
+    blocks = np.arange(jax.tree.leaves(own)[0].shape[0])
+    if others is None:
+        carry = visit_all(carry, own, blocks, blocks, "diagonal")
+        return visit_all(carry, own, *np.tril_indices(len(blocks), -1), "lower")
+    columns = np.arange(others.rows.labels.shape[0])
+
+    def visit_row(carry: Any, i: Index) -> tuple[Any, None]:
+        # The block of the anchors is taken out and put back once.
+        of_anchors, rest = carry
+        block, found = jax.tree.map(lambda x: x[None], _at((own, of_anchors), i))
+        found, rest = visit_all((found, rest), block, 0 * columns, columns, "rectangle")
+        return (_put(of_anchors, i, jax.tree.map(lambda x: x[0], found)), rest), None
+
+    if len(blocks) == 1:
+        return visit_all(carry, own, 0 * columns, columns, "rectangle")
+    return lax.scan(visit_row, carry, jnp.asarray(blocks, jnp.int32))[0]
 
 
 def _at(blocks: Any, i: Index) -> Any:
@@ -690,11 +720,10 @@ def _no_gradient(plan: _Plan, blocks: Rows) -> _RowGradient:
 def _no_gradients(
     plan: _Plan, params: Params, anchors: Rows, references: Rows | None
 ) -> _Gradients:
-    return _Gradients(
-        jax.tree.map(jnp.zeros_like, params),
-        _no_gradient(plan, anchors),
-        None if references is None else _no_gradient(plan, references),
-        jax.tree.map(jnp.zeros_like, anchors.given),
+    zeros = jax.tree.map(jnp.zeros_like, (params, anchors.given))
+    return (
+        _OfAnchors(_no_gradient(plan, anchors), zeros[1]),
+        _OfOthers(zeros[0], None if references is None else _no_gradient(plan, references)),
     )
 
 
@@ -853,7 +882,7 @@ def _add_gradients(
     part: Part,
 ) -> _Gradients:
     """Adds the gradients through the similarities of a tile."""
-    of_anchors, of_references = factors
+    (of_anchors, of_references), (own, others) = factors, gradients
     sides = [(_at(of_anchors, i), 1)]
     if part != "rectangle":
         sides.append((_at(of_anchors, j), 0))
@@ -862,8 +891,8 @@ def _add_gradients(
     d_tile, d_params, d_given = _tile_gradient(plan, params, tile, sides)
     if part == "diagonal":  # Which holds each pair twice.
         d_params = jax.tree.map(lambda gradient: gradient / 2, d_params)
-    d_params = jax.tree.map(jnp.add, gradients.params, d_params)
-    given = _add_at(gradients.given, i, d_given[0])
+    d_params = jax.tree.map(jnp.add, others.params, d_params)
+    given = _add_at(own.given, i, d_given[0])
     if part == "lower":
         given = _add_at(given, j, d_given[1])
 
@@ -871,15 +900,15 @@ def _add_gradients(
         sums = None if blocks.sums is None else jnp.sum(d_tile, axis=axis)
         return _add_at(blocks, k, _RowGradient(products, sums))
 
-    d_anchors = add(gradients.anchors, i, exact_product(d_tile, tile.references), 1)
-    d_references = gradients.references
+    d_anchors = add(own.rows, i, exact_product(d_tile, tile.references), 1)
+    d_references = others.references
     if part != "diagonal":
         products = _product_of_transpose(d_tile, tile.anchors)
         if part == "lower":
             d_anchors = add(d_anchors, j, products, 0)
         elif d_references is not None:
             d_references = add(d_references, j, products, 0)
-    return _Gradients(d_params, d_anchors, d_references, given)
+    return _OfAnchors(d_anchors, given), _OfOthers(d_params, d_references)
 
 
 def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
@@ -949,6 +978,7 @@ def _row_gradients(
     references: Rows | None,
 ) -> tuple[Any, Any]:
     """Returns the gradients of anchors and of references."""
+    of_anchors, rest = gradients
 
     def of_rows(gradient: _RowGradient | None, rows: Rows | None, given: Any = None) -> Any:
         if gradient is None or rows is None:
@@ -957,8 +987,8 @@ def _row_gradients(
         return Rows(d_features, None, None, None, given)  # pyright: ignore
 
     return (
-        of_rows(gradients.anchors, anchors, gradients.given),
-        of_rows(gradients.references, references),
+        of_rows(of_anchors.rows, anchors, of_anchors.given),
+        of_rows(rest.references, references),
     )
 
 
