@@ -47,8 +47,6 @@ from jaxloss._sharding import divided
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
 _Carry = TypeVar("_Carry")
-_KEPT_IN_BLOCKS = 2**23
-"""On a CPU, up to this many logits are kept for the gradient, in several blocks."""
 
 
 class _Rows(NamedTuple):
@@ -113,8 +111,9 @@ def classifier_loss(
         also lowers the target's logit in the mean over the classes.
       block_size: Number of classes in a block. By default it follows from the shapes and the
         backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
-        for the gradient. Several blocks have a custom gradient, without forward mode: `jax.jvp` of
-        the loss raises a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
+        for the gradient; so do several by default on a CPU, up to n·C = 2²³. Several blocks have a
+        custom gradient, without forward mode: `jax.jvp` of the loss raises a `TypeError`.
+        `jax.grad` and `jax.jvp` of its gradient work.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
         device passes its columns of `weights` and `bias`, and its margins `[C]`, in the order of
         the axis, and the same features and labels. Labels stay indices among all classes. Devices
@@ -229,10 +228,13 @@ def _over_classes(
     features = scale * features
     bias = None if bias is None else scale * bias.astype(wide)
     num_classes = weights.shape[1]
-    size = _default_block_size(features, weights) if block_size is None else block_size
+    if block_size is None:
+        blocks = _default_blocks(features, weights)
+    else:
+        blocks = _Blocks(block_size, keep=False)
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
-    visit = _one_block if size >= num_classes else partial(_in_blocks, size)
+    visit = _one_block if blocks.size >= num_classes else partial(_in_blocks, blocks)
     rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
     if class_axis_name is None:
         return rows
@@ -242,8 +244,15 @@ def _over_classes(
     return _Rows(target, rest, total)
 
 
-def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
-    """Returns C where the logits are few, or not many more than the features.
+class _Blocks(NamedTuple):
+    size: int
+    """The number of classes in a block."""
+    keep: bool
+    """Whether several blocks keep their logits for the gradient."""
+
+
+def _default_blocks(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> _Blocks:
+    """Returns one block where the logits are few, or not many more than the features.
 
     On a CPU, the logits and the weights of a block fit into a cache of 1 MB. Accelerators need
     larger blocks. Every sub-centre counts.
@@ -252,9 +261,10 @@ def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d 
     num_columns = weights.size // dim
     kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**25)
     if num_columns <= 4 * dim or num_samples * num_columns <= kept:
-        return num_classes
+        return _Blocks(num_classes, keep=True)
     columns = max(256, visited // (num_samples + dim) // 128 * 128)
-    return max(1, columns * num_classes // num_columns)
+    size = max(1, columns * num_classes // num_columns)
+    return _Blocks(size, keep=on_cpu() and num_samples * num_columns <= 2**23)
 
 
 class _Sums(NamedTuple):
@@ -331,29 +341,25 @@ def _one_block(
     return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
-def _visit_blocks(block_size: int, similarity: Similarity, *arguments: Any) -> _Rows:
+def _visit_blocks(blocks: _Blocks, similarity: Similarity, *arguments: Any) -> _Rows:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
-    return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
+    return _rows_and_products(blocks._replace(keep=False), similarity, *arguments)[0]
 
 
 def _visit_blocks_forward(
-    block_size: int, similarity: Similarity, *arguments: Any
+    blocks: _Blocks, similarity: Similarity, *arguments: Any
 ) -> tuple[_Rows, Any]:
-    features, _, weights, _ = arguments
-    keep = on_cpu() and features.shape[0] * weights[0].size <= _KEPT_IN_BLOCKS
-    rows, kept = _rows_and_products(block_size, similarity, *arguments, keep=keep)
+    rows, kept = _rows_and_products(blocks, similarity, *arguments)
     return rows, (*arguments, rows.rest, kept)
 
 
 def _rows_and_products(
-    block_size: int,
+    blocks: _Blocks,
     similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
-    *,
-    keep: bool,
 ) -> tuple[_Rows, _OfBlocks]:
     """Returns the rows, and what the gradient needs of the blocks."""
 
@@ -365,16 +371,16 @@ def _rows_and_products(
         products = exact_product(features, vectors)
         logits = _with_bias(largest_of_class(products, block), block_bias)
         sums = _merge(sums, _sums(logits, _is_target(labels, first, size)))
-        return sums, _Kept(norms, products if keep else None)
+        return sums, _Kept(norms, products if blocks.keep else None)
 
     zero = jnp.zeros_like(features, shape=labels.shape)
     nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
-    sums, kept = _over_blocks(visit, nothing, weights.shape[1], block_size)
+    sums, kept = _over_blocks(visit, nothing, weights.shape[1], blocks.size)
     return _rows(sums), kept
 
 
 def _visit_blocks_backward(
-    block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
+    blocks: _Blocks, similarity: Similarity, residuals: Any, cotangents: _Rows
 ) -> tuple[Any, None, Any, Any]:
     features, labels, weights, bias, rest, kept = residuals
     # XLA multiplies row-major factors fastest on a CPU.
@@ -406,7 +412,7 @@ def _visit_blocks_backward(
         return (d_features, d_weights, d_bias), None
 
     zeros = jax.tree.map(_empty_gradient, (features, weights, bias))
-    gradients, _ = _over_blocks(visit, zeros, weights.shape[1], block_size, kept)
+    gradients, _ = _over_blocks(visit, zeros, weights.shape[1], blocks.size, kept)
     d_features, d_weights, d_bias = gradients
     return d_features, None, d_weights.astype(weights.dtype), d_bias
 

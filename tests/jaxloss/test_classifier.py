@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import jaxloss
+from jaxloss import _classifier
 from tests.jaxloss import harness
 from tests.jaxloss.harness import QUICK, P, assert_close, compiled, enable_x64, magnitude
 
@@ -105,6 +106,31 @@ def test_equals_the_loss_of_the_logits(name, dtype, block_size):
     assert_close((value, grads), (expected, expected_grads), tolerance)
     # Sums over all samples, whose terms nearly cancel.
     assert_close(d_numbers, expected_d_numbers, 5 * tolerance)
+
+
+@pytest.mark.parametrize("centres", [1, 3])
+def test_logits_that_blocks_keep(centres, monkeypatch):
+    """By default on a CPU, several blocks keep few logits: the same derivatives of any order."""
+    with enable_x64(True):
+        features, labels, weights, _ = problem({}, np.float64, classes=CLASSES * centres)
+        weights = weights.reshape(-1, CLASSES, centres)
+
+        def run(**options):
+            loss = partial(jaxloss.classifier_loss, similarity="cosine", scale=3.0, **options)
+            slope = jax.grad(lambda x, w: loss(x, labels, w), argnums=(0, 1))
+            curved = jax.grad(lambda x, w: sum(jnp.sum(jnp.sin(g)) for g in slope(x, w)), (0, 1))
+            return jax.jit(lambda x, w: (slope(x, w), curved(x, w)))(features, weights)
+
+        expected = run(block_size=5)
+        blocks = _classifier._Blocks(5, keep=True)
+        monkeypatch.setattr(_classifier, "_default_blocks", lambda *_: blocks)
+        assert_close(run(), expected, 1e-13)
+
+
+@pytest.mark.parametrize(("n", "several", "keep"), [(9, 0, 1), (1600, 1, 1), (1700, 1, 0)])
+def test_default_blocks(n, several, keep):
+    blocks = _classifier._default_blocks(jnp.zeros((n, 64)), jnp.zeros((64, 5000)))
+    assert (blocks.size < 5000, blocks.keep) == (several, keep)
 
 
 @pytest.mark.parametrize("block_size", [1, 2])
