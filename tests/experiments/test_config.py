@@ -52,10 +52,7 @@ RUN = config_to_dict(CONFIG)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"protocol": "fewshot"},
-            "no protocol 'fewshot'; this version has few-shot, group-s",
-        ),
+        ({"protocol": "fewshot"}, "no protocol 'fewshot'; this version has few-shot, group-s"),
         ({"protocol": None}, "no protocol None"),
         # A run of one protocol is none of another.
         ({"protocol": "few-shot"}, r"FewShotConfig\): unknown keys \[\], missing keys \['evaluati"),

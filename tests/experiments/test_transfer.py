@@ -31,11 +31,7 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import code_version
 from experiments.runs import restore_run
 from experiments.training.step import build_embed
-from experiments.transfer import (
-    evaluate_run_linear,
-    linear_report,
-    seen_in_training,
-)
+from experiments.transfer import evaluate_run_linear, linear_report, seen_in_training
 from tests.experiments.test_grid_report import squeezed
 from tests.experiments.tiny_runs import TINY
 

@@ -16,10 +16,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from tests.jaxloss.loss_table import FunctionRow, LossRow
 
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """`compiler_options` of `jax.jit` that compile in two thirds of the time.
 
 For tests of transformations, which compare their results with those of `evaluate`.
@@ -177,10 +174,7 @@ def evaluate(
 def reference_values(row: LossRow, batch: Batch) -> dict[str, Any]:
     return {
         reduction: row.reference(
-            *batch.args,
-            where=batch.where,
-            sample_weights=batch.sample_weights,
-            reduction=reduction,
+            *batch.args, where=batch.where, sample_weights=batch.sample_weights, reduction=reduction
         )
         for reduction in row.reductions
     }

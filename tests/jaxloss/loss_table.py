@@ -457,11 +457,7 @@ VARIANTS = (
     variant("supervised_contrastive", "multi_hot_negatives_in_tiles", 3, **NEGATIVES, **MULTI_HOT),
     variant("multi_similarity", "mined_in_tiles", 3, mining_margin=0.2),
     variant(
-        "multi_similarity",
-        "references_mined",
-        mining_margin=0.2,
-        threshold=0.1,
-        negative_scale=7.0,
+        "multi_similarity", "references_mined", mining_margin=0.2, threshold=0.1, negative_scale=7.0
     ),
     variant("circle", "in_tiles", 3, scale=6.0),
     variant("circle", "references_in_tiles", 3, scale=6.0),

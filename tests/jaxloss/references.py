@@ -165,13 +165,7 @@ def of_each_anchor(of_anchor: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def values(
-        features,
-        labels,
-        *,
-        references=None,
-        reference_labels=None,
-        reference_where=None,
-        **options,
+        features, labels, *, references=None, reference_labels=None, reference_where=None, **options
     ):
         losses = []
         for i, (x, y) in enumerate(zip(features, labels, strict=True)):

@@ -23,14 +23,7 @@ OPTIONS = {
 
 
 def composition(
-    features,
-    labels,
-    weights,
-    bias,
-    similarity="inner",
-    margin=0.0,
-    scale=1.0,
-    label_smoothing=0.0,
+    features, labels, weights, bias, similarity="inner", margin=0.0, scale=1.0, label_smoothing=0.0
 ):
     """The same loss of logits `[n, C]`."""
     if similarity == "cosine":

@@ -29,10 +29,7 @@ INPUTS = 5
 every_loss = over(LOSSES)
 # Other losses and variants exchange the same numbers as one of these, or none. A loss in tiles
 # exchanges all that it does without them.
-EXCHANGES = (
-    *ONE_OF_A_KIND,
-    *(row for row in VARIANTS if row.kind == "features" and row.has_tiles),
-)
+EXCHANGES = (*ONE_OF_A_KIND, *(row for row in VARIANTS if row.kind == "features" and row.has_tiles))
 # On an Explicit mesh, a loss is called as by `shard_map`, with its arguments spread by their names.
 WITH_FURTHER_ARRAYS = tuple(
     row

@@ -106,10 +106,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
     (
         jaxloss.spectral_basis,
         {"weights": WEIGHTS},
-        [
-            *values(ValueError, "weights", ones(4)),
-            *values(TypeError, "weights", ones((4, 3), int)),
-        ],
+        [*values(ValueError, "weights", ones(4)), *values(TypeError, "weights", ones((4, 3), int))],
     ),
     (
         jaxloss.spectral_overlap,
@@ -126,11 +123,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
         {"features": FEATURES, "labels": LABELS},
         values(ValueError, "labels", zeros((5, 3)), zeros((5, 3), int), match="labels.argmax"),
     ),
-    (
-        jaxloss.nca_loss,
-        {"features": FEATURES, "labels": LABELS} | OF_REFERENCES,
-        WRONG_REFERENCES,
-    ),
+    (jaxloss.nca_loss, {"features": FEATURES, "labels": LABELS} | OF_REFERENCES, WRONG_REFERENCES),
     (
         jaxloss.discriminability,
         {"features": FEATURES, "labels": LABELS},
@@ -271,10 +264,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
                 (ValueError, "`dim`", {"dim": 0, "num_groups": 1}),
             ],
         )
-        for make in (
-            jaxloss.contiguous_groups,
-            partial(jaxloss.random_groups, jax.random.key(0)),
-        )
+        for make in (jaxloss.contiguous_groups, partial(jaxloss.random_groups, jax.random.key(0)))
     ),
     (
         partial(jaxloss.classifier_loss, class_axis_name="classes"),

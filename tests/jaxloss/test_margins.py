@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import (
-    P,
-    array_shapes,
-    assert_close,
-    compiled,
-    enable_x64,
-    mesh,
-    raises,
-)
+from tests.jaxloss.harness import P, array_shapes, assert_close, compiled, enable_x64, mesh, raises
 
 N, DIM, CLASSES, CENTRES = 15, 6, 5, 3
 cosine_loss = partial(jaxloss.classifier_loss, similarity="cosine")

@@ -282,10 +282,7 @@ def test_curvature_is_finite_with_empty_sets_and_large_logits(row):
 
 @jax.jit
 @partial(
-    jax.shard_map,
-    mesh=mesh(),
-    in_specs=(P("batch"), P("batch"), P("batch"), P()),
-    out_specs=P(),
+    jax.shard_map, mesh=mesh(), in_specs=(P("batch"), P("batch"), P("batch"), P()), out_specs=P()
 )
 def over_devices(logits, targets, where, factors):
     """The mean and the terms of `class_wise_loss`, and its gradient for shared factors."""

@@ -108,10 +108,7 @@ def test_no_gradient_flows_through_the_queue():
     def loss(features, queue):
         pushed = jaxloss.push(queue, features[0], labels[0])
         return jaxloss.nca_loss(
-            features[1],
-            labels[1],
-            references=pushed.features,
-            reference_labels=pushed.labels,
+            features[1], labels[1], references=pushed.features, reference_labels=pushed.labels
         )
 
     gradient = jax.jit(jax.grad(loss))(features, jaxloss.make_queue(SIZE, DIM))

@@ -499,11 +499,7 @@ def test_derivative_by_the_power(options):
 @pytest.mark.parametrize("shape", [(3, 5), (7, 4)])
 @pytest.mark.parametrize(
     "project",
-    [
-        jaxloss.project_classifier,
-        jaxloss.project_complement,
-        jaxloss.project_spectral_complement,
-    ],
+    [jaxloss.project_classifier, jaxloss.project_complement, jaxloss.project_spectral_complement],
 )
 def test_degenerate_classifiers_stay_finite(shape, project):
     """`test_contract` has such classifiers in half precision, in the sums of losses."""

@@ -227,10 +227,7 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("similarity", "block_size", "axis_name"),
-    [
-        ("negative_squared_distance", 3, None),
-        ("product", 2, "b"),
-    ],
+    [("negative_squared_distance", 3, None), ("product", 2, "b")],
 )
 def test_statistics_in_both_directions(similarity, block_size, axis_name):
     """They are those of anchors and references, and of references and anchors."""

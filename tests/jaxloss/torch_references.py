@@ -322,10 +322,7 @@ def project_spectral_complement(features, weights, *, power=0.3, stop_gradient=F
 
 
 integrated = partial(
-    references.integrated,
-    linear_logits=linear_logits,
-    softmax_loss=softmax_loss,
-    nca_loss=nca_loss,
+    references.integrated, linear_logits=linear_logits, softmax_loss=softmax_loss, nca_loss=nca_loss
 )
 sum_loss = integrated(lambda features, weights: features)
 direct_sum_loss = integrated(project_complement)
