@@ -78,9 +78,9 @@ def inverse_norms(
         partial(_scaled_inverse_norms, axis),
         *(squared, x),
     )
-    return (
-        norms if skipped is None else norms._replace(relative=jnp.where(skipped, 0, norms.relative))
-    )
+    if skipped is not None:
+        norms = norms._replace(relative=jnp.where(skipped, 0, norms.relative))
+    return norms
 
 
 def _scaled_inverse_norms(

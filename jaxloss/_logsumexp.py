@@ -79,6 +79,7 @@ def logsumexp(
 @jax.custom_jvp
 def softplus(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
     """Returns `log(1 + e^x)`. Its derivative does not read it, so that XLA need not store it."""
+    # XLA for CPUs would write out an array of 0, which others share. Nothing else needs −0.
     return jnp.maximum(x, -0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 

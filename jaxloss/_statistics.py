@@ -23,6 +23,7 @@ class Rows(NamedTuple):
     """Samples: anchors or references."""
 
     features: Float[Array, "n d"]
+    """For inner products in a wide dtype, with zeros in the invalid rows."""
     labels: Integer[Array, " n"] | Integer[Array, "n C"]
     """Class indices, or multi-hot targets of 1, of 0, and of -1 for an unknown class."""
     valid: Bool[Array, " n"]

@@ -25,6 +25,7 @@ reduction     p            t                 merged
 `LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`
 `MAX`         `max_j v`    number of ties    larger p; the sum of t where p is that
 `SUM`         0            `Σ_j v`           the sum of t
+`SOFTPLUS`    0            `Σ log(1 + e^v)`  the sum of t
 ============  ===========  ================  =====================================
 
 So the rows are cut into blocks. Each tile of similarities, `S = X_I X_Jᵀ` of blocks I and J, is
@@ -45,6 +46,7 @@ a share of the pair, divided by t for the first two reductions:
 `LOGSUMEXP`   `e^(v_ij − p_i) / t_i`
 `MAX`         `[v_ij = p_i] / t_i`
 `SUM`         1
+`SOFTPLUS`    `1 / (1 + e^(−v_ij))`
 ============  ==========================
 
 `_factors` turns g into `f = g / t` (or `f = g`), before the tiles are visited a second time. For a
@@ -62,8 +64,8 @@ other. Each side is then pulled back by itself, to the similarities and to the g
 Similarities are computed twice, with two products in the second visit: 8n²d operations, or half of
 that with symmetry. If all pairs fit into one tile, its similarities are kept for the second visit.
 
-**Known cotangents.** If a loss is a weighted sum `Σ_i w_i Σ_j v_ij`, the cotangents `g_i = w_i` of
-its statistic are known before the backward pass. `weighted_sum` then visits a tile once, for the
+**Known cotangents.** If a loss is a weighted sum `Σ_i w_i u_i` of sums `u_i`, the cotangents
+`g_i = w_i` of its statistic are known before the backward pass. `weighted_sum` then visits a tile once, for the
 value and for the gradient: 6n²d operations. Its backward pass multiplies by a number.
 
 **Two stages.** The given numbers can be a function `c = b(results)` of the results of a first
@@ -192,7 +194,7 @@ def weighted_sum(
     block_size: int | None = None,
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""]:
-    """Returns `Σ_i w_i Σ_j v_ij` over the anchors i of this device, of a `SUM` over negatives.
+    """Returns `Σ_i w_i u_i` over the anchors i of this device, for a sum `u_i` over negatives.
 
     Its gradient visits each tile once, together with the value: 6nmd operations in place of 8nmd,
     and one way around a ring. The anchors have no given numbers.
