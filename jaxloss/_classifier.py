@@ -1,7 +1,8 @@
 """Softmax cross-entropy of a classifier, with its classes visited block by block.
 
 Of each row three numbers are kept: the log-sum-exp over the other classes, the target's logit, and
-the sum of the logits. The gradient visits the blocks again and computes their logits anew.
+the sum of the logits. The gradient visits the blocks again. It computes their logits anew, unless
+the array of the weights' gradient, `[d, C]`, has the room to keep them until then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks, _logsumexp
@@ -90,8 +92,7 @@ def classifier_loss(
     It equals `margin_softmax_loss` of `linear_logits` or `cosine_logits`; with m = 0 and β = 1, it
     equals `softmax_loss` of them. With angular margins, the target's cosine changes as in
     `margin_softmax_loss`, before the bias is added. If the classes are visited in several blocks,
-    the logits `[n, C]`, or `[n, C, K]`, are never held at once: the gradient computes those of each
-    block again.
+    the logits `[n, C]`, or `[n, C, K]`, need no memory of their own.
 
     Args:
       features: `[n, d]`.
@@ -111,9 +112,9 @@ def classifier_loss(
         also lowers the target's logit in the mean over the classes.
       block_size: Number of classes in a block. By default it follows from the shapes and the
         backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
-        for the gradient; so do several by default on a CPU, up to n·C = 2²³. Several blocks have a
-        custom gradient, without forward mode: `jax.jvp` of the loss raises a `TypeError`.
-        `jax.grad` and `jax.jvp` of its gradient work.
+        for the gradient. So do several if n ≤ d, in the memory of the weights' gradient; otherwise
+        they are computed again. Several blocks have a custom gradient, without forward mode:
+        `jax.jvp` of the loss raises a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
         device passes its columns of `weights` and `bias`, and its margins `[C]`, in the order of
         the axis, and the same features and labels. Labels stay indices among all classes. Devices
@@ -228,13 +229,10 @@ def _over_classes(
     features = scale * features
     bias = None if bias is None else scale * bias.astype(wide)
     num_classes = weights.shape[1]
-    if block_size is None:
-        blocks = _default_blocks(features, weights)
-    else:
-        blocks = _Blocks(block_size, keep=False)
+    size = _default_block_size(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
-    visit = _one_block if blocks.size >= num_classes else partial(_in_blocks, blocks)
+    visit = _one_block if size >= num_classes else partial(_in_blocks, size)
     rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
     if class_axis_name is None:
         return rows
@@ -244,15 +242,8 @@ def _over_classes(
     return _Rows(target, rest, total)
 
 
-class _Blocks(NamedTuple):
-    size: int
-    """The number of classes in a block."""
-    keep: bool
-    """Whether several blocks keep their logits for the gradient."""
-
-
-def _default_blocks(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> _Blocks:
-    """Returns one block where the logits are few, or not many more than the features.
+def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
+    """Returns C where the logits are few, or not many more than the features.
 
     On a CPU, the logits and the weights of a block fit into a cache of 1 MB. Accelerators need
     larger blocks. Every sub-centre counts.
@@ -261,10 +252,9 @@ def _default_blocks(features: Float[Array, "n d"], weights: Float[Array, "d C *K
     num_columns = weights.size // dim
     kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**25)
     if num_columns <= 4 * dim or num_samples * num_columns <= kept:
-        return _Blocks(num_classes, keep=True)
+        return num_classes
     columns = max(256, visited // (num_samples + dim) // 128 * 128)
-    size = max(1, columns * num_classes // num_columns)
-    return _Blocks(size, keep=on_cpu() and num_samples * num_columns <= 2**23)
+    return max(1, columns * num_classes // num_columns)
 
 
 class _Sums(NamedTuple):
@@ -341,60 +331,84 @@ def _one_block(
     return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
-def _visit_blocks(blocks: _Blocks, similarity: Similarity, *arguments: Any) -> _Rows:
+def _visit_blocks(block_size: int, similarity: Similarity, *arguments: Any) -> _Rows:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
-    return _rows_and_products(blocks._replace(keep=False), similarity, *arguments)[0]
+    return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
 
 
 def _visit_blocks_forward(
-    blocks: _Blocks, similarity: Similarity, *arguments: Any
+    block_size: int, similarity: Similarity, *arguments: Any
 ) -> tuple[_Rows, Any]:
-    rows, kept = _rows_and_products(blocks, similarity, *arguments)
-    return rows, (*arguments, rows.rest, kept)
+    values = jax.tree.map(lambda x: x.value, arguments, is_leaf=lambda x: hasattr(x, "perturbed"))
+    features, _, weights, _ = values
+    # The products wait for the gradient in its own array: no memory, and one product less.
+    keep = (
+        arguments[2].perturbed
+        and features.shape[0] <= features.shape[1]
+        and _empty_gradient(weights).dtype == features.dtype
+    )
+    rows, *kept = _rows_and_products(block_size, similarity, *values, keep=keep)
+    return rows, (*values, rows.rest, *kept)
 
 
 def _rows_and_products(
-    blocks: _Blocks,
+    block_size: int,
     similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
-) -> tuple[_Rows, _OfBlocks]:
-    """Returns the rows, and what the gradient needs of the blocks."""
+    *,
+    keep: bool,
+) -> tuple[_Rows, Float[Array, "d C *K"] | None, Any]:
+    """Returns the rows, and for the gradient products in the first n of d rows, and the norms."""
 
     def visit(
-        sums: _Sums, first: Integer[Array, ""] | int, size: int, _: None
-    ) -> tuple[_Sums, _Kept]:
+        carry: tuple[_Sums, Array | None], first: Integer[Array, ""] | int, size: int, _: None
+    ) -> tuple[tuple[_Sums, Array | None], InverseNorms | None]:
+        sums, kept = carry
         block, block_bias = _block((weights, bias), first, size)
         vectors, norms = _class_vectors(block, features.dtype, similarity)
         products = exact_product(features, vectors)
+        if kept is not None:
+            of_classes = products.reshape(-1, *block.shape[1:])
+            kept = _with_block(kept, of_classes, first)
         logits = _with_bias(largest_of_class(products, block), block_bias)
-        sums = _merge(sums, _sums(logits, _is_target(labels, first, size)))
-        return sums, _Kept(norms, products if blocks.keep else None)
+        return (_merge(sums, _sums(logits, _is_target(labels, first, size))), kept), norms
 
     zero = jnp.zeros_like(features, shape=labels.shape)
     nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
-    sums, kept = _over_blocks(visit, nothing, weights.shape[1], blocks.size)
-    return _rows(sums), kept
+    carry = (nothing, _empty_gradient(weights) if keep else None)
+    (sums, kept), norms = _over_blocks(visit, carry, weights.shape[1], block_size)
+    return _rows(sums), kept, norms
 
 
 def _visit_blocks_backward(
-    blocks: _Blocks, similarity: Similarity, residuals: Any, cotangents: _Rows
+    block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
 ) -> tuple[Any, None, Any, Any]:
-    features, labels, weights, bias, rest, kept = residuals
+    features, labels, weights, bias, rest, kept, norms = residuals
+    cotangents = _Rows(
+        *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents)
+    )
     # XLA multiplies row-major factors fastest on a CPU.
     columns = features.T
 
     def visit(
-        gradients: Any, first: Integer[Array, ""] | int, size: int, kept: _Kept
+        gradients: Any,
+        first: Integer[Array, ""] | int,
+        size: int,
+        norms: InverseNorms | None,
     ) -> tuple[Any, None]:
+        d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
         vectors, pull_back = jax.vjp(
-            lambda block: _class_vectors(block, features.dtype, similarity, kept.norms)[0], block
+            lambda block: _class_vectors(block, features.dtype, similarity, norms)[0], block
         )
         is_target = _is_target(labels, first, size)
-        products = exact_product(features, vectors) if kept.products is None else kept.products
+        if kept is None:
+            products = exact_product(features, vectors)
+        else:
+            products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
         largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
         logits = _with_bias(largest, block_bias)
         softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
@@ -404,21 +418,22 @@ def _visit_blocks_backward(
         d_logits = d_logits + cotangents.total[:, None]
         (d_products,) = to_products(d_logits)
         (d_block,) = pull_back(exact_product(columns, d_products))
-        d_features, d_weights, d_bias = gradients
         d_features = d_features + exact_product(d_products, vectors.T)
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
         return (d_features, d_weights, d_bias), None
 
-    zeros = jax.tree.map(_empty_gradient, (features, weights, bias))
-    gradients, _ = _over_blocks(visit, zeros, weights.shape[1], blocks.size, kept)
+    d_features, d_bias = jax.tree.map(_empty_gradient, (features, bias))
+    d_weights = _empty_gradient(weights) if kept is None else kept
+    carry = (d_features, d_weights, d_bias)
+    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size, norms)
     d_features, d_weights, d_bias = gradients
     return d_features, None, d_weights.astype(weights.dtype), d_bias
 
 
 _in_blocks = jax.custom_vjp(_visit_blocks, nondiff_argnums=(0, 1))
-_in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward)
+_in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward, symbolic_zeros=True)
 
 
 def _block(arrays: Any, first: Integer[Array, ""] | int, size: int) -> Any:
@@ -442,15 +457,6 @@ def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
     # For each block of a bfloat16 array, XLA on a CPU would convert the array there and back.
     slow = array.dtype == jnp.bfloat16 and on_cpu()
     return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
-
-
-class _Kept(NamedTuple):
-    """What the gradient needs of a block."""
-
-    norms: InverseNorms | None
-    """Of the weight vectors, for cosines."""
-    products: Float[Array, "n _"] | None
-    """Of features and class vectors; None if they are computed again."""
 
 
 class _OfBlocks(NamedTuple):

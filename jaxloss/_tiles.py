@@ -65,8 +65,8 @@ Similarities are computed twice, with two products in the second visit: 8n²d op
 that with symmetry. If all pairs fit into one tile, its similarities are kept for the second visit.
 
 **Known cotangents.** If a loss is a weighted sum `Σ_i w_i u_i` of sums `u_i`, the cotangents
-`g_i = w_i` of its statistic are known before the backward pass. `weighted_sum` then visits a tile once, for the
-value and for the gradient: 6n²d operations. Its backward pass multiplies by a number.
+`g_i = w_i` of its statistic are known before the backward pass. `weighted_sum` then visits a tile
+once, for the value and for the gradient: 6n²d operations. Its backward pass multiplies by a number.
 
 **Two stages.** The given numbers can be a function `c = b(results)` of the results of a first
 stage, and the second stage can be sums, `u_i = Σ_j v(s_ij, o_ij, c_i)`. By two calls, the backward

@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 
 import jaxloss
-from jaxloss import _classifier
 from tests.jaxloss import harness
 from tests.jaxloss.harness import QUICK, P, assert_close, compiled, enable_x64, magnitude
 
@@ -102,28 +101,23 @@ def test_equals_the_loss_of_the_logits(name, dtype, block_size):
 
 
 @pytest.mark.parametrize("centres", [1, 3])
-def test_logits_that_blocks_keep(centres, monkeypatch):
-    """By default on a CPU, several blocks keep few logits: the same derivatives of any order."""
+def test_products_that_wait_in_the_gradient(centres):
+    """Of no more rows than features: the same derivatives, of two orders and of one argument."""
     with enable_x64(True):
-        features, labels, weights, _ = problem({}, np.float64, classes=CLASSES * centres)
-        weights = weights.reshape(-1, CLASSES, centres)
+        features, labels, weights, _ = problem({}, np.float64, n=5, classes=CLASSES * centres)
+        labels, weights = labels % CLASSES, weights.reshape(-1, CLASSES, centres)
 
-        def run(**options):
-            loss = partial(jaxloss.classifier_loss, similarity="cosine", scale=3.0, **options)
-            slope = jax.grad(lambda x, w: loss(x, labels, w), argnums=(0, 1))
+        def run(block_size):
+            def loss(x, w):
+                options = {"similarity": "cosine", "scale": 3.0, "block_size": block_size}
+                return jaxloss.classifier_loss(x, labels, w, label_smoothing=0.1, **options)
+
+            slope = jax.grad(loss, argnums=(0, 1))
             curved = jax.grad(lambda x, w: sum(jnp.sum(jnp.sin(g)) for g in slope(x, w)), (0, 1))
-            return jax.jit(lambda x, w: (slope(x, w), curved(x, w)))(features, weights)
+            single = jax.grad(loss), jax.grad(loss, argnums=1)
+            return jax.jit(lambda *x: [f(*x) for f in (slope, curved, *single)])(features, weights)
 
-        expected = run(block_size=5)
-        blocks = _classifier._Blocks(5, keep=True)
-        monkeypatch.setattr(_classifier, "_default_blocks", lambda *_: blocks)
-        assert_close(run(), expected, 1e-13)
-
-
-@pytest.mark.parametrize(("n", "several", "keep"), [(9, 0, 1), (1600, 1, 1), (1700, 1, 0)])
-def test_default_blocks(n, several, keep):
-    blocks = _classifier._default_blocks(jnp.zeros((n, 64)), jnp.zeros((64, 5000)))
-    assert (blocks.size < 5000, blocks.keep) == (several, keep)
+        assert_close(run(5), run(CLASSES), 1e-13)
 
 
 @pytest.mark.parametrize("block_size", [1, 2])
