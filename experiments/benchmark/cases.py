@@ -428,7 +428,8 @@ CASES: tuple[Case, ...] = (
     ),
     _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, forms.multi_similarity, *_METRIC),
     _on_pairs("circle", jaxloss.circle_loss, forms.circle, *_METRIC),
-    _on_pairs("triplet_hard", _triplet("hard"), forms.triplet_hard, *_METRIC),
+    # Two nearest negatives can be as near, but for rounding.
+    _on_pairs("triplet_hard", _triplet("hard"), forms.triplet_hard, *_METRIC, tolerance=0.3),
     _on_pairs(
         "triplet_semihard",
         _triplet("semihard"),
