@@ -361,7 +361,10 @@ def _rows_and_products(
     *,
     keep: bool,
 ) -> tuple[_Rows, Float[Array, "d C *K"] | None, Any]:
-    """Returns the rows, and for the gradient products in the first n of d rows, and the norms."""
+    """Returns the rows, and for the gradient kept products and the norms of the weight vectors.
+
+    The products, if kept, are in the first n of the d rows of an array like the weights.
+    """
 
     def visit(
         carry: tuple[_Sums, Array | None], first: Integer[Array, ""] | int, size: int, _: None

@@ -66,7 +66,7 @@ class InverseNorms(NamedTuple):
 def inverse_norms(
     x: Float[Array, "a b"], *, axis: int, skipped: Bool[Array, "c d"] | None = None
 ) -> InverseNorms:
-    """Returns the inverse norms along `axis`, without a gradient; zeros for those to be skipped."""
+    """Returns the inverse norms along `axis`, without a gradient; 1 and 0 for skipped vectors."""
     x, limits = lax.stop_gradient(x), jnp.finfo(x.dtype)
     squared = jnp.sum(x * x, axis=axis, keepdims=True)
     # False if a square has overflowed or underflowed, for NaN, and for a zero vector.
@@ -79,7 +79,8 @@ def inverse_norms(
         *(squared, x),
     )
     if skipped is not None:
-        norms = norms._replace(relative=jnp.where(skipped, 0, norms.relative))
+        scale, relative = norms  # Of a row of NaN, which 0 times its scale would not remove.
+        norms = InverseNorms(jnp.where(skipped, 1, scale), jnp.where(skipped, 0, relative))
     return norms
 
 

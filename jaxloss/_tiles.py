@@ -782,7 +782,10 @@ def _similarities(
 
 
 def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:
-    """Returns features relative to the center; zeros in the invalid rows."""
+    """Returns features relative to the center, with zeros in the invalid rows.
+
+    Those of products have them already.
+    """
     features = rows.features.astype(plan.dtype)
     if plan.similarity == "product":
         return features

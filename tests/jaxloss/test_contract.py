@@ -168,6 +168,8 @@ def test_no_positives_leave_the_metric_undefined(row):
 @pytest.mark.parametrize("how", ["where", "labels"])
 def test_rows_that_do_not_count_do_not_leak(row, how):
     batch = make_batch(row, seed=9, masked=False)
+    # Norms of a batch with a zero row are computed with more care.
+    batch = batch._replace(args=with_scored(batch.args, 2, 0))
     rows = [1, 4, 10]
     if how == "where":
         where = batch.where.copy()
