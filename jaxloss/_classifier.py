@@ -245,15 +245,16 @@ def _over_classes(
 def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
     """Returns C where the logits are few, or not many more than the features.
 
-    On a CPU, the logits and the weights of a block fit into a cache of 1 MB. Accelerators need
-    larger blocks. Every sub-centre counts.
+    On a CPU, the logits and the weights of a block fit into a cache of 1 MB, but for less than 512
+    columns: each block adds to the gradient of all features. Accelerators need larger blocks.
+    Every sub-centre counts.
     """
     (num_samples, dim), num_classes = features.shape, weights.shape[1]
     num_columns = weights.size // dim
     kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**25)
     if num_columns <= 4 * dim or num_samples * num_columns <= kept:
         return num_classes
-    columns = max(256, visited // (num_samples + dim) // 128 * 128)
+    columns = max(512, visited // (num_samples + dim) // 128 * 128)
     return max(1, columns * num_classes // num_columns)
 
 
