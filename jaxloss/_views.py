@@ -226,10 +226,11 @@ def _centred(
     if view.size == 0:
         return view
     valid = samples.valid[:, None]
-    # A valid row as the shift makes the deviations of a constant dimension exactly 0.
-    shift = lax.stop_gradient(view)[jnp.argmax(samples.valid)]
+    counts = samples.valid if samples.shares is None else samples.shares != 0
+    # A row that counts as the shift makes the deviations of a constant dimension exactly 0.
+    shift = lax.stop_gradient(view)[jnp.argmax(counts)]
     if axis_name is not None:
-        shift = max_over(jnp.where(jnp.any(samples.valid), shift, -jnp.inf), axis_name)
+        shift = max_over(jnp.where(jnp.any(counts), shift, -jnp.inf), axis_name)
     shifted = jnp.where(valid, view - shift[None, :], 0)
     mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number
     return jnp.where(valid, shifted - mean[None, :], 0)

@@ -94,6 +94,16 @@ def test_constant_dimensions(loss):
 
 
 @every_loss
+def test_a_dimension_that_only_a_sample_of_weight_zero_changes(loss):
+    first, second = arrays()
+    first = first.at[:, 1].set(0.37).at[0, 1].set(2.3)
+    keep = np.arange(N) > 0
+    weights = keep * np.linspace(0.3, 1.9, N)
+    weighted = results(loss, first, second, weights=weights)
+    assert_close(weighted, results(loss, first, second, keep, weights), 1e-6)
+
+
+@every_loss
 def test_one_sample(loss):
     """Its correlations are 0, and its covariances are not defined."""
     first, second = arrays()
