@@ -245,9 +245,9 @@ def _over_classes(
 def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
     """Returns C where the logits are few, or not many more than the features.
 
-    On a CPU, the logits and the weights of a block fit into a cache of 1 MB, but for less than 512
-    columns: each block adds to the gradient of all features. Accelerators need larger blocks.
-    Every sub-centre counts.
+    On a CPU, the logits and the weights of a block fit into a cache of 1 MB, or it has 512 columns:
+    each block adds to the gradient of all features, which is slow in many small ones. Accelerators
+    need larger blocks. Every sub-centre counts.
     """
     (num_samples, dim), num_classes = features.shape, weights.shape[1]
     num_columns = weights.size // dim
