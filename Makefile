@@ -7,10 +7,13 @@ QUICK := .venv-quick-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.versi
 OLDEST := .venv-oldest
 DOCS := .venv-docs
 
+# Most modules are never imported: Python compiles those that are.
+export PIP_NO_COMPILE = 1
+
 FAULTS ?= 30
 SEED ?= 0
 
-.PHONY: train test long library quick oldest soak docs setup lint clean
+.PHONY: train test long library quick usual oldest soak docs setup lint clean
 
 # glibc keeps freed memory: on CPUs, XLA allocates the temporary arrays of every step anew.
 train: export MALLOC_MMAP_MAX_ = 0
@@ -28,9 +31,12 @@ long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 
 # The tests of the library alone, in an environment without the experiments' dependencies. `quick`
-# leaves out the slow ones.
-library quick: $(QUICK)/.quick
-	$(QUICK)/bin/python -m pytest -n 2 $(if $(filter quick,$@),-m "not slow") tests/jaxloss jaxloss
+# leaves out the slow ones, and `usual` runs what `quick` does with the compiler as users have it.
+usual: export JAX_DISABLE_MOST_OPTIMIZATIONS = 0
+library: MARKERS := not long
+quick usual: MARKERS := not slow
+library quick usual: $(QUICK)/.quick
+	$(QUICK)/bin/python -m pytest -n 2 -m "$(MARKERS)" tests/jaxloss jaxloss
 
 # `quick` with the oldest supported versions; needs Python 3.11.
 oldest: $(OLDEST)/.oldest

@@ -14,7 +14,7 @@ from jaxloss import _checks
 from jaxloss._batch import AxisName, checked_rows, reference_rows, sum_over
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
-from jaxloss._tiles import Similarity, anchors_and_references
+from jaxloss._tiles import Similarity, anchors_and_references, centered
 
 
 class RetrievalMetrics(NamedTuple):
@@ -99,6 +99,8 @@ def retrieval_metrics(
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=distance == "cosine", load=True
     )
+    if distance == "euclidean":
+        anchors, compared = centered(anchors, compared, axis_name)
 
     def metrics(pairs: Pairs) -> tuple[Bool[Array, " a"], RetrievalMetrics]:
         return _of_block(pairs, tuple(ks))

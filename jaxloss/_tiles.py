@@ -360,6 +360,16 @@ def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
     return lax.stop_gradient(total / jnp.maximum(number, 1).astype(total.dtype))
 
 
+def centered(
+    anchors: Rows, references: Rows | None, axis_name: AxisName | None
+) -> tuple[Rows, Rows | None]:
+    """Returns the rows relative to the mean of the references: distances are rounded less."""
+    center = center_of(references or anchors, axis_name)[None, :]
+    if references is not None:
+        references = references._replace(features=references.features - center)
+    return anchors._replace(features=anchors.features - center), references
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _statistics(
     plan: _Plan, params: Params, center: Array | None, anchors: Rows, references: Rows | None

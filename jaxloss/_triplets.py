@@ -17,7 +17,7 @@ from jaxloss._logsumexp import softplus
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
 from jaxloss._statistics import MAX, Rows, Statistic
-from jaxloss._tiles import anchors_and_references, center_of, pair_statistics
+from jaxloss._tiles import anchors_and_references, centered, pair_statistics
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 
@@ -106,7 +106,7 @@ def triplet_loss(
         features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
     if mining == "hard" or not normalize:  # Unit vectors need no centre for their order.
-        anchors, compared = _centered(anchors, compared, axis_name)
+        anchors, compared = centered(anchors, compared, axis_name)
     rule = _Rule(
         jnp.asarray(margin, anchors.features.dtype),
         softplus if soft else jax.nn.relu,
@@ -147,16 +147,6 @@ class _Lengths(NamedTuple):
 
 _Mining: TypeAlias = Callable[[_Rule, Rows, Rows | None, int | None, AxisName | None], _Triplets]
 """`(rule, anchors, references, block_size, axis_name)` to the triplets."""
-
-
-def _centered(
-    anchors: Rows, references: Rows | None, axis_name: AxisName | None
-) -> tuple[Rows, Rows | None]:
-    """Returns the rows relative to the mean of the references: distances are rounded less."""
-    center = center_of(references or anchors, axis_name)[None, :]
-    if references is not None:
-        references = references._replace(features=references.features - center)
-    return anchors._replace(features=anchors.features - center), references
 
 
 def _rounding(

@@ -231,6 +231,7 @@ def _centred(
     shift = lax.stop_gradient(view)[jnp.argmax(counts)]
     if axis_name is not None:
         shift = max_over(jnp.where(jnp.any(counts), shift, -jnp.inf), axis_name)
+        shift = jnp.where(shift == -jnp.inf, 0, shift)  # No row counts on any device.
     shifted = jnp.where(valid, view - shift[None, :], 0)
     mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number
     return jnp.where(valid, shifted - mean[None, :], 0)

@@ -9,7 +9,10 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from jaxtyping import config, install_import_hook
+
+from tests import tolerances
 
 
 def _add_xla_flag(name: str, value: str) -> None:
@@ -23,15 +26,15 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Tiny tensors: PyTorch's threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Most of the time of the tests goes into compiling tiny programs. The first line keeps XLA's own
-# passes and turns off the expensive ones of LLVM. The flags generate code without MLIR, in one
-# module per program, four times as fast. To test the usual code, set the first to 0, and the flags
-# to true and 32 in XLA_FLAGS. XLA ends the process at a flag that it does not know, so the flags
-# are set for the versions in which they were tried.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if version("jaxlib").startswith("0.10."):
-    _add_xla_flag("xla_cpu_use_fusion_emitters", "false")
+# Most of the time of the tests goes into compiling tiny programs. The variable keeps XLA's own
+# passes and turns off the expensive ones of LLVM. The flags generate code in one module per
+# program and, where there is a choice, without MLIR. To test the code that users get, set the
+# variable to 0.
+if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     _add_xla_flag("xla_cpu_parallel_codegen_split_count", "1")
+    # XLA ends the process at a flag that it does not know.
+    if version("jaxlib").startswith("0.10."):
+        _add_xla_flag("xla_cpu_use_fusion_emitters", "false")
 
 # To shorten the tracebacks of errors that tests expect takes longer than the tests.
 os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
@@ -53,6 +56,38 @@ gc.set_threshold(100_000, 20, 100)
 
 _MAPS = Path("/proc/self/maps")
 _MANY_MAPS = 4_000
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--tolerances",
+        action="store_true",
+        help="print the largest share of its tolerance that every comparison used",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    if not item.config.getoption("--tolerances"):
+        return (yield)
+    with tolerances.watched() as shares:
+        try:
+            return (yield)
+        finally:
+            item.user_properties.append(("tolerances", shares))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The shares of all processes of the tests."""
+    largest: dict[str, tuple[float, str]] = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for key, share in dict(report.user_properties).get("tolerances", {}).items():
+                largest[key] = max(largest.get(key, (0.0, "")), (share, report.nodeid))
+    if largest:
+        terminalreporter.section("shares of tolerances")
+    for key, (share, test) in sorted(largest.items(), key=lambda item: -item[1][0]):
+        terminalreporter.write_line(f"{share:8.4f}  {key}, in {test}")
 
 
 def pytest_collection_finish():

@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("programs")))
+        # With a limit, JAX locks the folder: no command reads what another one is writing.
+        jax.config.update("jax_compilation_cache_max_size", 2**32)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None

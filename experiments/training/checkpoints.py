@@ -82,6 +82,20 @@ def _meet(*, key: str, timeout_ms: int) -> None:
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
+@contextlib.contextmanager
+def _late_reads_are_silent() -> Iterator[None]:
+    """After a failure, too: TensorStore then reports the leaves for which Orbax did not wait."""
+    usual = sys.unraisablehook
+
+    def report(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            usual(unraisable)
+
+    sys.unraisablehook = report
+    yield
+    sys.unraisablehook = usual
+
+
 def class_sharding(leaf: Any) -> NamedSharding | None:
     """The sharding of a leaf whose classes are spread over devices; None for any other leaf."""
     sharding = getattr(leaf, "sharding", None)
@@ -226,7 +240,8 @@ class Checkpoints:
         item = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in filled.items()}
         how = {name: _restore_args(leaf) for name, leaf in filled.items()}
         args = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
-        found = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+        with _late_reads_are_silent():
+            found = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
         for name, leaf in filled.items():
             if class_sharding(leaf) is None:  # Without the classes that filled up devices.
                 found[name] = found[name][tuple(slice(size) for size in leaf.shape)]

@@ -17,7 +17,7 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import complete_run
 from experiments.storage import storage_path
 from tests.experiments.several_processes import FSSPEC, object_store
-from tests.experiments.tiny_runs import TINY
+from tests.experiments.tiny_runs import TINY, Pooled
 
 _RUNS = {"grid", "run", "swept", "trained", "undisturbed", "whole"}
 """Fixtures of a module that train."""
@@ -76,6 +76,20 @@ def folders(tmp_path_factory) -> Iterator[Folders]:
 def dirs(tmp_path) -> dict[str, Path]:
     """Where a test prepares data sets of its own, as `load_split` takes them."""
     return {"data_dir": tmp_path / "data", "manual_dir": tmp_path / "manual"}
+
+
+@pytest.fixture(scope="module")
+def light_backbone() -> Iterator[None]:
+    """For tests of what is around a network: all runs of a file train `Pooled` in its place."""
+    build = assembly.build_backbone
+
+    def build_backbone(config, *, image_shape, axis_name, rngs):
+        known = build(config, image_shape=image_shape, axis_name=axis_name, rngs=rngs)
+        return Pooled(known.num_features, image_shape[-1], rngs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "build_backbone", build_backbone)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,18 @@ SMALL = Size(24, 12, 4)
 BY_NAME = {case.name: dataclasses.replace(case, paper=SMALL, own=(SMALL,)) for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+OFTEN = {"softmax", "nca", "direct_sum", "spectral_sum", "group_softmax", "two_way", "arcface"} | {
+    *("sigmoid_contrastive", "triplet_all", "proxy_anchor", "barlow_twins", "prototypical"),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[] if case.name in OFTEN else pytest.mark.long)
+        for case in CASES
+    ],
+)
 def test_all_forms_agree(case):
     # More classes than dimensions only where the paper has them.
     size = Size(24, 4, 12) if case.name == "spectral_sum" else SMALL

@@ -19,6 +19,8 @@ from experiments.protocols.few_shot import IntegrationEvaluation
 from tests.experiments.several_processes import ROOT
 from tests.experiments.tiny_runs import TINY_OPTIONS
 
+pytestmark = pytest.mark.usefixtures("light_backbone")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, folders) -> Path:
@@ -29,6 +31,7 @@ def run(tmp_path_factory, folders) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path, capsys):
     expected = json.loads((run / "report.json").read_text())["results"]
     (tmp_path / "copy").mkdir()
@@ -60,6 +63,7 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert "need the directory of a trained run" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_evaluate_has_the_options_and_values_of_the_run(run, capsys):
     with pytest.raises(SystemExit):
         main(["evaluate", str(run), "--help"])

@@ -24,6 +24,8 @@ from experiments.storage import write_json
 from tests.experiments import test_grid_report as fakes
 from tests.experiments.tiny_runs import TINY_OPTIONS, metrics
 
+pytestmark = pytest.mark.usefixtures("light_backbone")
+
 CONFIG = GroupSoftmaxConfig()
 
 
@@ -139,16 +141,17 @@ def test_impossible_comparisons_are_refused(words, message):
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory):
+def swept(tmp_path_factory, folders):
     directory = tmp_path_factory.mktemp("sweep")
-    data = tmp_path_factory.mktemp("data")
-    command = ["sweep", "icons-groups", "--data-dir", str(data), "--directory", str(directory)]
+    command = ["sweep", "icons-groups", "--data-dir", str(folders.data_dir)]
+    command += ["--directory", str(directory)]
     command += ["--steps", "2", "--validate-every", "2", "--sampling.batch-size", "16"]
     command += ["--model.widths", "4", "4", "4", "8", "--data.classes", "5"]
     assert main([*command, "--over", "loss.name=softmax,loose"]) == 0
     return directory, command
 
 
+@pytest.mark.long
 def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
     directory, command = swept
     assert (directory / "figure.png").stat().st_size > 0
@@ -170,6 +173,7 @@ def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
     assert not re.search(r"\| softmax +\|", output)
 
 
+@pytest.mark.long
 def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
     directory, command = swept
     assert main([*command, "--steps", "4", "--over", "loss.name=tight,loose"]) == 2
@@ -217,6 +221,7 @@ def untrained(plan, directory, *, command, **_):
     return found.report
 
 
+@pytest.mark.long
 def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatch):
     monkeypatch.setattr("experiments.runs.complete_run", untrained)
 

@@ -64,6 +64,7 @@ def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(
             train(TINY, run, folders)
 
 
+@pytest.mark.long
 def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, whole, monkeypatch):
     monkeypatch.setattr(pipeline, "_MEMORY_LIMIT", 0)
     assert isinstance(load_split("icons", "base", **vars(folders)).images, RecordImages)

@@ -22,6 +22,7 @@ from experiments.reporting.run import report_text
 from experiments.runs import evaluate_run, restore_run, train_run
 from experiments.training.step import build_outputs
 from tests.jaxloss import references
+from tests.tolerances import FLOAT32
 
 TINY = MultiLabelConfig(
     data=MultiLabelData(name="voc2007@16"),
@@ -60,10 +61,13 @@ def test_every_loss_is_that_of_the_reference(name, reference, options):
     objective = multi_label.objective(loss, Problem(5, np.ones(6, int)))
     value, state, _ = objective.loss(jnp.asarray(features), jnp.asarray(targets), head, ())
     logits = features @ head["kernel"] + head["bias"]
-    assert float(value) == pytest.approx(reference(logits, targets, **options), rel=2e-5)
+    assert float(value) == pytest.approx(reference(logits, targets, **options), rel=8 * FLOAT32)
     assert state == ()
     np.testing.assert_allclose(
-        objective.logits(jnp.asarray(features), head, ()), logits, rtol=1e-4, atol=1e-5
+        objective.logits(jnp.asarray(features), head, ()),
+        logits,
+        rtol=32 * FLOAT32,
+        atol=4 * FLOAT32,
     )
 
 
@@ -82,15 +86,16 @@ def test_the_class_wise_half_compares_the_batch_or_a_devices_share(name, over):
     )
 
     def reference(scale):
-        whole = scale * logits.reshape(20, 3), targets.reshape(20, 3)
-        shares = [whole] if over == "batch" else zip(scale * logits, targets, strict=True)
+        scaled = scale * np.float64(logits)
+        whole = scaled.reshape(20, 3), targets.reshape(20, 3)
+        shares = [whole] if over == "batch" else zip(scaled, targets, strict=True)
         classes = np.mean([references.class_wise_loss(*share) for share in shares])
         samples = references.sample_wise_loss(*whole)
         return {"two-way": classes + samples, "class-wise": classes, "sample-wise": samples}[name]
 
-    np.testing.assert_allclose(found, np.full(4, reference(1.0)), rtol=1e-5)
+    np.testing.assert_allclose(found, np.full(4, reference(1.0)), rtol=4 * FLOAT32)
     slope = (reference(1 + 1e-4) - reference(1 - 1e-4)) / 2e-4
-    assert float(gradient.mean()) == pytest.approx(slope, rel=1e-3)
+    assert float(gradient.mean()) == pytest.approx(slope, rel=4 * FLOAT32)
 
 
 @pytest.mark.parametrize("name", ["bce", "asl"])

@@ -37,6 +37,7 @@ from experiments.runs import complete_run, evaluate_run, restore_run
 from experiments.training.step import build_outputs
 from tests.experiments import fake_archives
 from tests.jaxloss import references
+from tests.tolerances import FLOAT32
 
 EVALUATION = MarginEvaluation(
     ways=3,
@@ -85,11 +86,11 @@ def test_the_objective_is_the_papers(changes, scale):
     logits = logits_of(features, np.asarray(head["kernel"]))
     options = {"margin": loss.margin, "label_smoothing": loss.label_smoothing, "scale": scale}
     expected = references.margin_softmax_loss(logits, labels, **options)
-    assert float(found.value) == pytest.approx(expected, rel=1e-5)
+    assert float(found.value) == pytest.approx(expected, rel=4 * FLOAT32)
     right = np.mean(logits.argmax(1) == labels)
     assert float(found.means["train_accuracy"]) == pytest.approx(right)
     found = objective.logits(jnp.asarray(features), head, ())
-    np.testing.assert_allclose(found, scale * logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, scale * logits, rtol=32 * FLOAT32, atol=4 * FLOAT32)
 
 
 def test_the_classifier_starts_with_the_spread_of_the_authors():
@@ -107,6 +108,7 @@ def trained(tmp_path_factory, folders) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_on_all_classes(trained, folders):
     report = json.loads((trained / "report.json").read_text())
     kinds = ("2-shot", "discriminability", "D_intra", "D_inter")
@@ -146,6 +148,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
         assert mixture == pytest.approx(report["discriminability"][part]["intra"])
 
 
+@pytest.mark.long
 def test_the_last_checkpoint_is_reported_too(trained, folders):
     report = json.loads((trained / "report.json").read_text())
     _, expected = evaluate_run(trained, folders, which="latest")
@@ -276,6 +279,7 @@ def evaluate(trained, folders, capsys):
     return run
 
 
+@pytest.mark.long
 def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     trained, folders, evaluate, monkeypatch
 ):
@@ -309,7 +313,7 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     (difference,) = json.loads((root / "table.json").read_text())["differences"]
     first, second = (read_episodes(cell)["validation 2-shot"] for cell in cells)
     by_episode = first - second
-    assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=1e-6)
+    assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=FLOAT32)
     assert difference["own"] == pytest.approx(mean_and_interval(by_episode)[1])
 
 

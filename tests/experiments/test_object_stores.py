@@ -29,7 +29,10 @@ from tests.experiments.test_checkpoints import fill, newest, small_state
 from tests.experiments.tiny_runs import TINY, assert_equal_runs, files_below, metrics, saved_steps
 
 # One process of the tests runs them all: it starts the server, and trains.
-pytestmark = pytest.mark.xdist_group("object stores")
+pytestmark = [
+    pytest.mark.xdist_group("object stores"),
+    pytest.mark.usefixtures("light_backbone"),
+]
 
 CONFIG = dataclasses.replace(TINY, loss=IntegratedLoss("nca"))
 
@@ -52,6 +55,7 @@ def files_of(directory: Path) -> set[str]:
     return {name.partition(".out.")[0] for name in names}
 
 
+@pytest.mark.long
 def test_a_run_equals_the_same_run_in_a_local_folder(trained):
     remote, local = trained
     assert_equal_runs(remote, local)
@@ -63,6 +67,7 @@ def test_a_run_equals_the_same_run_in_a_local_folder(trained):
     assert not list(ROOT.glob("gs:*"))
 
 
+@pytest.mark.long
 def test_evaluate_reads_and_writes_the_bucket(trained, folders, capsys):
     remote, local = trained
     options = ["--data-dir", str(folders.data_dir), "--evaluation.episodes", "30"]
@@ -72,6 +77,7 @@ def test_evaluate_reads_and_writes_the_bucket(trained, folders, capsys):
     assert files_of(remote) == files_of(local) - {".lock"}
 
 
+@pytest.mark.long
 def test_a_run_resumes_bit_for_bit(trained, remote, folders, killed_after):
     killed_after(3, lambda: train_run(plan_run(CONFIG), remote, folders))
     assert saved_steps(remote) == [2]
@@ -109,6 +115,7 @@ def test_metrics_are_there_before_the_checkpoint_of_their_step(remote):
     assert [row["loss"] for row in metrics(remote)] == [0.5, 0.75]
 
 
+@pytest.mark.long
 def test_data_is_read_from_the_bucket_and_not_prepared_there(bucket, remote, folders, tmp_path):
     given = Folders(data_dir=remote)
     with pytest.raises(MissingArchiveError) as caught:

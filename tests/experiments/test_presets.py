@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
-from flax import nnx
 
 from experiments import assembly, grid
 from experiments.assembly import Plan, build_learner, plan_run
@@ -25,7 +24,6 @@ from experiments.config import TrainConfig, get_option, option_types
 from experiments.contracts import Photographs
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, is_multi_label
-from experiments.models.layers import Backbone
 from experiments.presets import (
     MODULES,
     PRESETS,
@@ -39,6 +37,7 @@ from experiments.presets.preset import DIFFERS, OURS
 from experiments.protocols import build_protocol, hyperspherical
 from experiments.training.step import Batch, TrainState, build_step
 from tests.experiments.published import PUBLISHED
+from tests.experiments.tiny_runs import Pooled
 
 
 @pytest.mark.parametrize("name", [n for n in negative_margin.PRESETS if n != "icons-margin"])
@@ -74,7 +73,14 @@ def test_all_kinds_of_commands_are_found():
     assert {(multi_label, "sweep"), (two_way, "linear"), (negative_margin, "evaluate")} <= found
 
 
-@pytest.mark.parametrize(("module", "command"), COMMANDS)
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        # The last command of every protocol; `make long` has all of them.
+        pytest.param(*pair, marks=[] if pair[0] != following[0] else pytest.mark.long)
+        for pair, following in zip(COMMANDS, [*COMMANDS[1:], (None, "")], strict=True)
+    ],
+)
 def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     weights = tmp_path / "resnet50.safetensors"
     weights.touch()
@@ -157,17 +163,6 @@ REPRESENTATIVES = {network(name): name for name in PRESETS}.values()
 """A preset for every network. The others are traced with `Pooled`."""
 
 
-class Pooled(Backbone):
-    """A backbone that is traced and compiled at once, with as many features as the preset's own."""
-
-    def __init__(self, num_features: int, channels: int, rngs: nnx.Rngs):
-        self.num_features = num_features
-        self.linear = nnx.Linear(channels, num_features, rngs=rngs)
-
-    def __call__(self, images, *, train, keys=None, step=None):
-        return self.linear(images.mean((1, 2)))
-
-
 @pytest.fixture
 def plan_of(tmp_path, monkeypatch) -> Callable[..., Plan]:
     """The plan of a preset with the fewest blocks, or with `Pooled`.
@@ -229,7 +224,10 @@ def fake_batch(plan: Plan) -> Batch:
     return Batch(images, labels)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in FROZEN else pytest.mark.long) for name in PRESETS],
+)
 def test_a_second_step_can_follow_the_first(name, plan_of):
     """Weak types are equal, too: otherwise a run compiles its step twice."""
     plan = plan_of(name, pooled=name not in REPRESENTATIVES)

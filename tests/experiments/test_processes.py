@@ -38,6 +38,7 @@ from tests.experiments.tiny_runs import (
     metrics,
     saved_steps,
 )
+from tests.tolerances import FLOAT32
 
 PODS = (ROOT / "experiments" / "PODS.md").read_text(encoding="utf-8")
 
@@ -145,8 +146,10 @@ def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_pr
         [line["loss"] for line in metrics(folder) if "loss" in line]
         for folder in (directory, whole)
     )
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    chex.assert_trees_all_close(final_state(directory), final_state(whole), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(losses, expected_losses, rtol=4 * FLOAT32)
+    chex.assert_trees_all_close(
+        final_state(directory), final_state(whole), rtol=1e-3, atol=32 * FLOAT32
+    )
     report = json.loads((directory / "report.json").read_text())
     values, of_one = ({m["name"]: m["value"] for m in r["metrics"]} for r in (report, expected))
     # 20 episodes with 75 queries: one may flip.

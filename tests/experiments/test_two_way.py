@@ -15,6 +15,7 @@ from experiments.protocols.classification import ClassificationData
 from experiments.protocols.multi_label import MultiLabelLoss
 from experiments.protocols.two_way import TwoWayConfig
 from tests.jaxloss import references
+from tests.tolerances import FLOAT32
 
 CLASSES = 6
 
@@ -30,7 +31,7 @@ def test_targets_are_one_hot():
     ):
         objective = two_way.objective(loss, Problem(5, np.ones(CLASSES, int)))
         value, _, means = objective.loss(jnp.asarray(features), jnp.asarray(labels), head, ())
-        assert float(value) == pytest.approx(expected, rel=2e-5)
+        assert float(value) == pytest.approx(expected, rel=8 * FLOAT32)
         assert float(means["train_accuracy"]) == pytest.approx(np.mean(logits.argmax(1) == labels))
 
 

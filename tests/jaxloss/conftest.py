@@ -1,16 +1,13 @@
 """Strict tests: no rank broadcasting, no dtype promotion, and checked annotations."""
 
 import functools
-import inspect
 from importlib.util import find_spec
-from typing import Any
 
 import jax
 import jaxtyping
-import numpy as np
 import pytest
 
-import jaxloss
+from tests.jaxloss.harness import run_compiled
 from tests.jaxloss.loss_table import VARIANTS, FunctionRow
 
 # The doctest collector imports every file. `make quick` has no PyTorch.
@@ -22,7 +19,8 @@ def pytest_collection_modifyitems(items):
     """Groups the tests of a loss in one process of pytest-xdist, to share compiled functions.
 
     `make quick` tests every loss with its plainest options, in one or two dtypes and on one kind of
-    mesh. The marker `slow` leaves out the rest; `make library` runs it, too.
+    mesh. The markers `slow` and `long` leave out the rest: `make library` runs the slow ones, and
+    `make long` the others.
     """
     for item in items:
         if isinstance(item, pytest.DoctestItem):
@@ -32,32 +30,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(row.name))
             if row in VARIANTS:
                 item.add_marker(pytest.mark.slow)
-
-
-def run_compiled(example):
-    """Runs an example of the library with compiled losses.
-
-    Compiling one operation after the other takes ten times as long; `test_without_jit` does it.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for name in jaxloss.__all__:
-            function = getattr(jaxloss, name)
-            if hasattr(function, "_result"):  # Its arguments are arrays, and options by name.
-                patch.setattr(jaxloss, name, compiled(function))
-        example()
-
-
-def compiled(function):
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options).arguments
-        arrays = {k: x for k, x in given.items() if isinstance(x, jax.Array | np.ndarray)}
-        others = {k: x for k, x in given.items() if k not in arrays}
-        return jax.jit(functools.partial(function, **others))(**arrays)
-
-    return call
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

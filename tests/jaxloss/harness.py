@@ -1,8 +1,10 @@
 """Evaluates a row of the loss table: every reduction with gradients, in one compiled function."""
 
 import contextlib
+import inspect
+import os
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, partial, wraps
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -14,13 +16,16 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+import jaxloss
 from tests.jaxloss.loss_table import FunctionRow, LossRow
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """`compiler_options` of `jax.jit` that compile in two thirds of the time.
 
 For tests of transformations, which compare their results with those of `evaluate`.
 """
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "0":
+    QUICK = None
 
 
 # The former since JAX 0.8.
@@ -144,16 +149,16 @@ def evaluator(row: LossRow, reductions: tuple[str, ...]):
 
 
 def evaluate(
-    row: LossRow, batch: Batch, dtype: Any = None, reductions: tuple[str, ...] = ()
+    row: LossRow, batch: Batch, dtype: Any = np.float64, reductions: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
-    The keys are the reductions, by default all of the row, and these with "_grad"; "none_grad" is
-    for `batch.cotangent`. Values and gradients of weights are float32 or wider, those of an
-    argument have its dtype.
+    The keys are the reductions, by default all of the row in float64 and the mean otherwise, and
+    these with "_grad"; "none_grad" is for `batch.cotangent`. Values and gradients of weights are
+    float32 or wider, those of an argument have its dtype.
     """
-    dtype = row.dtype if dtype is None else dtype
-    reductions = reductions or row.reductions
+    if not reductions:
+        reductions = row.reductions if jnp.dtype(dtype) == np.float64 else ("mean",)
     wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
     with precision(dtype):
         results = evaluator(row, reductions)(
@@ -212,9 +217,10 @@ def check_against_references(
     errors of a gradient come from terms that are larger than their sum.
     """
     got, expected = widen(evaluate(row, batch, dtype)), reference_values(row, batch)
-    for reduction in row.reductions:
+    reductions = tuple(name for name in row.reductions if name in got)
+    for reduction in reductions:
         np.testing.assert_allclose(got[reduction], expected[reduction], *values)
-    by_torch = torch_values(row, batch)
+    by_torch = torch_values(row, batch, reductions)
     if by_torch is not None:
         chex.assert_trees_all_equal_shapes(got, by_torch)
         assert_close(got, by_torch, by_array)
@@ -236,6 +242,32 @@ def finite(tree: Any) -> bool:
 
 
 P = PartitionSpec
+
+
+def run_compiled(example):
+    """Runs an example with compiled losses of the library.
+
+    Compiling one operation after the other takes ten times as long; `test_without_jit` does it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in jaxloss.__all__:
+            function = getattr(jaxloss, name)
+            if hasattr(function, "_result"):  # Its arguments are arrays, and options by name.
+                patch.setattr(jaxloss, name, jitted(function))
+        example()
+
+
+def jitted(function):
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options).arguments
+        arrays = {k: x for k, x in given.items() if isinstance(x, jax.Array | np.ndarray)}
+        others = {k: x for k, x in given.items() if k not in arrays}
+        return jax.jit(partial(function, **others))(**arrays)
+
+    return call
 
 
 def mesh(

@@ -91,10 +91,9 @@ class LossRow(FunctionRow):
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        """Those that are tested: a variant has the sum of the plain row."""
-        if self.terms is None:
-            return ("mean", "sum")
-        return ("mean", "none") if self.is_variant else ("mean", "sum", "none")
+        """Those that are tested: a variant has the sum and the terms of the plain row."""
+        every = ("mean",) if self.is_variant else ("mean", "sum", "none")
+        return every if self.terms is not None else every[:2]
 
     @property
     def takes_logits(self) -> bool:
@@ -104,11 +103,6 @@ class LossRow(FunctionRow):
     def has_tiles(self) -> bool:
         """Whether it is computed tile by tile, or block by block."""
         return "block_size" in self.kwargs
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of tests that need one only. Options of the same code have float64 alone."""
-        return np.float64 if self.is_variant and not self.has_tiles else np.float32
 
 
 # Class 3 has one of the first twelve samples: an anchor without positives.

@@ -1,7 +1,7 @@
 """`check_loss` finds planted faults, names the rule, and passes every loss of the library.
 
 `make quick` leaves out the faults, which test `check_loss` itself, and `make test` the losses of
-the library, which have the same properties in `test_contract`.
+the library, most of whose properties are tested in `test_contract` and `test_devices`.
 """
 
 import re
@@ -26,11 +26,16 @@ def rows_and_labels(rng, n):
     return rng.normal(size=(n, CLASSES)), rng.integers(0, CLASSES, n)
 
 
-@pytest.mark.slow
+ELSEWHERE_UNTESTED = ("jit", "masks", "second_derivatives", "vmap")
+
+
 @pytest.mark.long
 @over(LOSSES)
-def test_losses_of_the_library_keep_the_contract(row):
-    """`test_contract` has half precision, and `test_devices` devices, for all of them."""
+def test_losses_of_the_library_keep_the_contract(row, monkeypatch):
+    """All rules for one loss of each kind; of the others, those that no other test checks."""
+    if row not in ONE_OF_A_KIND:
+        rules = [rule for rule in testing.RULES if rule.name in ELSEWHERE_UNTESTED]
+        monkeypatch.setattr(testing, "RULES", rules)
 
     def make_inputs(rng, n):
         rows, labels, *shared = row.make_inputs(rng, n, np.float64)
@@ -349,8 +354,15 @@ FAULTS = {
 }
 
 
+FIRST = {rule: name for name, (rule, _) in reversed(FAULTS.items())}
+"""A fault of every rule; `make long` has the others."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in FIRST.values() else pytest.mark.long) for n in FAULTS],
+)
 def test_planted_faults(name, monkeypatch):
     rule, loss = FAULTS[name]
     (part,) = {r.part for r in testing.RULES if r.name == rule} or {""}

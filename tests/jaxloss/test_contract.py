@@ -20,6 +20,7 @@ import pytest
 from tests.jaxloss import harness
 from tests.jaxloss.harness import (
     QUICK,
+    assert_close,
     cast,
     check_against_references,
     enable_x64,
@@ -36,16 +37,26 @@ from tests.jaxloss.harness import (
     with_scored,
 )
 from tests.jaxloss.loss_table import CASES, CLASSES, DIM, LOSSES, ONE_OF_A_KIND, LossRow
+from tests.tolerances import FLOAT32, FLOAT64, rounded_to
 
 TILED = tuple(row for row in CASES if row.has_tiles)
+# In lower precision, `make long` has the tiles of what is compared with other rows, too.
+OFTEN = LOSSES + tuple(row for row in TILED if "references" not in row.name)
 
 
 every_case, every_loss = over(CASES), over(LOSSES)
+LONG = [pytest.mark.long]
 
 
 def in_dtypes(**rows: tuple[LossRow, ...]):
+    """Each row in its dtypes. `make long` has what differs in both the dtype and the tiles."""
     return [
-        pytest.param(row, np.dtype(dtype), id=f"{row.name}-{dtype}")
+        pytest.param(
+            row,
+            np.dtype(dtype),
+            id=f"{row.name}-{dtype}",
+            marks=[] if row in {"float64": CASES, "float32": OFTEN}.get(dtype, LOSSES) else LONG,
+        )
         for dtype, of in rows.items()
         for row in of
     ]
@@ -53,6 +64,19 @@ def in_dtypes(**rows: tuple[LossRow, ...]):
 
 SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILED)
 HALF = in_dtypes(bfloat16=LOSSES + TILED, float16=ONE_OF_A_KIND)
+
+
+def in_both_dtypes(first: str, *others: str):
+    """The first way in float64, and the others in float32 where a row has a program for that."""
+    return pytest.mark.parametrize(
+        ("row", "how", "dtype"),
+        [
+            pytest.param(row, how, np.dtype(dtype), id=f"{row.name}-{how}")
+            for row in CASES
+            for how in (first, *others)
+            for dtype in ["float32" if how != first and row in OFTEN else "float64"]
+        ],
+    )
 
 
 def value_and_grad(row: LossRow):
@@ -80,11 +104,12 @@ def test_float64_equals_references(row, masked):
 
 
 @pytest.mark.slow
-@over(LOSSES + TILED)
-def test_float32_equals_references(row):
+@pytest.mark.parametrize(("row", "dtype"), in_dtypes(float32=LOSSES + TILED))
+def test_float32_equals_references(row, dtype):
     batch = make_batch(row, seed=2)
-    batch = batch._replace(args=rounded(batch.args, row.differentiable, np.float32))
-    check_against_references(row, batch, np.float32, (1e-5, 1e-6), 5e-6)
+    batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
+    # The exponents of some losses enlarge the roundings of similarities.
+    check_against_references(row, batch, dtype, (4 * FLOAT32, FLOAT32), 4 * FLOAT32)
 
 
 # Counting ----
@@ -107,9 +132,8 @@ def test_reductions(row):
         )
 
 
-@every_case
-@pytest.mark.parametrize("how", ["where", "labels", "both"])
-def test_nothing_counts(row, how):
+@in_both_dtypes("where", "labels", "both")
+def test_nothing_counts(row, how, dtype):
     batch = make_batch(row, seed=6)
     if how != "where":
         batch = batch._replace(args=with_labels(batch.args, slice(None), -1))
@@ -117,15 +141,15 @@ def test_nothing_counts(row, how):
         batch = batch._replace(where=np.zeros(12, bool))
     if how == "both":
         batch = batch._replace(args=with_scored(batch.args, slice(None), np.nan))
-    for leaf in jax.tree.leaves(evaluate(row, batch)):
+    for leaf in jax.tree.leaves(evaluate(row, batch, dtype)):
         assert np.all(leaf == 0)
 
 
 @pytest.mark.parametrize(
     ("row", "n"),
     [
-        pytest.param(row, n, id=f"{row.name}-{n}")
-        for n, rows in ((0, LOSSES + TILED), (1, LOSSES))
+        pytest.param(row, n, id=f"{row.name}-{n}", marks=[] if often else pytest.mark.long)
+        for n, rows, often in ((0, LOSSES, True), (0, TILED, False), (1, LOSSES, False))
         for row in rows
     ],
 )
@@ -143,7 +167,7 @@ def test_one_sample_and_none(row, n):
         assert magnitude(grads) == 0
     else:
         expected = row.reference(*batch.args, reduction="mean")
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        np.testing.assert_allclose(value, expected, rtol=4 * FLOAT32)
 
 
 @every_case
@@ -156,7 +180,7 @@ def test_no_positives_leave_the_metric_undefined(row):
         batch = batch._replace(args=(batch.args[0], labels, *batch.args[2:]))
     got = evaluate(row, batch)
     assert finite(got)
-    chex.assert_trees_all_close(widen(got["mean"]), reference_values(row, batch)["mean"], rtol=1e-5)
+    chex.assert_trees_all_close(got["mean"], reference_values(row, batch)["mean"], rtol=FLOAT64)
     if row.needs_positives:
         assert magnitude(got) == 0
 
@@ -164,9 +188,8 @@ def test_no_positives_leave_the_metric_undefined(row):
 # NaN and infinity ----
 
 
-@every_case
-@pytest.mark.parametrize("how", ["where", "labels"])
-def test_rows_that_do_not_count_do_not_leak(row, how):
+@in_both_dtypes("where", "labels")
+def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
     batch = make_batch(row, seed=9, masked=False)
     # Norms of a batch with a zero row are computed with more care.
     batch = batch._replace(args=with_scored(batch.args, 2, 0))
@@ -178,7 +201,7 @@ def test_rows_that_do_not_count_do_not_leak(row, how):
     else:
         batch = batch._replace(args=with_labels(batch.args, rows, -1))
     batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
-    expected = evaluate(row, batch)
+    expected = evaluate(row, batch, dtype)
     assert finite(expected)
     assert not expected["mean_grad"][0][rows].any()
 
@@ -187,21 +210,20 @@ def test_rows_that_do_not_count_do_not_leak(row, how):
         args = with_labels(args, rows, 10**6)
     sample_weights = batch.sample_weights.copy()
     sample_weights[rows] = np.nan
-    got = evaluate(row, batch._replace(args=args, sample_weights=sample_weights))
+    got = evaluate(row, batch._replace(args=args, sample_weights=sample_weights), dtype)
     chex.assert_trees_all_equal(got, expected)
 
 
-@every_case
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_nan_in_a_counting_sample_is_not_hidden(row, poison):
+@in_both_dtypes("infinite", "nan")
+def test_nan_in_a_counting_sample_is_not_hidden(row, how, dtype):
     batch = make_batch(row, seed=10, masked=False)
     if row.multi_hot:
         batch = batch._replace(args=with_labels(batch.args, 3, 1))
     else:
         batch = batch._replace(args=with_labels(batch.args, [3, 8], 0))
-    args = with_scored(batch.args, (3, 1) if np.isnan(poison) else 3, poison)
-    got = evaluate(row, batch._replace(args=args))
-    if np.isnan(poison):
+    place, poison = ((3, 1), np.nan) if how == "nan" else (3, np.inf)
+    got = evaluate(row, batch._replace(args=with_scored(batch.args, place, poison)), dtype)
+    if how == "nan":
         check_nan(row, got, 1 if row.terms == "classes" else 3)
     else:
         assert not np.isfinite(got["mean"]) or row.multi_hot
@@ -210,6 +232,8 @@ def test_nan_in_a_counting_sample_is_not_hidden(row, poison):
 def check_nan(row, got, term):
     """All reductions are NaN, and so is a term, and something in every gradient."""
     for reduction in row.reductions:
+        if reduction not in got:
+            continue
         assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else term])
         assert all(np.isnan(gradient).any() for gradient in got[f"{reduction}_grad"])
 
@@ -221,7 +245,7 @@ def test_label_out_of_range_is_nan(row):
         got = evaluate(row, batch._replace(args=with_labels(batch.args, 5, label)))
         check_nan(row, got, 5)
     if row.takes_logits:
-        assert np.isnan(got["none"]).sum() == 1
+        assert "none" not in got or np.isnan(got["none"]).sum() == 1
         assert np.isnan(got["mean_grad"][0]).any(axis=1).sum() == 1
 
 
@@ -234,13 +258,8 @@ def test_half_precision_is_computed_in_float32(row, dtype):
     batch = make_batch(row, seed=12)
     batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
     got, expected = evaluate(row, batch, dtype), evaluate(row, batch, np.float32)
-    for reduction in row.reductions:
-        chex.assert_trees_all_close(got[reduction], expected[reduction], rtol=2e-6, atol=1e-6)
-        # A gradient has two paths at most, and is rounded to the dtype of the input on each.
-        pairs = zip(got[f"{reduction}_grad"], expected[f"{reduction}_grad"], strict=True)
-        for gradient, wide in pairs:
-            tolerance = 2 * float(jnp.finfo(dtype).eps) * magnitude(wide)
-            chex.assert_trees_all_close(widen(gradient), widen(wide), rtol=0, atol=tolerance)
+    assert_close(got["mean"], expected["mean"], FLOAT32)
+    assert_close(widen(got["mean_grad"]), expected["mean_grad"], rounded_to(dtype))
 
 
 @pytest.mark.slow
@@ -259,10 +278,9 @@ def test_bfloat16_features_beside_float32_parameters(row):
     expected, expected_grads = got["mean"], got["mean_grad"][:-1]
     assert value.dtype == np.float32
     assert [g.dtype for g in grads] == [jnp.bfloat16, *[np.float32] * (len(grads) - 1)]
-    np.testing.assert_allclose(value, expected, rtol=2e-6)
+    np.testing.assert_allclose(value, expected, rtol=FLOAT32)
     for k, (ours, theirs) in enumerate(zip(grads, expected_grads, strict=True)):
-        tolerance = magnitude(theirs) * (1e-5 if k else 2**-7)
-        np.testing.assert_allclose(widen(ours), theirs, rtol=0, atol=tolerance)
+        assert_close(widen(ours), theirs, 4 * FLOAT32 if k else rounded_to(jnp.bfloat16))
 
 
 @pytest.mark.slow
@@ -292,7 +310,7 @@ def test_labels_of_any_dtype(row):
 
     got = jax.jit(values, compiler_options=QUICK)(every)
     np.testing.assert_allclose(
-        got, np.full(len(dtypes), evaluate(row, batch, np.float32)["mean"]), rtol=1e-6
+        got, np.full(len(dtypes), evaluate(row, batch, np.float32)["mean"]), rtol=FLOAT32
     )
 
 
@@ -361,8 +379,8 @@ def test_edge_cases_are_finite_and_right(row, dtype):
         largest = magnitude(expected[row.reductions[-1]]) + magnitude(batch.args[0]) ** (
             1 if row.takes_logits else 2
         )
-        tolerance = 1e-12 if dtype == np.float64 else 1e-6
-        for reduction in row.reductions:
+        tolerance = 1e-12 if dtype == np.float64 else FLOAT32 / 4
+        for reduction in filter(got.__contains__, row.reductions):
             np.testing.assert_allclose(
                 got[reduction],
                 expected[reduction],
@@ -492,7 +510,7 @@ def test_hyperparameters_widen_nothing(row):
 
 
 @pytest.mark.slow
-@over(tuple(row for row in LOSSES if row.name in ("softmax", "prototypical", "direct_sum")))
+@over(tuple(row for row in LOSSES if row.name in ("softmax", "prototypical")))
 def test_without_jit(row):
     """Called op by op, as in a notebook."""
     batch = make_batch(row, seed=26)
@@ -500,7 +518,7 @@ def test_without_jit(row):
     where = jnp.asarray(batch.where)
     got = row.function(*args, where=where, **row.kwargs)
     expected = evaluate(row, batch._replace(sample_weights=np.ones(12)))
-    chex.assert_trees_all_close(got, expected["mean"], rtol=1e-5)
+    chex.assert_trees_all_close(got, expected["mean"], rtol=4 * FLOAT32)
 
 
 @every_loss
@@ -546,4 +564,4 @@ def test_bias_is_optional(row):
     args = cast(batch.args, row.differentiable, np.float32)
     got = jax.jit(partial(row.function, **row.kwargs))(*args[:3])
     zero = batch._replace(args=(*batch.args[:3], 0 * batch.args[3]))
-    chex.assert_trees_all_close(got, evaluate(row, zero)["mean"], rtol=1e-6)
+    chex.assert_trees_all_close(got, evaluate(row, zero)["mean"], rtol=FLOAT32)

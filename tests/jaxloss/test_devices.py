@@ -1,15 +1,10 @@
-"""Every loss over four devices equals the same loss on one, in value and gradient.
-
-The features or logits are inputs times a kernel, so every loss has a replicated parameter. The
-weights and the bias of a classifier are replicated parameters too.
-"""
+"""Every loss over four devices equals the same loss on one, in value and gradient."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,15 +13,26 @@ from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
 from jaxloss import sharded_loss
-from tests.jaxloss.harness import QUICK, P, magnitude, mesh, over, precision
-from tests.jaxloss.loss_table import CASES, LOSSES, ONE_OF_A_KIND, VARIANTS, LossRow
+from tests.jaxloss.harness import (
+    QUICK,
+    Batch,
+    P,
+    assert_close,
+    cast,
+    evaluate,
+    magnitude,
+    make_batch,
+    merge,
+    mesh,
+    over,
+    precision,
+    with_labels,
+)
+from tests.jaxloss.loss_table import LOSSES, ONE_OF_A_KIND, VARIANTS, LossRow
+from tests.tolerances import FLOAT32, FLOAT64
 
 DEVICES = 4
-ROWS = 6
-INPUTS = 5
 
-
-every_loss = over(LOSSES)
 # Other losses and variants exchange the same numbers as one of these, or none. A loss in tiles
 # exchanges all that it does without them.
 EXCHANGES = (*ONE_OF_A_KIND, *(row for row in VARIANTS if row.kind == "features" and row.has_tiles))
@@ -41,6 +47,8 @@ WITH_FURTHER_ARRAYS = tuple(
     )
 )
 ON_EXPLICIT_MESH = (*LOSSES, *WITH_FURTHER_ARRAYS)
+# These reduce in ways of their own, or as all others do.
+EVERY_REDUCTION = {*(row.name for row in ONE_OF_A_KIND), "triplet", "two_way", "proxy_anchor"}
 
 
 def others(rows, than):
@@ -57,138 +65,144 @@ def checked_annotations():
     """Annotations are checked on one device only, in `test_contract`."""
 
 
-def uneven() -> np.ndarray:
+def uneven(rows: int) -> np.ndarray:
     """A mask with all rows of a device, one row, no row, and most rows."""
-    where = np.zeros((DEVICES, ROWS), bool)
-    where[0], where[1, 4], where[3, 1:] = True, True, True
+    where = np.zeros((DEVICES, rows), bool)
+    where[0], where[1, -2], where[3, 1:] = True, True, True
     return where.reshape(-1)
 
 
-def make_problem(row: LossRow, dtype: Any, masked: bool = True) -> tuple[Any, Any]:
-    """Replicated parameters, and a batch of all devices' rows, as NumPy arrays."""
-    rng = np.random.default_rng(30)
-    n = DEVICES * ROWS
-    scored, labels, *rest = row.make_inputs(rng, n, dtype)
-    kernel = rng.normal(size=(INPUTS, scored.shape[1])) / np.sqrt(INPUTS)
-    params = {"kernel": kernel.astype(dtype), "rest": tuple(rest)}
-    batch = {"inputs": rng.normal(size=(n, INPUTS)).astype(dtype), "labels": labels}
-    if masked:
-        labels = labels.copy()
-        labels[[2, 10, 20, 21]] = -1
-        weights = rng.uniform(0.2, 2.0, n).astype(dtype)
-        batch.update(labels=labels, where=uneven(), sample_weights=weights)
-    return params, batch
+@cache
+def make_problem(row: LossRow, masked: bool = True) -> Batch:
+    """The rows of all devices; of a loss in tiles, each device has several."""
+    n = DEVICES * (6 if row.has_tiles else 3)
+    batch = make_batch(row, seed=30, n=n, masked=False)
+    if not masked:
+        return batch
+    weights = np.random.default_rng(31).uniform(0.2, 2.0, n)
+    args = with_labels(batch.args, [1, n - 1] if row.has_tiles else [n - 1], -1)
+    return batch._replace(args=args, where=uneven(n // DEVICES), sample_weights=weights)
 
 
-def objective(row: LossRow, axis_name: Any, params: Any, batch: Any, reduction: str) -> Any:
-    batch = dict(batch)
-    scored = batch.pop("inputs") @ params["kernel"]
-    labels = batch.pop("labels")
-    return row.function(
-        scored,
-        labels,
-        *params["rest"],
-        reduction=reduction,
-        axis_name=axis_name,
-        **batch,
-        **row.kwargs,
-    )
+def reductions_of(row: LossRow) -> tuple[str, ...]:
+    return row.reductions if row.name in EVERY_REDUCTION else ("mean",)
 
 
-def step(row: LossRow, axis_name: Any, params: Any, batch: Any) -> Any:
+def step(
+    row: LossRow,
+    axis_name: Any,
+    shared: Any,
+    batch: Any,
+    own: Any = lambda rows: rows,
+) -> Any:
     """((mean, sum), gradients of both together), and the losses of this device's rows.
 
     Losses per class are the same on every device. They follow the sum.
+
+    Args:
+      row: A row of the loss table.
+      axis_name: The axis of the devices.
+      shared: The differentiated arguments and the weights of the samples. Their gradients are
+        averaged over the devices.
+      batch: Labels and a mask of the rows of this device.
+      own: Takes the rows of this device.
     """
 
-    def loss(params):
-        mean = objective(row, axis_name, params, batch, "mean")
-        total = objective(row, axis_name, params, batch, "sum")
+    def loss(shared, reduction):
+        scored, *rest, weights = shared
+        args = merge((None, batch["labels"], *rest), row.differentiable, (own(scored), *rest))
+        masks = (
+            {"where": batch["where"], "sample_weights": own(weights)} if "where" in batch else {}
+        )
+        return row.function(*args, reduction=reduction, axis_name=axis_name, **masks, **row.kwargs)
+
+    def total(shared):
+        values = [loss(shared, name) for name in ("mean", "sum") if name in reductions_of(row)]
         # One backward pass for both. A wrong factor in either changes the gradient.
-        return mean + 0.3 * total, (mean, total)
+        return sum(f * value for f, value in zip((1.0, 0.3), values, strict=False)), values
 
-    (_, values), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    gradients, values = jax.grad(total, has_aux=True)(shared)
     if axis_name is not None:
-        grads = jax.lax.pmean(grads, axis_name)
-    if row.terms is None:
-        return (values, grads), ()
-    terms = objective(row, axis_name, params, batch, "none")
+        gradients = jax.lax.pmean(gradients, axis_name)
+    if "none" not in reductions_of(row):
+        return (values, gradients), ()
+    terms = loss(shared, "none")
     if row.terms == "classes":
-        return ((*values, terms), grads), ()
-    return (values, grads), terms
+        return ([*values, terms], gradients), ()
+    return (values, gradients), terms
+
+
+def arguments(row: LossRow, batch: Batch, dtype: Any, masked: bool = True) -> tuple[Any, Any]:
+    """The arguments of `step`."""
+    args = cast(batch.args, row.differentiable, dtype)
+    shared = (*(args[k] for k in row.differentiable), jnp.asarray(batch.sample_weights, dtype))
+    rows = {"labels": args[1]}
+    return shared, rows | ({"where": jnp.asarray(batch.where)} if masked else {})
+
+
+def check(
+    row: LossRow, got: Any, batch: Batch, dtype: Any = np.float64, masked: bool = True
+) -> None:
+    """Against the results of one device in float64."""
+    expected = evaluate(row, batch, np.float64)
+    gradients = expected["mean_grad"]
+    assert magnitude(gradients[0]) > 1e-3
+    if "sum" in reductions_of(row):
+        gradients = jax.tree.map(lambda a, b: a + 0.3 * b, gradients, expected["sum_grad"])
+    values = [expected[name] for name in ("mean", "sum") if name in reductions_of(row)]
+    terms = expected["none"] if "none" in reductions_of(row) else ()
+    if row.terms == "classes" and "none" in reductions_of(row):
+        values, terms = [*values, terms], ()
+    for leaf in jax.tree.leaves(got):
+        assert leaf.dtype == dtype
+    (own_values, own_gradients), own_terms = got
+    tolerance = FLOAT64 if dtype == np.float64 else FLOAT32
+    assert_close((own_values, own_terms), (values, terms), tolerance)
+    if not masked:  # No weights were given.
+        gradients, own_gradients = gradients[:-1], own_gradients[:-1]
+    assert_close(own_gradients, gradients, tolerance)
+
+
+# Ways to spread the batch: to the results of every device that has its own, and the losses of all
+# rows. ----
+
+
+def rows_of_this_device(axes: Any) -> Any:
+    def own(rows):
+        size = len(rows) // DEVICES
+        return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axes) * size, size)
+
+    return own
 
 
 @cache
-def alone(row: LossRow) -> Any:
-    return jax.jit(partial(step, row, None))
-
-
-@cache
-def single_device(row: LossRow, dtype: Any, masked: bool = True) -> Any:
-    """The results in float64, rounded to the dtype.
-
-    A batch without masks is one whose rows all count alike: one program serves every problem.
-    """
-    params, batch = make_problem(row, dtype, masked)
-    if not masked:
-        n = DEVICES * ROWS
-        batch |= {"where": np.ones(n, bool), "sample_weights": np.ones(n, dtype)}
-
-    def cast(x, to):
-        return np.asarray(x, to) if np.issubdtype(x.dtype, np.floating) else np.asarray(x)
-
-    with precision(np.float64):
-        wide = jax.tree.map(partial(cast, to=np.float64), (params, batch))
-        return jax.tree.map(partial(cast, to=dtype), alone(row)(*wide))
-
-
-def check(got: Any, expected: Any, dtype: Any) -> None:
-    """The tolerance is relative to the largest number of each array."""
-    tolerance = 1e-9 if dtype == np.float64 else 1e-6
-    assert magnitude(expected[0][1]["kernel"]) > 1e-3
-    got, expected = jax.tree.map(np.asarray, (got, expected))
-    chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
-
-    def close(a, b):
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, magnitude(b)))
-
-    jax.tree.map(close, got, expected)
+def pmapped(row: LossRow) -> Any:
+    run = partial(step, row, "batch", own=rows_of_this_device("batch"))
+    return jax.pmap(run, axis_name="batch", in_axes=(None, 0))
 
 
 def per_device(batch: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
 
 
-def merged(own: Any) -> Any:
-    return jax.tree.map(lambda x: x.reshape(-1), own)
+def of_devices(results: Any, own: Any) -> Iterator[Any]:
+    own = jax.tree.map(lambda x: x.reshape(-1), own)
+    for at in range(DEVICES):
+        yield jax.tree.map(lambda x, at=at: x[at], results), own
 
 
-# Ways to spread the batch: parameters and batch to the results of every device that has its own,
-# and the losses of all rows. ----
-
-
-@cache
-def pmapped(row: LossRow) -> Any:
-    return jax.pmap(partial(step, row, "batch"), axis_name="batch", in_axes=(None, 0))
-
-
-def of_devices(results: Any) -> list[Any]:
-    return [jax.tree.map(lambda x, at=at: x[at], results) for at in range(DEVICES)]
-
-
-def by_pmap(row: LossRow, params: Any, batch: Any) -> tuple[list[Any], Any]:
-    results, own = pmapped(row)(params, per_device(batch))
-    return of_devices(results), merged(own)
+def by_pmap(row: LossRow, shared: Any, batch: Any) -> Iterator[Any]:
+    return of_devices(*pmapped(row)(shared, per_device(batch)))
 
 
 def by_shard_map(
-    row: LossRow, params: Any, batch: Any, *, shape: Any = (4,), check_vma: bool = True
-) -> tuple[list[Any], Any]:
+    row: LossRow, shared: Any, batch: Any, *, shape: Any = (4,), check_vma: bool = True
+) -> Iterator[Any]:
     axes = ("host", "chip")[-len(shape) :]
     specs = (P(), P(axes))
 
-    def run(params, batch):
-        results, own = step(row, axes, params, batch)
+    def run(shared, batch):
+        results, own = step(row, axes, shared, batch, rows_of_this_device(axes))
         return results if check_vma else jax.tree.map(lambda x: x[None], results), own
 
     sharded = jax.shard_map(
@@ -199,119 +213,151 @@ def by_shard_map(
         out_specs=specs if check_vma else P(axes),
         check_vma=check_vma,
     )
-    results, own = jax.jit(sharded, compiler_options=QUICK)(params, batch)
-    return [results] if check_vma else of_devices(results), own
+    results = jax.jit(sharded, compiler_options=QUICK)(shared, batch)
+    return iter([results]) if check_vma else of_devices(*results)
 
 
 def by_jit(
-    row: LossRow, params: Any, batch: Any, *, kind: AxisType, shape: Any = (4,)
-) -> tuple[list[Any], Any]:
+    row: LossRow, shared: Any, batch: Any, *, kind: AxisType, shape: Any = (4,)
+) -> Iterator[Any]:
     """Sharded global arrays, without an axis name."""
-    params, batch = placed(params, batch, mesh(shape, ("host", "chip")[-len(shape) :], kind))
-    run = jax.jit(partial(step, row, None), compiler_options=QUICK)
-    results, own = run(params, batch)
+    shared, batch = placed(shared, batch, mesh(shape, ("host", "chip")[-len(shape) :], kind))
+    results = jax.jit(partial(step, row, None), compiler_options=QUICK)(shared, batch)
     if kind == AxisType.Explicit:
-        check_shardings(results, own, batch)
-    return [results], own
+        check_shardings(results, shared)
+    yield results
 
 
-def placed(params: Any, batch: Any, devices: Any) -> tuple[Any, Any]:
-    params = jax.device_put(params, NamedSharding(devices, P()))
-    return params, jax.device_put(batch, NamedSharding(devices, P(devices.axis_names)))
+def placed(shared: Any, batch: Any, devices: Any) -> tuple[Any, Any]:
+    """Rows are spread, and other arrays copied."""
+    rows, copies = (NamedSharding(devices, P(*axes)) for axes in ((devices.axis_names,), ()))
+    scored, *rest, weights = shared
+    return (
+        (
+            jax.device_put(scored, rows),
+            *jax.device_put(rest, copies),
+            jax.device_put(weights, rows),
+        ),
+        jax.device_put(batch, rows),
+    )
 
 
-def check_shardings(results: Any, own: Any, batch: Any) -> None:
-    of_rows = batch["labels"].sharding.spec[0]
-    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(results))
-    assert all(leaf.sharding.spec[0] == of_rows for leaf in jax.tree.leaves(own))
+def check_shardings(results: Any, shared: Any) -> None:
+    """Gradients are spread like their arguments, and losses of rows like the rows."""
+    (values, gradients), terms = results
+    for leaf in jax.tree.leaves(values):
+        assert leaf.sharding.is_fully_replicated
+    for gradient, argument in zip(gradients, shared, strict=True):
+        assert gradient.sharding.is_equivalent_to(argument.sharding, argument.ndim)
+    for leaf in jax.tree.leaves(terms):
+        assert leaf.sharding.spec[0] == shared[0].sharding.spec[0]
 
 
-def by_sharded_loss(row: LossRow, params: Any, batch: Any) -> tuple[list[Any], Any]:
+def by_sharded_loss(row: LossRow, shared: Any, batch: Any) -> Iterator[Any]:
     divided = sharded_loss(row.function, mesh(), "batch")
-    row = replace(row, function=lambda *args, axis_name, **more: divided(*args, **more))
-    batch = jax.device_put(batch, NamedSharding(mesh(), P("batch")))
-    results, own = jax.jit(partial(step, row, None), compiler_options=QUICK)(params, batch)
-    return [results], own
+    row_of_mesh = replace(row, function=lambda *args, axis_name, **more: divided(*args, **more))
+    shared, batch = placed(shared, batch, mesh())
+    yield jax.jit(partial(step, row_of_mesh, None), compiler_options=QUICK)(shared, batch)
 
 
 on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
+OFTEN = tuple(row for row in EXCHANGES if "references" not in row.name)
+OTHER_ARGUMENTS = tuple(row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet"))
+SOME = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "direct_sum", "class_wise"))
 WAYS = {
-    "pmap": (by_pmap, LOSSES),
-    "shard_map": (by_shard_map, EXCHANGES),
-    "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND),
-    "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND),
-    "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND),
-    "Explicit mesh": (on_explicit_mesh, ON_EXPLICIT_MESH),
-    "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), ONE_OF_A_KIND),
-    "sharded_loss": (by_sharded_loss, ONE_OF_A_KIND),
+    "pmap": (by_pmap, LOSSES, ONE_OF_A_KIND),
+    "shard_map": (by_shard_map, EXCHANGES, OFTEN),
+    "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND, SOME),
+    "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND, SOME),
+    "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND, SOME),
+    "Explicit mesh": (
+        on_explicit_mesh,
+        ON_EXPLICIT_MESH,
+        (*ONE_OF_A_KIND, *OTHER_ARGUMENTS, *WITH_FURTHER_ARRAYS[::2]),
+    ),
+    "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), ONE_OF_A_KIND, SOME),
+    "sharded_loss": (by_sharded_loss, ONE_OF_A_KIND, SOME),
 }
-"""Each way, and the losses that it is tested with: those that exchange different numbers, or one of
-each kind where the way is the same for all."""
+"""Each way, the losses that it is tested with, and those of them that `make long` does not leave to
+itself. They exchange different numbers, or are one of each kind where the way is the same for all.
+"""
 QUICK_WAYS = ("Explicit mesh",)
 
 
 def ways_and_rows() -> Iterator[Any]:
-    for name, (way, rows) in WAYS.items():
+    for name, (way, rows, often) in WAYS.items():
         for row in rows:
-            quick = name in QUICK_WAYS and row in LOSSES
-            marks = () if quick else pytest.mark.slow
+            marks = [] if name in QUICK_WAYS and row in LOSSES else [pytest.mark.slow]
+            marks += [] if row in often else [pytest.mark.long]
             yield pytest.param(way, row, id=f"{name}-{row.name}", marks=marks)
 
 
 @pytest.mark.parametrize(("way", "row"), ways_and_rows())
 def test_value_and_gradients(way, row):
+    batch = make_problem(row)
     with precision(np.float64):
-        results, own = way(row, *make_problem(row, np.float64))
-    for result in results:
-        check((result, own), single_device(row, np.float64), np.float64)
+        for result in way(row, *arguments(row, batch, np.float64)):
+            check(row, jax.tree.map(np.asarray, result), batch)
 
 
 @pytest.mark.slow
-@over(tuple(row for row in CASES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")))
+@over(tuple(row for row in EXCHANGES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")))
 def test_pmap_in_float32(row):
-    with precision(np.float32):
-        results, own = by_pmap(row, *make_problem(row, np.float32))
-    for result in results:
-        check((result, own), single_device(row, np.float32), np.float32)
+    batch = make_problem(row)
+    args = tuple(
+        a.astype(np.float32).astype(np.float64) if k in row.differentiable else a
+        for k, a in enumerate(batch.args)
+    )
+    batch = batch._replace(args=args, sample_weights=np.float32(batch.sample_weights))
+    for result in by_pmap(row, *arguments(row, batch, np.float32)):
+        check(row, jax.tree.map(np.asarray, result), batch, np.float32)
 
 
 @pytest.mark.slow
-@over(ONE_OF_A_KIND)
+@over(SOME)
 def test_without_masks(row):
     """Without masks and weights, `check_vma` sees constants in their place."""
+    batch = make_problem(row, masked=False)
     with precision(np.float64):
-        (result,), own = by_shard_map(row, *make_problem(row, np.float64, masked=False))
-    check((result, own), single_device(row, np.float64, masked=False), np.float64)
+        (result,) = by_shard_map(row, *arguments(row, batch, np.float64, masked=False))
+        check(row, jax.tree.map(np.asarray, result), batch, masked=False)
 
 
 @pytest.mark.slow
 @over(others(LOSSES, EXCHANGES))
-@pytest.mark.parametrize("masked", [False, True])
-def test_check_vma_accepts(row, masked):
-    specs, run = (P(), P("chip")), partial(step, row, "chip")
+def test_check_vma_accepts_a_batch_without_masks(row):
+    specs = P(), P("chip")
+    run = partial(step, row, "chip", own=rows_of_this_device("chip"))
     spread = jax.shard_map(run, mesh=mesh((4,), ("chip",)), in_specs=specs, out_specs=specs)
     with precision(np.float64):
-        jax.eval_shape(spread, *make_problem(row, np.float64, masked))
+        batch = make_problem(row, masked=False)
+        jax.eval_shape(spread, *arguments(row, batch, np.float64, masked=False))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @over(others(VARIANTS, ON_EXPLICIT_MESH))
 def test_explicit_mesh_accepts(row):
     devices = mesh(kind=AxisType.Explicit)
     with precision(np.float64):
-        params, batch = placed(*make_problem(row, np.float64), devices)
-        results, own = jax.eval_shape(partial(step, row, None), params, batch)
-    check_shardings(results, own, batch)
+        shared, batch = placed(*arguments(row, make_problem(row), np.float64), devices)
+        results = jax.eval_shape(partial(step, row, None), shared, batch)
+    check_shardings(results, shared)
 
 
 @pytest.mark.slow
-@every_loss
+@over((*ONE_OF_A_KIND, *(row for row in VARIANTS if row.name.endswith("of_one_batch"))))
 def test_nothing_counts_anywhere(row):
+    """With no row, and with rows that all have the weight 0."""
+    batch = make_problem(row)
+    no_row = batch._replace(where=np.zeros_like(batch.where))
+    no_weight = batch._replace(sample_weights=np.zeros_like(batch.sample_weights))
     with precision(np.float64):
-        params, batch = make_problem(row, np.float64)
-        batch["where"] = np.zeros_like(batch["where"])
-        for leaf in jax.tree.leaves(pmapped(row)(params, per_device(batch))):
-            assert not np.asarray(leaf).any()
+        for nothing in (no_row, no_weight):
+            shared, rows = arguments(row, nothing, np.float64)
+            results = jax.tree.map(np.asarray, pmapped(row)(shared, per_device(rows)))
+            (values, gradients), terms = results
+            assert magnitude((values, terms)) == 0
+            assert magnitude(gradients if nothing is no_row else gradients[:-1]) == 0
 
 
 @pytest.mark.slow
@@ -320,7 +366,7 @@ def test_nothing_counts_anywhere(row):
 def test_statistics_of_classes(way, dtype):
     """All devices get exactly the same numbers."""
     rng = np.random.default_rng(31)
-    n, classes = DEVICES * ROWS, 4
+    n, classes = DEVICES * 6, 4
     means, features = rng.normal(size=(5, classes)), rng.normal(0.4, 1.0, (n, 5))
     labels = rng.integers(-1, classes - 1, n).astype(np.int32)  # The last class is absent.
 
@@ -334,7 +380,7 @@ def test_statistics_of_classes(way, dtype):
 
     with precision(dtype):
         given, *rows = map(
-            jnp.asarray, (means.astype(dtype), features.astype(dtype), labels, uneven())
+            jnp.asarray, (means.astype(dtype), features.astype(dtype), labels, uneven(6))
         )
         expected = jax.jit(partial(run, axis_name=None))(given, *rows)
         if way == "pmap":
@@ -351,7 +397,7 @@ def test_statistics_of_classes(way, dtype):
         results, expected = jax.tree.map(np.asarray, (results, expected))
     assert np.abs(expected[0] - means).max() > 0.1
     assert np.all(expected[2] > 0)
-    tolerance = 1e-12 if dtype == np.float64 else 1e-6
+    tolerance = 1e-12 if dtype == np.float64 else FLOAT32
     for own, whole in zip(results, expected, strict=True):
         np.testing.assert_allclose(own[0], whole, rtol=0, atol=tolerance)
         np.testing.assert_array_equal(own, np.stack([own[0]] * DEVICES))

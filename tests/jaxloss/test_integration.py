@@ -11,6 +11,7 @@ import jaxloss
 from tests.jaxloss import references
 from tests.jaxloss.harness import enable_x64, raises
 from tests.jaxloss.loss_table import CLASSES, classifier_inputs
+from tests.tolerances import FLOAT32
 
 SUMS = {
     "sum": jaxloss.sum_loss,
@@ -96,7 +97,7 @@ def test_classification_losses_of_a_classifier(name, classification):
 def test_the_number_of_arrays_decides_and_not_their_names(loss):
     args = tuple(map(jnp.asarray, problem(104)))
     got = jax.jit(partial(jaxloss.sum_loss, classification_loss=loss))(*args)
-    np.testing.assert_allclose(got, jax.jit(jaxloss.sum_loss)(*args), rtol=1e-6)
+    np.testing.assert_allclose(got, jax.jit(jaxloss.sum_loss)(*args), rtol=FLOAT32)
 
 
 @every_sum

@@ -11,6 +11,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss.harness import P, array_shapes, assert_close, compiled, enable_x64, mesh, raises
+from tests.tolerances import FLOAT32
 
 N, DIM, CLASSES, CENTRES = 15, 6, 5, 3
 cosine_loss = partial(jaxloss.classifier_loss, similarity="cosine")
@@ -60,7 +61,7 @@ def test_below_zero_the_angle_is_zero():
         cosines, labels, margin=0.25, sample_angular_margin=angles, reduction="none"
     )
     targets = np.array([1.0, math.cos(math.acos(-0.3) - 0.4)]) - 0.25
-    np.testing.assert_allclose(got, np.log1p(np.exp(0.2 - targets)), rtol=1e-6)
+    np.testing.assert_allclose(got, np.log1p(np.exp(0.2 - targets)), rtol=FLOAT32)
 
 
 @pytest.mark.parametrize("block_size", [None, 2])
@@ -110,7 +111,7 @@ def leaves_and_labels(dtype: Any = np.float64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [None, 2])
+@pytest.mark.parametrize("block_size", [pytest.param(None, marks=pytest.mark.long), 2])
 def test_with_a_bias_in_blocks(block_size):
     """Gradients of the margins, too, and second derivatives."""
     with enable_x64(True):
@@ -170,7 +171,9 @@ def divisible():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["shard_map", "Explicit mesh", "sharded_loss"])
+@pytest.mark.parametrize(
+    "way", ["shard_map", "Explicit mesh", pytest.param("sharded_loss", marks=pytest.mark.long)]
+)
 def test_classes_and_rows_on_devices(way):
     with enable_x64(True):
         leaves, labels, where = divisible()
@@ -224,7 +227,7 @@ def test_number_and_array_of_classes_are_the_same():
         margin=jnp.full(6, 0.25),
         angular_margin=jnp.full(6, 0.5),
     )
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    np.testing.assert_allclose(got, expected, rtol=FLOAT32)
 
 
 # Arguments ----

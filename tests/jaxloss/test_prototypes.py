@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 import jaxloss
 from tests.jaxloss import references
 from tests.jaxloss.harness import P, enable_x64, mesh, precision
+from tests.tolerances import FLOAT32
 
 HALF = (jnp.bfloat16, jnp.float16)
 assign = jax.jit(jaxloss.assign_prototypes)
@@ -44,10 +45,10 @@ def test_simplex_has_equal_cosines(num_prototypes, dim):
     prototypes = make(num_prototypes, dim)
     assert prototypes.shape == (dim, num_prototypes)
     assert prototypes.dtype == np.float32
-    np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
-    np.testing.assert_allclose(cosines(prototypes), -1 / (num_prototypes - 1), atol=1e-6)
+    np.testing.assert_allclose(norms(prototypes), 1, atol=FLOAT32)
+    np.testing.assert_allclose(cosines(prototypes), -1 / (num_prototypes - 1), atol=FLOAT32)
     # Equal cosines of −1/(M−1) imply a zero sum.
-    np.testing.assert_allclose(np.asarray(prototypes).sum(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(prototypes).sum(axis=1), 0, atol=4 * FLOAT32)
 
 
 @pytest.mark.parametrize("dim", [1, 4])
@@ -77,7 +78,8 @@ OPTIMA = [
 @pytest.mark.parametrize(
     ("seed", "num_prototypes", "dim", "largest"),
     [
-        *(pytest.param(seed, *case, marks=pytest.mark.slow) for case in APART for seed in (0, 1)),
+        *(pytest.param(0, *case, marks=pytest.mark.slow) for case in APART),
+        *(pytest.param(1, *case, marks=pytest.mark.long) for case in APART),
         *((3, num, dim, optimum + 1e-4) for num, dim, optimum in OPTIMA),
     ],
 )
@@ -85,7 +87,7 @@ def test_uniform_prototypes_lie_apart(seed, num_prototypes, dim, largest):
     prototypes = jaxloss.uniform_prototypes(jax.random.key(seed), num_prototypes, dim)
     assert prototypes.shape == (dim, num_prototypes)
     assert prototypes.dtype == np.float32
-    np.testing.assert_allclose(norms(prototypes), 1, atol=1e-6)
+    np.testing.assert_allclose(norms(prototypes), 1, atol=FLOAT32)
     assert cosines(prototypes).max(initial=-1) < largest
 
 
@@ -116,8 +118,8 @@ def test_descent_follows_the_gradient_of_the_uniformity():
     np.testing.assert_allclose(
         jax.jit(_prototypes._uniformity_gradient)(prototypes, jnp.asarray(3.0)),
         jax.jit(jax.grad(objective))(prototypes),
-        rtol=1e-4,
-        atol=1e-5,
+        rtol=32 * FLOAT32,
+        atol=4 * FLOAT32,
     )
 
 
@@ -128,7 +130,7 @@ def test_uniform_prototypes_of_any_key_under_vmap_and_x64():
     got = jax.vmap(make)(keys)
     assert np.abs(got[0] - got[1]).max() > 0.1
     for key, prototypes in zip(keys, got, strict=True):
-        np.testing.assert_allclose(prototypes, make(key), atol=1e-4)
+        np.testing.assert_allclose(prototypes, make(key), atol=32 * FLOAT32)
     with enable_x64(True):
         assert make(jax.random.key(12)).dtype == np.float32
 
@@ -150,8 +152,8 @@ def test_separation_equals_a_loop(dtype):
     columns = prototypes.astype(np.float64)
     table = references.cosine_logits(columns.T, columns)
     nearest = np.max(table, axis=1, where=~np.eye(6, dtype=bool), initial=-1)
-    np.testing.assert_allclose(got.largest_cosine, nearest.max(), rtol=1e-5)
-    np.testing.assert_allclose(got.mean_largest_cosine, nearest.mean(), rtol=1e-5)
+    np.testing.assert_allclose(got.largest_cosine, nearest.max(), rtol=4 * FLOAT32)
+    np.testing.assert_allclose(got.mean_largest_cosine, nearest.mean(), rtol=4 * FLOAT32)
 
 
 def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
@@ -185,7 +187,7 @@ def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_classes", "num_prototypes", "dim"),
-    [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 7, 4), (7, 12, 4), (40, 40, 8), (40, 41, 3), (60, 90, 2)],
+    [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 12, 4), (40, 40, 8), (60, 90, 2)],
 )
 def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
     """For means and prototypes of any length."""
@@ -232,7 +234,7 @@ def test_assignment_of_half_precision(dtype):
     check_optimal(means, prototypes)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [pytest.param(True, marks=pytest.mark.long), False])
 def test_assignment_on_devices(check_vma):
     """With equal means, and where JAX does not check what varies, with different ones."""
     rng = np.random.default_rng(22)

@@ -13,6 +13,7 @@ import jaxloss
 from tests.jaxloss import references
 from tests.jaxloss.harness import P, mesh, precision, raises
 from tests.jaxloss.loss_table import make_features, make_labels
+from tests.tolerances import FLOAT32
 
 KS = (1, 3, 40)
 metrics = jax.jit(
@@ -59,7 +60,19 @@ def test_equals_loops(distance, block_size):
                 options |= dict(zip(given, rest, strict=True))
                 got = metrics(rows, of_rows, where=which, **options)
             assert got.recall.dtype == dtype
-            np.testing.assert_allclose(flat(got), expected, rtol=1e-6)
+            np.testing.assert_allclose(flat(got), expected, rtol=FLOAT32)
+
+
+def test_features_far_from_zero():
+    """Distances of float32 are those of the deviations from the mean."""
+    features = make_features(np.random.default_rng(5), 60, np.float32)
+    labels = jnp.asarray(make_labels(np.random.default_rng(6), 60))
+    far = jnp.asarray(features + np.float32(1000))
+    got = metrics(far, labels, ks=KS, distance="euclidean")
+    expected = references.retrieval_metrics(
+        np.float64(far), np.asarray(labels), KS, where=np.ones(60, bool), euclidean=True
+    )
+    np.testing.assert_allclose(flat(got), expected, rtol=FLOAT32)
 
 
 def test_equals_pytorch_metric_learning():
@@ -79,7 +92,7 @@ def test_equals_pytorch_metric_learning():
         device=torch.device("cpu"),
     ).get_accuracy(torch.tensor(features), torch.tensor(labels))
     got = metrics(jnp.asarray(features), jnp.asarray(labels), ks=(1,))
-    np.testing.assert_allclose(flat(got), [theirs[name] for name in names], rtol=1e-6)
+    np.testing.assert_allclose(flat(got), [theirs[name] for name in names], rtol=FLOAT32)
 
 
 @pytest.mark.slow
@@ -102,7 +115,7 @@ def test_devices_equal_one(way, devices):
     elif way == "sharded_loss":
         run = partial(of, metrics=jaxloss.sharded_loss(jaxloss.retrieval_metrics, on, "batch"))
     arrays = jax.device_put((features, labels, where), NamedSharding(on, P("batch")))
-    np.testing.assert_allclose(flat(jax.jit(run)(*arrays)), expected, rtol=1e-6)
+    np.testing.assert_allclose(flat(jax.jit(run)(*arrays)), expected, rtol=FLOAT32)
 
 
 def test_nothing_counts_and_nan():

@@ -14,6 +14,7 @@ import jaxloss
 from jaxloss import _tiles
 from tests.jaxloss import references
 from tests.jaxloss.harness import QUICK, P, magnitude, mesh, precision, raises, widen
+from tests.tolerances import FLOAT32
 
 LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
     "info_nce": ("info_nce_loss", {}, {"temperature": 0.3}),
@@ -111,7 +112,7 @@ def check(got: Any, expected: Any, tolerance: float) -> None:
 
 
 @every_loss
-@pytest.mark.parametrize("further", [0, 5])
+@pytest.mark.parametrize("further", [pytest.param(0, marks=pytest.mark.long), 5])
 def test_values_and_gradients_equal_references(name, further):
     towers = make_towers(further=further)
     masks = dict(zip(Towers._fields[2:], towers[2:], strict=True))
@@ -125,7 +126,7 @@ def test_values_and_gradients_equal_references(name, further):
     rounded = towers._replace(
         **{k: np.float64(np.float32(getattr(towers, k))) for k in ("queries", "keys")}
     )
-    check(evaluate(name, rounded, np.float32), by_torch(name, rounded), 1e-6)
+    check(evaluate(name, rounded, np.float32), by_torch(name, rounded), FLOAT32)
 
 
 # Devices ----
@@ -156,8 +157,15 @@ SPREAD = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["info_nce", "sigmoid_contrastive"])
-@pytest.mark.parametrize(("way", "devices", "further"), SPREAD)
+@pytest.mark.parametrize(
+    ("name", "way", "devices", "further"),
+    [
+        # Every other way for each loss; `make long` has the rest.
+        pytest.param(name, *way, marks=[] if (first + second) % 2 else pytest.mark.long)
+        for first, name in enumerate(("info_nce", "sigmoid_contrastive"))
+        for second, way in enumerate(SPREAD)
+    ],
+)
 def test_devices_equal_one(name, way, devices, further, monkeypatch):
     towers = make_towers(further=further, seed=5)
     expected = evaluate(name, towers)
