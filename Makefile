@@ -25,13 +25,14 @@ train: $(VENV)/.experiments
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-# The tests of runs of several processes that are killed, stopped or refused, and `check_loss` of
-# every loss.
+# What `make test` leaves out: further combinations of options, dtypes and meshes, runs of several
+# processes that are killed, stopped or refused, `check_loss` of every loss.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 
-# The tests of the library alone, in an environment without the experiments' dependencies. `quick`
-# leaves out the slow ones, and `usual` runs what `quick` does with the compiler as users have it.
+# The tests of the library that `make test` runs, in an environment without the experiments'
+# dependencies. `quick` leaves out the slow ones, and `usual` runs what `quick` does with the compiler
+# as users have it.
 usual: export JAX_DISABLE_MOST_OPTIMIZATIONS = 0
 library: MARKERS := not long
 quick usual: MARKERS := not slow

@@ -84,7 +84,7 @@ def _meet(*, key: str, timeout_ms: int) -> None:
 
 @contextlib.contextmanager
 def _late_reads_are_silent() -> Iterator[None]:
-    """After a failure, too: TensorStore then reports the leaves for which Orbax did not wait."""
+    """Orbax does not wait for all leaves if one is damaged: TensorStore would print errors."""
     usual = sys.unraisablehook
 
     def report(unraisable: Any) -> None:
@@ -93,7 +93,7 @@ def _late_reads_are_silent() -> Iterator[None]:
 
     sys.unraisablehook = report
     yield
-    sys.unraisablehook = usual
+    sys.unraisablehook = usual  # Not after a failure, because those reads end later.
 
 
 def class_sharding(leaf: Any) -> NamedSharding | None:

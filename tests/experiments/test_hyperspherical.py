@@ -172,7 +172,7 @@ def test_class_means_move_with_every_batch_and_the_assignment_after_an_epoch():
     assert moved > 0
     assert numbers["reassigned"] == moved
     assert float(numbers["alignment"]) == pytest.approx(
-        cosines[rows, columns].mean(), rel=32 * FLOAT32
+        cosines[rows, columns].mean(), rel=16 * FLOAT32
     )
     again, _ = objective.after_epoch(after)
     assert again["reassigned"].tolist() == [moved, 0]

@@ -91,7 +91,7 @@ def test_values_and_gradients_equal_pytorch(backbone, tmp_path):
     # patches: padded to three by two windows, then to one.
     shape = (3, 60, 43, 3) if swin else (5, 36, 51, 3)
     modes = (True,) if swin else (True, False)
-    close = partial(close_by_norm, share=1e-4 if swin else 3e-5)
+    close = partial(close_by_norm, share=(64 if swin else 32) * FLOAT32)
     images = np.random.default_rng(0).normal(0.3, 1, shape).astype(np.float32)
     there = torch_backbones.randomize(torch_backbone(config))
     graphdef, params, statistics = nnx.split(abstract(config, images.shape[1:]), nnx.Param, ...)
@@ -136,8 +136,8 @@ def test_values_and_gradients_equal_pytorch(backbone, tmp_path):
         for (place, leaf), other in zip(
             jax.tree_util.tree_leaves_with_path(after), jax.tree.leaves(moved), strict=True
         ):
-            rtol = 0.05 if "var" in jax.tree_util.keystr(place) else 1e-4
-            np.testing.assert_allclose(leaf, other, rtol=rtol, atol=4 * FLOAT32)
+            rtol = 0.05 if "var" in jax.tree_util.keystr(place) else 32 * FLOAT32
+            np.testing.assert_allclose(leaf, other, rtol=rtol, atol=32 * FLOAT32)
         torch_backbones.randomize(there)  # Training has moved its statistics.
 
 

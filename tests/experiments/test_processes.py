@@ -148,7 +148,7 @@ def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_pr
     )
     np.testing.assert_allclose(losses, expected_losses, rtol=4 * FLOAT32)
     chex.assert_trees_all_close(
-        final_state(directory), final_state(whole), rtol=1e-3, atol=32 * FLOAT32
+        final_state(directory), final_state(whole), rtol=256 * FLOAT32, atol=128 * FLOAT32
     )
     report = json.loads((directory / "report.json").read_text())
     values, of_one = ({m["name"]: m["value"] for m in r["metrics"]} for r in (report, expected))

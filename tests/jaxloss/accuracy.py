@@ -83,7 +83,7 @@ def to_loop(row: LossRow) -> tuple[float, float, float]:
     batch = batch_of(row)
     expected = harness.reference_values(row, batch)
     wide = harness.evaluate(row, batch, np.float64)
-    single = harness.evaluate(row, batch, np.float32)
+    single = harness.evaluate(row, batch, np.float32, row.reductions)
     return (
         max(difference(wide[key], expected[key]) for key in row.reductions),
         max(difference(single[key], expected[key]) for key in row.reductions),

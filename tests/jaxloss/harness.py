@@ -22,9 +22,10 @@ from tests.jaxloss.loss_table import FunctionRow, LossRow
 QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """`compiler_options` of `jax.jit` that compile in two thirds of the time.
 
-For tests of transformations, which compare their results with those of `evaluate`.
+For tests of transformations, which compare their results with those of `evaluate`. None where the
+code that users get is tested.
 """
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "0":
+if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "0":
     QUICK = None
 
 
@@ -82,7 +83,7 @@ def make_batch(row: LossRow, seed: int = 0, n: int = 12, masked: bool = True) ->
     return Batch(args, where, sample_weights, cotangent)
 
 
-def with_labels(args: tuple[np.ndarray, ...], rows: Any, label: int) -> tuple[np.ndarray, ...]:
+def with_labels(args: tuple[np.ndarray, ...], rows: Any, label: Any) -> tuple[np.ndarray, ...]:
     labels = args[1].copy()
     labels[rows] = label
     return (args[0], labels, *args[2:])
@@ -153,12 +154,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
-    The keys are the reductions, by default all of the row in float64 and the mean otherwise, and
-    these with "_grad"; "none_grad" is for `batch.cotangent`. Values and gradients of weights are
-    float32 or wider, those of an argument have its dtype.
+    The keys are the reductions, and these with "_grad"; "none_grad" is for `batch.cotangent`. By
+    default, they are all of the row in float64 or if they are its own, and else the mean. Values
+    and gradients of weights are float32 or wider, those of an argument have its dtype.
     """
     if not reductions:
-        reductions = row.reductions if jnp.dtype(dtype) == np.float64 else ("mean",)
+        every = jnp.dtype(dtype) == np.float64 or row.has_own_reduction
+        reductions = row.reductions if every else ("mean",)
     wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
     with precision(dtype):
         results = evaluator(row, reductions)(
@@ -221,9 +223,28 @@ def check_against_references(
     for reduction in reductions:
         np.testing.assert_allclose(got[reduction], expected[reduction], *values)
     by_torch = torch_values(row, batch, reductions)
+    if by_torch is None and jnp.dtype(dtype) == np.float64:
+        check_slope(row, batch, got["mean_grad"])
     if by_torch is not None:
         chex.assert_trees_all_equal_shapes(got, by_torch)
         assert_close(got, by_torch, by_array)
+
+
+def check_slope(row: LossRow, batch: Batch, gradients: Any) -> None:
+    """Where there is no PyTorch: the slope of the mean along a direction, by the slow reference."""
+    rng, step = np.random.default_rng(40), 1e-6
+    directions = {k: rng.normal(size=batch.args[k].shape) for k in row.differentiable}
+    directions = {k: 0 * d if k in row.constant else d for k, d in directions.items()}
+
+    def value(sign: int) -> Any:
+        args = [a + sign * step * directions.get(k, 0) for k, a in enumerate(batch.args)]
+        masks = {"where": batch.where, "sample_weights": batch.sample_weights}
+        return row.reference(*args, **masks, reduction="mean")
+
+    pairs = zip(row.differentiable, gradients, strict=False)
+    slope = sum(float(np.sum(gradient * directions[k])) for k, gradient in pairs)
+    expected = (value(1) - value(-1)) / (2 * step)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-6)
 
 
 def magnitude(tree: Any) -> float:

@@ -91,9 +91,16 @@ class LossRow(FunctionRow):
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        """Those that are tested: a variant has the sum and the terms of the plain row."""
-        every = ("mean",) if self.is_variant else ("mean", "sum", "none")
-        return every if self.terms is not None else every[:2]
+        """Those that are tested: most variants have the sum and the terms of the plain row."""
+        if self.is_variant and not self.has_own_reduction:
+            return ("mean",)
+        return ("mean", "sum") if self.terms is None else ("mean", "sum", "none")
+
+    @property
+    def has_own_reduction(self) -> bool:
+        """Whether the rows are not simply weighted and added; then every dtype is tested."""
+        names = ("class_wise", "two_way", "proxy_anchor", "vicreg_of_one_batch")
+        return self.name.startswith("triplet") or self.name in (*names, "barlow_twins_of_one_batch")
 
     @property
     def takes_logits(self) -> bool:

@@ -244,11 +244,14 @@ def placed(shared: Any, batch: Any, devices: Any) -> tuple[Any, Any]:
 
 def check_shardings(results: Any, shared: Any) -> None:
     """Gradients are spread like their arguments, and losses of rows like the rows."""
+
+    def spec(array):
+        return (*array.sharding.spec, *(None,) * (array.ndim - len(array.sharding.spec)))
+
     (values, gradients), terms = results
     for leaf in jax.tree.leaves(values):
         assert leaf.sharding.is_fully_replicated
-    for gradient, argument in zip(gradients, shared, strict=True):
-        assert gradient.sharding.is_equivalent_to(argument.sharding, argument.ndim)
+    assert [*map(spec, gradients)] == [*map(spec, shared)]
     for leaf in jax.tree.leaves(terms):
         assert leaf.sharding.spec[0] == shared[0].sharding.spec[0]
 
@@ -263,6 +266,8 @@ def by_sharded_loss(row: LossRow, shared: Any, batch: Any) -> Iterator[Any]:
 on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
 OFTEN = tuple(row for row in EXCHANGES if "references" not in row.name)
 OTHER_ARGUMENTS = tuple(row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet"))
+OTHER_LOSSES = others(LOSSES, ONE_OF_A_KIND)
+VIEWS = tuple(row for row in VARIANTS if row.name.endswith("of_one_batch"))
 SOME = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "direct_sum", "class_wise"))
 WAYS = {
     "pmap": (by_pmap, LOSSES, ONE_OF_A_KIND),
@@ -278,8 +283,9 @@ WAYS = {
     "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), ONE_OF_A_KIND, SOME),
     "sharded_loss": (by_sharded_loss, ONE_OF_A_KIND, SOME),
 }
-"""Each way, the losses that it is tested with, and those of them that `make long` does not leave to
-itself. They exchange different numbers, or are one of each kind where the way is the same for all.
+"""Each way, the losses that it is tested with, and those that `make test` runs; `make long` runs
+the others. They exchange different numbers, or are one of each kind where the way is the same for
+all.
 """
 QUICK_WAYS = ("Explicit mesh",)
 
@@ -324,14 +330,15 @@ def test_without_masks(row):
 
 
 @pytest.mark.slow
-@over(others(LOSSES, EXCHANGES))
-def test_check_vma_accepts_a_batch_without_masks(row):
+@over(others(LOSSES, SOME))
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_check_vma_accepts(row, masked):
     specs = P(), P("chip")
     run = partial(step, row, "chip", own=rows_of_this_device("chip"))
     spread = jax.shard_map(run, mesh=mesh((4,), ("chip",)), in_specs=specs, out_specs=specs)
     with precision(np.float64):
-        batch = make_problem(row, masked=False)
-        jax.eval_shape(spread, *arguments(row, batch, np.float64, masked=False))
+        batch = make_problem(row, masked=masked)
+        jax.eval_shape(spread, *arguments(row, batch, np.float64, masked=masked))
 
 
 @pytest.mark.long
@@ -345,7 +352,14 @@ def test_explicit_mesh_accepts(row):
 
 
 @pytest.mark.slow
-@over((*ONE_OF_A_KIND, *(row for row in VARIANTS if row.name.endswith("of_one_batch"))))
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=[] if often else pytest.mark.long)
+        for often, rows in {True: ONE_OF_A_KIND + VIEWS, False: OTHER_LOSSES}.items()
+        for row in rows
+    ],
+)
 def test_nothing_counts_anywhere(row):
     """With no row, and with rows that all have the weight 0."""
     batch = make_problem(row)

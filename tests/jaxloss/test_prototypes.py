@@ -118,7 +118,7 @@ def test_descent_follows_the_gradient_of_the_uniformity():
     np.testing.assert_allclose(
         jax.jit(_prototypes._uniformity_gradient)(prototypes, jnp.asarray(3.0)),
         jax.jit(jax.grad(objective))(prototypes),
-        rtol=32 * FLOAT32,
+        rtol=16 * FLOAT32,
         atol=4 * FLOAT32,
     )
 
@@ -130,7 +130,7 @@ def test_uniform_prototypes_of_any_key_under_vmap_and_x64():
     got = jax.vmap(make)(keys)
     assert np.abs(got[0] - got[1]).max() > 0.1
     for key, prototypes in zip(keys, got, strict=True):
-        np.testing.assert_allclose(prototypes, make(key), atol=32 * FLOAT32)
+        np.testing.assert_allclose(prototypes, make(key), atol=16 * FLOAT32)
     with enable_x64(True):
         assert make(jax.random.key(12)).dtype == np.float32
 
@@ -187,7 +187,7 @@ def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_classes", "num_prototypes", "dim"),
-    [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 12, 4), (40, 40, 8), (60, 90, 2)],
+    [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 7, 4), (7, 12, 4), (40, 40, 8), (40, 41, 3), (60, 90, 2)],
 )
 def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
     """For means and prototypes of any length."""

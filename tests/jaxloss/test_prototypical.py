@@ -207,7 +207,7 @@ def test_second_derivatives(function, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("function", "options"), TILED[:1])
+@pytest.mark.parametrize(("function", "options"), TILED)
 def test_vmap_over_batches_of_different_numbers_of_classes(function, options):
     rng = np.random.default_rng(67)
     features = jnp.asarray(rng.normal(size=(4, 8, 3)), np.float32)

@@ -65,14 +65,17 @@ def test_equals_loops(distance, block_size):
 
 def test_features_far_from_zero():
     """Distances of float32 are those of the deviations from the mean."""
-    features = make_features(np.random.default_rng(5), 60, np.float32)
-    labels = jnp.asarray(make_labels(np.random.default_rng(6), 60))
-    far = jnp.asarray(features + np.float32(1000))
-    got = metrics(far, labels, ks=KS, distance="euclidean")
-    expected = references.retrieval_metrics(
-        np.float64(far), np.asarray(labels), KS, where=np.ones(60, bool), euclidean=True
-    )
-    np.testing.assert_allclose(flat(got), expected, rtol=FLOAT32)
+    features = 1000 + make_features(np.random.default_rng(5), 60, np.float32)
+    labels, where = make_labels(np.random.default_rng(6), 60), np.arange(60) % 5 != 2
+    gallery = {"references": features[40:], "reference_labels": labels[40:]}
+    for given in ({}, gallery):
+        named = {key: jnp.asarray(x) for key, x in given.items()}
+        rows = jnp.asarray(np.where(where[:, None], features, np.nan))
+        got = metrics(rows, jnp.asarray(labels), where=where, ks=KS, distance="euclidean", **named)
+        expected = references.retrieval_metrics(
+            features.astype(np.float64), labels, KS, where=where, euclidean=True, **given
+        )
+        np.testing.assert_allclose(flat(got), expected, rtol=FLOAT32)
 
 
 def test_equals_pytorch_metric_learning():

@@ -295,10 +295,10 @@ HARD = hard_classifiers()
 # power multiplies the rounding of W: a change of W by one unit in the last place of float32 moves
 # the exact gradient as much.
 HARD_TOLERANCES = {
-    ("project_complement", "few directions"): 5e-2,
-    ("project_complement", "repeated columns"): 5e-2,
-    ("project_spectral_complement", "small columns"): 3e-3,
-    ("project_spectral_complement", "few directions and noise"): 1e-3,
+    ("project_complement", "few directions"): 2**15 * FLOAT32,
+    ("project_complement", "repeated columns"): 2**15 * FLOAT32,
+    ("project_spectral_complement", "small columns"): 2**10 * FLOAT32,
+    ("project_spectral_complement", "few directions and noise"): 2**9 * FLOAT32,
 }
 
 

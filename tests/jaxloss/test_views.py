@@ -55,7 +55,6 @@ def results(loss: Any, first: Any, second: Any, where: Any = None, weights: Any 
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @every_loss
 def test_the_contract_is_kept(loss):
     """`test_devices` has the further ways to spread the views."""
