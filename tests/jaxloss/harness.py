@@ -237,7 +237,9 @@ def check_slope(row: LossRow, batch: Batch, gradients: Any) -> None:
     directions = {k: 0 * d if k in row.constant else d for k, d in directions.items()}
 
     def value(sign: int) -> Any:
-        args = [a + sign * step * directions.get(k, 0) for k, a in enumerate(batch.args)]
+        args = [*batch.args]
+        for k, direction in directions.items():
+            args[k] = args[k] + sign * step * direction
         masks = {"where": batch.where, "sample_weights": batch.sample_weights}
         return row.reference(*args, **masks, reduction="mean")
 

@@ -298,6 +298,7 @@ HARD_TOLERANCES = {
     ("project_complement", "few directions"): 2**15 * FLOAT32,
     ("project_complement", "repeated columns"): 2**15 * FLOAT32,
     ("project_spectral_complement", "small columns"): 2**10 * FLOAT32,
+    ("project_complement", "few directions and noise"): 2**7 * FLOAT32,
     ("project_spectral_complement", "few directions and noise"): 2**9 * FLOAT32,
 }
 
