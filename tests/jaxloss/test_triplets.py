@@ -35,7 +35,8 @@ def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
     features, labels = batch.args[0].copy(), np.int32(np.arange(45) > 4)
     features[[7, 1]] = features[[6, 20]]
     batch = batch._replace(args=(features, labels))
-    check_against_references(row, batch, np.float64, (1e-10, 1e-10), 1e-10)
+    # Where rows are equal, a distance has no slope.
+    check_against_references(row, batch, np.float64, (1e-10, 1e-10), 1e-10, smooth=False)
 
 
 @every_mining
