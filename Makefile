@@ -7,9 +7,6 @@ QUICK := .venv-quick-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.versi
 OLDEST := .venv-oldest
 DOCS := .venv-docs
 
-# Most modules are never imported: Python compiles those that are.
-export PIP_NO_COMPILE = 1
-
 FAULTS ?= 30
 SEED ?= 0
 
