@@ -194,12 +194,13 @@ def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
     # Norms of a batch with a zero row are computed with more care.
     batch = batch._replace(args=with_scored(batch.args, 2, 0))
     rows = [1, 4, 10]
+    of_rows = (3, *[1] * (batch.args[1].ndim - 1))
     if how == "where":
         where = batch.where.copy()
         where[rows] = False
         batch = batch._replace(where=where)
     else:
-        negative = np.array([-1, -2, -100]).reshape(3, *[1] * (batch.args[1].ndim - 1))
+        negative = np.array([-1, -2, -100]).reshape(of_rows)
         batch = batch._replace(args=with_labels(batch.args, rows, negative))
     batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
     expected = evaluate(row, batch, dtype)
@@ -208,7 +209,7 @@ def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
 
     args = with_scored(batch.args, rows, np.array([[np.nan], [np.inf], [-np.inf]]))
     if how == "where":
-        args = with_labels(args, rows, 10**6)
+        args = with_labels(args, rows, np.array([10**6, 1, 0]).reshape(of_rows))
     sample_weights = batch.sample_weights.copy()
     sample_weights[rows] = np.nan
     got = evaluate(row, batch._replace(args=args, sample_weights=sample_weights), dtype)
