@@ -92,6 +92,14 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{share:8.4f}  {key}, in {test}")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def compiled():
+    from tests.jaxloss.harness import compiled_losses
+
+    with compiled_losses():
+        yield
+
+
 def pytest_collection_finish():
     """Modules and tests live on: they are not searched for garbage."""
     gc.collect()

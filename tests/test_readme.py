@@ -3,13 +3,9 @@
 import importlib
 import importlib.util
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,6 @@ import jaxloss
 from experiments.cli.main import command_type
 from experiments.data.builders import BUILDERS
 from experiments.presets import PRESETS
-from tests.jaxloss.harness import run_compiled
 from tests.tolerances import FLOAT32
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +42,7 @@ def test_the_example_runs(capsys):
     assert np.isfinite(float(capsys.readouterr().out))
 
 
+@pytest.mark.long
 def test_the_training_steps_on_several_devices_run(capsys):
     run_blocks("docs/devices.md")
     on_one, on_mesh, on_auto_axes, *others = map(float, capsys.readouterr().out.split())
@@ -65,7 +61,7 @@ def test_the_training_steps_on_several_devices_run(capsys):
 def test_the_comparisons_with_other_packages_run(page):
     package = "pytorch_metric_learning"
     without = None if importlib.util.find_spec(package) else package
-    run_compiled(partial(run_blocks, page, without))
+    run_blocks(page, without)
 
 
 def test_every_code_block_of_the_site_runs():
@@ -113,20 +109,6 @@ def test_a_notebook_opens_in_colab(path):
         assert document.is_file() or page == "auto_gallery/index.html"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, tmp_path):
-    """All cells but the first, which installs jaxloss in Colab; with optimised programs."""
-    cells = [text for cell, text in read_cells(path) if cell["cell_type"] == "code"]
-    script = tmp_path / f"{path.stem}.py"
-    script.write_text("\n\n".join(cells[1:]), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "MPLBACKEND": "agg"}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, str(script)]
-    subprocess.run(command, cwd=path.parent, env=environment, check=True, timeout=1200)
-
-
 @pytest.mark.parametrize(
     ("heading", "column", "known"),
     [("| protocol | presets |", 2, PRESETS), ("| task | data sets |", 2, BUILDERS)],
@@ -144,8 +126,8 @@ def test_every_name_is_in_its_table(heading, column, known):
     [
         "README.md",
         "experiments/README.md",
-        "experiments/RESULTS.md",
-        "experiments/EARLIER_RESULTS.md",
+        pytest.param("experiments/RESULTS.md", marks=pytest.mark.long),
+        pytest.param("experiments/EARLIER_RESULTS.md", marks=pytest.mark.long),
     ],
 )
 def test_every_command_parses(document):

@@ -17,12 +17,13 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import complete_run
 from experiments.storage import storage_path
 from tests.experiments.several_processes import FSSPEC, object_store
-from tests.experiments.tiny_runs import TINY, Pooled
+from tests.experiments.tiny_runs import TINY, light_backbones
 
 _RUNS = {"grid", "run", "swept", "trained", "undisturbed", "whole"}
 """Fixtures of a module that train."""
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items):
     for item in items:
         names = getattr(item, "fixturenames", ())
@@ -32,16 +33,28 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name}: {name}"))
 
 
-@pytest.fixture(scope="package", autouse=True)
-def compilation_cache(tmp_path_factory, worker_id):
-    """A folder that JAX in all processes of these tests keeps programs in, however small."""
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory, worker_id) -> Path:
+    """A folder of all processes of these tests."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "xla"
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="package", autouse=True)
+def compilation_cache(shared_folder):
+    """A folder that JAX in all processes of these tests keeps programs in.
+
+    With a largest size, they take turns in it: JAX locks it then. A lock takes longer than a
+    program that compiles at once.
+    """
+    folder = shared_folder / "xla"
     folder.mkdir(exist_ok=True)
+    options = {"compilation_cache_max_size": 2**32, "persistent_cache_min_compile_time_secs": 0.1}
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        for name, value in options.items():
+            jax.config.update(f"jax_{name}", value)
+            patch.setenv(f"JAX_{name.upper()}", str(value))
         yield folder
     jax.config.update("jax_compilation_cache_dir", None)
 
@@ -55,9 +68,9 @@ def cache_home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory) -> Iterator[Folders]:
+def folders(shared_folder) -> Iterator[Folders]:
     """Where the data sets of a session's tests are prepared, and whole splits are read, once."""
-    data_dir, read, known = tmp_path_factory.mktemp("data"), RecordImages.__getitem__, {}
+    data_dir, read, known = shared_folder / "data", RecordImages.__getitem__, {}
 
     def read_once(images: RecordImages, index):
         if not isinstance(index, slice) or data_dir not in images._folder.parents:
@@ -81,14 +94,7 @@ def dirs(tmp_path) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def light_backbone() -> Iterator[None]:
     """For tests of what is around a network: all runs of a file train `Pooled` in its place."""
-    build = assembly.build_backbone
-
-    def build_backbone(config, *, image_shape, axis_name, rngs):
-        known = build(config, image_shape=image_shape, axis_name=axis_name, rngs=rngs)
-        return Pooled(known.num_features, image_shape[-1], rngs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "build_backbone", build_backbone)
+    with light_backbones():
         yield
 
 

@@ -160,6 +160,7 @@ def test_images_are_seen_in_the_size_that_was_asked_for(resize):
     assert padded.shape == (3, *seen_shape((20, 30, 3), config)) == (3, 8, 8, 3)
 
 
+@pytest.mark.long
 def test_erased_boxes_have_the_distribution_of_torchvision():
     height, width, count = 40, 20, 4000
     keys = jax.random.split(jax.random.key(0), count)
@@ -333,6 +334,7 @@ def test_random_resized_crop_shows_its_box_alone():
         np.testing.assert_allclose(crop, by_pillow(image, (18, 15), tuple(box)), atol=2e-3)
 
 
+@pytest.mark.long
 def test_shares_of_mixup_have_the_beta_distribution():
     """Its larger half, against NumPy."""
     beta = 0.2
@@ -348,6 +350,7 @@ def test_shares_of_mixup_have_the_beta_distribution():
     assert shares.std() == pytest.approx(expected.std(), abs=0.01)
 
 
+@pytest.mark.long
 def test_boxes_have_the_area_of_their_weight_and_are_cut_at_the_border():
     """The distribution is that of the paper's code, drawn another way."""
     height, width, count = 24, 36, 4000
@@ -499,6 +502,7 @@ def test_a_grey_image_has_no_colour_to_lose():
     assert np.abs(contrast[..., 0] - np.asarray(expected)).max() <= 1
 
 
+@pytest.mark.long
 def test_all_operations_are_equally_likely_and_follow_the_key_of_the_image():
     image = photograph("plain").astype(np.float32)[:12, :12]
     count = 1400

@@ -66,6 +66,7 @@ def test_numbers_that_are_nan_disagree():
     assert disagreement([np.array([0.0, 2.0])], [np.array([0.1, 2.0])]) == pytest.approx(0.05)
 
 
+@pytest.mark.long
 def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
     monkeypatch.setitem(solvers.SPREADS, "paper", ((8, 4, 50, 20, 0.3),))

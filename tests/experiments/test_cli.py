@@ -155,6 +155,7 @@ def test_help_does_not_import_what_only_runs_need():
     assert "experiments.cli.train" in done.stdout.split()
 
 
+@pytest.mark.long
 def test_a_closed_pipe_is_no_traceback():
     command = f"{sys.executable} -m experiments --help | head -n 1"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)

@@ -216,6 +216,7 @@ def test_first_weights_are_uniform():
     assert weights.std() == pytest.approx(bound / np.sqrt(3), rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classifier", ["cosine", "linear"])
 def test_an_episode_does_not_depend_on_how_many_there_are(classifier):
     # 130 episodes are tuned in several groups.

@@ -81,6 +81,7 @@ def test_random_groups_change_with_step_and_seed_alone():
     assert max(first) < whole
 
 
+@pytest.mark.long
 def test_random_groups_do_not_depend_on_the_devices():
     options = GroupLoss(name="loose", num_groups=4, grouping="random")
     features, labels, head = make_batch()

@@ -87,7 +87,9 @@ TESTED = [
 ]
 
 
-@pytest.mark.parametrize("name", TESTED)
+@pytest.mark.parametrize(
+    "name", [*TESTED[::2], *(pytest.param(n, marks=pytest.mark.long) for n in TESTED[1::2])]
+)
 def test_every_name_is_the_loss_that_it_says(name):
     rng = np.random.default_rng(3)
     features = rng.normal(size=(11, DIM))

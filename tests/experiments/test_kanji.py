@@ -182,6 +182,7 @@ def test_forms_of_the_same_path(path, same):
     np.testing.assert_allclose(list(kanji._points(path)), list(kanji._points(same)))
 
 
+@pytest.mark.long
 def test_the_real_characters():
     splits = kanji._read(32)
     sizes = {name: len(split.keys) for name, split in splits.items()}

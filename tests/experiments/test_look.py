@@ -133,6 +133,7 @@ def test_every_protocol_has_its_pictures(untrained, name):
     assert sorted(untrained(name).numbers) == sorted(UNTRAINED[name][1])
 
 
+@pytest.mark.long
 def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
     expected = [*EVERYWHERE, "accuracy", "episodes", "spectrum", "training"]
     folder = trained.view.folder / "look"
@@ -155,6 +156,7 @@ def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
         assert len(image.attrib["alt"]) > 80
 
 
+@pytest.mark.long
 def test_the_numbers_of_a_few_shot_run_are_those_of_its_features(trained):
     numbers, (novel, _) = trained.numbers, trained.shown
     sides = {side.split: side.outputs for side in trained.view.sides}

@@ -26,7 +26,13 @@ from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
 from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import finish, start, wait_for_step
-from tests.experiments.tiny_runs import TINY, TINY_OPTIONS, assert_equal_runs, saved_steps
+from tests.experiments.tiny_runs import (
+    TINY,
+    TINY_OPTIONS,
+    assert_equal_runs,
+    light_backbones,
+    saved_steps,
+)
 
 
 def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
@@ -73,6 +79,13 @@ def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, whole, m
 
 
 @pytest.fixture
+def light():
+    """Trains a small network: these tests are not about what it learns."""
+    with light_backbones():
+        yield
+
+
+@pytest.fixture
 def signalled(monkeypatch):
     """Makes the metrics file raise signals in this process when it receives the loss of a step."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -92,6 +105,7 @@ def signalled(monkeypatch):
         signal.signal(number, handler)
 
 
+@pytest.mark.usefixtures("light")
 def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled):
     config, before = replace(TINY, steps=8, validate_every=8), signal.getsignal(signal.SIGTERM)
     signalled(3, signal.SIGTERM)
@@ -102,6 +116,7 @@ def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, si
     assert saved_steps(tmp_path / "run") == [4]
 
 
+@pytest.mark.usefixtures("light")
 def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     signalled(3, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -109,6 +124,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("light")
 def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_limited(
     tmp_path, folders, monkeypatch
 ):

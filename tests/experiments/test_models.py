@@ -95,7 +95,9 @@ def test_feature_shapes(backbone, image_shape, positions, pooling):
         (photographs.RESNET12, 84, 12_424_320, 640),
         # The published counts, less those of a classifier of 1000 or 10 classes.
         (RESNET18, 224, 11_689_512 - 513_000, 512),
-        (photographs.RESNET50, 224, 25_557_032 - 2_049_000, 2048),
+        pytest.param(
+            *(photographs.RESNET50, 224, 25_557_032 - 2_049_000, 2048), marks=pytest.mark.long
+        ),
         (photographs.RESNET32, 32, 464_154 - 650, 64),
         # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
         (
@@ -109,7 +111,7 @@ def test_feature_shapes(backbone, image_shape, positions, pooling):
         (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
         (replace(WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)), 32, 2_748_890 - 2_570, 256),
-        (photographs.SWIN_T, 224, 28_288_354 - 769_000, 768),
+        pytest.param(*(photographs.SWIN_T, 224, 28_288_354 - 769_000, 768), marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "backbone", None),
 )

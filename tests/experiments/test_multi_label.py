@@ -164,6 +164,7 @@ def test_validation_is_the_mean_of_the_two():
     assert value == pytest.approx((result.map_class + result.map_sample) / 2)
 
 
+@pytest.mark.long
 def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     train_run(plan_run(TINY), tmp_path, voc)
     protocol, report = evaluate_run(tmp_path, voc)

@@ -341,7 +341,10 @@ def save_run(folder, config, accuracies):
             checkpoints.save(step, state, meta={}, validation=accuracy)
 
 
-@pytest.mark.parametrize(("accuracies", "step"), [([0.2, 0.9, 0.5], 2), ([None, None], 2)])
+@pytest.mark.parametrize(
+    ("accuracies", "step"),
+    [([0.2, 0.9, 0.5], 2), pytest.param([None, None], 2, marks=pytest.mark.long)],
+)
 def test_a_run_gives_the_backbone_of_its_best_checkpoint(tmp_path, accuracies, step):
     config = replace(SMALL["resnet18"], blocks=(1, 1, 1, 1))
     save_run(tmp_path / "run" / "checkpoints", config, accuracies)

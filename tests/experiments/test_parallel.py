@@ -138,7 +138,8 @@ def test_the_first_state_is_spread_with_the_optimizers_state_of_it(config):
     assert class_sharding(shapes.params["classifier"]["kernel"]) == expected
 
 
-@pytest.mark.parametrize("shape", ["2x2", pytest.param("1x4", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("shape", ["2x2", "1x4"])
 def test_no_device_gathers_the_classifier(config, shape):
     classes = 60_001
     whole, spread = (
@@ -155,6 +156,7 @@ def test_no_device_gathers_the_classifier(config, shape):
     assert arguments == pytest.approx(3 * own * (1 - 1 / columns), rel=0.01)  # Adam has two.
 
 
+@pytest.mark.long
 def test_compile_asks_for_the_number_of_classes_where_images_are_classes(config):
     with pytest.raises(ConfigError, match="give their number, such as --classes 1000000"):
         compile_step(config, jax.devices(), mode="jit")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import chex
 import jax
+import pytest
 from flax import nnx
 
+from experiments import assembly
 from experiments.config import ModelConfig, SamplingConfig
 from experiments.models.layers import Backbone
 from experiments.protocols import config_from_dict
@@ -29,6 +33,21 @@ class Pooled(Backbone):
 
     def __call__(self, images, *, train, keys=None, step=None):
         return self.linear(images.mean((1, 2)))
+
+
+@contextlib.contextmanager
+def light_backbones() -> Iterator[None]:
+    """Trains `Pooled` in the place of every backbone."""
+    build = assembly.build_backbone
+
+    def build_backbone(config, *, rngs, image_shape, axis_name):
+        options = {"image_shape": image_shape, "axis_name": axis_name}
+        known = nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0), **options))
+        return Pooled(known.num_features, image_shape[-1], rngs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "build_backbone", build_backbone)
+        yield
 
 
 TINY = FewShotConfig(

@@ -7,14 +7,15 @@ import jax
 import jaxtyping
 import pytest
 
-from tests.jaxloss.harness import run_compiled
-from tests.jaxloss.loss_table import VARIANTS, FunctionRow
+from tests.jaxloss.harness import compiled_losses
+from tests.jaxloss.loss_table import RARELY_TESTED, VARIANTS, FunctionRow
 
 # The doctest collector imports every file. `make quick` has no PyTorch.
 _NEEDS = {"torch_references.py": "torch", "peers.py": "pytorch_metric_learning"}
 collect_ignore = [file for file, package in _NEEDS.items() if not find_spec(package)]
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items):
     """Groups the tests of a loss in one process of pytest-xdist, to share compiled functions.
 
@@ -24,12 +25,14 @@ def pytest_collection_modifyitems(items):
     """
     for item in items:
         if isinstance(item, pytest.DoctestItem):
-            item.runtest = functools.partial(run_compiled, item.runtest)
+            item.runtest = compiled_losses()(item.runtest)
         row = getattr(getattr(item, "callspec", None), "params", {}).get("row")
         if isinstance(row, FunctionRow):
             item.add_marker(pytest.mark.xdist_group(row.name))
             if row in VARIANTS:
                 item.add_marker(pytest.mark.slow)
+            if row.name in RARELY_TESTED:
+                item.add_marker(pytest.mark.long)
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
 

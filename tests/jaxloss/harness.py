@@ -55,9 +55,20 @@ def raises(error: type[Exception], match: str = ""):
     assert caught.type is error
 
 
-def over(rows: Sequence[FunctionRow]) -> pytest.MarkDecorator:
-    """A test of each of these rows of the loss table."""
-    return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
+def over(
+    rows: Sequence[FunctionRow], often: Sequence[FunctionRow] | None = None
+) -> pytest.MarkDecorator:
+    """A test of each of these rows of the loss table; if some are tested `often`, the others are
+    left to `make long`.
+    """
+    rarely = [row for row in rows if often is not None and row not in often]
+    return pytest.mark.parametrize(
+        "row",
+        [
+            pytest.param(row, id=row.name, marks=pytest.mark.long if row in rarely else [])
+            for row in rows
+        ],
+    )
 
 
 class Batch(NamedTuple):
@@ -103,8 +114,10 @@ def precision(dtype: Any) -> contextlib.AbstractContextManager:
 def cast(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: Any) -> tuple:
     """The arguments as JAX arrays: floats in `dtype`, integers in int64 beside float64."""
     integer = np.int64 if jnp.dtype(dtype) == np.float64 else np.int32
+    # `jnp.asarray` compiles a program for each shape.
     return tuple(
-        jnp.asarray(a, dtype if k in differentiable else integer) for k, a in enumerate(args)
+        jax.device_put(np.asarray(a).astype(dtype if k in differentiable else integer))
+        for k, a in enumerate(args)
     )
 
 
@@ -165,9 +178,13 @@ def evaluate(
     with precision(dtype):
         results = evaluator(row, reductions)(
             cast(batch.args, row.differentiable, dtype),
-            jnp.asarray(batch.where),
-            jnp.asarray(batch.sample_weights, wide),
-            jnp.asarray(batch.cotangent, wide),
+            *jax.device_put(
+                (
+                    batch.where,
+                    batch.sample_weights.astype(wide),
+                    batch.cotangent.astype(wide),
+                )
+            ),
         )
         results = jax.tree.map(np.asarray, results)
     for reduction in reductions:
@@ -272,28 +289,38 @@ def finite(tree: Any) -> bool:
 P = PartitionSpec
 
 
-def run_compiled(example):
-    """Runs an example with compiled losses of the library.
+@contextlib.contextmanager
+def compiled_losses():
+    """What is called outside of `jax.jit` is compiled as a whole.
 
-    Compiling one operation after the other takes ten times as long; `test_without_jit` does it.
+    One operation after the other takes ten times as long; `test_without_jit` calls a loss so. A
+    function keeps its name, and not its identity.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in jaxloss.__all__:
             function = getattr(jaxloss, name)
             if hasattr(function, "_result"):  # Its arguments are arrays, and options by name.
                 patch.setattr(jaxloss, name, jitted(function))
-        example()
+        yield
 
 
 def jitted(function):
     signature = inspect.signature(function)
 
+    @cache
+    def program(others: tuple[tuple[str, Any], ...]):
+        return jax.jit(partial(function, **dict(others)))
+
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         given = signature.bind(*args, **options).arguments
         arrays = {k: x for k, x in given.items() if isinstance(x, jax.Array | np.ndarray)}
-        others = {k: x for k, x in given.items() if k not in arrays}
-        return jax.jit(partial(function, **others))(**arrays)
+        others = tuple((k, x) for k, x in given.items() if k not in arrays)
+        try:
+            run = program(others)
+        except TypeError:  # An option that cannot be hashed.
+            run = partial(function, **dict(others))
+        return run(**arrays)
 
     return call
 

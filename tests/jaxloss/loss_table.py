@@ -596,6 +596,27 @@ ONE_OF_A_KIND = tuple(
     in ("softmax", "nca", "prototypical", "direct_sum", "prototype", "class_wise", "classifier")
 )
 """For what the rooms below the formulas do alike for all losses."""
+RARELY_TESTED = {
+    *("nca_references_in_tiles", "prototypical_references_in_tiles", "triplet_references_in_tiles"),
+    *("supervised_contrastive_references_in_tiles", "circle_in_tiles", "triplet_references_all"),
+    *("prototypical_references_num_classes", "triplet_semihard", "triplet_all"),
+    *("classifier_in_blocks", "classifier_cosine", "classifier_class_margins"),
+    *("classifier_sample_margins", "classifier_angles", "classifier_sub_centres"),
+}
+"""Variants whose options are those of two others: `make long` tests them."""
+TILES_OF_A_KIND = tuple(
+    row
+    for row in VARIANTS
+    if row.name
+    in (
+        "nca_in_tiles",
+        "supervised_contrastive_negatives_in_tiles",
+        "triplet_in_tiles",
+        "info_nce_in_tiles",
+        "classifier_angles_in_blocks",
+    )
+)
+"""Pairs in one and in two stages, triplets, both directions, and blocks of classes."""
 
 
 def function_row(name: str, make_inputs: Callable[..., Inputs], **options: Any) -> FunctionRow:

@@ -44,6 +44,7 @@ def problem(options, dtype: Any = np.float32, n=16, dim=6, classes=CLASSES) -> t
     return features, jnp.asarray(rng.integers(0, classes, n), jnp.int32), weights, bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("similarity", "block_size"), [("inner", None), ("cosine", 4)])
 def test_classes_that_are_switched_off(similarity, block_size):
     """Whole blocks of logits of -inf, as of classes that fill up the last device."""
@@ -89,7 +90,11 @@ def results(name, dtype, block_size=None, loss=jaxloss.classifier_loss):
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(
     ("dtype", "block_size"),
-    [(np.float32, 5), *((np.float64, size) for size in (None, 1, 5, 100))],
+    [
+        (np.float32, 5),
+        (np.float64, 5),
+        *(pytest.param(np.float64, size, marks=pytest.mark.long) for size in (None, 1, 100)),
+    ],
     ids=lambda x: getattr(x, "__name__", x),
 )
 def test_equals_the_loss_of_the_logits(name, dtype, block_size):
@@ -101,6 +106,7 @@ def test_equals_the_loss_of_the_logits(name, dtype, block_size):
     assert_close(d_numbers, expected_d_numbers, 5 * tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("centres", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_products_that_wait_in_the_gradient(centres):
     """Of no more rows than features: the same derivatives, of two orders and of one argument."""
@@ -132,8 +138,11 @@ def test_a_single_class_is_certain(block_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_reverse_over_reverse(options):
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "cosine" else pytest.mark.long) for n in OPTIONS]
+)
+def test_reverse_over_reverse(name):
+    options = OPTIONS[name]
     with enable_x64(True):
         features, labels, weights, bias = problem(options, np.float64)
         leaves = (features, weights, bias)
@@ -167,9 +176,15 @@ def test_forward_mode_takes_a_single_block():
         tangent(CLASSES - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("similarity", "dtype"),
-    [("inner", np.float32), ("cosine", np.float32), ("inner", jnp.float16), ("cosine", "bfloat16")],
+    [
+        ("inner", np.float32),
+        ("cosine", "bfloat16"),
+        pytest.param("cosine", np.float32, marks=pytest.mark.long),
+        pytest.param("inner", jnp.float16, marks=pytest.mark.long),
+    ],
 )
 def test_memory(similarity, dtype):
     """There are no logits of all classes, and no copy of the weights in any dtype."""
@@ -196,7 +211,7 @@ mesh = partial(harness.mesh, names=("batch", "classes"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [None, 2])
+@pytest.mark.parametrize("block_size", [pytest.param(None, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     ("off", "options", "tolerance"),
     [(-np.inf, {}, 1e-6), (-1e4, {"similarity": "cosine", "scale": 6.0, "margin": 0.2}, 1e-5)],
@@ -282,7 +297,7 @@ def outside(loss, shard_map, **options):
 @pytest.mark.parametrize(
     ("way", "masked"),
     [
-        pytest.param(inside, True, marks=pytest.mark.slow),
+        pytest.param(inside, True, marks=pytest.mark.long),
         pytest.param(inside, False, marks=pytest.mark.long),
         pytest.param(outside, True, marks=pytest.mark.long),
         pytest.param(partial(outside, check_vma=False), True, marks=pytest.mark.slow),
@@ -302,6 +317,7 @@ def test_classes_on_devices_with_gradients(name, shape, way, masked):
         assert_close(got, expected, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32])
 def test_labels_are_indices_among_all_classes(dtype):
     """By `shard_map`, and by `pmap`, where each device has all rows and its columns."""

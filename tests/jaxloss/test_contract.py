@@ -36,26 +36,36 @@ from tests.jaxloss.harness import (
     with_labels,
     with_scored,
 )
-from tests.jaxloss.loss_table import CASES, CLASSES, DIM, LOSSES, ONE_OF_A_KIND, LossRow
+from tests.jaxloss.loss_table import (
+    CASES,
+    CLASSES,
+    DIM,
+    LOSSES,
+    ONE_OF_A_KIND,
+    TILES_OF_A_KIND,
+    LossRow,
+)
 from tests.tolerances import FLOAT32, FLOAT64, rounded_to
 
 TILED = tuple(row for row in CASES if row.has_tiles)
-# In lower precision, `make long` has the tiles of what is compared with other rows, too.
-OFTEN = LOSSES + tuple(row for row in TILED if "references" not in row.name)
-
+# `make long` has the other tiles in lower precision.
+OFTEN = LOSSES + TILES_OF_A_KIND
+HALF_OFTEN = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca", "direct_sum"))
 
 every_case, every_loss = over(CASES), over(LOSSES)
 LONG = [pytest.mark.long]
 
 
 def in_dtypes(**rows: tuple[LossRow, ...]):
-    """Each row in its dtypes. `make long` has tiles in half precision, and those of references."""
+    """Each row in its dtypes."""
+    often = {"float64": CASES, "float32": OFTEN, "bfloat16": LOSSES, "float16": HALF_OFTEN}
+    slow = [] if set(rows) <= {"float64", "float32"} else [pytest.mark.slow]
     return [
         pytest.param(
             row,
             np.dtype(dtype),
             id=f"{row.name}-{dtype}",
-            marks=[] if row in {"float64": CASES, "float32": OFTEN}.get(dtype, LOSSES) else LONG,
+            marks=slow if row in often[dtype] else LONG,
         )
         for dtype, of in rows.items()
         for row in of
@@ -145,12 +155,14 @@ def test_nothing_counts(row, how, dtype):
         assert np.all(leaf == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "n"),
     [
         pytest.param(row, n, id=f"{row.name}-{n}", marks=[] if often else pytest.mark.long)
-        for n, rows, often in ((0, LOSSES, True), (0, TILED, False), (1, LOSSES, False))
+        for n, rows in ((0, LOSSES + TILED), (1, LOSSES))
         for row in rows
+        for often in [n == 0 and row in ONE_OF_A_KIND]
     ],
 )
 def test_one_sample_and_none(row, n):
@@ -254,7 +266,6 @@ def test_label_out_of_range_is_nan(row):
 # Dtypes ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("row", "dtype"), HALF)
 def test_half_precision_is_computed_in_float32(row, dtype):
     batch = make_batch(row, seed=12)
@@ -298,6 +309,7 @@ def test_float32_beside_float64(row):
             assert leaf.dtype == np.float32
 
 
+@pytest.mark.slow
 @over((*ONE_OF_A_KIND, *(row for row in CASES if row.name == "sigmoid_multi_hot")))
 def test_labels_of_any_dtype(row):
     batch = make_batch(row, seed=14, masked=False)

@@ -63,16 +63,26 @@ def test_supcon_labels_are_checked():
         loss(features, targets.astype(jnp.complex64))
 
 
+SUPCON = partial(jaxloss.supervised_contrastive_loss, denominator="negatives")
+MULTI_SIMILARITY = partial(jaxloss.multi_similarity_loss, mining_margin=0.2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("loss", "multi_hot"),
+    ("loss", "multi_hot", "of_references"),
     [
-        (partial(jaxloss.supervised_contrastive_loss, denominator="negatives"), True),
-        (partial(jaxloss.multi_similarity_loss, mining_margin=0.2), False),
+        pytest.param(SUPCON, True, True, id="supcon of references"),
+        pytest.param(MULTI_SIMILARITY, False, False, id="multi-similarity"),
+        pytest.param(SUPCON, True, False, marks=pytest.mark.long, id="supcon"),
+        pytest.param(
+            MULTI_SIMILARITY,
+            False,
+            True,
+            marks=pytest.mark.long,
+            id="multi-similarity of references",
+        ),
     ],
-    ids=["supcon", "multi_similarity"],
 )
-@pytest.mark.parametrize("of_references", [False, True])
 def test_pairs_of_given_numbers_around_the_ring(loss, multi_hot, of_references, monkeypatch):
     """The numbers that are given for an anchor stay on its device, and get gradients there."""
     monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)

@@ -28,7 +28,13 @@ from tests.jaxloss.harness import (
     precision,
     with_labels,
 )
-from tests.jaxloss.loss_table import LOSSES, ONE_OF_A_KIND, VARIANTS, LossRow
+from tests.jaxloss.loss_table import (
+    LOSSES,
+    ONE_OF_A_KIND,
+    TILES_OF_A_KIND,
+    VARIANTS,
+    LossRow,
+)
 from tests.tolerances import FLOAT32, FLOAT64
 
 DEVICES = 4
@@ -264,22 +270,21 @@ def by_sharded_loss(row: LossRow, shared: Any, batch: Any) -> Iterator[Any]:
 
 
 on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
-OFTEN = tuple(row for row in EXCHANGES if "references" not in row.name)
 OTHER_ARGUMENTS = tuple(row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet"))
-OTHER_LOSSES = others(LOSSES, ONE_OF_A_KIND)
 VIEWS = tuple(row for row in VARIANTS if row.name.endswith("of_one_batch"))
-SOME = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "direct_sum", "class_wise"))
+SOME = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "class_wise"))
+FURTHER = tuple(
+    row
+    for row in WITH_FURTHER_ARRAYS
+    if row.name in ("nca_references", "spectral_sum_of_a_basis", "margin_softmax_sample_margins")
+)
 WAYS = {
     "pmap": (by_pmap, LOSSES, ONE_OF_A_KIND),
-    "shard_map": (by_shard_map, EXCHANGES, OFTEN),
+    "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES_OF_A_KIND),
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND, SOME),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND, SOME),
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND, SOME),
-    "Explicit mesh": (
-        on_explicit_mesh,
-        ON_EXPLICIT_MESH,
-        (*ONE_OF_A_KIND, *OTHER_ARGUMENTS, *WITH_FURTHER_ARRAYS[::2]),
-    ),
+    "Explicit mesh": (on_explicit_mesh, ON_EXPLICIT_MESH, (*SOME, *OTHER_ARGUMENTS, *FURTHER)),
     "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), ONE_OF_A_KIND, SOME),
     "sharded_loss": (by_sharded_loss, ONE_OF_A_KIND, SOME),
 }
@@ -307,7 +312,10 @@ def test_value_and_gradients(way, row):
 
 
 @pytest.mark.slow
-@over(tuple(row for row in EXCHANGES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")))
+@over(
+    tuple(row for row in EXCHANGES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")),
+    often=tuple(row for row in EXCHANGES if row.name == "direct_sum"),
+)
 def test_pmap_in_float32(row):
     batch = make_problem(row)
     args = tuple(
@@ -330,7 +338,7 @@ def test_without_masks(row):
 
 
 @pytest.mark.slow
-@over(others(LOSSES, SOME))
+@over(others(LOSSES, SOME), often=others(ONE_OF_A_KIND, SOME))
 @pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_check_vma_accepts(row, masked):
     specs = P(), P("chip")
@@ -352,14 +360,7 @@ def test_explicit_mesh_accepts(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=row.name, marks=[] if often else pytest.mark.long)
-        for often, rows in {True: ONE_OF_A_KIND + VIEWS, False: OTHER_LOSSES}.items()
-        for row in rows
-    ],
-)
+@over(LOSSES + VIEWS, often=ONE_OF_A_KIND)
 def test_nothing_counts_anywhere(row):
     """With no row, and with rows that all have the weight 0."""
     batch = make_problem(row)
@@ -375,8 +376,16 @@ def test_nothing_counts_anywhere(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["pmap", "check_vma", "without check_vma"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [
+        ("pmap", np.float32),
+        ("check_vma", np.float64),
+        pytest.param("pmap", np.float64, marks=pytest.mark.long),
+        pytest.param("check_vma", np.float32, marks=pytest.mark.long),
+        pytest.param("without check_vma", np.float64, marks=pytest.mark.long),
+    ],
+)
 def test_statistics_of_classes(way, dtype):
     """All devices get exactly the same numbers."""
     rng = np.random.default_rng(31)

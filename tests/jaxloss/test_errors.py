@@ -12,7 +12,16 @@ import pytest
 import jaxloss
 from tests.jaxloss.harness import raises
 
-ones, zeros = jnp.ones, jnp.zeros
+
+def ones(shape: Any, dtype: Any = np.float32) -> jax.Array:
+    """Without a program, which `jnp.ones` compiles for each shape, and here at every start."""
+    return jax.device_put(np.ones(shape, dtype))
+
+
+def zeros(shape: Any, dtype: Any = np.float32) -> jax.Array:
+    return jax.device_put(np.zeros(shape, np.int32 if dtype is int else dtype))
+
+
 LABELS = zeros(5, int)
 FEATURES, WEIGHTS, MEANS = ones((5, 4)), ones((4, 3)), ones((3, 4))
 BASIS = jaxloss.spectral_basis(WEIGHTS)

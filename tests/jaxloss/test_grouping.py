@@ -208,6 +208,7 @@ def test_random_groups_are_equal_parts_in_any_order():
 # Proposition 1 and Lemma 1 ----
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -173,7 +173,7 @@ def test_zero_features(loss):
     features[[2, 5]] = 0
     args = [jnp.asarray(a) for a in (np.float32(features), labels, prototypes)]
     values = np.asarray(jax.jit(partial(loss, reduction="none"))(*args))
-    np.testing.assert_array_equal(values[[2, 5]], loss is jaxloss.prototype_loss)
+    np.testing.assert_array_equal(values[[2, 5]], loss.__name__ == "prototype_loss")
     grads = jax.jit(jax.grad(loss, argnums=(0, 2)))(*args)
     assert all(np.isfinite(g).all() for g in grads)
     assert not np.asarray(grads[0])[[2, 5]].any()
@@ -182,6 +182,7 @@ def test_zero_features(loss):
 # Assignments and lengths that do not fit ----
 
 
+@pytest.mark.slow
 @losses
 @pytest.mark.parametrize("column", [-1, -8, 7, 10**6])
 def test_an_assignment_out_of_range_is_nan_for_its_class_only(loss, column):

@@ -80,6 +80,7 @@ def test_classification_losses_of_a_classifier(name, classification):
     np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

@@ -19,6 +19,7 @@ def merged(values, mask):
     return _logsumexp.result(reduce(_logsumexp.merge, parts))
 
 
+@pytest.mark.slow
 def test_parts_merge_into_the_whole():
     """Also in a row without values in the mask, and in one without values in the first parts."""
     rng = np.random.default_rng(70)

@@ -64,6 +64,7 @@ def test_below_zero_the_angle_is_zero():
     np.testing.assert_allclose(got, np.log1p(np.exp(0.2 - targets)), rtol=FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [None, 2])
 def test_gradients_at_cosines_of_one(block_size):
     """Features that are parallel to a weight vector, where θ has an infinite derivative."""
@@ -172,7 +173,11 @@ def divisible():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", ["shard_map", "Explicit mesh", pytest.param("sharded_loss", marks=pytest.mark.long)]
+    "way",
+    [
+        "shard_map",
+        *(pytest.param(way, marks=pytest.mark.long) for way in ("Explicit mesh", "sharded_loss")),
+    ],
 )
 def test_classes_and_rows_on_devices(way):
     with enable_x64(True):

@@ -31,6 +31,7 @@ def test_no_array_of_samples_by_samples_by_dimensions():
     assert max(int(np.prod(shape)) for shape in shapes) <= n * n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", [nca, proto, partial(proto, num_classes=4)], ids=["nca", "proto", "proto_c"]
 )
@@ -87,25 +88,32 @@ def test_blocks_of_any_size_change_nothing(block_size):
 SIZE, ROWS, LABELS = 16384, ((16384, 512), np.float32), ((16384,), np.int32)
 
 
+@pytest.mark.long
 def test_blocks_bound_the_memory_of_the_gradient():
     loss = jax.value_and_grad(partial(jaxloss.nca_loss, block_size=256))
     _, memory = compiled(loss, ((SIZE, 64), np.float32), LABELS)
     assert memory < 128 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "options", "second"),
     [
-        (jaxloss.supervised_contrastive_loss, {}, LABELS),
         (jaxloss.supervised_contrastive_loss, {"denominator": "negatives"}, LABELS),
-        (jaxloss.multi_similarity_loss, {"mining_margin": 0.1}, LABELS),
-        (jaxloss.circle_loss, {}, LABELS),
-        (jaxloss.triplet_loss, {"mining": "hard"}, LABELS),
         (jaxloss.triplet_loss, {"mining": "semihard"}, LABELS),
-        (jaxloss.triplet_loss, {"mining": "all"}, LABELS),
         (jaxloss.info_nce_loss, {}, ROWS),
-        (jaxloss.sigmoid_contrastive_loss, {}, ROWS),
         (jaxloss.retrieval_metrics, {}, LABELS),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                (jaxloss.supervised_contrastive_loss, {}, LABELS),
+                (jaxloss.multi_similarity_loss, {"mining_margin": 0.1}, LABELS),
+                (jaxloss.circle_loss, {}, LABELS),
+                (jaxloss.triplet_loss, {"mining": "hard"}, LABELS),
+                (jaxloss.triplet_loss, {"mining": "all"}, LABELS),
+                (jaxloss.sigmoid_contrastive_loss, {}, ROWS),
+            ]
+        ),
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )

@@ -73,6 +73,7 @@ def test_without_negatives_the_loss_is_zero_and_counts(loss):
     assert np.all(gradient[1:] == 0)
 
 
+@pytest.mark.slow
 @every_loss
 def test_an_unknown_target_is_a_class_that_is_not_there(row):
     """The logit of an unknown target has no effect."""
@@ -249,6 +250,7 @@ def test_ranked_losses_form_no_pairs(gradient):
     assert memory < 30 * 4 * n * classes
 
 
+@pytest.mark.slow
 @every_loss
 def test_float32_of_many_classes(row):
     """Values and gradients of a batch of usual size, relative to the largest."""
@@ -263,6 +265,7 @@ def test_float32_of_many_classes(row):
     assert_close(widen(got["mean_grad"][0]), expected["mean_grad"][0], 1e-6)
 
 
+@pytest.mark.slow
 @every_loss
 def test_curvature_is_finite_with_empty_sets_and_large_logits(row):
     targets = np.array([[1, 1, -1], [0, 0, 0], [1, 0, 0], [-1, -1, -1], [0, 1, 1]], np.int32)
@@ -330,6 +333,7 @@ def test_class_wise_over_devices():
     assert magnitude(gradient) > 0.1
 
 
+@pytest.mark.slow
 def test_class_wise_sends_a_number_a_class():
     n, classes = 16, 6
     args = (jnp.zeros((n, classes)), jnp.zeros((n, classes), int), jnp.ones(n, bool))

@@ -14,6 +14,7 @@ pytest.importorskip("pytorch_metric_learning")
 from tests.jaxloss.peers import PEERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(np.float64, FLOAT64), pytest.param(np.float32, FLOAT32, marks=pytest.mark.long)],

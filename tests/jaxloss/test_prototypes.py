@@ -78,7 +78,8 @@ OPTIMA = [
 @pytest.mark.parametrize(
     ("seed", "num_prototypes", "dim", "largest"),
     [
-        *(pytest.param(0, *case, marks=pytest.mark.slow) for case in APART),
+        pytest.param(0, *APART[0], marks=pytest.mark.slow),
+        *(pytest.param(0, *case, marks=pytest.mark.long) for case in APART[1:]),
         *(pytest.param(1, *case, marks=pytest.mark.long) for case in APART),
         *((3, num, dim, optimum + 1e-4) for num, dim, optimum in OPTIMA),
     ],
@@ -123,6 +124,7 @@ def test_descent_follows_the_gradient_of_the_uniformity():
     )
 
 
+@pytest.mark.slow
 def test_uniform_prototypes_of_any_key_under_vmap_and_x64():
     make = partial(jaxloss.uniform_prototypes, num_prototypes=6, dim=3, num_steps=50)
     np.testing.assert_array_equal(make(jax.random.key(9)), make(jax.random.PRNGKey(9)))
@@ -187,7 +189,13 @@ def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_classes", "num_prototypes", "dim"),
-    [(1, 1, 3), (1, 5, 3), (2, 2, 1), (7, 7, 4), (7, 12, 4), (40, 40, 8), (40, 41, 3), (60, 90, 2)],
+    [
+        *((1, 5, 3), (7, 7, 4), (40, 41, 3)),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.long)
+            for sizes in [(1, 1, 3), (2, 2, 1), (7, 12, 4), (40, 40, 8), (60, 90, 2)]
+        ),
+    ],
 )
 def test_assignment_equals_scipys(num_classes, num_prototypes, dim):
     """For means and prototypes of any length."""
@@ -234,6 +242,7 @@ def test_assignment_of_half_precision(dtype):
     check_optimal(means, prototypes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [pytest.param(True, marks=pytest.mark.long), False])
 def test_assignment_on_devices(check_vma):
     """With equal means, and where JAX does not check what varies, with different ones."""

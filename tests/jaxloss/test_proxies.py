@@ -24,6 +24,7 @@ def arrays() -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.asarray(features), jnp.asarray(labels, jnp.int32), jnp.asarray(proxies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [jaxloss.proxy_anchor_loss, jaxloss.proxy_nca_loss])
 def test_without_normalization(loss):
     """Normalised features and proxies give the same value, others another one."""

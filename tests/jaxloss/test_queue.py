@@ -76,6 +76,7 @@ def test_of_more_rows_than_places_the_last_stay(start):
     check(queue, by_list(features, jnp.abs(labels), jnp.ones((1, 20), bool)))
 
 
+@pytest.mark.slow
 def test_nothing_is_pushed():
     features, labels, _ = batches(1)
     queue = jaxloss.push(jaxloss.make_queue(SIZE, DIM), features[0], jnp.abs(labels[0]))
@@ -117,6 +118,7 @@ def test_no_gradient_flows_through_the_queue():
     assert np.asarray(gradient[1]).any()
 
 
+@pytest.mark.slow
 def test_equals_cross_batch_memory_of_pytorch_metric_learning():
     """The ring after each step, and the loss of the rows that are not put into it."""
     torch = pytest.importorskip("torch")
@@ -187,7 +189,7 @@ def steps(queue, arrays, **names):
     ("way", "dtype"),
     [
         ("shard_map", jnp.bfloat16),
-        ("shard_map without check_vma", np.float32),
+        pytest.param("shard_map without check_vma", np.float32, marks=pytest.mark.long),
         ("pmap", np.float32),
         ("Explicit mesh", np.float32),
     ],

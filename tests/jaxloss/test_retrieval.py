@@ -34,8 +34,15 @@ def flat(values):
     return np.concatenate([np.atleast_1d(x) for x in values])
 
 
-@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-@pytest.mark.parametrize("block_size", [None, 3])
+@pytest.mark.parametrize(
+    ("distance", "block_size"),
+    [
+        ("cosine", None),
+        ("euclidean", 3),
+        pytest.param("cosine", 3, marks=pytest.mark.long),
+        pytest.param("euclidean", None, marks=pytest.mark.long),
+    ],
+)
 def test_equals_loops(distance, block_size):
     features, labels, where = make_rows(0)
     poisoned = np.where(where[:, None], features, np.nan)
@@ -100,7 +107,7 @@ def test_equals_pytorch_metric_learning():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["shard_map", "Explicit", "sharded_loss"])
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [*(pytest.param(n, marks=pytest.mark.long) for n in (1, 2)), 4])
 def test_devices_equal_one(way, devices):
     features, labels, where = map(jnp.asarray, make_rows(4))
     where = where.at[: 16 // devices].set(devices == 1)  # A device without a sample.

@@ -105,6 +105,8 @@ SELDOM = (
     *("features over an axis", "labels over another axis", "replicated", "labels on one device"),
     *("references elsewhere", "classes", "classes over the axis of the rows", "groups"),
     *("projection of replicated rows", "class means", "lengths", "discriminability", "overlap"),
+    *("features alone over an axis", "references alone", "a basis", "a queue in the metric loss"),
+    *("replicated features", "a traced option", "separation"),
 )
 """Like another case in all but one of the arrays; left to `make long`."""
 
@@ -165,6 +167,7 @@ def test_outside_of_jit_and_in_the_context_of_a_mesh():
     assert gradient.sharding.is_equivalent_to(rows, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["Explicit", "sharded_loss"])
 def test_devices_divide_the_pairs(way):
     devices = mesh(kind=AxisType.Explicit if way == "Explicit" else AxisType.Auto)
@@ -205,7 +208,7 @@ def test_errors_are_those_of_the_whole_batch():
         jaxloss.sharded_loss(nca, devices, "model")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_references_that_fill_up_devices_do_not_count():
     """Whatever their label would be: -1 is a class of unsigned labels."""
     devices = mesh(kind=AxisType.Explicit)
@@ -220,6 +223,7 @@ def test_references_that_fill_up_devices_do_not_count():
         np.testing.assert_allclose(value, expected, rtol=4 * FLOAT32)
 
 
+@pytest.mark.slow
 def test_a_second_call_outside_of_jit_compiles_nothing():
     devices = mesh(kind=AxisType.Explicit)
     x, y = jax.device_put((X, Y), NamedSharding(devices, P("batch")))

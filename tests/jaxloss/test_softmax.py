@@ -71,6 +71,7 @@ def test_cosine_at_the_ends_of_a_dtype(dtype):
         np.testing.assert_allclose(got, [[size]], rtol=2e-2 if dtype == jnp.bfloat16 else 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "logits", [pytest.param(jaxloss.linear_logits, marks=pytest.mark.long), jaxloss.cosine_logits]
 )

@@ -153,13 +153,13 @@ def problem(seed, n=8, m=None, multi_hot=False) -> Any:
 
 
 OFTEN = (
-    ("product", None, 3, "plain"),
     ("negative_squared_distance", 7, 3, "plain"),
-    ("product", None, None, "stages, multi-hot"),
     ("product", None, 3, "stages"),
     ("product", 7, 3, "weights"),
 )
 SELDOM = (
+    ("product", None, 3, "plain"),
+    ("product", None, None, "stages, multi-hot"),
     ("negative_squared_distance", None, None, "plain"),
     ("product", 7, None, "plain"),
     ("product", None, None, "given"),
@@ -172,7 +172,11 @@ SELDOM = (
 
 @pytest.mark.parametrize(
     ("similarity", "m", "block_size", "kind"),
-    [*OFTEN, *(pytest.param(*case, marks=pytest.mark.long) for case in SELDOM)],
+    [
+        OFTEN[0],
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OFTEN[1:]),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in SELDOM),
+    ],
 )
 def test_statistics_and_derivatives(similarity, m, block_size, kind):
     statistics = BY_KIND[kind.partition(",")[0]]
@@ -209,33 +213,32 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
             rows = rows._replace(given=level(first))
             return first + plain(STAGES[2], params, rows, others, similarity)
 
-        @partial(jax.jit, static_argnums=0, compiler_options=QUICK)
-        def run(statistics, inputs):
-            """Also with a product of the Hessian by reverse mode."""
+        def scalar(statistics, inputs):
+            results = statistics(*inputs)
+            return combine(results, weights), results
 
-            def scalar(inputs):
-                results = statistics(*inputs)
-                return combine(results, weights), results
+        def along(inputs):
+            """A product of the Hessian by reverse mode."""
+            gradient, _ = jax.grad(partial(scalar, tiled), has_aux=True)(inputs)
+            products = jax.tree.map(jnp.vdot, gradient, direction_of(inputs))
+            return sum(jax.tree.leaves(products))
 
-            def along(inputs):
-                gradient, _ = jax.grad(scalar, has_aux=True)(inputs)
-                products = jax.tree.map(jnp.vdot, gradient, direction_of(inputs))
-                return sum(jax.tree.leaves(products))
-
-            return *derivatives(scalar, inputs), jax.grad(along)(inputs)
-
-        got, expected = run(tiled, inputs), run(untiled, inputs)
+        got, expected = (
+            jax.jit(partial(derivatives, partial(scalar, f)), compiler_options=QUICK)(inputs)
+            for f in (tiled, untiled)
+        )
+        by_reverse = jax.jit(jax.grad(along), compiler_options=QUICK)(inputs)
     assert kind == "weights" or any(np.isinf(x).any() for x in jax.tree.leaves(expected[0]))
     chex.assert_trees_all_close(got, expected, rtol=1e-8, atol=1e-10)
-    chex.assert_trees_all_close(got[2], got[3], rtol=1e-8, atol=1e-10)
+    chex.assert_trees_all_close(by_reverse, expected[2], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("similarity", "block_size", "axis_name"),
     [
-        pytest.param("negative_squared_distance", 3, None, marks=pytest.mark.long),
-        ("product", 2, "b"),
+        ("negative_squared_distance", 3, None),
+        pytest.param("product", 2, "b", marks=pytest.mark.long),
     ],
 )
 def test_statistics_in_both_directions(similarity, block_size, axis_name):
@@ -363,10 +366,10 @@ def on_one_device(with_references):
     ("with_references", "how", "way"),
     [
         pytest.param(False, "pmap", "ring", marks=pytest.mark.long),
-        (False, "unchecked", "ring"),
         (True, "two axes", "ring"),
+        pytest.param(False, "unchecked", "ring", marks=pytest.mark.long),
         pytest.param(True, "check_vma", "ring", marks=pytest.mark.long),
-        (True, "check_vma", "gathered"),
+        pytest.param(True, "check_vma", "gathered", marks=pytest.mark.long),
     ],
 )
 def test_devices(with_references, how, way, monkeypatch):
@@ -417,7 +420,9 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
+@pytest.mark.parametrize(
+    "loss", [jaxloss.nca_loss, pytest.param(jaxloss.prototypical_loss, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("axis_name", [pytest.param(None, marks=pytest.mark.long), "b"])
 def test_references_that_every_device_has(loss, axis_name):
     """A support set that is not spread over the devices, beside a batch that is."""

@@ -111,8 +111,15 @@ def check(got: Any, expected: Any, tolerance: float) -> None:
     jax.tree.map(close, got, expected)
 
 
-@every_loss
-@pytest.mark.parametrize("further", [pytest.param(0, marks=pytest.mark.long), 5])
+@pytest.mark.parametrize(
+    ("name", "further"),
+    [
+        ("info_nce", 5),
+        ("sigmoid_contrastive", 5),
+        *(pytest.param(name, 0, marks=pytest.mark.long) for name in LOSSES),
+        pytest.param("info_nce_one_way", 5, marks=pytest.mark.long),
+    ],
+)
 def test_values_and_gradients_equal_references(name, further):
     towers = make_towers(further=further)
     masks = dict(zip(Towers._fields[2:], towers[2:], strict=True))
@@ -154,16 +161,19 @@ SPREAD = [
     ("sharded_loss", 4, 5),
 ]
 """Ways to spread towers, numbers of devices, and of keys beyond the queries."""
+OFTEN = {
+    "info_nce": (("axis_name", 2, 5), ("sharded_loss", 4, 5)),
+    "sigmoid_contrastive": (("ring", 4, 5), ("Explicit", 4, 5)),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way", "devices", "further"),
     [
-        # Every other way for each loss; `make long` has the rest.
-        pytest.param(name, *way, marks=[] if (first + second) % 2 else pytest.mark.long)
-        for first, name in enumerate(("info_nce", "sigmoid_contrastive"))
-        for second, way in enumerate(SPREAD)
+        pytest.param(name, *way, marks=[] if way in often else pytest.mark.long)
+        for name, often in OFTEN.items()
+        for way in SPREAD
     ],
 )
 def test_devices_equal_one(name, way, devices, further, monkeypatch):

@@ -89,7 +89,7 @@ def test_blocks_bound_the_memory_of_the_gradient(options):
     assert memory < 16 * 2**20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{"mining": "semihard"}, pytest.param({"mining": "all"}, marks=pytest.mark.long)],
