@@ -93,6 +93,17 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def kept_programs(tmp_path_factory):
+    """A folder for what this process compiles again; from a shared one, JAX reads half programs."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def compiled():
     from tests.jaxloss.harness import compiled_losses
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import DEFAULT, Mock
 
-import jax
 import pytest
 
 from experiments import assembly
@@ -40,23 +39,19 @@ def shared_folder(tmp_path_factory, worker_id) -> Path:
     return base if worker_id == "master" else base.parent
 
 
-@pytest.fixture(scope="package", autouse=True)
-def compilation_cache(shared_folder):
-    """A folder that JAX in all processes of these tests keeps programs in.
+@pytest.fixture(scope="session")
+def compilation_cache(shared_folder) -> Iterator[Path]:
+    """A folder that JAX keeps programs in, for processes that tests start.
 
-    With a largest size, they take turns in it: JAX locks it then. A lock takes longer than a
-    program that compiles at once.
+    With a largest size, they take turns in it, because JAX locks it then. A lock takes longer than
+    a program that compiles at once.
     """
     folder = shared_folder / "xla"
     folder.mkdir(exist_ok=True)
-    options = {"compilation_cache_max_size": 2**32, "persistent_cache_min_compile_time_secs": 0.1}
-    jax.config.update("jax_compilation_cache_dir", str(folder))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in options.items():
-            jax.config.update(f"jax_{name}", value)
-            patch.setenv(f"JAX_{name.upper()}", str(value))
+        patch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
         yield folder
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
