@@ -17,13 +17,15 @@ train: export MALLOC_MMAP_MAX_ = 0
 train: export MALLOC_TRIM_THRESHOLD_ = 2147483647
 train: export MALLOC_ARENA_MAX = 1
 train: $(VENV)/.experiments
-	$(BIN)/python -m experiments compare icons --losses sce nca sce+nca direct:sce+nca --directory runs/train
+	$(BIN)/python -m experiments compare icons --losses sce sce+nca direct:sce+nca \
+		--steps 400 --validate-every 200 --directory runs/train
+	@echo "A single seed does not show the difference between SCE+NCA and SCE⊕NCA: experiments/RESULTS.md has several."
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-# What `make test` leaves out: further combinations of options, dtypes and meshes, runs of several
-# processes that are killed, stopped or refused, `check_loss` of every loss.
+# What `make test` leaves out: cases that differ from another one in an option, a dtype or a mesh; runs
+# of several processes that are killed, stopped or refused; `check_loss` of every loss.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 
