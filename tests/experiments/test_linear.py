@@ -14,6 +14,7 @@ from experiments.evaluation.linear import (
     fit_path,
     path_accuracies,
 )
+from tests.tolerances import FLOAT32
 
 CLASSES = 4
 FEW = (1e-3, 0.3, 30.0, 1e4)
@@ -124,7 +125,7 @@ def test_accuracies_of_a_path_are_those_of_its_classifiers():
         np.mean(np.argmax(other.features @ kernel + bias, 1) == other.labels)
         for kernel, bias in zip(path.kernels, path.biases, strict=True)
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=FLOAT32)
     assert len(set(expected)) > 2
 
 
@@ -132,8 +133,8 @@ def test_the_penalty_is_chosen_on_validation_and_refitted_on_both():
     train, validation, test = (sample(n, seed=s, spread=0.5) for s, n in enumerate((150, 70, 400)))
     result = evaluate_linear(train, validation, test)
     path = fit_path(train, CLASSES)
-    np.testing.assert_allclose(result.validation, path_accuracies(path, validation), rtol=1e-6)
-    np.testing.assert_allclose(result.test, path_accuracies(path, test), rtol=1e-6)
+    np.testing.assert_allclose(result.validation, path_accuracies(path, validation), rtol=FLOAT32)
+    np.testing.assert_allclose(result.test, path_accuracies(path, test), rtol=FLOAT32)
     best = max(result.validation)
     assert result.validation_accuracy == best
     assert len(set(result.validation)) > 3
@@ -149,7 +150,7 @@ def test_the_penalty_is_chosen_on_validation_and_refitted_on_both():
     assert result.class_mean_accuracy == pytest.approx(np.mean(per_class), abs=0.02)
     # The paper's number: every classifier is trained on both sets, and the test set chooses.
     whole = path_accuracies(fit_path(both, CLASSES), test)
-    np.testing.assert_allclose(result.test_of_all, whole, rtol=1e-6)
+    np.testing.assert_allclose(result.test_of_all, whole, rtol=FLOAT32)
     assert result.best_test_accuracy == max(result.test_of_all) >= result.accuracy - 1 / 400
     where = result.penalties.index(result.best_test_penalty)
     assert result.test_of_all[where] == result.best_test_accuracy

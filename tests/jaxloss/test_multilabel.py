@@ -228,8 +228,8 @@ def test_warp_does_not_cancel_far_from_zero():
     t = np.tile(np.arange(30) % 5 == 0, (4, 1))
     got = warp_gradient(jnp.asarray(x + 16384, jnp.float32), t)
     expected = warp_gradient(jnp.asarray(x, jnp.float32), t)
-    jax.tree.map(lambda a, b: close(np.asarray(a), np.asarray(b), 1e-6), got, expected)
-    close(expected[0], references.warp_loss(x, t.astype(int)), 1e-6)
+    jax.tree.map(lambda a, b: close(np.asarray(a), np.asarray(b), FLOAT32), got, expected)
+    close(expected[0], references.warp_loss(x, t.astype(int)), FLOAT32)
 
 
 def test_robust_by_hand():
@@ -261,8 +261,8 @@ def test_float32_of_many_classes(row):
     pytest.importorskip("torch")
     got: Any = evaluate(row, batch, reductions=("mean",))
     expected: Any = torch_values(row, batch, reductions=("mean",))
-    assert_close(got["mean"], expected["mean"], 1e-6)
-    assert_close(widen(got["mean_grad"][0]), expected["mean_grad"][0], 1e-6)
+    assert_close(got["mean"], expected["mean"], FLOAT32)
+    assert_close(widen(got["mean_grad"][0]), expected["mean_grad"][0], FLOAT32)
 
 
 @pytest.mark.slow

@@ -160,14 +160,14 @@ def test_separation_equals_a_loop(dtype):
 
 def test_separation_of_a_zero_prototype_is_finite_and_nan_is_not_hidden():
     prototypes = jnp.array([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
-    np.testing.assert_allclose(separation(prototypes), (0, 0), atol=1e-7)
+    np.testing.assert_allclose(separation(prototypes), (0, 0), atol=FLOAT32)
     assert np.isnan(separation(prototypes.at[0, 1].set(np.nan)).largest_cosine)
 
 
 # Assignment ----
 
 
-def check_optimal(class_means, prototypes, got=None, tolerance=1e-6):
+def check_optimal(class_means, prototypes, got=None, tolerance=FLOAT32):
     """Checks that the assignment is one-to-one and has the sum of cosines of SciPy's."""
     got = np.asarray(assign(class_means, prototypes) if got is None else got)
     assert got.dtype == np.int32

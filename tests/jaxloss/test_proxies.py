@@ -46,7 +46,7 @@ def test_weights_of_proxy_anchor_count_samples():
     got = run(features, labels, proxies, sample_weights=weights)
     rows = np.array([*range(1, N), 5])
     expected = run(features[rows], labels[rows], proxies)
-    assert_close(got, expected, 2e-6)
+    assert_close(got, expected, FLOAT32)
 
 
 @pytest.mark.slow
