@@ -19,13 +19,14 @@ train: export MALLOC_ARENA_MAX = 1
 train: $(VENV)/.experiments
 	$(BIN)/python -m experiments compare icons --losses sce sce+nca direct:sce+nca \
 		--steps 400 --validate-every 200 --directory runs/train
-	@echo "A single seed does not show the difference between SCE+NCA and SCE⊕NCA: experiments/RESULTS.md has several."
+	@echo "A single seed does not show the difference between SCE+NCA and SCE⊕NCA: experiments/RESULTS.md has the results of several seeds."
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
 # What `make test` leaves out: cases that differ from another one in an option, a dtype or a mesh; runs
-# of several processes that are killed, stopped or refused; `check_loss` of every loss.
+# of several processes that are killed, stopped or refused; distributions of random augmentations;
+# `check_loss` of every loss, and half of its faults.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 

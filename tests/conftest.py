@@ -94,7 +94,11 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True, scope="session")
 def kept_programs(tmp_path_factory):
-    """A folder for what this process compiles again; from a shared one, JAX reads half programs."""
+    """Keeps the programs of this process, which frees and needs them again.
+
+    The folder is not shared: JAX does not write a file at once, and another process could read half
+    of one.
+    """
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
@@ -104,7 +108,7 @@ def kept_programs(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def compiled():
+def losses_are_compiled():
     from tests.jaxloss.harness import compiled_losses
 
     with compiled_losses():

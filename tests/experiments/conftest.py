@@ -40,18 +40,11 @@ def shared_folder(tmp_path_factory, worker_id) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compilation_cache(shared_folder) -> Iterator[Path]:
-    """A folder that JAX keeps programs in, for processes that tests start.
-
-    With a largest size, they take turns in it, because JAX locks it then. A lock takes longer than
-    a program that compiles at once.
-    """
+def compilation_cache(shared_folder) -> Path:
+    """Where processes that tests start keep compiled programs."""
     folder = shared_folder / "xla"
     folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-        yield folder
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,7 +38,11 @@ def start(
     """Processes of one run, each with so many devices; none of them outlives the context."""
     variables = {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}={devices}",
+        # With a size limit, JAX locks the folder. To wait for the lock takes longer than to compile
+        # the smallest programs.
         "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**32),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
         "JAX_NUM_PROCESSES": str(len(commands)),
     }

@@ -87,8 +87,14 @@ TESTED = [
 ]
 
 
+OFTEN = [n for n in TESTED if "+" not in n] + [
+    *("sce+nca", "bce+proto", "direct:sce+proto", "direct:bce+nca", "spectral:sce+nca"),
+    *("spectral:bce+proto", "direct:sce+supcon"),
+]
+
+
 @pytest.mark.parametrize(
-    "name", [*TESTED[::2], *(pytest.param(n, marks=pytest.mark.long) for n in TESTED[1::2])]
+    "name", [pytest.param(n, marks=[] if n in OFTEN else pytest.mark.long) for n in TESTED]
 )
 def test_every_name_is_the_loss_that_it_says(name):
     rng = np.random.default_rng(3)

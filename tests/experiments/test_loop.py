@@ -79,7 +79,7 @@ def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, whole, m
 
 
 @pytest.fixture
-def light():
+def small_network():
     """Trains a small network: these tests are not about what it learns."""
     with light_backbones():
         yield
@@ -105,7 +105,7 @@ def signalled(monkeypatch):
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("small_network")
 def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled):
     config, before = replace(TINY, steps=8, validate_every=8), signal.getsignal(signal.SIGTERM)
     signalled(3, signal.SIGTERM)
@@ -116,7 +116,7 @@ def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, si
     assert saved_steps(tmp_path / "run") == [4]
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("small_network")
 def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     signalled(3, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -124,7 +124,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("small_network")
 def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_limited(
     tmp_path, folders, monkeypatch
 ):

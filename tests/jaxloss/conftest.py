@@ -20,9 +20,9 @@ collect_ignore = [file for file, package in _NEEDS.items() if not find_spec(pack
 def pytest_collection_modifyitems(items):
     """Groups the tests of a loss in one process of pytest-xdist, to share compiled functions.
 
-    `make quick` tests every loss with its plainest options, in one or two dtypes, and one loss of
-    each kind on a mesh. The markers `slow` and `long` leave out the rest: `make library` runs the
-    slow ones, and `make long` the others.
+    `make quick` tests every loss with its plainest options, in one or two dtypes, and some on a
+    mesh. The markers `slow` and `long` leave out the rest: `make library` runs the slow ones, and
+    `make long` the others.
     """
     for item in items:
         if isinstance(item, pytest.DoctestItem):

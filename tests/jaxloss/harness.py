@@ -58,9 +58,7 @@ def raises(error: type[Exception], match: str = ""):
 def over(
     rows: Sequence[FunctionRow], often: Sequence[FunctionRow] | None = None
 ) -> pytest.MarkDecorator:
-    """A test of each of these rows of the loss table; if some are tested `often`, the others are
-    left to `make long`.
-    """
+    """One test for each row. With `often`, `make test` runs these rows, and `make long` all."""
     rarely = [row for row in rows if often is not None and row not in often]
     return pytest.mark.parametrize(
         "row",
@@ -291,10 +289,10 @@ P = PartitionSpec
 
 @contextlib.contextmanager
 def compiled_losses():
-    """What is called outside of `jax.jit` is compiled as a whole.
+    """Compiles each call of a public function from outside of a transformation as a whole.
 
-    One operation after the other takes ten times as long; `test_without_jit` calls a loss so. A
-    function keeps its name, and not its identity.
+    One operation after the other takes ten times as long. What is bound at import stays as it is,
+    as for `test_without_jit`. Functions keep their names, and not their identity.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in jaxloss.__all__:
@@ -308,21 +306,30 @@ def jitted(function):
     signature = inspect.signature(function)
 
     @cache
-    def program(others: tuple[tuple[str, Any], ...]):
-        return jax.jit(partial(function, **dict(others)))
+    def program(others: tuple[tuple[str, Any, type], ...]):
+        return jax.jit(partial(function, **{name: value for name, value, _ in others}))
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         given = signature.bind(*args, **options).arguments
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves_with_options(given)):
+            return function(*args, **options)
         arrays = {k: x for k, x in given.items() if isinstance(x, jax.Array | np.ndarray)}
-        others = tuple((k, x) for k, x in given.items() if k not in arrays)
+        others = tuple((k, x, type(x)) for k, x in given.items() if k not in arrays)
         try:
             run = program(others)
         except TypeError:  # An option that cannot be hashed.
-            run = partial(function, **dict(others))
+            return function(*args, **options)
         return run(**arrays)
 
     return call
+
+
+def leaves_with_options(tree: Any) -> list[Any]:
+    """Also what `functools.partial` holds, such as the references of a metric loss."""
+    leaves = jax.tree.leaves(tree)
+    inner = [(x.args, x.keywords) for x in leaves if isinstance(x, partial)]
+    return leaves + (leaves_with_options(inner) if inner else [])
 
 
 def mesh(

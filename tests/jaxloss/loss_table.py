@@ -597,13 +597,13 @@ ONE_OF_A_KIND = tuple(
 )
 """For what the rooms below the formulas do alike for all losses."""
 RARELY_TESTED = {
-    *("nca_references_in_tiles", "prototypical_references_in_tiles", "triplet_references_in_tiles"),
-    *("supervised_contrastive_references_in_tiles", "circle_in_tiles", "triplet_references_all"),
+    *("nca_references_in_tiles", "prototypical_references_in_tiles", "triplet_references_all"),
+    *("supervised_contrastive_references_in_tiles", "circle_in_tiles"),
     *("prototypical_references_num_classes", "triplet_semihard", "triplet_all"),
     *("classifier_in_blocks", "classifier_cosine", "classifier_class_margins"),
     *("classifier_sample_margins", "classifier_angles", "classifier_sub_centres"),
 }
-"""Variants whose options are those of two others: `make long` tests them."""
+"""Variants that differ from others in one option, such as tiles: `make long` tests them."""
 TILES_OF_A_KIND = tuple(
     row
     for row in VARIANTS

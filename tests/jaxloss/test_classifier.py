@@ -106,7 +106,7 @@ def test_equals_the_loss_of_the_logits(name, dtype, block_size):
     assert_close(d_numbers, expected_d_numbers, 5 * tolerance)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("centres", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_products_that_wait_in_the_gradient(centres):
     """Of no more rows than features: the same derivatives, of two orders and of one argument."""
@@ -300,11 +300,11 @@ def outside(loss, shard_map, **options):
 @pytest.mark.parametrize(
     ("way", "masked"),
     [
-        pytest.param(inside, True, marks=pytest.mark.long),
+        pytest.param(inside, True, marks=pytest.mark.slow),
         pytest.param(inside, False, marks=pytest.mark.long),
         pytest.param(outside, True, marks=pytest.mark.long),
         pytest.param(partial(outside, check_vma=False), True, marks=pytest.mark.slow),
-        (partial(inside, checked=False), True),
+        pytest.param(partial(inside, checked=False), True, marks=pytest.mark.long),
     ],
     ids=["inside", "inside, no masks", "outside", "outside, unchecked", "inside, unchecked"],
 )

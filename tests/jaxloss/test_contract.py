@@ -122,6 +122,39 @@ def test_float32_equals_references(row, dtype):
     check_against_references(row, batch, dtype, (4 * FLOAT32, FLOAT32), 4 * FLOAT32)
 
 
+# `make test` has a loss of each way to write derivatives by them.
+SLOPES_OFTEN = ("supervised_contrastive", "multi_similarity", "two_way", "asymmetric")
+# A margin of angles is for cosines; the weights of circle_loss are constants of its gradient.
+WITHOUT_SLOPE = {"classifier": {"angular_margin"}, "circle": {"margin"}}
+
+
+@pytest.mark.slow
+@over(LOSSES + TILES_OF_A_KIND, often=tuple(row for row in LOSSES if row.name in SLOPES_OFTEN))
+def test_gradients_of_hyperparameters(row):
+    """Those of every float option, traced, against the slope of the mean."""
+    parameters = inspect.signature(row.function).parameters
+    names = [n for n in parameters if isinstance(default(row, n), float)]
+    numbers = {n: np.float64(default(row, n)) for n in names}
+    for name in WITHOUT_SLOPE.get(row.name, ()):
+        del numbers[name]
+    if "angular_margin" in numbers:  # Not at 0, where it ends.
+        numbers["angular_margin"] = np.float64(0.3)
+    batch, step = make_batch(row, seed=3), 1e-6
+    with enable_x64(True):
+        args = cast(batch.args, row.differentiable, np.float64)
+
+        def mean(numbers):
+            options = {**row.kwargs, **numbers}
+            return row.function(*args, where=jnp.asarray(batch.where), **options)
+
+        run = jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)
+        got = run(numbers)[1] if numbers else {}
+        for name, number in numbers.items():
+            moved = [run({**numbers, name: number + sign * step})[0] for sign in (1, -1)]
+            slope = (moved[0] - moved[1]) / (2 * step)
+            np.testing.assert_allclose(got[name], slope, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
 # Counting ----
 
 

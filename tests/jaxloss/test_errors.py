@@ -14,7 +14,7 @@ from tests.jaxloss.harness import raises
 
 
 def ones(shape: Any, dtype: Any = np.float32) -> jax.Array:
-    """Without a program, which `jnp.ones` compiles for each shape, and here at every start."""
+    """`jnp.ones` compiles a program for each shape, here whenever the file is imported."""
     return jax.device_put(np.ones(shape, dtype))
 
 

@@ -95,7 +95,6 @@ def test_blocks_bound_the_memory_of_the_gradient():
     assert memory < 128 * 2**20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "options", "second"),
     [

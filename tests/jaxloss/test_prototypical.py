@@ -173,8 +173,8 @@ def test_label_of_a_reference_out_of_range_is_nan():
 # `test_check_loss` has a single tile.
 LONG = [pytest.mark.long]
 TILED = [
-    pytest.param(loss, {"block_size": 1}, id="tiles"),
-    pytest.param(loss, {"num_classes": 4, "block_size": 3}, id="num_classes", marks=LONG),
+    pytest.param(loss, {"block_size": 1}, id="tiles", marks=LONG),
+    pytest.param(loss, {"num_classes": 4, "block_size": 3}, id="num_classes"),
     pytest.param(towers(loss), {"block_size": 1}, id="references", marks=LONG),
 ]
 

@@ -15,6 +15,7 @@ from tests.jaxloss.harness import P, enable_x64, mesh, raises
 from tests.tolerances import FLOAT32
 
 SIZE, DIM, N = 7, 3, 4
+push = jaxloss.push  # The tests compile functions that are looked up later.
 
 
 def batches(number=5, n=N, dtype: Any = np.float32):
@@ -209,7 +210,7 @@ def test_the_queue_is_the_same_on_every_device(way, dtype):
         assert all(x.sharding.is_fully_replicated for x in got)
         for k in range(len(arrays[0])):  # Outside of jit, too.
             batch = jax.device_put([x[k] for x in arrays], NamedSharding(devices, P("batch")))
-            placed = jaxloss.push(placed, *batch[:2], where=batch[2])
+            placed = push(placed, *batch[:2], where=batch[2])
         jax.tree.map(np.testing.assert_array_equal, placed, expected)
     elif way == "pmap":
         of_devices = jax.tree.map(

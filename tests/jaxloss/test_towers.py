@@ -217,6 +217,19 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
     check((head, ((of_queries, of_keys[places]), of_params)), expected, 1e-10)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OFTEN)
+def test_without_ids_all_other_keys_are_negatives(name):
+    """Also those at the same place of another device."""
+    queries, keys = cast(make_towers(), np.float32)[:2]
+    loss = partial(find(name), **LOSSES[name][2])
+    spread = jax.shard_map(
+        partial(loss, axis_name="batch"), mesh=mesh(), in_specs=P("batch"), out_specs=P()
+    )
+    got, expected = (jax.jit(f, compiler_options=QUICK)(queries, keys) for f in (spread, loss))
+    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
+
+
 # Edges, errors ----
 
 

@@ -28,7 +28,7 @@ def make_rows(seed, n=14):
     return jnp.asarray(make_features(rng, n, np.float32)), jnp.asarray(make_labels(rng, n))
 
 
-@over([row for row in CASES if row.name in ("triplet_semihard", "triplet_all")])
+@over([row for row in CASES if row.name in ("triplet_semihard_in_blocks", "triplet_all_in_blocks")])
 def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
     """With duplicates within a class and between classes."""
     batch = make_batch(row, seed=7, n=45, masked=False)
@@ -90,11 +90,7 @@ def test_blocks_bound_the_memory_of_the_gradient(options):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "options",
-    [{"mining": "semihard"}, pytest.param({"mining": "all"}, marks=pytest.mark.long)],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{"mining": "semihard"}, {"mining": "all"}], ids=str)
 def test_second_derivatives(options):
     """Those of a block are computed again, in forward and in reverse mode."""
     features, labels = make_rows(4, n=9)

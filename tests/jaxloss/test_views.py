@@ -10,7 +10,7 @@ import pytest
 
 import jaxloss
 from jaxloss.testing import check_loss
-from tests.jaxloss.harness import QUICK, assert_close, finite, raises, unchecked
+from tests.jaxloss.harness import QUICK, P, assert_close, finite, mesh, raises, unchecked
 from tests.tolerances import FLOAT32
 
 N, DIM = 16, 5
@@ -102,6 +102,23 @@ def test_a_dimension_that_only_a_sample_of_weight_zero_changes(loss):
     weights = keep * np.linspace(0.3, 1.9, N)
     weighted = results(loss, first, second, weights=weights)
     assert_close(weighted, results(loss, first, second, keep, weights), FLOAT32)
+
+
+@every_loss
+def test_a_constant_dimension_where_no_row_of_a_device_counts(loss):
+    """Rows that do not count do not shift those that do, by which rounding would give a spread."""
+    first, second = arrays()
+    where = np.arange(N) < N * 3 // 4
+    first = jnp.where(jnp.arange(DIM) == 1, jnp.where(where[:, None], -2.9, 5.0), first)
+    spread = jax.shard_map(
+        lambda views, where: loss(*views, where=where, axis_name="batch"),
+        mesh=mesh(),
+        in_specs=P("batch"),
+        out_specs=P(),
+    )
+    run = jax.jit(jax.value_and_grad(spread), compiler_options=QUICK)
+    got = run((first, second), jnp.asarray(where))
+    assert_close(got, results(loss, first, second, where), 4 * FLOAT32)
 
 
 @every_loss
