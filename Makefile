@@ -26,7 +26,7 @@ test: lint
 
 # What `make test` leaves out: cases that differ from another one in an option, a dtype or a mesh; runs
 # of several processes that are killed, stopped or refused; distributions of random augmentations;
-# `check_loss` of every loss, and half of its faults.
+# `check_loss` of every loss.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 
@@ -69,26 +69,33 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
+# Installs an extra in an environment. `compileall` uses all cores, and pip one; some packages hold
+# files that are no Python 3.
+define install
+	$(1)/bin/python -m pip install --quiet --no-compile --editable ".[$(2)]" $(3)
+	$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
+endef
+
 # A stamp for each extra: installed again when pyproject.toml changes.
 $(VENV)/.experiments: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[experiments]"
+	$(call install,$(VENV),experiments)
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(call install,$(VENV),test)
 	touch $@ $(VENV)/.experiments
 
 $(QUICK)/.quick: pyproject.toml
 	$(PYTHON) -m venv $(QUICK)
-	$(QUICK)/bin/python -m pip install --quiet --editable ".[quick]"
+	$(call install,$(QUICK),quick)
 	touch $@
 
 $(OLDEST)/.oldest: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --editable ".[quick]" jax==0.7.2 jaxlib==0.7.2 optax==0.2.5 jaxtyping==0.3.0
+	$(call install,$(OLDEST),quick,jax==0.7.2 jaxlib==0.7.2 optax==0.2.5 jaxtyping==0.3.0)
 	touch $@
 
 $(DOCS)/.docs: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --editable ".[docs]"
+	$(call install,$(DOCS),docs)
 	touch $@

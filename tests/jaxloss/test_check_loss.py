@@ -1,8 +1,7 @@
 """`check_loss` finds planted faults, names the rule, and passes every loss of the library.
 
-`make quick` leaves out the faults, which test `check_loss` itself, and `make test` half of them
-and the losses of the library, most of whose properties are tested in `test_contract` and
-`test_devices`.
+`make quick` leaves out the faults, which test `check_loss` itself, and `make test` the losses of
+the library, most of whose properties are tested in `test_contract` and `test_devices`.
 """
 
 import re
@@ -356,14 +355,13 @@ FAULTS = {
 
 
 FIRST = {rule: name for name, (rule, _) in reversed(FAULTS.items())}
-OFTEN = {*[*FIRST.values()][::2], FIRST["device_gradients"], FIRST["ignored_labels"]}
-"""The first fault of every other rule, and of two important ones."""
+"""A fault of every rule; `make long` has the others."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in OFTEN else pytest.mark.long) for n in FAULTS],
+    [pytest.param(n, marks=[] if n in FIRST.values() else pytest.mark.long) for n in FAULTS],
 )
 def test_planted_faults(name, monkeypatch):
     rule, loss = FAULTS[name]

@@ -136,3 +136,16 @@ def test_second_derivative_at_duplicates(loss):
         _, got = jax.jvp(gradient, (x,), (direction,))
         expected = (gradient(x + step * direction) - gradient(x - step * direction)) / (2 * step)
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_labels_of_two_dtypes_do_not_wrap_around():
+    """A label of references that does not fit into the dtype of `labels` is another class."""
+    rng = np.random.default_rng(98)
+    with enable_x64(True):
+        features, references = (jnp.asarray(rng.normal(size=(3, 4))) for _ in range(2))
+        labels, others = jnp.array([0, 1, 2], jnp.int32), jnp.array([2**32, 1, 7])
+        losses = [
+            jaxloss.nca_loss(features, labels, references=references, reference_labels=y)
+            for y in (others, jnp.where(others == 2**32, 9, others))
+        ]
+    np.testing.assert_allclose(*losses, rtol=1e-12)

@@ -114,9 +114,12 @@ def test_no_gradient_flows_through_the_queue():
             features[1], labels[1], references=pushed.features, reference_labels=pushed.labels
         )
 
-    gradient = jax.jit(jax.grad(loss))(features, jaxloss.make_queue(SIZE, DIM))
+    queue = jaxloss.make_queue(SIZE, DIM)
+    queue = queue._replace(features=queue.features + 0.3, labels=queue.labels.at[-1].set(1))
+    gradient, of_queue = jax.jit(jax.grad(loss, (0, 1), allow_int=True))(features, queue)
     assert not gradient[0].any()
     assert np.asarray(gradient[1]).any()
+    assert not of_queue.features.any()
 
 
 @pytest.mark.slow

@@ -168,6 +168,12 @@ def test_outside_of_jit_and_in_the_context_of_a_mesh():
     assert gradient.sharding.is_equivalent_to(rows, 2)
 
 
+def test_an_option_of_the_call_replaces_that_of_a_partial():
+    divided = jaxloss.sharded_loss(nca, mesh(), "batch")
+    expected = jax.jit(partial(nca, temperature=1.5))(X, Y)
+    np.testing.assert_allclose(divided(X, Y, temperature=1.5), expected, rtol=4 * FLOAT32)
+
+
 @pytest.mark.parametrize("way", ["Explicit", pytest.param("sharded_loss", marks=pytest.mark.slow)])
 def test_devices_divide_the_pairs(way):
     devices = mesh(kind=AxisType.Explicit if way == "Explicit" else AxisType.Auto)

@@ -20,6 +20,12 @@ def problem():
     return features_and_weights(np.random.default_rng(40), N, np.float64)
 
 
+def test_a_count_is_a_target_of_one():
+    logits = jnp.array([[0.5, -1.0, 2.0]])
+    losses = [jaxloss.sigmoid_loss(logits, jnp.array([[n, 0, -1]])) for n in (1, 3)]
+    np.testing.assert_allclose(*losses, rtol=FLOAT32)
+
+
 def test_confident_logits_keep_their_small_loss():
     """Without log1p, log(1 + e^-30) is 0. The softmax loss may round to 0, its gradient may not."""
     logits = jnp.array([[30.0, 0.0]])

@@ -233,6 +233,19 @@ def test_without_ids_all_other_keys_are_negatives(name):
 # Edges, errors ----
 
 
+def test_large_logits_have_a_gradient():
+    """Of a negative with the inner product 100, whose exponential overflows in float32."""
+    queries = 10 * np.eye(4)
+    keys = np.roll(queries, 1, axis=0)
+    loss = partial(jaxloss.sigmoid_contrastive_loss, scale=1.0, bias=0.0, normalize=False)
+    got, expected = [], []
+    for results, dtype in ((got, np.float32), (expected, np.float64)):
+        with precision(dtype):
+            rows = [jnp.asarray(x, dtype) for x in (queries, keys)]
+            results.append(jax.jit(jax.grad(loss), compiler_options=QUICK)(*rows))
+    np.testing.assert_allclose(*got, *expected, rtol=4 * FLOAT32)
+
+
 @every_loss
 def test_pairs_without_negatives_and_zeros(name):
     """One id for all rows, zero rows, and equal rows have finite losses and gradients."""
