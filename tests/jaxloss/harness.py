@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxloss
@@ -312,7 +313,7 @@ def jitted(function):
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         given = signature.bind(*args, **options).arguments
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves_with_options(given)):
+        if any(isinstance(leaf, Tracer) for leaf in leaves_with_options(given)):
             return function(*args, **options)
         arrays = {k: x for k, x in given.items() if isinstance(x, jax.Array | np.ndarray)}
         others = tuple((k, x, type(x)) for k, x in given.items() if k not in arrays)
