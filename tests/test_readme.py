@@ -51,13 +51,8 @@ def test_the_training_steps_on_several_devices_run(capsys):
     assert np.isfinite(others).all()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param("docs/coming_from.md", marks=pytest.mark.long),
-        "docs/recipes/pytorch.md",
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["docs/coming_from.md", "docs/recipes/pytorch.md"])
 def test_the_comparisons_with_other_packages_run(page):
     package = "pytorch_metric_learning"
     without = None if importlib.util.find_spec(package) else package

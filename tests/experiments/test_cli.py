@@ -114,6 +114,7 @@ def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
     assert "cifar" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
     run, folders, tmp_path, monkeypatch, capsys
 ):

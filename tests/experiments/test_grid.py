@@ -306,6 +306,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(grid):
     assert metrics(run)[-1]["loss"] == "NaN"
 
 
+@pytest.mark.long
 def test_a_second_command_trains_only_what_is_missing(grid, capsys, caplog):
     torn = cell(grid, "sce", "8x2") / "report.json"
     whole = json.loads(torn.read_text())

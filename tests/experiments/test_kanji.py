@@ -194,6 +194,7 @@ def test_the_real_characters():
     assert 0.1 < np.mean(np.stack(drawn) > 127) < 0.3
 
 
+@pytest.mark.long
 def test_the_real_radicals():
     splits = kanji._read_radicals(48)
     published = builders.BUILDERS["kanji_radicals"].SPEC

@@ -70,6 +70,7 @@ def test_the_optimum_is_that_of_scikit_learn():
     assert path.objectives[0] < 0.3
 
 
+@pytest.mark.long
 def test_all_penalties_converge_and_their_order_does_not_matter():
     np.testing.assert_allclose(np.log10(PENALTIES), np.linspace(-6, 5, 45))
     data = sample()

@@ -323,6 +323,7 @@ def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
     assert shown["images_drawn"] == side.read.call_count - 30 == 1
 
 
+@pytest.mark.long
 def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained, tmp_path):
     rows = [
         {"step": 1, "loss": 3.0, "softmax_loss": 2.0, "tight_loss": 4.0, "images_per_second": 9},

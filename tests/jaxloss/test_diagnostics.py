@@ -64,6 +64,7 @@ EDGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EDGES)
 @pytest.mark.parametrize("dtype", [np.float32, *HALF], ids=lambda t: t.__name__)
 def test_edge_cases_are_finite_and_right(name, dtype):

@@ -96,6 +96,7 @@ def test_nan_affects_the_mean_of_its_own_class_only():
     assert np.isfinite(got[:, 1:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
 def test_half_precision_features_update_float32_means(dtype):
     means, (features, labels, _) = make_means(49).astype(np.float32), make_batch(50)

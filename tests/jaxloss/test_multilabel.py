@@ -94,6 +94,7 @@ def test_an_unknown_target_is_a_class_that_is_not_there(row):
     close(np.delete(gradient, 1, axis=1), its_gradient)
 
 
+@pytest.mark.slow
 @every_loss
 @pytest.mark.parametrize("shape", [(5, 1), (0, 3)], ids=str)
 def test_small_shapes(row, shape):

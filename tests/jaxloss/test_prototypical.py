@@ -33,6 +33,7 @@ def of_references(anchors, given, **options):
 # Classes ----
 
 
+@pytest.mark.slow
 def test_with_and_without_num_classes():
     """The candidates are the classes of the batch either way, for any class indices."""
     rng = np.random.default_rng(52)
@@ -111,6 +112,7 @@ def test_tiles_bound_the_memory():
 # References ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_classes": 6}, {"block_size": 2}, {"num_classes": 6, "block_size": 4}],

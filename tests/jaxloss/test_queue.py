@@ -194,7 +194,7 @@ def steps(queue, arrays, **names):
     [
         ("shard_map", jnp.bfloat16),
         pytest.param("shard_map without check_vma", np.float32, marks=pytest.mark.long),
-        ("pmap", np.float32),
+        pytest.param("pmap", np.float32, marks=pytest.mark.long),
         ("Explicit mesh", np.float32),
     ],
     ids=str,

@@ -173,8 +173,7 @@ SELDOM = (
 @pytest.mark.parametrize(
     ("similarity", "m", "block_size", "kind"),
     [
-        OFTEN[0],
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in OFTEN[1:]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OFTEN),
         *(pytest.param(*case, marks=pytest.mark.long) for case in SELDOM),
     ],
 )
@@ -233,12 +232,12 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
     chex.assert_trees_all_close(by_reverse, expected[2], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("similarity", "block_size", "axis_name"),
     [
         ("negative_squared_distance", 3, None),
-        pytest.param("product", 2, "b", marks=pytest.mark.long),
+        ("product", 2, "b"),
     ],
 )
 def test_statistics_in_both_directions(similarity, block_size, axis_name):

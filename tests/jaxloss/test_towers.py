@@ -246,6 +246,7 @@ def test_large_logits_have_a_gradient():
     np.testing.assert_allclose(*got, *expected, rtol=4 * FLOAT32)
 
 
+@pytest.mark.slow
 @every_loss
 def test_pairs_without_negatives_and_zeros(name):
     """One id for all rows, zero rows, and equal rows have finite losses and gradients."""
@@ -273,6 +274,7 @@ def test_zero_vectors_have_no_gradient(name):
         assert np.any(gradient)
 
 
+@pytest.mark.slow
 @every_loss
 def test_masked_rows_do_not_leak(name):
     towers = make_towers(further=3)
