@@ -53,19 +53,18 @@ OFTEN = LOSSES + TILES_OF_A_KIND
 HALF_OFTEN = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca", "direct_sum"))
 
 every_case, every_loss = over(CASES), over(LOSSES)
-LONG = [pytest.mark.long]
+LONG, SLOW = [pytest.mark.long], [pytest.mark.slow]
 
 
 def in_dtypes(**rows: tuple[LossRow, ...]):
-    """Each row in its dtypes."""
+    """Each row in its dtypes. Half precision is not in `make quick`."""
     often = {"float64": CASES, "float32": OFTEN, "bfloat16": LOSSES, "float16": HALF_OFTEN}
-    slow = [] if set(rows) <= {"float64", "float32"} else [pytest.mark.slow]
     return [
         pytest.param(
             row,
             np.dtype(dtype),
             id=f"{row.name}-{dtype}",
-            marks=slow if row in often[dtype] else LONG,
+            marks=LONG if row not in often[dtype] else SLOW if "16" in dtype else [],
         )
         for dtype, of in rows.items()
         for row in of

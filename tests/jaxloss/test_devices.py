@@ -389,6 +389,7 @@ def test_nothing_counts_anywhere(row):
         ("check_vma", np.float64),
         pytest.param("pmap", np.float64, marks=pytest.mark.long),
         pytest.param("check_vma", np.float32, marks=pytest.mark.long),
+        pytest.param("without check_vma", np.float32, marks=pytest.mark.long),
         pytest.param("without check_vma", np.float64, marks=pytest.mark.long),
     ],
 )
