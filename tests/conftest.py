@@ -93,21 +93,6 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def kept_programs(tmp_path_factory):
-    """Keeps the programs of this process, which frees and needs them again.
-
-    The folder is not shared: JAX does not write a file at once, and another process could read half
-    of one.
-    """
-    import jax
-
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
-@pytest.fixture(autouse=True, scope="session")
 def losses_are_compiled():
     from tests.jaxloss.harness import compiled_losses
 

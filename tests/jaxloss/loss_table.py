@@ -602,6 +602,7 @@ RARELY_TESTED = {
     *("prototypical_references_num_classes", "triplet_semihard", "triplet_all"),
     *("classifier_in_blocks", "classifier_cosine", "classifier_class_margins"),
     *("classifier_sample_margins", "classifier_angles", "classifier_sub_centres"),
+    *("supervised_contrastive_multi_hot_negatives_in_tiles", "triplet_references_in_tiles"),
 }
 """Variants that differ from others in one option, such as tiles: `make long` tests them."""
 TILES_OF_A_KIND = tuple(

@@ -222,7 +222,7 @@ def test_number_and_array_of_classes_are_the_same():
     features, centres = (x.astype(jnp.float32) for x in leaves[:2])
     devices = mesh((2, 2), ("batch", "classes"), jax.sharding.AxisType.Explicit)
     centres = jax.device_put(centres, jax.NamedSharding(devices, P(None, "classes")))
-    run = partial(cosine_loss, where=where, margin=jnp.asarray(0.25))
+    run = jax.jit(partial(cosine_loss, where=where, margin=jnp.asarray(0.25)))
     got = run(features, labels, centres, angular_margin=jnp.asarray(0.5))
     expected = cosine_loss(
         features,
