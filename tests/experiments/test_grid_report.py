@@ -357,10 +357,18 @@ def test_differences_are_drawn_around_zero():
     assert texts_of(legend.get_texts()) == ["loose"]
 
 
+FIGURES = (
+    (1, ("random",)),
+    (3, ("64x8", "random")),
+    (16, ("a", "b", "c")),
+    (16, ("1", "8", "64")),
+)
+
+
 @pytest.mark.filterwarnings("error")  # A glyph that the font lacks is a warning.
 @pytest.mark.parametrize(
     ("methods", "batches"),
-    [(1, ("random",)), (3, ("64x8", "random")), (16, ("a", "b", "c")), (16, ("1", "8", "64"))],
+    [*(pytest.param(*case, marks=pytest.mark.long) for case in FIGURES[:-1]), FIGURES[-1]],
 )
 def test_nothing_in_the_figure_is_cut_off(tmp_path, methods, batches):
     """Names and numbers that strain the figure: 16 methods, two panels, and two seeds."""

@@ -60,7 +60,13 @@ def _is_read(dirs, name, expected):
 @pytest.mark.parametrize(
     ("write", "own"),
     [
-        pytest.param(write, own, id=f"{write.__name__}-{own}")
+        # A folder of its own is the same for every set; `make long` has them all.
+        pytest.param(
+            write,
+            own,
+            id=f"{write.__name__}-{own}",
+            marks=pytest.mark.long if own and name > "d" else [],
+        )
         for name, of in LAYOUTS.items()
         for write, own in [
             *zip(of, itertools.repeat("")),

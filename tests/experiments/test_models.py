@@ -122,7 +122,8 @@ def test_parameter_counts_are_the_known_ones(config, size, parameters, features)
 
 
 @pytest.mark.parametrize(
-    ("pool", "size", "padding"), [(max_pool, 2, 0), (overlapping_max_pool, 3, 1)]
+    ("pool", "size", "padding"),
+    [pytest.param(max_pool, 2, 0, marks=pytest.mark.long), (overlapping_max_pool, 3, 1)],
 )
 def test_max_pools_equal_windows(pool, size, padding):
     """With their gradients, of odd and even sides, and of negative values at the border."""
@@ -179,7 +180,11 @@ def test_resnet_block_equals_its_formula():
 
 
 @pytest.mark.parametrize(
-    ("shape", "size"), [((21, 21), 5), ((10, 12), 5), ((5, 5), 5), ((2, 2), 5)]
+    ("shape", "size"),
+    [
+        ((10, 12), 5),
+        *(pytest.param(shape, 5, marks=pytest.mark.long) for shape in ((21, 21), (5, 5), (2, 2))),
+    ],
 )
 def test_drop_block_removes_about_the_rate_and_keeps_the_sum(shape, size):
     x = jnp.ones((64, *shape, 32))
@@ -245,7 +250,10 @@ def test_a_network_drops_in_training_only_and_needs_keys(config):
         model(images, train=True)
 
 
-@pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (10, 0.1), (20, 0.2), (90, 0.2)])
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [pytest.param(0, 0.0, marks=pytest.mark.long), (10, 0.1), (20, 0.2), (90, 0.2)],
+)
 def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate):
     config = ModelConfig(dropout=0.3, drop_block=0.2, drop_block_size=3, drop_block_steps=20)
     x, keys = jnp.ones((32, 14, 14, 16)), jax.random.split(jax.random.key(0), 32)

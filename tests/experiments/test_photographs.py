@@ -162,7 +162,10 @@ SHAPES = [(16, 32), (32, 16), (30, 2), (9, 21), (1, 1), (16, 16)]
     "crop",
     [
         lambda image, key: random_resized_crop(image, key, (8, 8), **INCEPTION),
-        lambda image, key: random_resized_crop(image, key, (20, 20), **NARROW),
+        pytest.param(
+            lambda image, key: random_resized_crop(image, key, (20, 20), **NARROW),
+            marks=pytest.mark.long,
+        ),
         lambda image, key: resize_and_center_crop(image, 12, 8),
         lambda image, key: resize_and_center_crop(image, 12, 7, to_square=True),
     ],

@@ -273,7 +273,6 @@ on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
 OTHER_ARGUMENTS = tuple(row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet"))
 VIEWS = tuple(row for row in VARIANTS if row.name.endswith("of_one_batch"))
 SOME = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "class_wise"))
-ROW_BLOCKS = tuple(row for row in EXCHANGES if row.name == "triplet_all_in_blocks")
 FURTHER = tuple(
     row
     for row in WITH_FURTHER_ARRAYS
@@ -282,7 +281,7 @@ FURTHER = tuple(
 WITH_PROTOTYPES = tuple(row for row in LOSSES if row.name in ("prototypical", "prototype"))
 WAYS = {
     "pmap": (by_pmap, LOSSES, ONE_OF_A_KIND),
-    "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES_OF_A_KIND + ROW_BLOCKS),
+    "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES_OF_A_KIND),
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND, SOME),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND, SOME),
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND, SOME),
@@ -317,11 +316,8 @@ def test_value_and_gradients(way, row):
             check(row, jax.tree.map(np.asarray, result), batch)
 
 
-@pytest.mark.slow
-@over(
-    tuple(row for row in EXCHANGES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")),
-    often=tuple(row for row in EXCHANGES if row.name == "direct_sum"),
-)
+@pytest.mark.long
+@over(tuple(row for row in EXCHANGES if row.name in ("nca_in_tiles", "prototypical", "direct_sum")))
 def test_pmap_in_float32(row):
     batch = make_problem(row)
     args = tuple(

@@ -25,7 +25,10 @@ def arrays() -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [jaxloss.proxy_anchor_loss, jaxloss.proxy_nca_loss])
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(jaxloss.proxy_anchor_loss, marks=pytest.mark.long), jaxloss.proxy_nca_loss],
+)
 def test_without_normalization(loss):
     """Normalised features and proxies give the same value, others another one."""
     features, labels, proxies = arrays()

@@ -107,7 +107,7 @@ SELDOM = (
     *("references elsewhere", "classes", "classes over the axis of the rows", "groups"),
     *("projection of replicated rows", "class means", "lengths", "discriminability", "overlap"),
     *("features alone over an axis", "references alone", "a basis"),
-    *("replicated features", "a traced option", "separation"),
+    *("replicated features", "a traced option", "separation", "many batches", "sharded weights"),
 )
 """Like another case in most arrays; left to `make long`."""
 

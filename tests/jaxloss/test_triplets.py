@@ -20,6 +20,10 @@ from tests.jaxloss.harness import (
 from tests.jaxloss.loss_table import CASES, make_features, make_labels
 from tests.tolerances import FLOAT32
 
+IN_BLOCKS = [
+    row for row in CASES if row.name in ("triplet_all_in_blocks", "triplet_semihard_in_blocks")
+]
+
 every_mining = pytest.mark.parametrize("mining", ["hard", "semihard", "all"])
 
 
@@ -28,7 +32,7 @@ def make_rows(seed, n=14):
     return jnp.asarray(make_features(rng, n, np.float32)), jnp.asarray(make_labels(rng, n))
 
 
-@over([row for row in CASES if row.name in ("triplet_semihard_in_blocks", "triplet_all_in_blocks")])
+@over(IN_BLOCKS, often=IN_BLOCKS[:1])
 def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
     """With duplicates within a class and between classes; one sample is left over."""
     batch = make_batch(row, seed=7, n=45, masked=False)
