@@ -99,8 +99,10 @@ class LossRow(FunctionRow):
     @property
     def has_own_reduction(self) -> bool:
         """Whether the rows are not simply weighted and added; then every dtype is tested."""
-        names = ("class_wise", "two_way", "proxy_anchor", "vicreg_of_one_batch")
-        return self.name.startswith("triplet") or self.name in (*names, "barlow_twins_of_one_batch")
+        return self.name in (
+            *("class_wise", "two_way", "proxy_anchor", "triplet", "triplet_in_tiles"),
+            *("triplet_all_in_blocks", "vicreg_of_one_batch", "barlow_twins_of_one_batch"),
+        )
 
     @property
     def takes_logits(self) -> bool:
