@@ -86,6 +86,7 @@ def test_tables(quick, monkeypatch, capsys):
     assert "differs" not in text
 
 
+@pytest.mark.long
 def test_a_form_that_disagrees_or_does_not_compile_is_not_timed(quick, monkeypatch):
     def no_compiler(*arrays):
         raise RuntimeError("no compiler\nand a long explanation")

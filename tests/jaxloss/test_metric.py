@@ -75,7 +75,9 @@ def test_small_losses_are_not_rounded_to_zero():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [1, 23, 24, 100])
+@pytest.mark.parametrize(
+    "block_size", [*(pytest.param(size, marks=pytest.mark.long) for size in (1, 24)), 23, 100]
+)
 def test_blocks_of_any_size_change_nothing(block_size):
     rng = np.random.default_rng(71)
     features = jnp.float32(rng.normal(size=(24, 5)))

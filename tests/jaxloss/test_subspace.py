@@ -305,7 +305,11 @@ HARD_TOLERANCES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(np.float64, marks=pytest.mark.long), np.float32],
+    ids=["float64", "float32"],
+)
 @pytest.mark.parametrize(
     ("project", "options"),
     [
