@@ -348,7 +348,7 @@ def _reason(error: Exception) -> str:
     return text.partition("\n")[0][:60]
 
 
-def _measure(prepared: _Prepared, torch: Any) -> Row:
+def _measure(prepared: _Prepared, torch: Any) -> None:
     """Times the forms in turns, and takes their memory and errors."""
     row, problem = prepared.row, prepared.row.problem
     runs: dict[str, Callable[..., Any]] = {}
@@ -387,7 +387,6 @@ def _measure(prepared: _Prepared, torch: Any) -> Row:
     if BARE in row.milliseconds:
         row.teraflops = 1e3 * _bare_products(problem)[1] / row.milliseconds[BARE]
     _measure_errors(prepared, runs, programs, torch)
-    return row
 
 
 def _times(row: Row, runs: dict[str, Callable[..., Any]]) -> dict[str, float]:
@@ -450,12 +449,23 @@ def measured_rows(problems: Sequence[Problem], seconds: float) -> Iterator[Row]:
             if torch is not None:
                 torch.compiler.reset()  # It compiles a function eight times at most.
             some = problems[first : first + _AT_ONCE]
-            prepared = [_prepare(problem, pool, torch) for problem in some]
+            prepared = []
+            for problem in some:
+                try:
+                    prepared.append(_prepare(problem, pool, torch))
+                except Exception as error:
+                    yield Row(problem, failures={OURS: _reason(error)})
             for item in prepared:
                 for future in (*item.programs.values(), *item.references.values()):
                     future.exception()  # Waits: nothing compiles while forms are timed.
             while prepared:
-                yield _measure(prepared.pop(0), torch)
+                item = prepared.pop(0)
+                try:
+                    _measure(item, torch)
+                except Exception as error:
+                    item.row.failures.setdefault(OURS, _reason(error))
+                yield item.row
+                del item
                 _free(torch)
 
 
