@@ -220,8 +220,9 @@ def _product(a: Array, b: Array) -> Array:
 
 def _dense(problem: Problem) -> Callable[..., Array] | None:
     form = dense_forms.FORMS.get(problem.name)
-    full = form is not None and problem.dtype == "float32"
-    return dense_forms.in_full_precision(form) if full else form
+    if form is None or problem.dtype != "float32":
+        return form
+    return dense_forms.in_full_precision(form)
 
 
 # PyTorch ----
@@ -372,17 +373,18 @@ def _measure(prepared: _Prepared, torch: Any) -> None:
         if name == OURS and before is not None and (after := _device_memory()) is not None:
             (in_use, peak), (_, new_peak) = before, after
             row.measured_megabytes = 1e-6 * (new_peak - in_use) if new_peak > peak else None
-    on_gpu = torch is not None and prepared.tensors and prepared.tensors[0].is_cuda
+    cuda = torch.cuda if torch is not None and torch.cuda.is_available() else None
     for name, run in _torch_runs(prepared.in_torch, prepared.tensors, problem).items():
         if name in row.failures:
             continue
         runs[name] = run
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            in_use = torch.cuda.memory_allocated()
+        in_use = 0
+        if cuda is not None:
+            cuda.reset_peak_memory_stats()
+            in_use = cuda.memory_allocated()
         _attempt(row, name, runs)
-        if on_gpu and name in runs:
-            row.megabytes[name] = 1e-6 * (torch.cuda.max_memory_allocated() - in_use)
+        if cuda is not None and name in runs:
+            row.megabytes[name] = 1e-6 * (cuda.max_memory_allocated() - in_use)
     row.milliseconds = _times(row, runs)
     if BARE in row.milliseconds:
         row.teraflops = 1e3 * _bare_products(problem)[1] / row.milliseconds[BARE]
