@@ -1,5 +1,7 @@
 """Four virtual CPU devices, fast compilation, run-time checks of shapes, and freed programs.
 
+`JAX_PLATFORMS=cuda` runs the tests with the marker `accelerator` on a GPU, as users have it.
+
 All of it must happen before JAX or jaxloss is imported.
 """
 
@@ -7,6 +9,7 @@ import gc
 import os
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,12 @@ def _add_xla_flag(name: str, value: str) -> None:
 
 
 _add_xla_flag("xla_force_host_platform_device_count", "4")
-os.environ["JAX_PLATFORMS"] = "cpu"
+ON_CPU = os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu"
+if not ON_CPU:
+    # The processes of the tests share the memory of one device.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    # Some tests compare two runs bit by bit, and GPUs add in any order.
+    _add_xla_flag("xla_gpu_deterministic_ops", "true")
 # Tiny tensors: PyTorch's threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,7 +39,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # program and, where there is a choice, without MLIR. To test the code that users get, set the
 # variable to 0. XLA ends the process at a flag that it does not know, so they are set for the
 # versions in which they were tried.
-if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") != "0":
+if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1" if ON_CPU else "0") != "0":
     if version("jaxlib").startswith(("0.7.", "0.10.", "0.12.")):
         _add_xla_flag("xla_cpu_parallel_codegen_split_count", "1")
     if version("jaxlib").startswith("0.10."):
@@ -46,9 +54,10 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 # Lets jaxtyping check the annotations of jaxloss, public and private, on every call. The hook must
 # be here, because the tests of the experiments are collected first and import jaxloss. The checks
 # are on in the tests of the library only: experiments may pass NumPy arrays, as all users may, and
-# the annotations say JAX arrays.
-import_module("tests.annotations")  # The string is evaluated after `import tests`.
-install_import_hook("jaxloss", "tests.annotations.checked")
+# the annotations say JAX arrays. A machine with a GPU may not have beartype.
+if find_spec("beartype"):
+    import_module("tests.annotations")  # The string is evaluated after `import tests`.
+    install_import_hook("jaxloss", "tests.annotations.checked")
 config.update("jaxtyping_disable", True)
 
 

@@ -11,16 +11,17 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import optax
-import torch.nn.functional as F
 from jax import Array, lax
 
 import jaxloss
-from experiments.benchmark import torch_forms as forms
 from experiments.benchmark.measure import TOLERANCE
-from experiments.benchmark.torch_forms import ANGLE, FACE_SCALE, GROUPS, MARGIN, SCALE
 from jaxloss._linear import exact_product as product
 
 SizeName = Literal["paper", "large", "own"]
+
+GROUPS = 4
+MARGIN, SCALE = -0.3, 30.0
+ANGLE, FACE_SCALE = 0.5, 64.0
 
 
 class Size(NamedTuple):
@@ -47,10 +48,9 @@ class Case:
     """A loss, its arrays and its sizes."""
 
     name: str
+    """Also of its form in PyTorch, a key of `torch_forms.FORMS`."""
     loss: Callable[..., Array]
     """From the arrays to a scalar."""
-    torch: Callable[..., Any]
-    """The same in PyTorch."""
     paper: Size
     """The size at which the paper uses it."""
     source: str
@@ -300,35 +300,27 @@ _on_proxies = partial(Case, arrays=_LAYER[:3], floor=LINEAR)
 _on_targets = partial(Case, arrays=("logits", "targets"), floor=ONE_EXPONENTIAL)
 
 
-def _stopped(name: str, loss: Callable[..., Array], torch: Any, *size: Any, floor: Floor) -> Case:
+def _stopped(name: str, loss: Callable[..., Array], *size: Any, floor: Floor) -> Case:
     """A sum of softmax and NCA with a constant projection."""
-    loss, torch = partial(loss, stop_gradient=True), partial(torch, stopped=True)
-    return _on_layer(f"{name}_stopped", loss, torch, *size, floor=floor)
+    return _on_layer(f"{name}_stopped", partial(loss, stop_gradient=True), *size, floor=floor)
 
 
 _sum = partial(jaxloss.sum_loss, metric_loss=_nca)
-_DIRECT = "direct_sum", partial(jaxloss.direct_sum_loss, metric_loss=_nca), forms.direct_sum
-_SPECTRAL = (
-    "spectral_sum",
-    partial(jaxloss.spectral_sum_loss, metric_loss=_nca),
-    forms.spectral_sum,
-)
+_DIRECT = "direct_sum", partial(jaxloss.direct_sum_loss, metric_loss=_nca)
+_SPECTRAL = "spectral_sum", partial(jaxloss.spectral_sum_loss, metric_loss=_nca)
 _means = partial(_at_temperature_d, jaxloss.prototypical_loss)
 _group_softmax = partial(jaxloss.group_softmax_loss, num_groups=GROUPS)
 _arcface = partial(
     jaxloss.classifier_loss, similarity="cosine", angular_margin=ANGLE, scale=FACE_SCALE
 )
-_sample_wise, _class_wise = (partial(forms.two_way, dims=(dim,)) for dim in (1, 0))
-_known_classes = partial(forms.prototypical, num_classes=BASE_CLASSES)
 
 CASES: tuple[Case, ...] = (
-    _on_logits("softmax", jaxloss.softmax_loss, F.cross_entropy, *_IMAGENET, optax=_optax_softmax),
-    _on_logits("sigmoid", jaxloss.sigmoid_loss, forms.sigmoid, *_TIERED, optax=_optax_sigmoid),
-    _on_logits("margin_softmax", _margin_softmax, forms.margin_softmax, *_MARGIN),
+    _on_logits("softmax", jaxloss.softmax_loss, *_IMAGENET, optax=_optax_softmax),
+    _on_logits("sigmoid", jaxloss.sigmoid_loss, *_TIERED, optax=_optax_sigmoid),
+    _on_logits("margin_softmax", _margin_softmax, *_MARGIN),
     Case(
         "cosine_margin_softmax",
         _cosine_margin_softmax,
-        forms.cosine_margin_softmax,
         *_COSINES,
         arrays=_LAYER[:3],
         floor=LINEAR,
@@ -336,7 +328,6 @@ CASES: tuple[Case, ...] = (
     _on_features(
         "nca",
         _nca,
-        forms.nca,
         *_MINI,
         floor=PAIRS,
         own=(Size(16_384, 640, BASE_CLASSES), Size(65_536, 64, BASE_CLASSES)),
@@ -344,18 +335,13 @@ CASES: tuple[Case, ...] = (
     Case(
         "nca_references",
         _nca_references,
-        forms.nca_references,
         *_QUEUE,
         arrays=("features", "labels", "references", "reference_labels"),
         floor=REFERENCES,
     ),
-    _on_features(
-        "prototypical", _means(num_classes=BASE_CLASSES), _known_classes, *_MINI, floor=CLASS_MEANS
-    ),
-    _on_features(
-        "prototypical_by_samples", _means(), forms.prototypical, *_MINI, floor=CLASS_MEANS
-    ),
-    _on_layer("sum", _sum, forms.sum_of_losses, *_MINI, floor=SUM),
+    _on_features("prototypical", _means(num_classes=BASE_CLASSES), *_MINI, floor=CLASS_MEANS),
+    _on_features("prototypical_by_samples", _means(), *_MINI, floor=CLASS_MEANS),
+    _on_layer("sum", _sum, *_MINI, floor=SUM),
     _on_layer(*_DIRECT, *_MINI, floor=DIRECT_SUM),
     _stopped(*_DIRECT, *_MINI, floor=DIRECT_SUM),
     _on_layer(*_SPECTRAL, *_INAT, floor=SPECTRAL_SUM),
@@ -363,7 +349,6 @@ CASES: tuple[Case, ...] = (
     Case(
         "spectral_sum_with_basis",
         _spectral_sum_with_basis,
-        forms.spectral_sum,
         *_BASIS,
         arrays=(*_LAYER, "vectors", "values"),
         floor=SPECTRAL_SUM,
@@ -371,78 +356,62 @@ CASES: tuple[Case, ...] = (
     _on_layer(
         "classifier",
         jaxloss.classifier_loss,
-        forms.classifier,
         *_LINEAR,
         floor=LINEAR,
         composition=_classifier_composition,
         own=(Size(256, 512, 10_000), Size(256, 512, 100_000), Size(256, 512, 1_000_000)),
     ),
-    _on_layer(
-        "group_softmax", _group_softmax, forms.group_softmax, *_GROUPS, floor=GROUP, grows="C"
-    ),
-    _on_prototypes("prototype", _assigned(jaxloss.prototype_loss), forms.prototype, *_SPHERE),
-    _on_prototypes(
-        "dot_regression", _assigned(jaxloss.dot_regression_loss), forms.dot_regression, *_CIFAR
-    ),
-    _on_targets(
-        "sigmoid_of_targets", jaxloss.sigmoid_loss, forms.sigmoid, *_COCO, optax=_optax_targets
-    ),
-    _on_targets("two_way", jaxloss.two_way_loss, forms.two_way, *_COCO),
-    _on_targets("sample_wise", jaxloss.sample_wise_loss, _sample_wise, *_COCO),
-    _on_targets("class_wise", jaxloss.class_wise_loss, _class_wise, *_COCO),
+    _on_layer("group_softmax", _group_softmax, *_GROUPS, floor=GROUP, grows="C"),
+    _on_prototypes("prototype", _assigned(jaxloss.prototype_loss), *_SPHERE),
+    _on_prototypes("dot_regression", _assigned(jaxloss.dot_regression_loss), *_CIFAR),
+    _on_targets("sigmoid_of_targets", jaxloss.sigmoid_loss, *_COCO, optax=_optax_targets),
+    _on_targets("two_way", jaxloss.two_way_loss, *_COCO),
+    _on_targets("sample_wise", jaxloss.sample_wise_loss, *_COCO),
+    _on_targets("class_wise", jaxloss.class_wise_loss, *_COCO),
     _on_targets(
         "multilabel_softmax",
         jaxloss.multilabel_softmax_loss,
-        lambda logits, targets: F.cross_entropy(logits, targets / targets.sum(1, keepdim=True)),
         *_COCO,
         optax=_optax_multilabel_softmax,
     ),
-    _on_targets("asymmetric", jaxloss.asymmetric_loss, forms.asymmetric, *_COCO),
-    _on_targets("warp", jaxloss.warp_loss, forms.warp, *_COCO, floor=ONE_PASS),
+    _on_targets("asymmetric", jaxloss.asymmetric_loss, *_COCO),
+    _on_targets("warp", jaxloss.warp_loss, *_COCO, floor=ONE_PASS),
     _on_targets(
         "robust_multilabel",
         jaxloss.robust_multilabel_loss,
-        forms.robust_multilabel,
         *_COCO,
         floor=ONE_PASS,
     ),
     _on_pairs(
         "supervised_contrastive",
         jaxloss.supervised_contrastive_loss,
-        forms.supervised_contrastive,
         *_METRIC,
     ),
     _on_pairs(
         "nt_xent",
         partial(jaxloss.supervised_contrastive_loss, denominator="negatives"),
-        forms.nt_xent,
         *_METRIC,
         optax=partial(optax.losses.ntxent, temperature=0.1),
         small_only=("optax",),
     ),
     # The least that a loss of two towers can take: what the products of each library take.
-    _on_views("products", _squared_products, forms.squared_products, *_VIEWS),
-    _on_views("info_nce", jaxloss.info_nce_loss, forms.info_nce, *_VIEWS),
-    _on_views(
-        "sigmoid_contrastive", jaxloss.sigmoid_contrastive_loss, forms.sigmoid_contrastive, *_VIEWS
-    ),
-    _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, forms.multi_similarity, *_METRIC),
-    _on_pairs("circle", jaxloss.circle_loss, forms.circle, *_METRIC),
+    _on_views("products", _squared_products, *_VIEWS),
+    _on_views("info_nce", jaxloss.info_nce_loss, *_VIEWS),
+    _on_views("sigmoid_contrastive", jaxloss.sigmoid_contrastive_loss, *_VIEWS),
+    _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, *_METRIC),
+    _on_pairs("circle", jaxloss.circle_loss, *_METRIC),
     # Two nearest negatives can be as near, but for rounding.
-    _on_pairs("triplet_hard", _triplet("hard"), forms.triplet_hard, *_METRIC, tolerance=0.3),
+    _on_pairs("triplet_hard", _triplet("hard"), *_METRIC, tolerance=0.3),
     _on_pairs(
         "triplet_semihard",
         _triplet("semihard"),
-        forms.triplet_semihard,
         *_METRIC,
         tolerance=0.3,
     ),
-    _on_pairs("triplet_all", _triplet("all"), forms.triplet_all, *_METRIC, small_only=("PML",)),
-    _on_proxies("proxy_anchor", jaxloss.proxy_anchor_loss, forms.proxy_anchor, *_CUB),
-    _on_proxies("proxy_nca", jaxloss.proxy_nca_loss, forms.proxy_nca, *_CUB),
-    _on_proxies("arcface", _arcface, forms.arcface, *_FACES),
-    _on_views("vicreg", jaxloss.vicreg_loss, forms.vicreg, *_VIEWS, floor=COVARIANCES),
-    _on_views(
-        "barlow_twins", jaxloss.barlow_twins_loss, forms.barlow_twins, *_VIEWS, floor=CORRELATIONS
-    ),
+    _on_pairs("triplet_all", _triplet("all"), *_METRIC, small_only=("PML",)),
+    _on_proxies("proxy_anchor", jaxloss.proxy_anchor_loss, *_CUB),
+    _on_proxies("proxy_nca", jaxloss.proxy_nca_loss, *_CUB),
+    _on_proxies("arcface", _arcface, *_FACES),
+    _on_views("vicreg", jaxloss.vicreg_loss, *_VIEWS, floor=COVARIANCES),
+    _on_views("barlow_twins", jaxloss.barlow_twins_loss, *_VIEWS, floor=CORRELATIONS),
 )

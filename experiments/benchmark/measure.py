@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-import psutil
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TURNS = 100
 """Of every form."""
@@ -55,6 +58,8 @@ def usable_cores() -> list[int]:
 
 def cores_of_others() -> float:
     """How many of the usable cores other programs use, watched for two seconds."""
+    import psutil  # Not on a machine with an accelerator.
+
     busy = psutil.cpu_percent(2.0, percpu=True)
     return sum(busy[core] for core in usable_cores()) / 100
 
@@ -66,16 +71,31 @@ def jax_form(
 ) -> Form:
     """Value and gradients by JAX, compiled; `differentiable=None` runs the function alone."""
     placed = [jax.device_put(array) for array in arrays]
-    if differentiable is not None:
-        function = jax.value_and_grad(function, argnums=differentiable)
-    compiled = jax.jit(function).lower(*placed).compile()
+    compiled = jax_program(function, placed, differentiable)
     memory: Any = compiled.memory_analysis()
-
-    def run() -> Any:
-        return jax.block_until_ready(compiled(*placed))
-
+    run = jax_run(compiled, placed)
     results = [] if differentiable is None else jax.tree.leaves(run())
     return Form(run, results, memory.temp_size_in_bytes)
+
+
+def jax_program(
+    function: Callable[..., Any], arrays: Sequence[Any], differentiable: tuple[int, ...] | None
+) -> Any:
+    """Value and gradients, compiled for such arrays, or for `jax.ShapeDtypeStruct`s."""
+    if differentiable is not None:
+        function = jax.value_and_grad(function, argnums=differentiable)
+    return jax.jit(function).lower(*arrays).compile()
+
+
+def jax_run(compiled: Callable[..., Any], arrays: Sequence[Any]) -> Callable[..., Any]:
+    """A function that computes it so many times, and waits for the last."""
+
+    def run(calls: int = 1) -> Any:
+        for _ in range(calls - 1):
+            compiled(*arrays)
+        return jax.block_until_ready(compiled(*arrays))
+
+    return run
 
 
 def torch_form(
@@ -92,20 +112,41 @@ def torch_form(
     tensors = [torch.tensor(array, device=device) for array in arrays]
     # PyTorch's losses take int64 classes.
     tensors = [tensor if tensor.is_floating_point() else tensor.long() for tensor in tensors]
-    leaves = [tensors[position].requires_grad_() for position in differentiable]
     if compiled:
         torch.compiler.reset()
         function = torch.compile(function, dynamic=False)
-
-    def run() -> Any:
-        value = function(*tensors)
-        gradients = torch.autograd.grad(value, leaves)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return value, *gradients
-
+    run = torch_run(function, tensors, differentiable)
     run()  # Compiles.
     return Form(run, [result.detach().cpu().numpy() for result in run()])
+
+
+def torch_run(
+    function: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    differentiable: tuple[int, ...],
+    *,
+    autocast: bool = False,
+) -> Callable[..., Any]:
+    """A function that computes value and gradients so many times, and waits for the last.
+
+    With `autocast`, in bfloat16 where PyTorch takes it to be exact enough.
+    """
+    import torch
+
+    device = tensors[0].device.type
+    leaves = [tensors[position].requires_grad_() for position in differentiable]
+
+    def run(calls: int = 1) -> Any:
+        results: Any = None
+        for _ in range(calls):
+            with torch.autocast(device, torch.bfloat16) if autocast else contextlib.nullcontext():
+                value = function(*tensors)
+            results = value, *torch.autograd.grad(value, leaves)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return results
+
+    return run
 
 
 def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> float:
@@ -137,17 +178,7 @@ def measure(
         agrees = difference <= tolerance
         rows[name] = {} if agrees else {"failure": f"differs by {difference:.1g}"}
     runs = {name: forms[name].run for name, row in rows.items() if not row}
-    samples = {name: [_timed(run)] for name, run in runs.items()}
-    started = time.perf_counter()
-    for turn in range(TURNS // 10 if few else TURNS):
-        if turn >= _FEWEST_TURNS and time.perf_counter() - started > _SECONDS:
-            break
-        for name, run in runs.items():
-            fastest = min(samples[name])
-            if fastest < 10 * _TURN:
-                run()  # Fetches what the form before has driven out of the caches, untimed.
-            calls = min(max(1, round(_TURN / fastest)), _MOST_CALLS)
-            samples[name] += [_timed(run) for _ in range(calls)]
+    samples = take_turns(runs, TURNS // 10 if few else TURNS)
     for name, times in samples.items():
         low, median, high = 1e3 * np.percentile(times, [25, 50, 75])
         rows[name] = {
@@ -159,8 +190,37 @@ def measure(
     return rows
 
 
-def _timed(run: Callable[[], Any]) -> float:
-    """Seconds of a call."""
+def take_turns(
+    runs: Mapping[str, Callable[..., Any]],
+    turns: int,
+    *,
+    seconds: float = _SECONDS,
+    together: bool = False,
+) -> dict[str, list[float]]:
+    """Seconds of the calls of every form.
+
+    With `together`, the calls of a turn are one sample, and are waited for once: a call on a GPU is
+    started while the one before runs, as in a training step.
+    """
+    samples = {name: [_timed(run)] for name, run in runs.items()}
     started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
+    for turn in range(turns):
+        if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
+            break
+        for name, run in runs.items():
+            fastest = min(samples[name])
+            if fastest < 10 * _TURN:
+                run()  # Fetches what the form before has driven out of the caches, untimed.
+            calls = min(max(1, round(_TURN / fastest)), _MOST_CALLS)
+            if together:
+                samples[name].append(_timed(run, calls))
+            else:
+                samples[name] += [_timed(run) for _ in range(calls)]
+    return samples
+
+
+def _timed(run: Callable[..., Any], calls: int = 1) -> float:
+    """Seconds of a call; those of several are waited for once."""
+    started = time.perf_counter()
+    run(calls) if calls > 1 else run()
+    return (time.perf_counter() - started) / calls

@@ -30,8 +30,9 @@ try:
     import torch
 
     from experiments.benchmark.cases import CASES, Case, Size, SizeName
+    from experiments.benchmark.package_forms import PACKAGE
     from experiments.benchmark.solvers import measure_assignments, measure_spreads
-    from experiments.benchmark.torch_forms import PACKAGE
+    from experiments.benchmark.torch_forms import FORMS
 except ImportError as error:
     raise ConfigError(f'{error}; the benchmark needs pip install -e ".[benchmark]"') from error
 
@@ -126,7 +127,7 @@ def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
     forms = {"jaxloss": jax_form(case.loss, arrays, case.differentiable)}
     failures: dict[str, dict[str, Any]] = {}
     left_out = case.small_only if size != "paper" else ()
-    in_torch = {name: (case.torch, compiled) for name, compiled in TORCH.items()}
+    in_torch = {name: (FORMS[case.name], compiled) for name, compiled in TORCH.items()}
     if case.name in PACKAGE and "PML" not in left_out:
         in_torch["PML"] = PACKAGE[case.name], False
     for name, (form, compiled) in in_torch.items() if size != "own" else ():

@@ -1,23 +1,19 @@
-"""The same losses as PyTorch's users write them: vectorised, in float32, from its own functions.
+"""The same losses as PyTorch's users write them: vectorised, from its own functions.
 
 Weights have the layout [d, C] of JAX's forms; `weights.T` is a view.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor
 
-GROUPS = 4
-MARGIN, SCALE = -0.3, 30.0
-ANGLE, FACE_SCALE = 0.5, 64.0
+from experiments.benchmark.cases import ANGLE, BASE_CLASSES, FACE_SCALE, GROUPS, MARGIN, SCALE
 
 
 def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
@@ -338,6 +334,7 @@ def arcface(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     own = cosines.gather(1, labels[:, None])
     raised = own * angle.cos() - (1 - own**2).clamp(min=1e-6).sqrt() * angle.sin()
     raised = torch.where(own >= -angle.cos(), raised, own + angle.cos() - 1)
+    raised = raised.to(cosines.dtype)  # Autocast takes powers in float32.
     return F.cross_entropy(FACE_SCALE * cosines.scatter(1, labels[:, None], raised), labels)
 
 
@@ -362,38 +359,52 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     return (1 - own).square().sum() + 5e-3 * (correlations.square().sum() - own.square().sum())
 
 
-def _with_weights(loss: type[torch.nn.Module], **options: float) -> Callable[..., Any]:
-    """A loss that owns its proxies or its classifier: it is given those of the benchmark."""
-
-    @cache
-    def module(dim: int, num_classes: int) -> torch.nn.Module:
-        return loss(num_classes=num_classes, embedding_size=dim, **options)
-
-    def run(features: Tensor, labels: Tensor, weights: Tensor) -> Any:
-        own = module(*weights.shape)
-        ((name, _),) = own.named_parameters()
-        given = {name: weights if name == "W" else weights.T}
-        return torch.func.functional_call(own, given, (features, labels))
-
-    return run
+def multilabel_softmax(logits: Tensor, targets: Tensor) -> Tensor:
+    """The positives of a sample share its probability."""
+    return F.cross_entropy(logits, targets / targets.sum(1, keepdim=True))
 
 
-def _hard_triplets(features: Tensor, labels: Tensor) -> Any:
-    return _OF_MINED_TRIPLETS(features, labels, _HARDEST(features, labels))
-
-
-_HARDEST = miners.BatchHardMiner()
-_OF_MINED_TRIPLETS = losses.TripletMarginLoss(0.2, reducer=reducers.MeanReducer())
-PACKAGE: dict[str, Callable[..., Any]] = {
-    "supervised_contrastive": losses.SupConLoss(),
-    "multi_similarity": losses.MultiSimilarityLoss(),
-    "circle": losses.CircleLoss(),
-    "triplet_hard": _hard_triplets,
-    "triplet_all": losses.TripletMarginLoss(0.2),
-    "proxy_anchor": _with_weights(losses.ProxyAnchorLoss),
-    "proxy_nca": _with_weights(losses.ProxyNCALoss, softmax_scale=9),
-    "arcface": _with_weights(losses.ArcFaceLoss, margin=math.degrees(ANGLE), scale=FACE_SCALE),
-    # It halves the terms of the variance.
-    "vicreg": lambda first, second: losses.VICRegLoss(variance_mu=50)(first, ref_emb=second),
+FORMS: dict[str, Callable[..., Any]] = {
+    "softmax": F.cross_entropy,
+    "sigmoid": sigmoid,
+    "margin_softmax": margin_softmax,
+    "cosine_margin_softmax": cosine_margin_softmax,
+    "nca": nca,
+    "nca_references": nca_references,
+    "prototypical": partial(prototypical, num_classes=BASE_CLASSES),
+    "prototypical_by_samples": prototypical,
+    "sum": sum_of_losses,
+    "direct_sum": direct_sum,
+    "direct_sum_stopped": partial(direct_sum, stopped=True),
+    "spectral_sum": spectral_sum,
+    "spectral_sum_stopped": partial(spectral_sum, stopped=True),
+    "spectral_sum_with_basis": spectral_sum,
+    "classifier": classifier,
+    "group_softmax": group_softmax,
+    "prototype": prototype,
+    "dot_regression": dot_regression,
+    "sigmoid_of_targets": sigmoid,
+    "two_way": two_way,
+    "sample_wise": partial(two_way, dims=(1,)),
+    "class_wise": partial(two_way, dims=(0,)),
+    "multilabel_softmax": multilabel_softmax,
+    "asymmetric": asymmetric,
+    "warp": warp,
+    "robust_multilabel": robust_multilabel,
+    "supervised_contrastive": supervised_contrastive,
+    "nt_xent": nt_xent,
+    "products": squared_products,
+    "info_nce": info_nce,
+    "sigmoid_contrastive": sigmoid_contrastive,
+    "multi_similarity": multi_similarity,
+    "circle": circle,
+    "triplet_hard": triplet_hard,
+    "triplet_semihard": triplet_semihard,
+    "triplet_all": triplet_all,
+    "proxy_anchor": proxy_anchor,
+    "proxy_nca": proxy_nca,
+    "arcface": arcface,
+    "vicreg": vicreg,
+    "barlow_twins": barlow_twins,
 }
-"""By the name of the loss, the classes of pytorch-metric-learning."""
+"""By the name of the case."""

@@ -1,17 +1,20 @@
 """The benchmark at small sizes: all forms of a loss are the same loss, and the tables hold them."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from experiments.__main__ import main
-from experiments.benchmark import measure, run, solvers
+from experiments.benchmark import accelerator, dense_forms, measure, run, solvers
 from experiments.benchmark.cases import CASES, Size
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_form, torch_form
+from experiments.benchmark.package_forms import PACKAGE
 from experiments.benchmark.run import SOLVERS, measure_case, run_benchmark, time_table
-from experiments.benchmark.torch_forms import PACKAGE
+from experiments.benchmark.torch_forms import FORMS
 
 SMALL = Size(24, 12, 4)
 BY_NAME = {case.name: dataclasses.replace(case, paper=SMALL, own=(SMALL,)) for case in CASES}
@@ -34,7 +37,7 @@ def test_all_forms_agree(case):
     ours = jax_form(case.loss, arrays, case.differentiable).results
     assert len(ours) == 1 + len(case.differentiable)
     assert all(np.any(result != 0) for result in ours)
-    for form in filter(None, (case.torch, PACKAGE.get(case.name))):
+    for form in filter(None, (FORMS[case.name], PACKAGE.get(case.name))):
         theirs = torch_form(form, arrays, case.differentiable, compiled=False).results
         assert disagreement(theirs, ours) < TOLERANCE
     for form in filter(None, (case.optax, case.composition)):
@@ -91,15 +94,16 @@ def test_a_form_that_disagrees_or_does_not_compile_is_not_timed(quick, monkeypat
     def no_compiler(*arrays):
         raise RuntimeError("no compiler\nand a long explanation")
 
-    another = dataclasses.replace(BY_NAME["sigmoid"], torch=BY_NAME["softmax"].torch)
-    row = measure_case(another, "paper", SMALL)
+    monkeypatch.setitem(FORMS, "sigmoid", FORMS["softmax"])
+    row = measure_case(BY_NAME["sigmoid"], "paper", SMALL)
     assert row.forms["PyTorch eager"]["failure"].startswith("differs by")
     for name in ("jaxloss", "optax", "floor"):
         assert row.forms[name]["median_ms"] >= row.forms[name]["fastest_ms"] > 0
     assert "differs by" in "".join(time_table([row]))
 
     monkeypatch.setattr(run, "TORCH", {"torch.compile": True})
-    row = measure_case(dataclasses.replace(another, torch=no_compiler), "paper", SMALL)
+    monkeypatch.setitem(FORMS, "sigmoid", no_compiler)
+    row = measure_case(BY_NAME["sigmoid"], "paper", SMALL)
     assert row.forms["torch.compile"]["failure"].endswith("no compiler")
 
 
@@ -109,3 +113,93 @@ def test_a_busy_machine_is_refused(monkeypatch, capsys):
     assert "other programs use 0.5 of" in capsys.readouterr().err
     assert main(["benchmark", "nca", "lifted"]) == 2
     assert "lifted" in capsys.readouterr().err
+
+
+# On an accelerator ----
+
+WITHOUT = ("pandas", "psutil", "tabulate", "tyro", "tensorflow_datasets", "grain", "etils")
+TINY = {"classifier": Size(32, 16, 40), "arcface": Size(32, 16, 40)}
+
+
+def tiny(name: str, dtype: accelerator.Dtype) -> accelerator.Problem:
+    return accelerator.Problem(name, TINY.get(name, Size(32, 16, 4)), dtype, with_errors=True)
+
+
+def test_rows_of_an_accelerator(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(accelerator, "_TURNS", 3)
+    monkeypatch.setattr(accelerator, "TORCH", {"PyTorch eager": False})
+    monkeypatch.setitem(FORMS, "arcface", lambda *arrays: 1 / 0)
+    problems = [tiny("nca", "bfloat16"), tiny("arcface", "float32"), tiny("classifier", "mixed")]
+    output = tmp_path / "table.md"
+    text = accelerator.run_accelerator(problems, command="the command", seconds=60, output=output)
+    assert output.read_text(encoding="utf-8") == text
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"{text}\n")
+    assert printed.count("| nca | 32 × 16 × 4 | bfloat16 |") == 1 + 1 + 1 + 2  # Then the tables.
+    assert "the command" in text
+    assert "3 of 3 rows" in text
+    (failed,) = (line for line in text.splitlines() if "ZeroDivisionError" in line)
+    assert failed.startswith("| arcface | 32 × 16 × 40 | float32 |")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[] if often else pytest.mark.long)
+        for name in dense_forms.FORMS
+        for dtype in ("float32", "bfloat16")
+        for often in [(name, dtype) == ("nca", "float32")]
+    ],
+)
+def test_forms_of_an_accelerator_are_right(name, dtype, monkeypatch):
+    """The reference is the dense form in float64: all other forms are compared with it."""
+    monkeypatch.setattr(accelerator, "_TURNS", 1)
+    monkeypatch.setattr(accelerator, "TORCH", {"PyTorch eager": False})
+    (row,) = accelerator.measured_rows([tiny(name, dtype)], 60)
+    assert not row.failures
+    forms = {"jaxloss", "dense JAX", "PyTorch eager"}
+    assert row.milliseconds.keys() == forms | {"bare products"}
+    allowed = {"float32": (1e-4, 1e-3), "bfloat16": (0.2, 0.6)}[dtype]
+    for form in forms:
+        assert np.all(np.less(row.errors["random"][form], allowed)), form
+    value, gradient = row.errors["clustered"]["jaxloss"]
+    assert value < 1e-3
+    assert gradient < 0.02
+
+
+def test_rows_that_would_start_too_late_are_left_out():
+    assert list(accelerator.measured_rows([tiny("nca", "float32")], -1)) == []
+
+
+def test_bare_products_in_parts(monkeypatch):
+    """They need not hold all scores at once."""
+    problems = [tiny("info_nce", "float32"), tiny("nca", "float32")]
+    arrays = [accelerator.make_arrays(problem) for problem in problems]
+    runs = [accelerator._bare_products(problem)[0] for problem in problems]
+    whole = [run(*some) for run, some in zip(runs, arrays, strict=True)]
+    monkeypatch.setattr(accelerator, "_MOST_SCORES", 32 * 32 // 4)
+    (of_keys, of_queries), (_, of_features) = [
+        run(*some) for run, some in zip(runs, arrays, strict=True)
+    ]
+    for got, expected in [
+        (of_queries.reshape(32, 16), whole[0][0]),
+        (of_keys, whole[0][1]),
+        (of_features.reshape(32, 16), whole[1]),
+    ]:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-3)
+
+
+def test_an_accelerator_needs_no_other_packages():
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({(*WITHOUT, "torch", "pytorch_metric_learning")}))
+from experiments.benchmark import accelerator
+from experiments.benchmark.__main__ import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    assert end.code == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--minutes" in done.stdout

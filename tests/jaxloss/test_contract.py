@@ -54,6 +54,13 @@ HALF_OFTEN = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca"
 
 every_case, every_loss = over(CASES), over(LOSSES)
 LONG, SLOW = [pytest.mark.long], [pytest.mark.slow]
+ON_ACCELERATORS = OFTEN + tuple(row for row in TILED if row.name == "sigmoid_contrastive_in_tiles")
+
+
+def on_accelerators(row: LossRow, dtype: str) -> list[pytest.MarkDecorator]:
+    """Two programs a row, in the dtypes of an accelerator; all tests of a row share them."""
+    often = row in ON_ACCELERATORS and dtype in ("float32", "bfloat16")
+    return [pytest.mark.accelerator] if often else []
 
 
 def in_dtypes(**rows: tuple[LossRow, ...]):
@@ -64,7 +71,10 @@ def in_dtypes(**rows: tuple[LossRow, ...]):
             row,
             np.dtype(dtype),
             id=f"{row.name}-{dtype}",
-            marks=LONG if row not in often[dtype] else SLOW if "16" in dtype else [],
+            marks=[
+                *(LONG if row not in often[dtype] else SLOW if "16" in dtype else []),
+                *on_accelerators(row, dtype),
+            ],
         )
         for dtype, of in rows.items()
         for row in of
@@ -80,7 +90,13 @@ def in_both_dtypes(first: str, *others: str):
     return pytest.mark.parametrize(
         ("row", "how", "dtype"),
         [
-            pytest.param(row, how, np.dtype(dtype), id=f"{row.name}-{how}")
+            pytest.param(
+                row,
+                how,
+                np.dtype(dtype),
+                id=f"{row.name}-{how}",
+                marks=on_accelerators(row, dtype),
+            )
             for row in CASES
             for how in (first, *others)
             for dtype in ["float32" if how != first and row in OFTEN else "float64"]

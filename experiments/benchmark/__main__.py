@@ -1,0 +1,53 @@
+"""`python -m experiments.benchmark`: large batches and many classes on an accelerator.
+
+`python -m experiments benchmark` times all losses on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# JAX would take most of the memory of a GPU, and leave little to PyTorch.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints the tables, writes them."""
+    from experiments.benchmark.accelerator import PROBLEMS, run_accelerator
+
+    parser = argparse.ArgumentParser("python -m experiments.benchmark", description=__doc__)
+    names = list(dict.fromkeys(problem.name for problem in PROBLEMS))
+    dtypes = list(dict.fromkeys(problem.dtype for problem in PROBLEMS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; or all")
+    parser.add_argument("--dtype", choices=dtypes, help="only rows of this dtype")
+    parser.add_argument("--minutes", type=float, default=5, help="after which no row is started")
+    parser.add_argument("--output", type=Path, help="file for the tables, written at every row")
+    parser.add_argument("--shrink", type=int, default=1, help="divides batches and classes")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names).difference(names):
+        parser.error(f"unknown loss {sorted(unknown)[0]!r}; choose from {', '.join(names)}")
+
+    problems = []
+    for problem in PROBLEMS:
+        if problem.name in (options.names or names) and options.dtype in (None, problem.dtype):
+            n, d, C = problem.size
+            size = type(problem.size)(max(n // options.shrink, 16), d, max(C // options.shrink, 4))
+            problems.append(problem._replace(size=size))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    run_accelerator(
+        problems,
+        command=shlex.join(["python", "-m", "experiments.benchmark", *arguments]),
+        seconds=60 * options.minutes,
+        output=options.output,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
