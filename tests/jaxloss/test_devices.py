@@ -273,6 +273,7 @@ on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
 OTHER_ARGUMENTS = tuple(row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet"))
 VIEWS = tuple(row for row in VARIANTS if row.name.endswith("of_one_batch"))
 SOME = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "class_wise"))
+ROW_BLOCKS = tuple(row for row in EXCHANGES if row.name == "triplet_all_in_blocks")
 FURTHER = tuple(
     row
     for row in WITH_FURTHER_ARRAYS
@@ -281,7 +282,7 @@ FURTHER = tuple(
 WITH_PROTOTYPES = tuple(row for row in LOSSES if row.name in ("prototypical", "prototype"))
 WAYS = {
     "pmap": (by_pmap, LOSSES, ONE_OF_A_KIND),
-    "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES_OF_A_KIND),
+    "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES_OF_A_KIND + ROW_BLOCKS),
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND, SOME),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND, SOME),
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND, SOME),
