@@ -111,8 +111,8 @@ def leaves_and_labels(dtype: Any = np.float64):
     return leaves, jnp.asarray(arrays["labels"], jnp.int32)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("block_size", [None, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [pytest.param(None, marks=pytest.mark.long), 2])
 def test_with_a_bias_in_blocks(block_size):
     """Gradients of the margins, too, and second derivatives."""
     with enable_x64(True):

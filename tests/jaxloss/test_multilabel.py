@@ -286,19 +286,20 @@ def test_curvature_is_finite_with_empty_sets_and_large_logits(row):
 
 
 @jax.jit
-@partial(
-    jax.shard_map, mesh=mesh(), in_specs=(P("batch"), P("batch"), P("batch"), P()), out_specs=P()
-)
-def over_devices(logits, targets, where, factors):
+def over_devices(*arrays):
     """The mean and the terms of `class_wise_loss`, and its gradient for shared factors."""
 
-    def loss(factors):
-        options = {"where": where, "axis_name": "batch"}
-        terms = jaxloss.class_wise_loss(logits * factors, targets, reduction="none", **options)
-        return jaxloss.class_wise_loss(logits * factors, targets, **options), terms
+    def shard(logits, targets, where, factors):
+        def loss(factors):
+            options = {"where": where, "axis_name": "batch"}
+            terms = jaxloss.class_wise_loss(logits * factors, targets, reduction="none", **options)
+            return jaxloss.class_wise_loss(logits * factors, targets, **options), terms
 
-    (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(factors)
-    return value, terms, jax.lax.pmean(gradient, "batch")
+        (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(factors)
+        return value, terms, jax.lax.pmean(gradient, "batch")
+
+    specs = (P("batch"), P("batch"), P("batch"), P())
+    return jax.shard_map(shard, mesh=mesh(), in_specs=specs, out_specs=P())(*arrays)
 
 
 def test_class_wise_over_devices():
