@@ -1,6 +1,7 @@
-"""`python -m experiments.benchmark`: large batches and many classes on an accelerator.
+"""Large batches and many classes on an accelerator: time, memory and errors.
 
-`python -m experiments benchmark` times all losses on a CPU.
+Needs jax, optax and jaxtyping, and for PyTorch's columns torch. `python -m experiments benchmark`
+times all losses on a CPU.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m experiments.benchmark", description=__doc__)
     names = list(dict.fromkeys(problem.name for problem in PROBLEMS))
     dtypes = list(dict.fromkeys(problem.dtype for problem in PROBLEMS))
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; or all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all"
+    )
     parser.add_argument("--dtype", choices=dtypes, help="only rows of this dtype")
-    parser.add_argument("--minutes", type=float, default=5, help="after which no row is started")
+    parser.add_argument(
+        "--minutes", type=float, default=5, help="after which no group of six rows is started"
+    )
     parser.add_argument("--output", type=Path, help="file for the tables, written at every row")
-    parser.add_argument("--shrink", type=int, default=1, help="divides batches and classes")
+    parser.add_argument(
+        "--shrink", type=int, default=1, help="divides batches and classes: 64 for a CPU"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.names).difference(names):
         parser.error(f"unknown loss {sorted(unknown)[0]!r}; choose from {', '.join(names)}")
