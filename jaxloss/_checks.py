@@ -272,7 +272,7 @@ def in_range(
     conditions += [] if at_least is None else [f"at least {at_least}"]
     conditions += [] if below is None else [f"below {below}"]
     text = f"`{name}` must be a scalar, {' and '.join(conditions)}, got {value!r}"
-    if isinstance(value, str | bytes | Tracer) or np.ndim(value) != 0:
+    if isinstance(value, str | bytes | list | tuple | Tracer) or np.ndim(value) != 0:
         raise TypeError(text + _hint_of_param(name, value))
     try:
         number = float(value)
@@ -347,8 +347,9 @@ def rank(value: Any) -> int:
 
 def _check_values(name: str, value: np.ndarray, dtype: Any) -> None:
     """Raises if integers lose upper bits in a dtype, as in JAX's own where x64 is not enabled."""
-    limits = np.iinfo(dtype)
-    smallest, largest = int(value.min(initial=limits.max)), int(value.max(initial=limits.min))
+    if not value.size:
+        return
+    limits, smallest, largest = np.iinfo(dtype), int(value.min()), int(value.max())
     if limits.min <= smallest and largest <= limits.max:
         return
     hint = ""
