@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import raises
+from tests.jaxloss.harness import enable_x64, raises, unchecked
+from tests.tolerances import FLOAT64
 
 
 def ones(shape: Any, dtype: Any = np.float32) -> jax.Array:
@@ -419,6 +420,37 @@ def test_arrays_that_jax_does_not_have_are_named(function, right):
             wrong = change(array)
             with raises(error, match=f"`{name}` must .*{match}"):
                 jax.eval_shape(partial(function, **right | {name: wrong}))
+
+
+def test_integers_of_64_bits_are_taken_if_they_fit():
+    def call(labels):
+        with unchecked():
+            return jax.eval_shape(lambda: nca_loss(FEATURES, labels))
+
+    right = np.array([-(2**31), -1, 0, 5, 2**31 - 1])
+    wrong = [right + 1, right - 1, np.array([0, 1, 2, 3, 2**32], np.uint64), right << 32]
+    for labels in (right, np.abs(right).astype(np.uint64), right.astype(np.int32)):
+        call(labels)
+    for labels in wrong:
+        with raises(OverflowError, "`labels` must have integers that fit into u?int32"):
+            call(labels)
+    with enable_x64(True):
+        for labels in wrong:
+            call(labels.copy())  # JAX keeps what it made of the same array without x64.
+        wide = jnp.asarray(right << 32)
+    with raises(OverflowError, "`labels` must have integers that fit into int32"):
+        call(wide)
+
+
+@pytest.mark.slow
+def test_large_labels_with_x64():
+    """As many values as there are classes, and not their lower 32 bits."""
+    rows, labels = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 4
+    names: dict[Any, str] = {jaxloss.nca_loss: "labels", jaxloss.prototypical_loss: "labels"}
+    for loss, name in (names | {partial(jaxloss.info_nce_loss, rows[::-1].copy()): "ids"}).items():
+        with enable_x64(True), unchecked():
+            got, expected = (jax.jit(loss)(rows, **{name: of}) for of in (labels * 2**32, labels))
+        np.testing.assert_allclose(got, expected, rtol=FLOAT64)
 
 
 def test_labels_are_renumbered_where_that_is_right():
