@@ -99,7 +99,8 @@ def push(
       compared with themselves.
 
     Raises:
-      TypeError: If `queue` is not a `Queue`.
+      TypeError: If `queue` is not a `Queue`, or the dtype of its labels cannot hold that of
+        `labels`. Labels that are a NumPy array need to fit only in their values.
       ValueError: If `features` and `queue.features` have different d.
 
     Example:
