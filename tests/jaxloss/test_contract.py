@@ -612,7 +612,7 @@ def test_labels_that_do_not_fit_are_named(row):
     )
     name = "targets" if row.kind == "targets" else "labels"
     with harness.raises(OverflowError, f"`{name}` must have integers that fit into int32, got -"):
-        jax.eval_shape(lambda: row.function(scored, labels << 32, *rest, **row.kwargs))
+        jax.eval_shape(lambda: row.function(scored, labels * 2**32, *rest, **row.kwargs))
 
 
 # Signatures ----

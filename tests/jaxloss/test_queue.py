@@ -81,7 +81,7 @@ def test_of_more_rows_than_places_the_last_stay(start):
 def test_a_queue_that_is_restored_as_numpy_arrays():
     features, labels, where = (x[0] for x in batches(1))
     queue = push(jaxloss.make_queue(SIZE, DIM), features, labels, where=where)
-    restored = jaxloss.Queue(*map(np.asarray, queue))
+    restored: Any = jax.tree.map(np.asarray, queue)
     with unchecked():
         got = push(restored, features, np.asarray(labels, np.uint32), where=where)
     jax.tree.map(np.testing.assert_array_equal, got, push(queue, features, labels, where=where))

@@ -222,11 +222,8 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
 def test_unsigned_ids_are_no_markers(devices):
     """The largest one, which -1 is in this dtype, is an id like others, and not of further keys."""
     towers = make_towers(further=4)
-    most = np.iinfo(np.uint32).max
-    own = np.arange(8, dtype=np.uint32) + 10
-    ids = np.where(towers.ids < 0, own, np.where(towers.ids == 3, most, towers.ids)).astype(
-        np.uint32
-    )
+    ids = np.where(towers.ids < 0, np.arange(8) + 10, towers.ids).astype(np.uint32)
+    ids[towers.ids == 3] = np.iinfo(np.uint32).max
     spread, _ = in_shares(towers, devices)
 
     def on_devices(queries, keys, ids, where, key_where):
