@@ -46,7 +46,11 @@ Pairwise losses compare each sample, the anchor, with references:
 
 Labels:
   Class indices are integers `[n]`. A negative label means "ignore this sample", as padding does.
-  A label of C or more gives NaN.
+  A label of C or more gives NaN. "Without an upper limit" means any integer of the dtype. JAX has
+  integers of 32 bits unless x64 is enabled, and cuts off the upper bits of larger ones: hashes and
+  database keys then become equal or negative. Functions that get such integers as NumPy arrays
+  raise an `OverflowError`. Under `jax.jit` and `jax.vmap`, JAX cuts them off before a function can
+  see them: number the classes first, with `np.unique(..., return_inverse=True)`.
 
 Targets:
   Multi-label targets are bool, integers or floats `[n, C]`: above 0 positive, 0 negative, below 0
@@ -58,8 +62,9 @@ Dtypes:
 
 Errors:
   All arguments are checked when a function is traced. A wrong dtype raises `TypeError`. A wrong
-  shape or an invalid option raises `ValueError`. Both name the argument and what it got. The
-  docstrings list only further conditions, such as the range of a hyperparameter.
+  shape or an invalid option raises `ValueError`, and integers that do not fit `OverflowError`. All
+  name the argument and what it got. The docstrings list only further conditions, such as the range
+  of a hyperparameter.
 """
 
 from jaxloss._classifier import classifier_loss

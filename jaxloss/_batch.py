@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
@@ -57,10 +56,15 @@ def checked_rows_of_any_labels(
     Returns:
       As `checked_rows`. Multi-hot targets are 1, 0, and -1 for unknown.
     """
-    if np.ndim(labels) != 2:
+    if _checks.rank(labels) != 2:
         return checked_rows("features", features, labels, where)
     features = _checks.floating("features", features, "n d")
     labels = _checks.class_sets(labels, "features", features)
+    if labels.shape[1] < 2:
+        raise ValueError(
+            "`labels` must be class indices [n], or multi-hot targets [n, C] of at least two "
+            f"classes, got {labels.shape}; the indices of a column are labels[:, 0]"
+        )
     return features, labels, valid_rows(labels, _checks.row_mask(where, "features", features))
 
 
@@ -89,7 +93,10 @@ def reference_rows(
         names = ("references", "reference_labels", "reference_where")
         if all(value is None for value in given):
             return None
-        got = [f"`{name}`" for name, value in zip(names, given, strict=True) if value is not None]
+        found = {name: x for name, x in zip(names, given, strict=True) if x is not None}
+        for name, value in found.items():
+            _checks.as_array(name, value)
+        got = [f"`{name}`" for name in found]
         raise ValueError(
             "`references` and `reference_labels` must be given together, "
             f"got only {' and '.join(got)}"
@@ -115,8 +122,8 @@ def reference_rows(
 def comparable(
     labels: Integer[Array, "n ..."], reference_labels: Integer[Array, "m ..."]
 ) -> tuple[Integer[Array, "n ..."], Integer[Array, "m ..."]]:
-    """Returns both labels in the wider of their dtypes, in which valid labels stay different."""
-    wide = max(labels.dtype, reference_labels.dtype, key=lambda dtype: dtype.itemsize)
+    """Returns both labels in a dtype that has all valid ones of both."""
+    wide = max(labels.dtype, reference_labels.dtype, key=lambda dtype: (dtype.itemsize, dtype.kind))
     return labels.astype(wide), reference_labels.astype(wide)
 
 

@@ -113,7 +113,7 @@ class CheckedLoss:
 
     def batch(self, rng: np.random.Generator, n: int) -> Batch:
         """Random rows, all of which count, with weights of 1."""
-        args = [np.asarray(a) for a in self.make_inputs(rng, n)]
+        args = [_plain(n, a) for a in self.make_inputs(rng, n)]
         if len(args) < 2 or any(a.shape[:1] != (n,) for a in args[:2]):
             raise ValueError(
                 f"`make_inputs(rng, {n})` must return the scored rows and the labels of {n} rows, "
@@ -122,11 +122,7 @@ class CheckedLoss:
         if not jnp.issubdtype(args[0].dtype, jnp.floating):
             raise ValueError(f"`make_inputs` must return rows of floats, got {args[0].dtype}")
         wide = [
-            a.astype(np.float64)
-            if jnp.issubdtype(a.dtype, jnp.floating)
-            else a.astype(np.int32)
-            if a.dtype == np.int64
-            else a
+            a.astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else _narrow(n, a)
             for a in args
         ]
         return Batch(tuple(wide), np.ones(n, bool), np.ones(n))
@@ -293,6 +289,28 @@ class CheckedLoss:
 # The former since JAX 0.8.
 _jax: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
 x64 = _jax.enable_x64
+
+
+def _plain(n: int, array: Any) -> np.ndarray:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ValueError(f"`make_inputs(rng, {n})` must return plain arrays, got a masked one")
+    array = np.asarray(array)
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in (np.bool_, jnp.number)):
+        raise ValueError(f"`make_inputs(rng, {n})` must return numbers, got {array.dtype}")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _narrow(n: int, array: np.ndarray) -> np.ndarray:
+    """Integers in at most 32 bits, as most of the rules do not need x64."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8:
+        return array
+    narrow = array.astype(f"{array.dtype.kind}4")
+    if np.any(narrow != array):
+        raise ValueError(
+            f"`make_inputs(rng, {n})` must return integers that fit into {narrow.dtype}, got "
+            f"{array.min()} to {array.max()}"
+        )
+    return narrow
 
 
 def _jit(function: Callable[..., Any]) -> Any:

@@ -1,6 +1,7 @@
 """Checks of arguments. They run at trace time and look at shapes and dtypes only.
 
-Arguments typed `Any` come from the user and are not checked yet.
+NumPy integers of 64 bits are the exception: JAX cuts them to 32 bits, so that their values must be
+small enough. Arguments typed `Any` come from the user and are not checked yet.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ Number: TypeAlias = int | float | Float[Array, ""]
 
 REDUCTIONS = ("mean", "sum", "none")
 
+_NUMBERED = ("labels", "reference_labels", "ids", "queue.labels")
+"""Arguments `[n]` or `[m]` of which it only matters which numbers are equal."""
+_NUMBER_THEM = "number those of all data with np.unique(..., return_inverse=True)[1]"
+
 
 def floating(name: str, value: Any, shape: str) -> Float[Array, " ..."]:
     """Returns `value` as a float array whose rank is the number of letters in `shape`."""
-    array = _as_array(name, value)
+    array = as_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"`{name}` must have a float dtype, got {array.dtype}")
     _check_rank(name, array, shape)
@@ -90,8 +95,8 @@ def class_labels(
     shape: str = "n",
 ) -> Integer[Array, " n"]:
     """Returns the class indices of the rows of `scored`, at least 32 bits wide."""
-    array = _as_array(name, labels)
-    if array.ndim == 2:
+    array = as_array(name, labels)
+    if array.ndim == 2 and array.shape[0] == scored.shape[0] and array.shape[1] > 1:
         raise ValueError(
             f"`{name}` must have shape {_brackets(shape)}, got {array.shape}; "
             f"class indices of one-hot {name} are {name}.argmax(1)"
@@ -99,6 +104,24 @@ def class_labels(
     array = integers(name, array, shape)
     same_rows(name, array, scored_name, scored)
     return array
+
+
+def same_labels(labels: Integer[Array, " n"], given: Any, dtype: Any) -> Integer[Array, " n"]:
+    """Returns the labels in the dtype of those of a queue, and raises if it does not have them.
+
+    Args:
+      labels: The checked labels.
+      given: The same, not checked. Only the values of NumPy arrays are looked at.
+      dtype: That of the queue.
+    """
+    if not np.can_cast(labels.dtype, dtype):
+        if not isinstance(given, np.ndarray):
+            raise TypeError(
+                f"`labels` must have a dtype that fits into that of `queue.labels`, {dtype}, got "
+                f"{labels.dtype}; if their values fit, pass labels.astype(jnp.{dtype})"
+            )
+        _check_values("labels", given, dtype)
+    return labels.astype(dtype)
 
 
 def class_sets(
@@ -110,25 +133,22 @@ def class_sets(
     shape: str = "n C",
 ) -> Integer[Array, "n C"]:
     """Returns the multi-hot targets of the rows of `scored` as 1, 0, and -1 for unknown."""
-    array = _as_array(name, labels)
+    array = as_array(name, labels)
     _check_rank(name, array, shape)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
     same_rows(name, array, scored_name, scored)
-    if array.shape[1] < 2:
-        raise ValueError(
-            f"`{name}` must be class indices [{shape[0]}], or multi-hot targets "
-            f"{_brackets(shape)} of at least two classes, got {array.shape}"
-        )
     if array.dtype == jnp.bool_:
         return array.astype(jnp.int8)
     return (array > 0).astype(jnp.int8) - (array < 0).astype(jnp.int8)
 
 
-def class_targets(name: str, targets: Any, logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
+def class_targets(
+    name: str, targets: Any, logits: Float[Array, "n C"], *, hint: str = ""
+) -> Float[Array, "n C"]:
     """Returns the multi-label targets of `logits`, in the dtype of `logits`."""
-    array = _as_array(name, targets)
-    _check_same_shape(name, array, "logits", logits)
+    array = as_array(name, targets)
+    _check_same_shape(name, array, "logits", logits, hint)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
     return array.astype(logits.dtype)
@@ -145,7 +165,7 @@ def row_mask(
     """Returns `where` as a bool array, or None."""
     if where is None:
         return None
-    array = _as_array(name, where)
+    array = as_array(name, where)
     if array.dtype != jnp.bool_:
         raise TypeError(f"`{name}` must have dtype bool, got {array.dtype}")
     _check_rank(name, array, shape)
@@ -160,9 +180,7 @@ def classifier(
 
     With `sub_centres`, a class may have several weight vectors, of shape `[d, C, K]`.
     """
-    weights = floating(
-        "weights", weights, "d C K" if sub_centres and np.ndim(weights) == 3 else "d C"
-    )
+    weights = floating("weights", weights, "d C K" if sub_centres and rank(weights) == 3 else "d C")
     if weights.shape[0] != features.shape[1]:
         raise ValueError(
             f"`weights` must have shape [d, C] with d = {features.shape[1]} to match `features` "
@@ -199,10 +217,20 @@ def group_count(num_groups: Any, dim: Any) -> None:
 
 def positive_count(name: str, value: Any) -> None:
     """Raises unless `value` is an integer of at least 1."""
+    static(name, value, "a Python integer")
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"`{name}` must be a Python integer, got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, got {value}")
+
+
+def static(name: str, value: Any, kind: str) -> None:
+    """Raises if `value` is traced, but must be known when a function is traced."""
+    if isinstance(value, Tracer):
+        raise TypeError(
+            f"`{name}` must be {kind}, got a traced array; set it with functools.partial before "
+            f'jax.jit, or with jax.jit(..., static_argnames="{name}")'
+        )
 
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -244,12 +272,14 @@ def in_range(
     conditions += [] if at_least is None else [f"at least {at_least}"]
     conditions += [] if below is None else [f"below {below}"]
     text = f"`{name}` must be a scalar, {' and '.join(conditions)}, got {value!r}"
-    if isinstance(value, str | bytes | Tracer) or np.ndim(value) != 0:
-        raise TypeError(text)
+    if isinstance(value, str | bytes | list | tuple | Tracer) or np.ndim(value) != 0:
+        raise TypeError(text + _hint_of_param(name, value))
     try:
         number = float(value)
+    except OverflowError as error:
+        raise ValueError(text) from error
     except (TypeError, ValueError) as error:
-        raise TypeError(text) from error
+        raise TypeError(text + _hint_of_param(name, value)) from error
     if (
         not math.isfinite(number)
         or (above is not None and number <= above)
@@ -282,22 +312,99 @@ def second_view(second: Any, first: Float[Array, "n d"]) -> Float[Array, "n d"]:
     return array
 
 
-def _as_array(name: str, value: Any) -> Shaped[Array, " ..."]:
+def as_array(name: str, value: Any) -> Shaped[Array, " ..."]:
+    """Returns a JAX or NumPy array as a JAX array of the same integers."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
-        if isinstance(value, tuple) and hasattr(value, "features"):
-            raise TypeError(
-                f"`{name}` must be a JAX or NumPy array, got a {type(value).__name__}; pass its "
-                "arrays one by one, as in references=queue.features, reference_labels=queue.labels"
-            )
         raise TypeError(
-            f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}; "
-            "convert it with jnp.asarray"
+            f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}"
+            f"{_hint_of_other(name, value)}"
         )
-    return jnp.asarray(value)
+    if isinstance(value, Tracer):
+        return jnp.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"`{name}` must be a plain array, got a masked one; fill it with {name}.filled(...), "
+            "and leave its masked rows out with where=False"
+        )
+    try:
+        array = jnp.asarray(value)
+    except TypeError as error:
+        raise TypeError(
+            f"`{name}` must have a dtype that JAX has, got {value.dtype}"
+            f"{_hint_of_dtype(name, value)}"
+        ) from error
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+        if narrow != value.dtype:
+            _check_values(name, np.asarray(value), narrow)
+    return array
+
+
+def rank(value: Any) -> int:
+    """Returns the rank of an array; 0 of all else, which `as_array` refuses."""
+    return getattr(value, "ndim", 0)
+
+
+def _check_values(name: str, value: np.ndarray, dtype: Any) -> None:
+    """Raises if integers lose upper bits in a dtype, as in JAX's own where x64 is not enabled."""
+    if not value.size:
+        return
+    limits, smallest, largest = np.iinfo(dtype), int(value.min()), int(value.max())
+    if limits.min <= smallest and largest <= limits.max:
+        return
+    hint = ""
+    if name in _NUMBERED and not (value.ndim == 2 and value.shape[1] > 1):
+        hint = f"{_NUMBER_THEM}{', but keep negative ones' if smallest < 0 else ''}, or "
+    raise OverflowError(
+        f"`{name}` must have integers that fit into {dtype}, got {smallest} to {largest}; {hint}"
+        'enable 64 bits with jax.config.update("jax_enable_x64", True)'
+    )
+
+
+def _hint_of_dtype(name: str, value: Any) -> str:
+    """What to do about an array of NumPy that JAX does not take."""
+    kind = value.dtype.kind
+    if kind in "iufc" and not value.dtype.isnative:
+        return f'; convert it with {name}.astype({name}.dtype.newbyteorder("="))'
+    if kind == "f":
+        return f"; convert it with {name}.astype(np.float64)"
+    if kind in "SUOmM" and name in _NUMBERED:
+        return f"; {_NUMBER_THEM}"
+    return ""
+
+
+def _hint_of_other(name: str, value: Any) -> str:
+    """What to do about a value that is no array."""
+    if isinstance(value, tuple) and hasattr(value, "features"):
+        if name == "keys":
+            return (
+                "; its rows come after the keys of the batch, as in keys=jnp.concatenate([keys, "
+                "queue.features]), key_where=jnp.concatenate([jnp.ones(len(keys), bool), "
+                "queue.labels >= 0])"
+            )
+        return (
+            "; pass its arrays one by one, as in references=queue.features, "
+            "reference_labels=queue.labels"
+        )
+    if hasattr(value, "detach"):
+        return f"; convert it with {name}.detach().cpu().numpy()"
+    if hint := _hint_of_param(name, value):
+        return hint
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+        return "; convert it with jnp.asarray"
+    if isinstance(value, list | tuple) or hasattr(value, "__array__"):
+        return "; convert it with np.asarray"
+    return ""
+
+
+def _hint_of_param(name: str, value: Any) -> str:
+    """What to do about an `nnx.Param`."""
+    is_param = hasattr(value, "__jax_array__")
+    return f"; pass the array of an nnx.Param as {name}[...]" if is_param else ""
 
 
 def _as_integers(name: str, value: Any) -> Integer[Array, " ..."]:
-    array = _as_array(name, value)
+    array = as_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"`{name}` must have an integer dtype, got {array.dtype}")
     return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
@@ -306,7 +413,9 @@ def _as_integers(name: str, value: Any) -> Integer[Array, " ..."]:
 def _check_rank(name: str, array: Shaped[Array, " ..."], shape: str) -> None:
     axes = shape.split()
     if array.ndim != len(axes):
-        raise ValueError(f"`{name}` must have shape {_brackets(shape)}, got {array.shape}")
+        is_column = array.ndim == 2 and array.shape[1] == 1 and len(axes) == 1
+        hint = f"; the numbers of a column are {name}[:, 0]" if is_column else ""
+        raise ValueError(f"`{name}` must have shape {_brackets(shape)}, got {array.shape}{hint}")
     empty = [axis for axis, size in zip(axes, array.shape, strict=True) if size == 0]
     if fixed := [axis for axis in empty if axis not in ("n", "m")]:
         raise ValueError(

@@ -234,10 +234,11 @@ def _check_keywords(name: str, loss: Any) -> None:
     parameters = inspect.signature(loss).parameters.values()
     missing = {*_COMMON} - {p.name for p in parameters}
     if missing and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        scored = "logits" if name == "classification_loss" else "features"
         raise TypeError(
             f"`{name}` must take the keywords {', '.join(_COMMON)}, and pass them on to a loss; it "
             f"does not take {', '.join(sorted(missing))}. Set options with functools.partial, or "
-            "write `def loss(features, labels, **keywords)`"
+            f"write `def loss({scored}, labels, **keywords)`"
         )
 
 

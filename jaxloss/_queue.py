@@ -99,7 +99,8 @@ def push(
       compared with themselves.
 
     Raises:
-      TypeError: If `queue` is not a `Queue`.
+      TypeError: If `queue` is not a `Queue`, or the dtype of its labels cannot hold that of
+        `labels`. Labels that are a NumPy array need to fit only in their values.
       ValueError: If `features` and `queue.features` have different d.
 
     Example:
@@ -119,7 +120,9 @@ def push(
             f"`queue` must be a `jaxloss.Queue`, got {type(queue).__name__}; start with "
             "`make_queue`, or put restored arrays into `Queue(features, labels, position)`"
         )
+    queue, given = _checked(queue), labels
     features, labels, valid = labelled_rows(features, labels, where)
+    labels = _checks.same_labels(labels, given, queue.labels.dtype)
     size, dim = queue.features.shape
     if features.shape[1] != dim:
         raise ValueError(
@@ -127,7 +130,7 @@ def push(
             f"{queue.features.shape}, got {features.shape}"
         )
     rows = gather_copies(features.astype(queue.features.dtype), axis_name)
-    labels = gather_copies(jnp.where(valid, labels.astype(queue.labels.dtype), -1), axis_name)
+    labels = gather_copies(jnp.where(valid, labels, -1), axis_name)
     pushed = labels >= 0
     rank = jnp.cumsum(pushed, dtype=jnp.int32)
     number = rank[-1] if rank.size else jnp.zeros((), jnp.int32)
@@ -139,3 +142,11 @@ def push(
         queue.labels.at[place].set(labels, mode="drop"),
         (queue.position + number) % size,
     )
+
+
+def _checked(queue: Queue) -> Queue:
+    """Returns the queue as JAX arrays; one that is restored may have NumPy arrays."""
+    features = _checks.floating("queue.features", queue.features, "m d")
+    labels = _checks.integers("queue.labels", queue.labels, "m")
+    _checks.same_rows("queue.labels", labels, "queue.features", features)
+    return Queue(features, labels, jnp.asarray(queue.position, jnp.int32))

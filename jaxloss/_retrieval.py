@@ -89,7 +89,8 @@ def retrieval_metrics(
     References:
       Musgrave et al., A Metric Learning Reality Check, ECCV 2020, section 3.2.
     """
-    if isinstance(ks, int) or not len(ks):
+    _checks.static("ks", ks, "a sequence of Python integers")
+    if (not isinstance(ks, Sequence) and _checks.rank(ks) != 1) or not len(ks):
         raise ValueError(f"`ks` must be a sequence of at least one integer, got {ks!r}")
     for k in ks:
         _checks.positive_count("ks", k)

@@ -30,6 +30,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import DictKey, Partial
 
+from jaxloss import _checks
 from jaxloss._batch import AxisName
 
 Result: TypeAlias = Literal["loss", "losses of classes", "rows", "replicated"]
@@ -76,9 +77,12 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
+        flags = [k for k, value in signature.parameters.items() if isinstance(value.default, bool)]
 
         @functools.wraps(function)
         def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
+            for name in flags:
+                _checks.static(name, kwargs.get(name), "a Python bool")
             mesh, is_sharded = _explicit_mesh((args, kwargs))
             if mesh is None or any(kwargs.get(name) is not None for name in _AXIS_NAMES):
                 return function(*args, **kwargs)
@@ -194,9 +198,9 @@ class _Plan(NamedTuple):
             return P(*[None] * _CLASSES[name], self.class_axes)
         return P()
 
-    def placed(self, array: Any, spec: P) -> Array:
+    def placed(self, name: str, array: Any, spec: P) -> Array:
         """The array as `jax.shard_map` takes it: on Explicit axes, it must be sharded so."""
-        array = jnp.asarray(array)
+        array = _checks.as_array(name, array)
         if AxisType.Explicit not in self.mesh.axis_types:
             return array
         sharding = NamedSharding(self.mesh, spec)
@@ -219,12 +223,10 @@ def _call(function: Any, given: Mapping[str, Any], plan: _Plan, result: Result) 
     paths, structure = jax.tree_util.tree_flatten_with_path(_prepared(named, plan))
     leaves = [leaf for _, leaf in paths]
     # The name of an array is that of the innermost argument, as the keyword of a partial function.
-    specs = [
-        plan.spec([key.key for key in path if isinstance(key, DictKey)][-1], leaf)
-        for path, leaf in paths
-    ]
+    of = [[key.key for key in path if isinstance(key, DictKey)][-1] for path, _ in paths]
+    specs = [plan.spec(name, leaf) for name, leaf in zip(of, leaves, strict=True)]
     which = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
-    arrays = [plan.placed(leaves[k], specs[k]) for k in which]
+    arrays = [plan.placed(of[k], leaves[k], specs[k]) for k in which]
     others = tuple((k, type(x), x) for k, x in enumerate(leaves) if k not in which)
     program = _Program(
         function,
@@ -301,11 +303,11 @@ def _prepared(arguments: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
         return found
     given.setdefault("reference_where", jnp.ones(number, bool))
 
-    def fill(array: Any) -> Array:
-        array = plan.placed(array, P())
+    def fill(name: str, array: Any) -> Array:
+        array = plan.placed(name, array, P())
         return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
 
-    return found | {name: fill(value) for name, value in given.items()}
+    return found | {name: fill(name, value) for name, value in given.items()}
 
 
 def _in_shares(found: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
@@ -325,11 +327,11 @@ def _in_shares(found: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
     parts = (rows[:number], rows[number:])
     order = np.concatenate([part.reshape(size, -1) for part in parts], axis=1).reshape(-1)
 
-    def arrange(array: Any) -> Array:
-        array = plan.placed(array, P())
+    def arrange(name: str, array: Any) -> Array:
+        array = plan.placed(name, array, P())
         return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))[order]
 
-    return {name: arrange(value) for name, value in given.items()}
+    return {name: arrange(name, value) for name, value in given.items()}
 
 
 def _explicit_mesh(arguments: Any) -> tuple[Any, bool]:
@@ -398,7 +400,10 @@ def _arrays(arguments: Any) -> Iterator[Any]:
 
 
 def _abstract(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """A function of arrays, and their shapes and types without a sharding."""
+    """A function of arrays, and their shapes and types without a sharding.
+
+    Those of NumPy stay as they are, as some of them have no shape and type in JAX.
+    """
     leaves, structure = jax.tree.flatten((args, kwargs))
 
     def call(arrays: dict[int, Any]) -> Any:
@@ -410,5 +415,5 @@ def _abstract(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     return call, {
         number: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         for number, leaf in enumerate(leaves)
-        if _is_array(leaf)
+        if isinstance(leaf, jax.Array)
     }

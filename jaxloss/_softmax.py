@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer, Real
 
@@ -219,7 +218,7 @@ def sigmoid_loss(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (BCE).
     """
-    per_sample = _of_targets if np.ndim(labels) == 2 else _of_classes
+    per_sample = _of_targets if _checks.rank(labels) == 2 else _of_classes
     values, mask = per_sample(logits, labels, where)
     return reduce(values, mask, sample_weights, reduction, axis_name)
 
@@ -242,7 +241,8 @@ def _of_targets(
     """Returns the sigmoid losses of samples of multi-label targets, and which of them count."""
     logits = _checks.floating("logits", logits, "n C")
     (logits,) = widen(logits)
-    targets = _checks.class_targets("labels", targets, logits)
+    hint = "; the class indices of a column are labels[:, 0]" if targets.shape[1] == 1 else ""
+    targets = _checks.class_targets("labels", targets, logits, hint=hint)
     mask = _checks.row_mask(where, "logits", logits)
     known = ~(targets < 0)  # True for NaN, so that NaN stays visible.
     known = known if mask is None else known & mask[:, None]

@@ -10,13 +10,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Bool, Float, Integer
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _checks
 from jaxloss._batch import (
     AxisName,
     Reduction,
+    first_position,
+    gather,
     own_positions,
     reduce,
     shares,
@@ -225,7 +227,10 @@ def _towers(
     positions = own_positions(number, axis_name)
     labels = positions
     if ids is not None:
-        labels = _checks.class_labels(ids, "queries", queries, name="ids")
+        labels = _checks.integers("ids", ids, "n")
+        _checks.same_rows("ids", labels, "queries", queries)
+        if num_keys > number and jnp.issubdtype(labels.dtype, jnp.unsignedinteger):
+            labels = _numbered(labels, axis_name)  # All their values may be ids, so none is free.
         labels = jnp.where(labels < 0, -2 - positions.astype(labels.dtype), labels)
     valid = valid & key_valid[:number]
     key_valid = jnp.concatenate([valid, key_valid[number:]])
@@ -246,6 +251,14 @@ def _towers(
         ),
         similarities,
     )
+
+
+def _numbered(ids: Integer[Array, " n"], axis_name: AxisName | None) -> Int32[Array, " n"]:
+    """Returns numbers from 0 on that are equal where the ids of all devices are."""
+    everyone = gather(ids, axis_name)
+    _, numbers = jnp.unique(everyone, size=max(len(everyone), 1), return_inverse=True)
+    first = first_position(ids.shape[0], axis_name)
+    return lax.dynamic_slice_in_dim(numbers.astype(jnp.int32), first, ids.shape[0])
 
 
 def _mask(where: Bool[Array, " n"] | None, rows: Float[Array, "n d"]) -> Bool[Array, " n"]:

@@ -104,7 +104,12 @@ def fit_path(
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
-    typed = np.asarray(data.features, np.float32), np.asarray(data.labels, np.int32)
+    labels = np.asarray(data.labels)
+    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise ValueError(
+            f"labels must be from 0 to {num_classes - 1}, got {labels.min()} to {labels.max()}"
+        )
+    typed = np.asarray(data.features, np.float32), labels.astype(np.int32)
     penalties = np.asarray(penalties, np.float32)
     order = np.argsort(-penalties, kind="stable")
     solved = _solve(*typed, penalties[order], max_iterations, num_classes=num_classes)

@@ -90,6 +90,13 @@ def test_all_penalties_converge_and_their_order_does_not_matter():
     assert not path.converged[0]
 
 
+def test_labels_that_are_no_classes_are_named():
+    data = sample()
+    for labels in (data.labels * 2**32, data.labels - 1, data.labels + 1):
+        with pytest.raises(ValueError, match=f"labels must be from 0 to {CLASSES - 1}, got"):
+            fit_path(data._replace(labels=labels), CLASSES)
+
+
 def test_more_features_than_samples_and_constant_features():
     data = sample(n=20, d=30)
     path = fit_path(data, CLASSES, penalties=[1e-3, 1.0])

@@ -446,6 +446,10 @@ def test_inputs_are_checked():
         lambda rng, n: (np.ones((n, 2)),),
         lambda rng, n: (np.ones((n, 2)), np.zeros(n + 1, int)),
         lambda rng, n: (np.ones((n, 2), int), np.zeros(n, int)),
+        lambda rng, n: (np.ones((n, 2)), np.arange(n) << 32),
+        lambda rng, n: (np.ones((n, 2)), np.full(n, 2**32, np.uint64)),
+        lambda rng, n: (np.ones((n, 2)), np.array(["a"] * n)),
+        lambda rng, n: (np.ma.ones((n, 2)), np.zeros(n, int)),
     ):
         with pytest.raises(ValueError, match="make_inputs"):
             check_loss(own(), inputs)

@@ -603,6 +603,18 @@ def test_numpy_arrays_are_accepted(row):
         jax.eval_shape(lambda: row.function(*args, where=batch.where, **row.kwargs))
 
 
+@every_loss
+def test_labels_that_do_not_fit_are_named(row):
+    """JAX would cut them off without a word."""
+    scored, labels, *rest = (
+        np.asarray(a, np.float32 if k in row.differentiable else np.int64)
+        for k, a in enumerate(make_batch(row, seed=27).args)
+    )
+    name = "targets" if row.kind == "targets" else "labels"
+    with harness.raises(OverflowError, f"`{name}` must have integers that fit into int32, got -"):
+        jax.eval_shape(lambda: row.function(scored, labels * 2**32, *rest, **row.kwargs))
+
+
 # Signatures ----
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import raises
+from tests.jaxloss.harness import enable_x64, raises, unchecked
+from tests.tolerances import FLOAT64
 
 
 def ones(shape: Any, dtype: Any = np.float32) -> jax.Array:
@@ -130,7 +131,37 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
     (
         jaxloss.nca_loss,
         {"features": FEATURES, "labels": LABELS},
-        values(ValueError, "labels", zeros((5, 3)), zeros((5, 3), int), match="labels.argmax"),
+        [
+            *values(ValueError, "labels", zeros((5, 3)), zeros((5, 3), int), match="labels.argmax"),
+            *values(ValueError, "labels", zeros((5, 1), int), match=r"a column are labels\[:, 0\]"),
+            *values(TypeError, "labels", [0] * 5, match="convert it with np.asarray"),
+            *values(TypeError, "labels", list(LABELS), match="convert it with jnp.asarray"),
+            *values(TypeError, "labels", None, match="got NoneType$"),
+            *values(TypeError, "temperature", [[1], [2, 3]], jaxloss.make_queue(2, 4)),
+            *values(ValueError, "temperature", 10**400),
+        ],
+    ),
+    *(
+        (loss, {scored: FEATURES, "labels": LABELS}, values(ValueError, "labels", column, match=at))
+        for column, at in [(zeros((5, 1), int), r"a column are labels\[:, 0\]")]
+        for loss, scored in (
+            (jaxloss.supervised_contrastive_loss, "features"),
+            (jaxloss.sigmoid_loss, "logits"),
+        )
+    ),
+    (
+        jaxloss.supervised_contrastive_loss,
+        {"features": FEATURES, "labels": ones((5, 2), int)}
+        | {"references": ones((6, 4)), "reference_labels": ones((6, 2), int)},
+        values(ValueError, "reference_labels", ones((6, 1), int), match="with C = 2 to match"),
+    ),
+    *(
+        (loss, OF_SAMPLES, [(TypeError, match, {option: lambda features, labels: 0.0})])
+        for option, match in (
+            ("classification_loss", r"write `def loss\(logits, labels, \*\*keywords\)`"),
+            ("metric_loss", r"write `def loss\(features, labels, \*\*keywords\)`"),
+        )
+        for loss in (jaxloss.sum_loss, jaxloss.spectral_sum_loss)
     ),
     (jaxloss.nca_loss, {"features": FEATURES, "labels": LABELS} | OF_REFERENCES, WRONG_REFERENCES),
     (
@@ -297,3 +328,188 @@ def test_wrong_arguments_are_named(function, right, wrong):
     for error, match, changes in wrong:
         with raises(error, match=match):
             function(**(right | changes))
+
+
+# Arrays that JAX does not have ----
+
+QUEUE = jaxloss.make_queue(6, 4)
+# The tests compile functions that are looked up later.
+nca_loss: Any = jaxloss.nca_loss
+prototype_loss: Any = jaxloss.prototype_loss
+info_nce_loss: Any = jaxloss.info_nce_loss
+ODD: dict[str, tuple[Callable[[np.ndarray], Any], type[Exception], str]] = {
+    "strings": (lambda a: a.astype(str), TypeError, ", got <U"),
+    "bytes": (lambda a: a.astype("S8"), TypeError, ", got .S8"),
+    "objects": (lambda a: a.astype(object), TypeError, ", got object"),
+    "datetimes": (lambda a: a.astype("datetime64[s]"), TypeError, r", got datetime64\[s\]"),
+    "long doubles": (lambda a: a.astype(np.longdouble), TypeError, r"\.astype\(np.float64\)"),
+    "big-endian": (
+        lambda a: a.astype(a.dtype.newbyteorder(">")),
+        TypeError,
+        r'\.astype\(.*\.dtype\.newbyteorder\("="\)\)',
+    ),
+    "masked": (lambda a: np.ma.array(a), TypeError, "got a masked one; fill it with"),
+    "structures": (lambda a: np.zeros(a.shape, [("a", "i4")]), TypeError, "`a`|got .*'a'"),
+    "too large": (
+        lambda a: a.astype(np.int64) + 2**40,
+        OverflowError,
+        'fit into int32, got 1099.*jax.config.update."jax_enable_x64", True',
+    ),
+}
+OF_TOWERS = {"queries": FEATURES, "keys": ones((7, 4)), "ids": LABELS, "key_where": ones(7, bool)}
+ALL_ARRAYS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (
+        jaxloss.nca_loss,
+        {"features": FEATURES, "labels": LABELS, "where": ones(5, bool), "sample_weights": ones(5)}
+        | {**OF_REFERENCES, "reference_where": ones(6, bool)},
+    ),
+    (jaxloss.info_nce_loss, OF_TOWERS),
+    (jaxloss.sigmoid_contrastive_loss, OF_TOWERS),
+    (jaxloss.sigmoid_loss, {"logits": FEATURES, "labels": zeros((5, 4), int)}),
+    (jaxloss.warp_loss, {"logits": FEATURES, "targets": zeros((5, 4), int)}),
+    (
+        partial(jaxloss.supervised_contrastive_loss, FEATURES),
+        {"labels": zeros((5, 4), int), "references": ones((6, 4))}
+        | {"reference_labels": zeros((6, 4), int)},
+    ),
+    (jaxloss.classifier_loss, OF_SAMPLES | {"bias": ones(3), "margin": ones(3)}),
+    (
+        partial(jaxloss.margin_softmax_loss, FEATURES, LABELS),
+        {"margin": ones(4), "sample_angular_margin": ones(5)},
+    ),
+    (
+        partial(jaxloss.group_softmax_loss, num_groups=2),
+        OF_SAMPLES | {"groups": zeros((5, 4), int)},
+    ),
+    (partial(jaxloss.discriminative_groups, num_groups=2), OF_SAMPLES),
+    (jaxloss.dot_regression_loss, OF_PROTOTYPES | {"assignment": LABELS, "lengths": ones(5)}),
+    (partial(jaxloss.prototype_loss, ones((5, 3)), LABELS, MEANS), {"assignment": LABELS}),
+    (
+        jaxloss.update_class_means,
+        {"class_means": MEANS, "features": ones((5, 3)), "labels": LABELS},
+    ),
+    (partial(jaxloss.class_balanced_lengths, num_classes=3), {"labels": LABELS}),
+    (jaxloss.discriminability, {"features": FEATURES, "labels": LABELS}),
+    (jaxloss.retrieval_metrics, {"features": FEATURES, "labels": LABELS} | OF_REFERENCES),
+    (partial(jaxloss.push, QUEUE), {"features": FEATURES, "labels": LABELS}),
+    (partial(jaxloss.direct_sum_loss, FEATURES), {"labels": LABELS, "weights": WEIGHTS}),
+    (jaxloss.proxy_nca_loss, {"features": FEATURES, "labels": LABELS, "proxies": WEIGHTS}),
+    (jaxloss.assign_prototypes, {"class_means": MEANS, "prototypes": MEANS}),
+    (jaxloss.prototype_separation, {"prototypes": MEANS}),
+    (jaxloss.spectral_basis, {"weights": WEIGHTS}),
+    (jaxloss.vicreg_loss, {"first": FEATURES, "second": FEATURES}),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "right"),
+    ALL_ARRAYS,
+    ids=lambda x: getattr(getattr(x, "func", x), "__name__", "") if callable(x) else "",
+)
+def test_arrays_that_jax_does_not_have_are_named(function, right):
+    """Without running anything: the arrays are looked at when the function is traced."""
+    kinds = ODD if function is jaxloss.nca_loss else {k: ODD[k] for k in ("strings", "too large")}
+    for name, array in right.items():
+        for kind, (change, error, match) in kinds.items():
+            array = np.asarray(array)
+            if kind == "too large" and array.dtype.kind != "i":
+                continue
+            if kind == "long doubles" and array.dtype.kind != "f":
+                continue
+            if kind == "big-endian" and array.dtype.kind == "b":
+                continue
+            wrong = change(array)
+            with raises(error, match=f"`{name}` must .*{match}"):
+                jax.eval_shape(partial(function, **right | {name: wrong}))
+
+
+def test_integers_of_64_bits_are_taken_if_they_fit():
+    def call(labels):
+        with unchecked():
+            return jax.eval_shape(lambda: nca_loss(FEATURES, labels))
+
+    right = np.array([-(2**31), -1, 0, 5, 2**31 - 1])
+    wrong = [right + 1, right - 1, np.array([0, 1, 2, 3, 2**32], np.uint64), right << 32]
+    for labels in (right, np.abs(right).astype(np.uint64), right.astype(np.int32)):
+        call(labels)
+    for labels in wrong:
+        with raises(OverflowError, "`labels` must have integers that fit into u?int32"):
+            call(labels)
+    with enable_x64(True):
+        for labels in wrong:
+            call(labels.copy())  # JAX keeps what it made of the same array without x64.
+        wide = jnp.asarray(right << 32)
+    with raises(OverflowError, "`labels` must have integers that fit into int32"):
+        call(wide)
+
+
+@pytest.mark.slow
+def test_large_labels_with_x64():
+    """As many values as there are classes, and not their lower 32 bits."""
+    rows, labels = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 4
+    names: dict[Any, str] = {jaxloss.nca_loss: "labels", jaxloss.prototypical_loss: "labels"}
+    for loss, name in (names | {partial(info_nce_loss, rows[::-1].copy()): "ids"}).items():
+        with enable_x64(True), unchecked():
+            got, expected = (jax.jit(loss)(rows, **{name: of}) for of in (labels * 2**32, labels))
+        np.testing.assert_allclose(got, expected, rtol=FLOAT64)
+
+
+def test_labels_are_renumbered_where_that_is_right():
+    """The advice must not turn an index, or a label that is ignored, into another class."""
+    number_them = r"np.unique\(..., return_inverse=True\)\[1\]"
+    large = np.arange(5) << 32
+    for wrong in (large, np.array(list("abcde"))):
+        with raises((TypeError, OverflowError)[wrong is large], f"`labels` .*; .*{number_them}"):
+            nca_loss(FEATURES, wrong)
+    with raises(OverflowError, f"{number_them}, but keep negative ones, or enable 64 bits"):
+        nca_loss(FEATURES, large - 1)
+    with raises(OverflowError, "`assignment` .* got 0 to 17179869184; enable 64 bits"):
+        prototype_loss(ones((5, 3)), LABELS, MEANS, assignment=large)
+
+
+def test_options_that_must_be_static_are_named():
+    rows, labels = jnp.ones((5, 4)), jnp.zeros(5, int)
+    static = r"got a traced array; .* jax.jit\(..., static_argnames="
+    for function, arrays, options in (
+        (jaxloss.retrieval_metrics, (rows, labels), {"ks": (1, 2)}),
+        (jaxloss.retrieval_metrics, (rows, labels), {"ks": 1}),
+        (jaxloss.nca_loss, (rows, labels), {"block_size": 2}),
+        (jaxloss.prototypical_loss, (rows, labels), {"num_classes": 2}),
+        (jaxloss.info_nce_loss, (rows, rows), {"symmetric": False}),
+        (jaxloss.triplet_loss, (rows, labels), {"soft": True}),
+        (jaxloss.proxy_nca_loss, (rows, labels, WEIGHTS), {"include_own": True}),
+        (jaxloss.direct_sum_loss, (rows, labels, WEIGHTS), {"stop_gradient": True}),
+    ):
+        name = next(iter(options))
+        with raises(TypeError, f'`{name}` must be .*{static}"{name}"'):
+            jax.jit(function)(*arrays, **options)
+
+
+@pytest.mark.slow
+def test_tensors_and_parameters_of_other_libraries():
+    torch, nnx = pytest.importorskip("torch"), pytest.importorskip("flax.nnx")
+    call: Any = jaxloss.classifier_loss
+    with raises(TypeError, r"`features` .* got Tensor; .*features.detach\(\).cpu\(\).numpy\(\)"):
+        call(torch.ones((5, 4), requires_grad=True), LABELS, WEIGHTS)
+    weights = nnx.Param(WEIGHTS)
+    with raises(TypeError, r"`weights` .* got Param; .* as weights\[...\]"):
+        call(FEATURES, LABELS, weights)
+    with raises(TypeError, r"`margin` (.|\n)* as margin\[...\]"):
+        call(FEATURES, LABELS, WEIGHTS, margin=nnx.Param(ones(3)), similarity="cosine")
+    jax.eval_shape(lambda: call(FEATURES, LABELS, weights[...]))
+
+
+def test_a_queue_is_no_array():
+    call: Any = jaxloss.nca_loss
+    for options in (
+        {"references": QUEUE},
+        {"references": QUEUE, "reference_labels": QUEUE.labels},
+        {"references": QUEUE.features, "reference_labels": QUEUE},
+    ):
+        with raises(TypeError, "got Queue; .* references=queue.features, reference_labels=queue.l"):
+            call(FEATURES, LABELS, **options)
+    for loss in (jaxloss.supervised_contrastive_loss, jaxloss.sigmoid_loss):
+        with raises(TypeError, "`labels` must be a JAX or NumPy array, got Queue"):
+            loss(FEATURES, QUEUE)  # pyright: ignore[reportArgumentType]
+    with raises(TypeError, "`keys` .* got Queue; .* key_where=jnp.concatenate"):
+        jaxloss.info_nce_loss(FEATURES, QUEUE)  # pyright: ignore[reportArgumentType]

@@ -11,11 +11,11 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
-from tests.jaxloss.harness import P, enable_x64, mesh, raises
+from tests.jaxloss.harness import P, enable_x64, mesh, raises, unchecked
 from tests.tolerances import FLOAT32
 
 SIZE, DIM, N = 7, 3, 4
-push = jaxloss.push  # The tests compile functions that are looked up later.
+push: Any = jaxloss.push  # The tests compile functions that are looked up later.
 
 
 def batches(number=5, n=N, dtype: Any = np.float32):
@@ -75,6 +75,16 @@ def test_of_more_rows_than_places_the_last_stay(start):
     queue = jaxloss.push(queue, *(x[:start] for x in arrays))
     queue = jaxloss.push(queue, *(x[start:] for x in arrays))
     check(queue, by_list(features, jnp.abs(labels), jnp.ones((1, 20), bool)))
+
+
+@pytest.mark.slow
+def test_a_queue_that_is_restored_as_numpy_arrays():
+    features, labels, where = (x[0] for x in batches(1))
+    queue = push(jaxloss.make_queue(SIZE, DIM), features, labels, where=where)
+    restored: Any = jax.tree.map(np.asarray, queue)
+    with unchecked():
+        got = push(restored, features, np.asarray(labels, np.uint32), where=where)
+    jax.tree.map(np.testing.assert_array_equal, got, push(queue, features, labels, where=where))
 
 
 @pytest.mark.slow
@@ -263,5 +273,21 @@ def test_wrong_arguments_are_named():
         jaxloss.push(queue, features, labels[:2])
     with raises(TypeError, "`where` must have dtype bool"):
         jaxloss.push(queue, features, labels, where=labels)
+    wide = labels.astype(jnp.uint32)
+    with raises(TypeError, r"fits into .* `queue.labels`, int32, got uint32.*astype\(jnp.int32\)"):
+        jaxloss.push(queue, features, wide)
+    with raises(OverflowError, "`labels` must have integers that fit into int32"):
+        push(queue, features, np.asarray(wide) + np.uint32(2**31))
+    restored = queue._replace(labels=np.full(SIZE, 2**32))
+    with raises(OverflowError, "`queue.labels` must have integers that fit into int32"):
+        push(restored, features, labels)
+    for broken, match in (
+        (queue._replace(features=queue.features.astype(int)), "`queue.features` .* float dtype"),
+        (queue._replace(labels=queue.labels.astype(float)), "`queue.labels` .* integer dtype"),
+    ):
+        with raises(TypeError, match):
+            jaxloss.push(broken, features, labels)
+    with raises(ValueError, "`queue.labels` and `queue.features` must have the same number"):
+        jaxloss.push(queue._replace(labels=queue.labels[1:]), features, labels)
     with raises(ValueError, "`where` and `features` must have the same number of rows"):
         jaxloss.push(queue, features, labels, where=where[:2])

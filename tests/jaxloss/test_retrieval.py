@@ -147,6 +147,9 @@ def test_wrong_arguments_are_named():
     wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (ValueError, {"ks": ()}),
         (ValueError, {"ks": 3}),
+        (ValueError, {"ks": np.int64(3)}),
+        (ValueError, {"ks": None}),
+        (TypeError, {"ks": "12"}),
         (ValueError, {"ks": (0,)}),
         (TypeError, {"ks": (1.5,)}),
         (ValueError, {"distance": "l1"}),

@@ -27,7 +27,9 @@ Z = jnp.asarray(rng.normal(size=(N, CLASSES)), np.float32)
 Q = jnp.asarray(rng.normal(size=(QUEUE, DIM)), np.float32)
 L = jnp.asarray(rng.integers(0, CLASSES, QUEUE), np.int32)
 nca = partial(jaxloss.nca_loss, temperature=4.0)
-softmax_loss = jaxloss.softmax_loss  # The tests compile functions that are looked up later.
+# The tests compile functions that are looked up later.
+softmax_loss, info_nce_loss = jaxloss.softmax_loss, jaxloss.info_nce_loss
+direct_sum_loss = jaxloss.direct_sum_loss
 
 
 def with_queue(x, y, q, labels):
@@ -207,11 +209,35 @@ def test_errors_are_those_of_the_whole_batch():
         with_queue(x, y, Q, L[:6])
     with raises(TypeError, "labels"):
         jaxloss.nca_loss(x)  # pyright: ignore[reportCallIssue]
+    text: Any = np.array(["a"] * N)
+    with raises(TypeError, "`labels` must have a dtype that JAX has, got <U1"):
+        nca(x, text)
     spread = jaxloss.sharded_loss(nca, devices, "batch")
     with raises(ValueError, r"`features` has 11 rows, .* 4 devices of 'batch'; fill them up"):
         spread(X[:11], Y[:11])
     with raises(ValueError, r"`axis_name` must be among the axes of the mesh"):
         jaxloss.sharded_loss(nca, devices, "model")
+
+
+def test_integers_that_do_not_fit_are_named():
+    """Before they are placed on the devices, where JAX would cut them off."""
+    x = jax.device_put(X, NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
+    wide: Any = np.arange(N) << 32
+    further: Any = np.arange(QUEUE) << 32
+    spread = jaxloss.sharded_loss(nca, mesh(), "batch")
+    own = jaxloss.sharded_loss(lambda x, y, **_: jnp.sum(x), mesh(), "batch")
+    metric = partial(nca, references=Q, reference_labels=further)
+    direct_sum = partial(direct_sum_loss, x, Y, W, metric_loss=metric)
+    for name, call in (
+        ("labels", lambda: nca(x, wide)),
+        ("reference_labels", lambda: with_queue(x, Y, Q, further)),
+        ("reference_labels", direct_sum),
+        ("ids", lambda: info_nce_loss(x, x, ids=wide)),
+        ("labels", lambda: spread(X, wide)),
+        ("y", lambda: own(X, wide)),
+    ):
+        with raises(OverflowError, f"`{name}` must have integers that fit into int32"):
+            call()
 
 
 @pytest.mark.long

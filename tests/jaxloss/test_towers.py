@@ -218,6 +218,26 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_unsigned_ids_are_no_markers(devices):
+    """The largest one, which -1 is in this dtype, is an id like others, and not of further keys."""
+    towers = make_towers(further=4)
+    ids = np.where(towers.ids < 0, np.arange(8) + 10, towers.ids).astype(np.uint32)
+    ids[towers.ids == 3] = np.iinfo(np.uint32).max
+    spread, _ = in_shares(towers, devices)
+
+    def on_devices(queries, keys, ids, where, key_where):
+        masks = {"where": where, "key_where": key_where, "axis_name": "batch"}
+        return [loss(queries, keys, ids=ids, **masks) for loss in losses]
+
+    losses = [find(name) for name in ("info_nce", "sigmoid_contrastive")]
+    on_mesh = jax.shard_map(on_devices, mesh=mesh((devices,)), in_specs=P("batch"), out_specs=P())
+    run = jax.jit(on_mesh, compiler_options=QUICK)
+    expected, got = (run(*cast(spread._replace(ids=x), np.float32)) for x in (towers.ids, ids))
+    np.testing.assert_allclose(got, expected, rtol=FLOAT32)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OFTEN)
 def test_without_ids_all_other_keys_are_negatives(name):
     """Also those at the same place of another device."""
