@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from pathlib import Path
 from typing import TypeVar
 
@@ -146,12 +147,14 @@ def is_prepared(builder: ImageBuilder) -> bool:
 
 
 def _refuse_earlier_version(builder: ImageBuilder, folder: Path) -> None:
-    """Raises if the folder of a data set has centre squares of photographs, as version 1 has."""
-    old = [*folder.glob("1.*")] if builder.SPEC.whole else []
+    """Raises if the folder of a data set has what another version of this project prepared."""
+    old = sorted(folder.glob("[0-9]*.*.*"))
     if old:
+        whole = "whole photographs" if builder.SPEC.whole else "images"
         raise DamagedArchiveError(
-            f"{old[0]} has only the centre squares of the photographs, as earlier versions stored "
-            "them; delete that folder to prepare the whole photographs from their archives"
+            f"{old[-1]} was prepared by another version of jaxloss. This one stores {whole}, "
+            "turned by their EXIF orientation and with 16-bit greys, of all files that Pillow "
+            "reads; delete that folder to prepare the data again"
         )
 
 
@@ -162,6 +165,9 @@ def _generate(builder: ImageBuilder, manual_dir: Path) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        builder.download_and_prepare(download_config=config, file_format="array_record")
+        with warnings.catch_warnings():
+            # Of damaged EXIF data, a line for each entry; the pixels are read all the same.
+            warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+            builder.download_and_prepare(download_config=config, file_format="array_record")
     finally:
         logger.setLevel(level)
