@@ -13,7 +13,7 @@ from tensorflow_datasets.core import constants
 
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
-from experiments.storage import exclusive, is_remote, storage_path
+from experiments.storage import exclusive, is_remote, storage_path, writing
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ def prepare(
       MissingArchiveError: The archives do not exist. The message lists the files and folders.
       DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
         file.
+      ExperimentError: The disk is full. The message names the folder.
     """
     builder = make_builder(cls, data_dir)
     if is_prepared(builder):
@@ -51,7 +52,7 @@ def prepare(
     cls.check_source(cls.search_path(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / ".lock"):
+    with writing(folder), exclusive(folder / ".lock"):
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
