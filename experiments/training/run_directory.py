@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2
+from tensorboardX.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from tensorboardX.summary import scalar
 from tqdm import tqdm
 
@@ -240,8 +243,8 @@ class MetricsLog:
         # Not a `SummaryWriter`: its thread would die of a full disk, and its queue fill up.
         self._events = EventsWriter(str(self._folder / "events"))
         self._flushed = time.monotonic()
-        purge = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # pyright: ignore
-        self._events.write_event(event_pb2.Event(step=resume_step + 1, session_log=purge))
+        purge = SessionLog(status=SessionLog.START)
+        self._events.write_event(Event(step=resume_step + 1, session_log=purge))
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -265,9 +268,7 @@ class MetricsLog:
             self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
             self._file.flush()
             for name, value in values.items():
-                event = event_pb2.Event(
-                    step=step, wall_time=time.time(), summary=scalar(name, value)
-                )
+                event = Event(step=step, wall_time=time.time(), summary=scalar(name, value))
                 self._events.write_event(event)
             if time.monotonic() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
                 self._flush()
