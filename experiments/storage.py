@@ -23,6 +23,13 @@ def storage_path(text: str, argument: str = "") -> Path:
     The latter is an `epath.Path`, with the methods of a `pathlib.Path`: do not convert it to one.
     Raises a `ConfigError`, which names the `argument` that has the text.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = f"{argument} {os.fsencode(text).decode('utf-8', 'backslashreplace')}".lstrip()
+        raise ConfigError(
+            f"{shown} is not UTF-8, which Orbax and TFDS need; choose another path"
+        ) from None
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", text)
     name = f"{argument} {text}".lstrip()
     if match is None:

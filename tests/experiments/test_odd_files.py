@@ -18,6 +18,8 @@ from experiments.data import builders
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import load_split
+from experiments.errors import ConfigError
+from experiments.storage import storage_path
 from tests.experiments.fake_archives import decode, write_image
 from tests.experiments.fake_image_sets import class_folders
 
@@ -294,6 +296,9 @@ def test_a_folder_of_another_encoding_is_a_line_and_not_a_traceback(dirs, capsys
     assert main(["prepare", "food101@16", *given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the name of the folder ")
+    for argument in ("", "--data-dir"):
+        with pytest.raises(ConfigError, match=r"data\\xe9 is not UTF-8"):
+            storage_path(os.fsdecode(os.fsencode(dirs["data_dir"]) + b"\xe9"), argument)
 
 
 @pytest.mark.parametrize(

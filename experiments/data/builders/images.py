@@ -234,7 +234,7 @@ def list_files(folder: Path) -> list[Path]:
             folders.clear()
             continue
         visited.add(real)
-        folders[:] = [name for name in folders if not is_of_system(name)]
+        folders[:] = sorted(name for name in folders if not is_of_system(name))
         files += [Path(place, name) for name in names if not is_of_system(name)]
     return files
 
