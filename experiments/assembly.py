@@ -7,6 +7,7 @@ ready to train.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -21,10 +22,11 @@ from experiments.contracts import Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
 from experiments.data.pipeline import RecordImages
-from experiments.data.sampling import batch_size_of, draw_batch, index_classes
+from experiments.data.sampling import batch_size_of, draw_batch, index_classes, parse_strategy
 from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
+from experiments.processes import is_first
 from experiments.protocols import build_protocol
 from experiments.storage import check_local, storage_path
 from experiments.training import parallel
@@ -41,6 +43,8 @@ from experiments.training.step import (
     initial_state,
     learning_rate,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Plan(NamedTuple):
@@ -130,8 +134,20 @@ def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
         draw_batch(  # Raises if the data cannot give a batch.
             index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
         )
+        if ways_shots := parse_strategy(config.sampling.strategy):
+            _report_unused_classes(training_counts, *ways_shots)
     protocol.check_data(plan.num_features, counts_by_split)
     return counts_by_split
+
+
+def _report_unused_classes(counts: np.ndarray, ways: int, shots: int) -> None:
+    """Logs how many classes are too small for batches of so many ways and shots."""
+    large = int((counts >= shots).sum())
+    if large < len(counts) and is_first():
+        _log.warning(
+            "batches of %dx%d draw from %d of %d training classes, those with at least %d images",
+            *(ways, shots, large, len(counts), shots),
+        )
 
 
 class Learner(NamedTuple):

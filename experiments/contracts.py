@@ -193,7 +193,7 @@ class Protocol(NamedTuple):
     evaluate: Callable[[str, Callable[[str], Outputs]], dict[str, Any]]
     """The results on a split, from a function that gives the outputs of any split. JSON types:
     `metrics`, a list of `Metric.measured`, and `episodes`, if any: the values of metrics in every
-    episode, by name."""
+    episode, by name; `notes`, if any: sentences for the report."""
     description: dict[str, Any]
     """What a report states of a run beside its results, as JSON types: `label` among them."""
     report: Callable[[dict[str, Any]], list[str]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from errno import EDQUOT, EFBIG, ENOSPC
+
 
 class ExperimentError(Exception):
     """Base of the errors whose message is all that the user needs."""
@@ -21,3 +24,16 @@ class DivergedError(ExperimentError):
 
     def __str__(self) -> str:
         return f"diverged: {self.what} at step {self.step}"
+
+
+def full_disk(error: BaseException | None) -> str:
+    """The operating system's words for a full disk or quota, where that caused an error; else "".
+
+    TensorStore and array_record raise a ValueError and a RuntimeError with these words.
+    """
+    while error is not None:
+        for code in (ENOSPC, EDQUOT, EFBIG):
+            if os.strerror(code) in str(error):
+                return os.strerror(code)
+        error = error.__cause__ or error.__context__
+    return ""

@@ -243,14 +243,15 @@ def evaluation_of(
         protocol = build_protocol(config)
         split = split_of(run.plan, split)
         validation = run.plan.protocol.validation_metric.measured(run.validation)
+        results = protocol.evaluate(split, outputs_of_split)
         return protocol, {
             **describe_run(config, protocol),
             "num_features": run.plan.num_features,
             "split": split,
             "step": run.step,
             "validation": None if run.validation is None else validation,
-            "notes": run.notes,
-            **protocol.evaluate(split, outputs_of_split),
+            **results,
+            "notes": [*run.notes, *results.get("notes", ())],
         }
 
     return evaluate

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, ExperimentError, full_disk
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,6 +23,13 @@ def storage_path(text: str, argument: str = "") -> Path:
     The latter is an `epath.Path`, with the methods of a `pathlib.Path`: do not convert it to one.
     Raises a `ConfigError`, which names the `argument` that has the text.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = f"{argument} {os.fsencode(text).decode('utf-8', 'backslashreplace')}".lstrip()
+        raise ConfigError(
+            f"{shown} is not UTF-8, which Orbax and TFDS need; choose another path"
+        ) from None
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", text)
     name = f"{argument} {text}".lstrip()
     if match is None:
@@ -72,6 +79,19 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxloss", name)
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises an `ExperimentError` that names the path, where its disk gets full in the context."""
+    try:
+        yield
+    except ExperimentError:
+        raise
+    except Exception as error:
+        if reason := full_disk(error):
+            raise ExperimentError(f"cannot write {path}: {reason}") from error
+        raise
+
+
 def write_atomically(path: Path, content: str | bytes) -> Path:
     """Writes bytes, or text as UTF-8; a reader or a kill meets the old content or the new."""
     content = content.encode() if isinstance(content, str) else content
@@ -79,11 +99,12 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
         path.write_bytes(content)
         return path
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with writing(path):
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     return path
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from experiments.contracts import mean_and_interval
 from experiments.data.sampling import (
     ClassIndex,
     Episodes,
+    episode_classes,
     episodes_hash,
     evaluation_episodes,
     index_classes,
@@ -57,6 +58,10 @@ class EpisodeResult(NamedTuple):
     interval: float
     hash: str
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
+    classes: int
+    """Classes that the episodes are drawn from: those with enough images."""
+    available: int
+    """Classes of the split."""
 
 
 def prototype_predictions(
@@ -132,7 +137,7 @@ def evaluate_episodes(
       ConfigError: The labels do not give such episodes.
     """
     index = index_classes(labels)
-    results = []
+    counts, results = np.diff(index.offsets), []
     for shots in config.shots:
         episodes = configured_episodes(config, index, shots=shots)
         accuracies = accuracies_of(predict(features, episodes))
@@ -144,9 +149,44 @@ def evaluate_episodes(
             classifier,
             *mean_and_interval(accuracies),
             episodes_hash(episodes),
+            len(episode_classes(counts, config.ways, shots, config.queries)),
+            len(counts),
         )
         results.append((result, accuracies))
     return results
+
+
+def notes_on_classes(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each split whose episodes leave out classes, a sentence on which shots draw from which.
+
+    Results have the fields of `EpisodeResult`, and `split` where there are several.
+    """
+    of_split: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for result in results:
+        groups = of_split.setdefault(result.get("split", ""), {})
+        groups.setdefault(result["classes"], []).append(result)
+    return [
+        _note_on_classes(split, groups)
+        for split, groups in of_split.items()
+        if any(classes < of[0]["available"] for classes, of in groups.items())
+    ]
+
+
+def _note_on_classes(split: str, groups: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
+    """A sentence on the results of a split, by the number of classes of their episodes."""
+    parts = []
+    # The classes for more shots are among those for fewer: equal numbers are the same classes.
+    for classes, of in sorted(groups.items(), reverse=True):
+        shots = sorted({result["shots"] for result in of})
+        names = " and ".join(f"{number}-shot" for number in shots)
+        same, total = "the same " * (len(shots) > 1), of[0]["available"]
+        part = f"{names} episodes draw from {same}{classes} of {total} {split} classes"
+        if classes < total:
+            needed = shots[-1] + of[0]["queries"]
+            part += f", those with at least {needed} images"
+        parts.append(part.replace("  ", " "))
+    differ = " Their accuracies are over different classes." if len(groups) > 1 else ""
+    return f"{'; '.join(parts)}.{differ}"
 
 
 def _unit(features: Array) -> Array:

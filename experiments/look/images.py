@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments.config import TrainConfig
-from experiments.data.sampling import Episodes
+from experiments.data.sampling import Episodes, episode_classes
 from experiments.evaluation import feature_space as space
 from experiments.evaluation.few_shot import (
     accuracies_of,
@@ -211,12 +211,15 @@ def hard_episodes(view: View) -> Picture | None:
     config: Any = vars(view.run.plan.config)["evaluation"]
     shots = min(config.shots)
     episodes = configured_episodes(config, labels, shots=shots)
+    counts = np.bincount(labels)
+    large = len(episode_classes(counts, config.ways, shots, config.queries))
+    drawn_from = f"{large} of {len(counts)}" if large < len(counts) else f"all {large}"
     predictions = predict(features, episodes)
     accuracies = accuracies_of(predictions)
     picture = Picture(
         "episodes",
         f"The hardest {shots}-shot episodes",
-        f"The hardest of {len(accuracies):,} episodes of {side.split} classes by "
+        f"The hardest of {len(accuracies):,} episodes of {drawn_from} {side.split} classes by "
         f"{words}; mean accuracy {100 * accuracies.mean():.1f} %. A row is a class: "
         "support images, then queries, the wrong ones first, with frame and number of the class "
         "that they were taken for; +3: three more wrong ones.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,14 +34,18 @@ from experiments.evaluation.few_shot import (
     accuracies_of,
     configured_episodes,
     evaluate_prototypes,
+    notes_on_classes,
     prototype_predictions,
 )
 from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace, split_by_span
+from experiments.processes import is_first
 from experiments.protocols import integration
 from experiments.protocols.integration import IntegratedLoss, terms
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
 from experiments.reporting.markdown import format_value
 from experiments.reporting.run import episodes_table
+
+_log = logging.getLogger(__name__)
 
 SPLITS = ("base", "validation", "novel")
 RETRIEVAL = [Metric("recall@1"), Metric("MAP@R")]
@@ -154,12 +159,20 @@ def check_options(options: IntegratedLoss, num_features: int) -> None:
 def check_class_counts(
     counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
 ) -> None:
-    """Checks that classes of these sizes [C] give the episodes, with each number of shots."""
-    for number in shots:
+    """Checks that classes of these sizes [C] give the episodes, with each number of shots.
+
+    Logs how many classes are large enough, where some are not.
+    """
+    for number in dict.fromkeys(shots):
         try:
-            episode_classes(counts, evaluation.ways, number, evaluation.queries)
+            found = episode_classes(counts, evaluation.ways, number, evaluation.queries)
         except ConfigError as error:
             raise ConfigError(f"the {classes} do not give the evaluation: {error}") from error
+        if len(found) < len(counts) and is_first():
+            _log.warning(
+                "%d-shot episodes draw from %d of %d %s, those with at least %d images",
+                *(number, len(found), len(counts), classes, number + evaluation.queries),
+            )
 
 
 def objective(options: IntegratedLoss, problem: Problem) -> Objective:
@@ -291,6 +304,7 @@ def evaluate_distances(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[
     return {
         "evaluation": to_dict(evaluation),
         "results": results,
+        "notes": notes_on_classes(results),
         "metrics": metrics,
         "episodes": episodes,
     }

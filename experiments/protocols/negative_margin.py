@@ -24,7 +24,12 @@ from experiments.contracts import (
 from experiments.data.sampling import Episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.feature_space import unit_features
-from experiments.evaluation.few_shot import Distance, EpisodeConfig, prototype_predictions
+from experiments.evaluation.few_shot import (
+    Distance,
+    EpisodeConfig,
+    notes_on_classes,
+    prototype_predictions,
+)
 from experiments.evaluation.fine_tuning import (
     Classifier,
     FineTuning,
@@ -245,6 +250,7 @@ def evaluate(
     return {
         "evaluation": to_dict(evaluation) | {"classifier": classifier},
         "results": results,
+        "notes": notes_on_classes(results),
         "discriminability": discriminability,
         "same_class_share": shares,
         "metrics": [metric.measured(*values[name]) for name, metric in named.items()],

@@ -32,12 +32,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.contracts import CLASS_AXIS
-from experiments.errors import ExperimentError
+from experiments.errors import ExperimentError, full_disk
 from experiments.processes import all_true, is_first, on_first
-from experiments.storage import is_remote
+from experiments.storage import is_remote, writing
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+_ORBAX_LOG = logging.getLogger("absl")
 
 CHECKPOINTS_FOLDER = "checkpoints"
 
@@ -83,8 +84,8 @@ def _meet(*, key: str, timeout_ms: int) -> None:
 
 
 @contextlib.contextmanager
-def _late_reads_are_silent() -> Iterator[None]:
-    """Orbax does not wait for all leaves if one is damaged: TensorStore would print errors."""
+def _late_work_is_silent() -> Iterator[None]:
+    """Orbax does not wait for all leaves after one has failed: TensorStore would print errors."""
     usual = sys.unraisablehook
 
     def report(unraisable: Any) -> None:
@@ -93,7 +94,7 @@ def _late_reads_are_silent() -> Iterator[None]:
 
     sys.unraisablehook = report
     yield
-    sys.unraisablehook = usual  # Not after a failure, because those reads end later.
+    sys.unraisablehook = usual  # Not after a failure, because that work ends later.
 
 
 def class_sharding(leaf: Any) -> NamedSharding | None:
@@ -118,6 +119,8 @@ class Checkpoints:
         self._read_only, self._num_classes = read_only, num_classes
         self._headers: dict[int, dict[str, Any]] = {}
         self._saving: Path | None = None
+        self._while_saving = contextlib.ExitStack()
+        self._failures: list[BaseException | None] = []
         if read_only and not self._directory.is_dir():
             raise CheckpointError(f"there is no directory {self._directory}")
         # A kill while Orbax removes a folder would leave a damaged checkpoint; renaming is atomic.
@@ -141,7 +144,10 @@ class Checkpoints:
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         if failure is None:
             self.wait()
-        self._manager.close()
+        # Orbax raises again what `wait` has reported.
+        with contextlib.nullcontext() if failure is None else contextlib.suppress(Exception):
+            self._manager.close()
+        _ORBAX_LOG.removeFilter(self._keep_failure)
         self._empty_trash()
 
     def steps(self) -> list[int]:
@@ -185,17 +191,38 @@ class Checkpoints:
         if (newest := max(self.steps(), default=-1)) >= step:
             raise CheckpointError(f"cannot save step {step}: {self._directory} holds step {newest}")
         self._headers[step], self._saving = header, self._path(step)
-        self._manager.save(step, args=args)
+        self._while_saving.enter_context(_late_work_is_silent())
+        _ORBAX_LOG.addFilter(self._keep_failure)
+        with writing(self._saving):
+            self._manager.save(step, args=args)
 
     def wait(self) -> None:
         """Waits until the last save is on disk; a `CheckpointError` if it failed."""
         saved, self._saving = self._saving, None
-        with contextlib.suppress(OSError):  # Raised or not, depending on when it happened.
+        try:
             self._manager.wait_until_finished()
-        if saved is not None and not (saved.exists() and ocp.utils.is_checkpoint_finalized(saved)):
+        except (OSError, ValueError) as error:  # Raised or not, depending on when it happened.
+            self._failures.insert(0, error)
+        if saved is None:
+            return
+        if not (saved.exists() and ocp.utils.is_checkpoint_finalized(saved)):
+            self._while_saving.pop_all()
+            cause = next(filter(None, self._failures), None)
+            reason = next(filter(None, map(full_disk, self._failures)), "")
             # With several processes, because another one has ended, as a rule.
-            failure = CheckpointError if jax.process_count() == 1 else RuntimeError
-            raise failure(f"cannot write {saved}; the log above says why")
+            own = jax.process_count() == 1 or reason
+            text = "" if cause is None else f"{type(cause).__name__}: {cause}"
+            reason = reason or textwrap.shorten(text, 300, placeholder=" …") or "unknown reason"
+            raise (CheckpointError if own else RuntimeError)(f"cannot write {saved}: {reason}")
+        self._while_saving.close()
+        _ORBAX_LOG.removeFilter(self._keep_failure)
+
+    def _keep_failure(self, record: logging.LogRecord) -> bool:
+        """Keeps what Orbax logs of a failure in the background for `wait`, in place of printing."""
+        if record.levelno < logging.ERROR or not record.exc_info:
+            return True
+        self._failures.append(record.exc_info[1])
+        return False
 
     def validation(self, step: int) -> float | None:
         """The value of the validation saved with a step; None where there was none."""
@@ -240,7 +267,7 @@ class Checkpoints:
         item = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in filled.items()}
         how = {name: _restore_args(leaf) for name, leaf in filled.items()}
         args = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
-        with _late_reads_are_silent():
+        with _late_work_is_silent():
             found = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
         for name, leaf in filled.items():
             if class_sharding(leaf) is None:  # Without the classes that filled up devices.

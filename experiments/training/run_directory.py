@@ -15,13 +15,18 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
-import tensorboardX
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
+from tensorboardX.summary import scalar
 from tqdm import tqdm
 
 from experiments.config import by_name, differences
 from experiments.errors import ExperimentError
 from experiments.processes import is_first
-from experiments.storage import exclusive, is_remote, write_atomically, write_json
+from experiments.storage import exclusive, is_remote, write_atomically, write_json, writing
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
 from experiments.training.step import TrainState
 
@@ -29,6 +34,7 @@ CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BETWEEN_FLUSHES = 120.0
 _LINE = (
     "{desc}: {n_fmt}/{total_fmt} steps ({percentage:.0f} %){postfix}, "
     "{elapsed} elapsed, {remaining} left"
@@ -234,36 +240,50 @@ class MetricsLog:
             kept = [line for line in lines if _is_at_most(line, resume_step)]
             write_atomically(self._folder / METRICS_FILE, b"".join(kept))
         self._file = (self._folder / METRICS_FILE).open("a", encoding="utf-8")
-        self._writer = tensorboardX.SummaryWriter(str(self._folder), purge_step=resume_step + 1)
+        # Not a `SummaryWriter`: its thread would die of a full disk, and its queue fill up.
+        self._events = EventsWriter(str(self._folder / "events"))
+        self._flushed = time.monotonic()
+        purge = SessionLog(status=SessionLog.START)
+        self._events.write_event(Event(step=resume_step + 1, session_log=purge))
 
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._stack:
+        with self._stack, writing(self._folder):
             self.store()
             self._file.close()
-            self._writer.close()
+            self._events.close()
 
     def log(self, step: int, **scalars: SupportsFloat | None) -> None:
         """Writes the numbers of a step; None is left out.
 
-        Those of the metrics file are on disk at once, TensorBoard's events by `store`.
+        Those of the metrics file are on disk at once, TensorBoard's events every two minutes and by
+        `store`.
         """
         values = {name: float(value) for name, value in scalars.items() if value is not None}
         # JSON has no NaN and no Infinity: those are strings.
         row = {k: v if math.isfinite(v) else json.dumps(v) for k, v in values.items()}
-        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        with writing(self._folder / METRICS_FILE):
+            self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
+            self._file.flush()
+            for name, value in values.items():
+                event = Event(step=step, wall_time=time.time(), summary=scalar(name, value))
+                self._events.write_event(event)
+            if time.monotonic() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
+                self._flush()
 
     def store(self) -> None:
         """Writes pending events, and uploads both files if the directory is on an object store."""
-        self._writer.flush()
+        with writing(self._folder):
+            self._flush()
         if self._folder != self._directory:
             for file in self._folder.iterdir():
                 (self._directory / file.name).write_bytes(file.read_bytes())
+
+    def _flush(self) -> None:
+        self._events.flush()
+        self._flushed = time.monotonic()
 
 
 def _is_at_most(line: bytes, step: int) -> bool:

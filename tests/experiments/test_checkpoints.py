@@ -1,6 +1,7 @@
 """Checkpoints: nothing is lost, nothing is restored wrong, whatever happens to the files."""
 
 import errno
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -268,18 +269,36 @@ def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
         assert newest(checkpoints, small_state(0)).step == 2
 
 
-def test_a_save_that_fails_in_the_background_is_reported(tmp_path, monkeypatch):
-    async def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        # As TensorStore raises it.
+        (
+            ValueError("RESOURCE_EXHAUSTED: [...] No space left on device"),
+            "No space left on device",
+        ),
+        (OSError("a broken cable"), "OSError: a broken cable"),
+        (ValueError("a mistake"), "ValueError: a mistake"),
+    ],
+)
+def test_a_save_that_fails_in_the_background_is_reported_once(
+    tmp_path, monkeypatch, capfd, caplog, error, reason
+):
+    async def fail(*args, **kwargs):
+        raise error
 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, small_state(1), meta={})
         checkpoints.wait()
         with monkeypatch.context() as patch:
-            patch.setattr("orbax.checkpoint.JsonCheckpointHandler._save_fn", full)
+            patch.setattr("orbax.checkpoint.JsonCheckpointHandler._save_fn", fail)
             checkpoints.save(2, small_state(2), meta={})
-            with pytest.raises(CheckpointError, match=r"cannot write .*/2; the log above"):
+            with pytest.raises(CheckpointError, match=rf"^cannot write .*/2: {reason}$"):
                 checkpoints.wait()
+    assert capfd.readouterr().err == ""
+    assert not [record for record in caplog.records if record.exc_info]
+    assert not logging.getLogger("absl").filters
 
 
 def test_a_checkpoint_of_another_format_is_not_called_damaged(tmp_path, monkeypatch):

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
+import re
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
+import jax
 import pytest
 
 from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
-from experiments.data.builders import describe
+from experiments.data.builders import describe, preparation
+from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
 from experiments.protocols.few_shot import IntegrationEvaluation
+from experiments.storage import write_json
+from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import ROOT
 from tests.experiments.tiny_runs import TINY_OPTIONS
 
@@ -86,6 +95,85 @@ def test_a_full_disk_is_a_message_and_a_mistake_of_ours_is_not(monkeypatch, caps
     error = ValueError("a mistake of ours")
     with pytest.raises(ValueError, match="a mistake of ours"):
         main(["datasets"])
+
+
+@contextlib.contextmanager
+def _files_up_to(size: int) -> Iterator[None]:
+    """Files cannot grow beyond so many bytes, which stands for a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shortest = "jax_persistent_cache_min_compile_time_secs"
+    kept = jax.config.jax_persistent_cache_min_compile_time_secs  # pyright: ignore
+    jax.config.update(shortest, 1e9)  # Or the cache of all tests would get broken files.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        jax.config.update(shortest, kept)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "place"), [(100, "config.json"), (2_100, "checkpoints/2")])
+def test_a_disk_that_gets_full_in_training_is_a_line_with_the_path(
+    size, place, folders, tmp_path, capsys
+):
+    train = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce", "--directory"]
+    train += [str(tmp_path / "run"), "--data-dir", str(folders.data_dir)]
+    assert main(["prepare", "icons", "--data-dir", str(folders.data_dir)]) == 0
+    with _files_up_to(size):
+        assert main(train) == 2
+    line = f"error: cannot write {tmp_path}/run/{place}: File too large\n"
+    assert capsys.readouterr().err == line
+    assert main(train) == 0  # Once there is space.
+
+
+@pytest.mark.long
+def test_a_disk_that_gets_full_in_preparation_is_a_line_with_the_path(tmp_path, capsys):
+    prepare = ["prepare", "icons", "--data-dir", str(tmp_path)]
+    with _files_up_to(100_000):
+        assert main(prepare) == 2
+    assert capsys.readouterr().err == f"error: cannot write {tmp_path}/icons: File too large\n"
+    assert main(prepare) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        # As array_record raises it, and TFDS or `zipfile` where they copy a file.
+        (RuntimeError("write() failed: No space left on device; writing ..."), 2),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
+        (RuntimeError("a mistake"), None),
+    ],
+)
+def test_preparation_names_the_folder_that_has_no_space(
+    tmp_path, monkeypatch, capsys, error, status
+):
+    monkeypatch.setattr(preparation, "_generate", Mock(side_effect=error))
+    prepare = ["prepare", "icons", "--data-dir", str(tmp_path)]
+    if status is None:
+        with pytest.raises(RuntimeError, match="a mistake"):
+            main(prepare)
+        return
+    assert main(prepare) == status
+    line = f"error: cannot write {tmp_path}/icons: No space left on device\n"
+    assert capsys.readouterr().err == line
+
+
+def test_metrics_and_reports_name_the_file_that_has_no_space(tmp_path, monkeypatch):
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    log = MetricsLog(tmp_path, resume_step=0)
+    log.log(1, loss=1.0)
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("experiments.training.run_directory._SECONDS_BETWEEN_FLUSHES", 0)
+    path = re.escape(str(tmp_path))
+    for call, name in (
+        (lambda: write_json(tmp_path / "report.json", {}), "/report.json"),
+        (lambda: log.log(2, loss=1.0), "/metrics.jsonl"),
+        (log.store, ""),
+        (lambda: log.__exit__(None, None, None), ""),
+    ):
+        with pytest.raises(ExperimentError, match=f"^cannot write {path}{name}: No space left on"):
+            call()
 
 
 def test_datasets_lists_the_set_of_every_preset(folders, capsys):

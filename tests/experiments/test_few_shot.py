@@ -17,7 +17,9 @@ from experiments.evaluation.few_shot import (
     EpisodeConfig,
     EpisodeResult,
     accuracies_of,
+    evaluate_episodes,
     evaluate_prototypes,
+    notes_on_classes,
     prototype_predictions,
 )
 from experiments.evaluation.fine_tuning import (
@@ -261,3 +263,59 @@ def test_results_follow_the_configuration(classifier, evaluate, predict, options
         assert result.classifier == classifier
         assert json.loads(json.dumps(result._asdict())) == result._asdict()
     assert results[1].accuracy > results[0].accuracy
+
+
+@pytest.mark.parametrize(
+    ("counts", "shots", "noted"),
+    [
+        ([7, 8, 9, 30], (1, 2), []),
+        (
+            [2, 3, 7, 8, 9],
+            (1, 2),
+            ["1-shot and 2-shot episodes draw from the same 3 of 5 classes, those with at least 7"],
+        ),
+        (
+            [2, 6, 7, 8, 9],
+            (1, 2),
+            [
+                "1-shot episodes draw from 4 of 5 classes, those with at least 6 images; 2-shot "
+                "episodes draw from 3 of 5 classes, those with at least 7 images. Their accuracies"
+            ],
+        ),
+        (
+            [6, 10, 10, 6],
+            (1, 5, 2),
+            [
+                "1-shot episodes draw from 4 of 4 classes; 2-shot and 5-shot episodes draw from "
+                "the same 2 of 4 classes, those with at least 10 images. Their accuracies"
+            ],
+        ),
+    ],
+)
+def test_classes_that_are_too_small_for_episodes_are_counted(counts, shots, noted):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    config = EpisodeConfig(ways=2, shots=shots, queries=5, episodes=20)
+    found = evaluate_episodes(
+        lambda features, episodes: np.zeros(episodes.query.shape, np.int32),
+        np.zeros((len(labels), 1)),
+        labels,
+        config=config,
+        classifier="the first",
+    )
+    results = [result._asdict() for result, _ in found]
+    for result in results:
+        drawn = labels[episodes_in(labels, result["shots"]).support]
+        assert result["classes"] == len(np.unique(drawn))
+        assert result["available"] == len(counts)
+    notes = notes_on_classes(results)
+    assert len(notes) == len(noted)
+    for note, start in zip(notes, noted, strict=True):
+        assert note.startswith(start)
+    # Of several splits, each has a sentence of its own.
+    named = [result | {"split": split} for split in ("novel", "base") for result in results]
+    assert len(notes_on_classes(named)) == 2 * len(noted)
+    assert all("novel classes" in note for note in notes_on_classes(named)[: len(noted)])
+
+
+def episodes_in(labels, shots):
+    return evaluation_episodes(labels, num_episodes=200, ways=2, shots=shots, queries=5, seed=0)

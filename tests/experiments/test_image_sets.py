@@ -363,7 +363,7 @@ def test_records_and_status_of_many_labels_and_damaged_targets(dirs):
     assert status.classes == {"train": 3, "test": 3}
     assert "classes: 3 in train, test" in str(status)
 
-    path = dirs["data_dir"] / "coco_at_16/2.0.0/targets-train.npy"
+    path = dirs["data_dir"] / "coco_at_16/3.0.0/targets-train.npy"
     zeros = np.zeros_like(np.load(path))
     for damage in (cut(3), lambda path: np.save(path, zeros), Path.unlink):
         damage(path)

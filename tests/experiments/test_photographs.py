@@ -1,6 +1,5 @@
 """Photographs keep their borders, from the archive to the crops."""
 
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -13,9 +12,7 @@ from PIL import Image
 from experiments.config import DataConfig
 from experiments.contracts import Photographs
 from experiments.data import augment as module
-from experiments.data import builders
 from experiments.data.augment import random_box, random_resized_crop, resize_and_center_crop
-from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.images import SourceImage, encode
 from experiments.data.pipeline import load_split
 from experiments.presets import PRESETS
@@ -227,12 +224,3 @@ def test_regions_of_random_crops_are_those_of_torchvision(sides):
         assert abs(ours.mean() - theirs.mean()) <= error
         own, wanted = (np.quantile(x, (0.1, 0.25, 0.5, 0.75, 0.9)) for x in (ours, theirs))
         np.testing.assert_allclose(own, wanted, atol=0.15 * theirs.std())
-
-
-def test_centre_squares_of_earlier_versions_are_refused(tmp_path):
-    old = tmp_path / builders.builder_class("food101@32").name / "1.0.0"
-    old.mkdir(parents=True)
-    message = re.escape(f"{old} has only the centre squares of the photographs")
-    with pytest.raises(DamagedArchiveError, match=message + ".*; delete that folder to prepare"):
-        load_split("food101@32", "train", data_dir=tmp_path)
-    assert "delete that folder" in builders.describe("food101@32", tmp_path).missing

@@ -1,10 +1,13 @@
 """The directory of a run: one configuration, one command at a time, nothing lost; progress."""
 
 import json
+import struct
+import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
 
 from experiments.errors import ConfigError
 from experiments.training import run_directory
@@ -113,13 +116,20 @@ def test_a_line_is_on_disk_as_soon_as_it_is_logged_and_valid_json(tmp_path):
     assert row == {"step": 9, "a": "NaN", "b": "Infinity", "c": "-Infinity"}
 
 
-def test_tensorboard_ignores_what_was_written_after_the_checkpoint(tmp_path, monkeypatch):
-    given = {}
-    monkeypatch.setattr(
-        "tensorboardX.SummaryWriter.__init__", lambda _, folder, **more: given.update(more)
-    )
-    MetricsLog(tmp_path, resume_step=7)
-    assert given == {"purge_step": 8}
+def test_tensorboard_ignores_what_was_written_after_the_checkpoint(tmp_path):
+    with MetricsLog(tmp_path, resume_step=7) as log:
+        log.log(8, loss=0.25)
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    content, events = path.read_bytes(), []
+    while content:  # The length, its checksum, the event, its checksum.
+        (length,) = struct.unpack("<Q", content[:8])
+        events.append(event_pb2.Event.FromString(content[12 : 12 + length]))  # pyright: ignore
+        content = content[16 + length :]
+    _, start, logged = events
+    assert (start.step, start.session_log.status) == (8, 1)
+    (value,) = logged.summary.value
+    assert (logged.step, value.tag, value.simple_value) == (8, "loss", 0.25)
+    assert abs(logged.wall_time - time.time()) < 600
 
 
 def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):

@@ -41,6 +41,9 @@ class DatasetSpec:
     """Whether the images can be stored at another size."""
     whole: bool = False
     """Whether the images have different sizes and are stored uncropped: see `encode`."""
+    version: str = "1.0.0"
+    """Of what is stored. A higher one where the same files would now give other images or classes;
+    what earlier versions prepared is refused."""
     encoding: Encoding = "png"
     """How images are stored: lossless, or as JPEG with a third of the bytes."""
     folders: tuple[str, ...] = (".",)
@@ -62,9 +65,18 @@ class DatasetSpec:
 
 
 photograph_spec = functools.partial(
-    DatasetSpec, image_shape=(256, 256, 3), resizable=True, whole=True, encoding="jpeg"
+    DatasetSpec,
+    image_shape=(256, 256, 3),
+    resizable=True,
+    whole=True,
+    version="3.0.0",
+    encoding="jpeg",
 )
-"""The specification of photographs of any size, which are stored whole."""
+"""The specification of photographs of any size, which are stored whole.
+
+Version 1 had their centre squares; version 2 had no EXIF orientation, no 16-bit greys, and fewer
+formats.
+"""
 
 
 class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
@@ -78,7 +90,7 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     file system, even with shuffling disabled.
     """
 
-    VERSION = tfds.core.Version("1.0.0")
+    VERSION = tfds.core.Version("1.0.0")  # That of SPEC, in a data set.
     SPEC: ClassVar[DatasetSpec]
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -86,8 +98,7 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         super().__init_subclass__(skip_registration=True, **kwargs)
         if hasattr(cls, "SPEC"):  # A data set, not one of the classes in `tasks`.
             cls.MANUAL_DOWNLOAD_INSTRUCTIONS = cls.instructions()
-            if cls.SPEC.whole:  # Version 1 had their centre squares.
-                cls.VERSION = tfds.core.Version("2.0.0")
+            cls.VERSION = tfds.core.Version(cls.SPEC.version)
 
     @classmethod
     def instructions(cls) -> str | None:

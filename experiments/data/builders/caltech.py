@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from experiments.data.builders.archives import DamagedArchiveError, extract
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, list_images, split_of_files
+from experiments.data.builders.images import (
+    ClassSplit,
+    class_name,
+    list_folders,
+    list_images,
+    split_of_files,
+)
 from experiments.data.builders.layouts import (
     TRAIN_TEST_FOLDERS,
     Layout,
@@ -26,20 +33,20 @@ def _split(folder: Path, count: int, omit: tuple[str, ...] = ()) -> dict[str, Cl
     or removing one image moves at most one other image to the other split.
     """
     splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
-    for path in folder.iterdir():
-        if path.is_dir() and path.name not in omit and not path.name.startswith("."):
-            images = sorted(list_images(path), key=_order)
+    for path in list_folders(folder):
+        if path.name not in omit:
+            name, images = class_name(path), sorted(list_images(path), key=_order)
             if len(images) <= count:
                 raise DamagedArchiveError(
                     f"{path} has {len(images)} images; more than {count} are needed"
                 )
-            splits["train"][path.name] = images[:count]
-            splits["test"][path.name] = images[count:]
+            splits["train"][name] = images[:count]
+            splits["test"][name] = images[count:]
     return {split: split_of_files(classes, folder) for split, classes in splits.items()}
 
 
 def _order(path: Path) -> bytes:
-    return hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).digest()
+    return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
 
 
 def _layout(part: Part, read: Callable[[SearchPath], dict[str, ClassSplit]]) -> Layout:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import ClassSplit, list_images, read_lines, split_of_files
+from experiments.data.builders.images import (
+    ClassSplit,
+    list_folders,
+    list_images,
+    read_lines,
+    split_of_files,
+)
 from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath, labelled_pickles
 from experiments.data.builders.tasks import FewShotBuilder
 
@@ -28,9 +34,7 @@ def _read_list(path: Path, images: Path) -> ClassSplit:
 def _read_archive(search_path: SearchPath) -> dict[str, ClassSplit]:
     archive = search_path.get(*_ARCHIVES)
     top = search_path.extract(archive)
-    inside = SearchPath(
-        (top, *sorted(path for path in top.iterdir() if path.is_dir())), search_path.scratch
-    )
+    inside = SearchPath((top, *list_folders(top)), search_path.scratch)
     for layout in (_FOLDER, _THREE_PICKLES):
         if all(inside.find(*names) for names in layout.needs):
             return dict(layout.read(inside))
@@ -59,6 +63,7 @@ class CifarFs(FewShotBuilder):
         citation=(
             "Bertinetto et al.: Meta-learning with differentiable closed-form solvers. ICLR 2019."
         ),
+        version="2.0.0",  # As version 3 of photographs.
         folders=("cifar-fs", "cifar_fs", "CIFAR-FS", "."),
         layouts=(
             _FOLDER,

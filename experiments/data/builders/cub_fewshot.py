@@ -7,7 +7,14 @@ from pathlib import Path, PurePosixPath
 
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, list_images, read_json, split_of_files
+from experiments.data.builders.images import (
+    ClassSplit,
+    class_name,
+    list_folders,
+    list_images,
+    read_json,
+    split_of_files,
+)
 from experiments.data.builders.layouts import Layout, Part, SearchPath
 from experiments.data.builders.tasks import FewShotBuilder
 
@@ -53,7 +60,7 @@ def _read_by_rule(search_path: SearchPath) -> dict[str, ClassSplit]:
             "lists, or remove the file to split the classes by number"
         )
     images = _images(search_path)
-    folders = sorted(path for path in images.iterdir() if path.is_dir())
+    folders = list_folders(images)
     numbers = [re.match(r"(\d+)\.", path.name) for path in folders]
     splits: dict[str, dict[str, list[Path]]] = {split: {} for split in _SPLITS}
     for index, (folder, number) in enumerate(zip(folders, numbers, strict=True)):
@@ -63,7 +70,7 @@ def _read_by_rule(search_path: SearchPath) -> dict[str, ClassSplit]:
                 f"{index + 1}"
             )
         split = "base" if index % 2 == 0 else "validation" if index % 4 == 1 else "novel"
-        splits[split][folder.name] = list_images(folder)
+        splits[split][class_name(folder)] = list_images(folder)
     return {split: split_of_files(classes, images) for split, classes in splits.items()}
 
 

@@ -15,6 +15,8 @@ from experiments.data.builders.base import DatasetSpec, photograph_spec
 from experiments.data.builders.images import (
     ClassSplit,
     SourceImage,
+    class_name,
+    list_folders,
     list_images,
     read_lines,
     split_of_files,
@@ -147,8 +149,8 @@ _TINY = Part("tiny-imagenet-200", ("tiny-imagenet-200.zip",))
 def _read_tiny(search_path: SearchPath) -> dict[str, ClassSplit]:
     folder = _TINY.locate(search_path, lambda member: "/test/" not in member)
     annotations, images = inside(folder, "val/val_annotations.txt"), folder / "val/images"
-    classes = inside(folder, "train").iterdir()
-    train = {path.name: list_images(path / "images") for path in classes if path.is_dir()}
+    classes = list_folders(inside(folder, "train"))
+    train = {class_name(path): list_images(path / "images") for path in classes}
     test: dict[str, list[Path]] = {}
     for number, line in enumerate(read_lines(annotations), 1):
         file, name, *_ = [*line.split("\t"), "", ""]
@@ -175,6 +177,7 @@ class Imagenet200(ClassificationBuilder):
         homepage="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         citation="Le and Yang: Tiny ImageNet visual recognition challenge. Stanford, 2015.",
         resizable=True,
+        version="2.0.0",  # As version 3 of photographs.
         folders=("imagenet200", "."),
         layouts=(
             Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile, ImageOps
 
 from experiments.data.builders.archives import DamagedArchiveError, load_pickle
+
+_log = logging.getLogger(__name__)
 
 Encoding = Literal["png", "jpeg"]
 
@@ -76,8 +82,15 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], source: Path) -> Class
     Returns:
       The classes and files, sorted by name.
     """
-    ordered = {name: sorted(classes[name]) for name in sorted(classes)}
-    return ClassSplit(ordered, open_files, source)
+    return ClassSplit(_ordered(classes), open_files, source)
+
+
+def _ordered(classes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Classes and keys, sorted. One name is one class, however its accents are encoded."""
+    merged: dict[str, list[Any]] = {}
+    for name, keys in classes.items():
+        merged.setdefault(unicodedata.normalize("NFC", name), []).extend(keys)
+    return {name: sorted(merged[name]) for name in sorted(merged)}
 
 
 def split_of_rows(
@@ -93,7 +106,7 @@ def split_of_rows(
     Returns:
       The classes and rows, sorted.
     """
-    ordered = {name: sorted(classes[name]) for name in sorted(classes)}
+    ordered = _ordered(classes)
 
     def open_table() -> Callable[[int], SourceImage]:
         table = load()
@@ -136,6 +149,49 @@ def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
     return split_of_rows(classes, lambda: pixels(load()["data"], path), path)
 
 
+@functools.cache
+def _image_extensions() -> frozenset[str]:
+    """The extensions of the images that Pillow reads by itself, in lower case."""
+    Image.init()
+    stubs = {name for name, (opener, _) in Image.OPEN.items() if _is_stub(opener)}
+    # A video is only identified, and Ghostscript, if it is there, draws EPS at any size. Stereo
+    # photographs (MPO) are opened as JPEG.
+    read = {*Image.OPEN, "MPO"} - stubs - {"MPEG", "EPS"}
+    return frozenset(end for end, name in Image.registered_extensions().items() if name in read)
+
+
+def _is_stub(opener: Any) -> bool:
+    return isinstance(opener, type) and issubclass(opener, ImageFile.StubImageFile)
+
+
+# In lower case. Hidden files and folders are skipped, too.
+_OF_SYSTEMS = {
+    *("__macosx", "@eadir", "@recycle", "@recently-snapshot", "#recycle", "#snapshot"),
+    *("lost+found", "$recycle.bin", "system volume information", "network trash folder"),
+    *("temporary items", "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
+}
+
+
+def is_of_system(name: str) -> bool:
+    """Whether systems, and not people, leave files or folders of this name behind."""
+    return name.startswith(".") or name.lower() in _OF_SYSTEMS
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """Lists the folders in a folder, without those that systems leave behind.
+
+    Args:
+      folder: The folder.
+
+    Returns:
+      The folders, also those behind links, sorted.
+    """
+    # Path.iterdir needs a system call per file to tell folders apart; there may be 50,000 files.
+    with os.scandir(folder) as found:
+        names = [entry.name for entry in found if not is_of_system(entry.name) and entry.is_dir()]
+    return [folder / name for name in sorted(names)]
+
+
 def list_images(folder: Path) -> list[Path]:
     """Lists the image files of a folder.
 
@@ -143,16 +199,84 @@ def list_images(folder: Path) -> list[Path]:
       folder: The folder. It may not exist.
 
     Returns:
-      The JPEG and PNG files, by file extension, without the hidden files that some systems add
-      to archives.
+      The files that Pillow reads, by file extension, without those that systems leave behind.
     """
     if not folder.is_dir():
         return []
-    return [
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in (".jpg", ".jpeg", ".png") and not path.name.startswith(".")
-    ]
+    return [path for path in folder.iterdir() if is_image(path.name)]
+
+
+def is_image(name: str) -> bool:
+    """Whether Pillow reads files of this name, by the extension."""
+    return os.path.splitext(name)[1].lower() in _image_extensions() and not is_of_system(name)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Lists the files in a folder and its subfolders, without those that systems leave behind.
+
+    Args:
+      folder: The folder.
+
+    Returns:
+      The files, also those behind links, each once.
+
+    Raises:
+      OSError: A folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    files, visited = [], set()
+    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        real = os.path.realpath(place)
+        if real in visited:  # A link to a folder above.
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not is_of_system(name))
+        files += [Path(place, name) for name in names if not is_of_system(name)]
+    return files
+
+
+def report_left_out(files: Iterable[Path], folder: Path) -> None:
+    """Logs in one line how many files of a folder are no images, and the first names."""
+    names = sorted(readable(path.relative_to(folder)) for path in files)
+    if names:
+        count = f"{len(names)} file" + "s" * (len(names) > 1)
+        shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        _log.warning("%s: left out %s that are no images: %s", readable(folder), count, shown)
+
+
+def readable(path: Path) -> str:
+    """The path, with the bytes that are not UTF-8 as `\\xe9`."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return text.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def class_name(folder: Path) -> str:
+    """The class that a folder is named after.
+
+    Args:
+      folder: The folder of a class.
+
+    Returns:
+      Its name.
+
+    Raises:
+      DamagedArchiveError: The name is not UTF-8, or has several lines. The message has the path.
+    """
+    try:
+        folder.name.encode()
+    except UnicodeEncodeError:
+        problem = "is not UTF-8"
+    else:
+        if folder.name.splitlines() == [folder.name]:
+            return folder.name
+        problem = "has several lines"
+    raise DamagedArchiveError(
+        f"the name of the folder {readable(folder)} {problem}; rename it, as the class has its name"
+    )
 
 
 def text(name: Any) -> str:
@@ -255,6 +379,9 @@ def encode(
 ) -> bytes:
     """Converts an image to the size of the data set, and encodes it.
 
+    The image is turned as its EXIF orientation says. Greys of 16 bits are scaled to 8 bits, and
+    transparency is dropped.
+
     An image of the right size is not resized; with PNG its pixels are unchanged. Any other image is
     resized (bilinear, with antialiasing) and cropped at the centre. With `whole`, nothing is
     cropped or enlarged: the shorter side becomes `shape[0]` pixels long, or less if the longer one
@@ -270,7 +397,8 @@ def encode(
       The encoded image.
 
     Raises:
-      DamagedArchiveError: The image cannot be read. The message contains its source.
+      DamagedArchiveError: The image cannot be read, or has greys of 32 bits (modes I and F), of
+        which nothing states the white. The message contains its source.
     """
     height, width, channels = shape
     try:
@@ -313,4 +441,35 @@ def _open(content: Path | bytes | np.ndarray) -> Image.Image:
         content = content.tobytes()
     with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
         image.load()
-        return image
+        white, inverted = _range_of_greys(image)
+        image.getexif()
+        # Pillow now knows the orientation. The rest is neither stored nor converted: damaged EXIF
+        # data would stop `exif_transpose`, and transparency is dropped.
+        image.info.clear()
+        turned = ImageOps.exif_transpose(image)
+    if white is None:
+        return turned
+    levels = np.asarray(turned).astype(np.uint32)
+    levels = ((levels * 255 + white // 2) // white).astype(np.uint8)
+    return Image.fromarray(255 - levels if inverted else levels)
+
+
+def _range_of_greys(image: Image.Image) -> tuple[int | None, bool]:
+    """The white of greys with more than 8 bits, None for other images; and whether 0 is white.
+
+    Raises a ValueError where the format does not state it.
+    """
+    if image.mode.startswith("I;16") and image.format == "TIFF":
+        tags: Any = image.tag_v2  # pyright: ignore[reportAttributeAccessIssue]
+        bits, photometric = tags.get(258, (16,))[0], tags.get(262, 1)
+        return 2**bits - 1, photometric == 0
+    # Pillow scales those of JPEG 2000, PGM and PNG to 16 bits.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return 2**16 - 1, False
+    if image.mode in ("I", "F"):
+        kind = "integers" if image.mode == "I" else "floats"
+        raise ValueError(
+            f"its greys are {kind} (mode {image.mode}), and nothing states which of them is white; "
+            "convert it to 8 or 16 bits"
+        )
+    return None, False

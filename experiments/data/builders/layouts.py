@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,7 +11,13 @@ from typing import Any
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError, extract
 from experiments.data.builders.images import (
     ClassSplit,
+    class_name,
+    is_image,
+    is_of_system,
+    list_files,
+    list_folders,
     list_images,
+    report_left_out,
     split_of_files,
     split_of_pickle,
 )
@@ -252,31 +257,31 @@ def labelled_pickles(title: str, files: Mapping[str, str]) -> Layout:
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Whether a folder contains folders that are not hidden.
-
-    Args:
-      folder: The folder.
-
-    Returns:
-      True if it does.
-    """
-    # Path.iterdir needs a system call per file to tell folders apart; there may be 50,000 files.
-    with os.scandir(folder) as entries:
-        return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
+    """Whether a folder contains folders that people made."""
+    return bool(list_folders(folder))
 
 
 def read_folders(folder: Path) -> ClassSplit:
     """Lists the images of a folder that contains one folder per class.
+
+    Images in the subfolders of a class belong to it. Files that are no images are left out, and a
+    line of the log counts and names them.
 
     Args:
       folder: The folder.
 
     Returns:
       The classes and their files, sorted by name.
+
+    Raises:
+      DamagedArchiveError: The name of a folder cannot be that of a class.
     """
-    classes = {
-        path.name: list_images(path)
-        for path in folder.iterdir()
-        if path.is_dir() and not path.name.startswith(".")
-    }
+    classes: dict[str, list[Path]] = {}
+    others = [path for path in folder.iterdir() if path.is_file() and not is_of_system(path.name)]
+    for path in list_folders(folder):
+        files = list_files(path)
+        images = [file for file in files if is_image(file.name)]
+        others += [file for file in files if not is_image(file.name)]
+        classes[class_name(path)] = images
+    report_left_out(others, folder)
     return split_of_files(classes, folder)

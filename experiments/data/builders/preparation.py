@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from tensorflow_datasets.core import constants
 
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
-from experiments.storage import exclusive, is_remote, storage_path
+from experiments.storage import exclusive, is_remote, storage_path, writing
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def prepare(
       MissingArchiveError: The archives do not exist. The message lists the files and folders.
       DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
         file.
+      ExperimentError: The disk is full. The message names the folder.
     """
     builder = make_builder(cls, data_dir)
     if is_prepared(builder):
@@ -50,7 +52,7 @@ def prepare(
     cls.check_source(cls.search_path(manual_dir, manual_dir))
     folder = Path(builder.data_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / ".lock"):
+    with writing(folder), exclusive(folder / ".lock"):
         builder = make_builder(cls, data_dir)
         if is_prepared(builder):
             return builder
@@ -146,12 +148,14 @@ def is_prepared(builder: ImageBuilder) -> bool:
 
 
 def _refuse_earlier_version(builder: ImageBuilder, folder: Path) -> None:
-    """Raises if the folder of a data set has centre squares of photographs, as version 1 has."""
-    old = [*folder.glob("1.*")] if builder.SPEC.whole else []
+    """Raises if the folder of a data set has what another version of this project prepared."""
+    old = sorted(folder.glob("[0-9]*.*.*"))
     if old:
+        whole = "whole photographs" if builder.SPEC.whole else "images"
         raise DamagedArchiveError(
-            f"{old[0]} has only the centre squares of the photographs, as earlier versions stored "
-            "them; delete that folder to prepare the whole photographs from their archives"
+            f"{old[-1]} was prepared by another version of jaxloss. This one stores {whole}, "
+            "turned by their EXIF orientation and with 16-bit greys, of all files that Pillow "
+            "reads; delete that folder to prepare the data again"
         )
 
 
@@ -162,6 +166,9 @@ def _generate(builder: ImageBuilder, manual_dir: Path) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        builder.download_and_prepare(download_config=config, file_format="array_record")
+        with warnings.catch_warnings():
+            # Of damaged EXIF data, a line for each entry; the pixels are read all the same.
+            warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+            builder.download_and_prepare(download_config=config, file_format="array_record")
     finally:
         logger.setLevel(level)

@@ -1,0 +1,314 @@
+"""Images of every mode, turned or not, and class folders with what people and systems put there."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.cli.main import main
+from experiments.data import builders
+from experiments.data.builders.archives import DamagedArchiveError
+from experiments.data.builders.images import SourceImage, encode
+from experiments.data.pipeline import load_split
+from experiments.errors import ConfigError
+from experiments.storage import storage_path
+from tests.experiments.fake_archives import decode, write_image
+from tests.experiments.fake_image_sets import class_folders
+
+# --- Images -------------------------------------------------------------------------------------
+
+_RAMP = np.arange(60 * 40, dtype=np.uint32).reshape(40, 60) * 27  # Up to 64,773.
+
+
+def _colours() -> Image.Image:
+    levels = (_RAMP // 257).astype(np.uint8)
+    return Image.fromarray(np.stack([levels, levels[::-1], levels[:, ::-1]], -1))
+
+
+def _grey(dtype: str, unit: float = 1) -> Image.Image:
+    """A ramp of greys as numbers of a type, whose white is 65,535 units."""
+    array = (_RAMP * unit).astype(dtype)
+    if dtype == ">u2":
+        return Image.frombytes("I;16B", (60, 40), array.tobytes())
+    return Image.fromarray(array)
+
+
+def _transparent(image: Image.Image) -> Image.Image:
+    """The image with some transparent pixels."""
+    image.putalpha(Image.fromarray((_RAMP // 300).astype(np.uint8)))
+    return image
+
+
+def _with_palette() -> Image.Image:
+    image = _colours().quantize(64)
+    image.info["transparency"] = bytes(range(64))
+    return image
+
+
+def _written(image: Image.Image, kind: str, orientation: int = 1) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    more = {"exif": exif} if kind in ("PNG", "TIFF", "JPEG", "WEBP", "AVIF", "MPO") else {}
+    image.save(buffer, kind, **more)
+    return buffer.getvalue()
+
+
+def _tiff_of_12_bits() -> bytes:
+    """A TIFF whose white is 4,095: two numbers are packed into three bytes."""
+    levels = _RAMP // 16
+    first, second = levels[:, ::2], levels[:, 1::2]
+    packed = [first >> 4, (first & 15) << 4 | second >> 8, second & 255]
+    pixels = np.stack(packed, -1).astype(np.uint8).tobytes()
+    tags = [(256, 60), (257, 40), (258, 12), (259, 1), (262, 1), (273, 8 + 2 + 12 * 8 + 4)]
+    tags += [(278, 40), (279, len(pixels))]
+    header = b"II*\0" + (8).to_bytes(4, "little") + len(tags).to_bytes(2, "little")
+    entries = [
+        tag.to_bytes(2, "little") + b"\4\0\1\0\0\0" + value.to_bytes(4, "little")
+        for tag, value in tags
+    ]
+    return header + b"".join(entries) + bytes(4) + pixels
+
+
+# The image as Pillow writes it, and the kinds of files that can hold its mode.
+MODES = {
+    "1": (lambda: _colours().convert("1"), "PNG TIFF JPEG BMP PPM"),
+    "L": (lambda: _colours().convert("L"), "PNG TIFF JPEG WEBP GIF"),
+    "LA": (lambda: _transparent(_colours().convert("L")), "PNG TIFF JPEG2000"),
+    "P": (lambda: _colours().quantize(64), "PNG TIFF GIF BMP"),
+    "P, transparent": (_with_palette, "PNG"),
+    "RGB": (_colours, "PNG TIFF JPEG MPO WEBP AVIF TGA PPM"),
+    "RGBA": (lambda: _transparent(_colours()), "PNG TIFF WEBP"),
+    "CMYK": (lambda: _colours().convert("CMYK"), "TIFF JPEG"),
+    "YCbCr": (lambda: _colours().convert("YCbCr"), "TIFF JPEG"),
+    "I;16": (lambda: _grey("<u2"), "PNG TIFF JPEG2000 PPM"),
+    "I;16B": (lambda: _grey(">u2"), "PNG TIFF"),
+}
+_TURNS = {
+    1: lambda pixels: pixels,
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: np.rot90(pixels),
+}
+"""What each EXIF orientation asks for, of pixels [h, w, c]."""
+
+
+def _stored(content: bytes) -> np.ndarray:
+    """The pixels of an image that is stored whole and without loss."""
+    return decode(encode(SourceImage(content, "a"), (40, 40, 3), whole=True)).astype(int)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("mode", "kind"), [(mode, kind) for mode, (_, kinds) in MODES.items() for kind in kinds.split()]
+)
+def test_every_mode_is_stored_as_its_eight_bit_twin_and_upright(mode, kind):
+    image = MODES[mode][0]()
+    if image.mode.startswith("I;16"):
+        expected = np.repeat(np.round(_RAMP / 257)[..., None], 3, axis=2)
+        expected = expected.astype(int)
+    else:  # Transparency is dropped.
+        rgba = image.convert("RGBA") if "P" in mode else image
+        expected = np.asarray(rgba.convert("RGB")).astype(int)
+    lossy = kind in ("JPEG", "MPO", "WEBP", "AVIF")
+    turned = (1, 3, 6) if kind not in ("GIF", "BMP", "PPM", "TGA", "JPEG2000") else (1,)
+    for orientation in turned if mode != "RGB" or len(turned) == 1 else _TURNS:
+        found = _stored(_written(image, kind, orientation))
+        wanted = _TURNS[orientation](expected)
+        assert found.shape == wanted.shape
+        error = np.abs(found - wanted)
+        assert error.mean() < 12 if lossy else error.max() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (_tiff_of_12_bits(), np.round(_RAMP // 16 * 255 / 4095)),
+        (b"P5 60 40 1000\n" + (_RAMP // 65).astype(">u2").tobytes(), _RAMP // 65 * 0.255),
+    ],
+    ids=["12-bit TIFF", "PGM of 1,000 levels"],
+)
+def test_greys_between_8_and_16_bits_reach_white(content, expected):
+    assert np.abs(_stored(content)[..., 0] - expected).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_greys_without_a_range_are_refused_by_name(tmp_path, dtype):
+    path = tmp_path / "scan.tif"
+    _grey(dtype, 1 / 65535 if dtype == "float32" else 1).save(path)
+    message = rf"scan\.tif is not a readable image: .*mode {dtype[0].upper()}.* 8 or 16 bits"
+    with pytest.raises(DamagedArchiveError, match=message):
+        encode(SourceImage(path, str(path)), (40, 40, 3))
+
+
+def test_damaged_exif_data_do_not_cost_the_orientation():
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[0x0112], exif[0x011A] = 6, 72.0
+    _colours().save(buffer, "JPEG", exif=exif)
+    number, text = b"\x01\x1a\0\5", b"\x01\x1a\0\2"  # A resolution that is called a text.
+    assert buffer.getvalue().count(number) == 1
+    found = _stored(buffer.getvalue().replace(number, text))
+    np.testing.assert_array_equal(found, _stored(buffer.getvalue()))
+    assert found.shape == (60, 40, 3)
+
+
+# --- Class folders ------------------------------------------------------------------------------
+
+_NFC, _NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+_LEFT_OUT = "train: left out {} that are no images: {}"
+
+
+def _put(*names: str):
+    """Writes images of these names into the folder of a split, or below it."""
+
+    def change(train: Path, test: Path) -> None:
+        for name in names:
+            write_image(train / name, name, 0, (20, 24))
+
+    return change
+
+
+def _put_text(*names: str):
+    def change(train: Path, test: Path) -> None:
+        for name in names:
+            (train / name).parent.mkdir(parents=True, exist_ok=True)
+            (train / name).write_text("not an image")
+
+    return change
+
+
+def _links(train: Path, test: Path) -> None:
+    (train / "ant/again").symlink_to(train / "ant")
+    (train / "elsewhere").mkdir()
+    (train / "elsewhere").rename(train.parent / "elsewhere")
+    write_image(train.parent / "elsewhere/a.png", "a", 0)
+    (train / "ant/more").symlink_to(train.parent / "elsewhere")
+
+
+def _new_class(in_train: str, in_test: str):
+    def change(train: Path, test: Path) -> None:
+        write_image(train / in_train / "a.png", "a", 0)
+        write_image(test / in_test / "a.png", "a", 0)
+
+    return change
+
+
+def _both_spellings(train: Path, test: Path) -> None:
+    _new_class(_NFC, _NFC)(train, test)
+    write_image(train / _NFD / "b.png", "b", 0)
+
+
+def _not_utf8(train: Path, test: Path) -> None:
+    write_image(train / os.fsdecode(b"caf\xe9") / "a.png", "a", 0)
+
+
+# What is done to the folders `train` and `test`, which have two classes, `ant` of two images and
+# `bee fly`; the images of every class of `train` that were added, or the error; and what is logged.
+ODD_FILES = {
+    "formats": (
+        _put(
+            *("ant/a.webp", "ant/a.bmp", "ant/a.tif", "ant/a.TIFF", "ant/a.gif", "ant/a.jfif"),
+            *("ant/a.jp2", "ant/a.ppm", "ant/a.tga", "ant/a.avif"),
+        ),
+        {"ant": 10},
+        "",
+    ),
+    "upper case": (_put("ant/a.JPG", "ant/b.Jpeg", "ant/c.PNG"), {"ant": 3}, ""),
+    "subfolders": (_put("ant/day/1/a.jpg", "ant/day/1/b.webp", "ant/c.d/e.png"), {"ant": 3}, ""),
+    "links": (_links, {"ant": 1}, ""),
+    "left behind by systems": (
+        _put(
+            *("__MACOSX/._a.jpg", "@eaDir/a.jpg", "lost+found/a.jpg", ".hidden/a.jpg"),
+            *("ant/._a.jpg", "ant/.a.png", "ant/@eaDir/a.jpg/SYNO_THUMB.jpg", "ant/Thumbs.db"),
+            *(
+                ".DS_Store",
+                "ant/.DS_Store",
+                "ant/desktop.ini",
+                "$RECYCLE.BIN/a.jpg",
+                "#recycle/a.png",
+            ),
+            *("System Volume Information/a.jpg", "ant/.ipynb_checkpoints/a.jpg", "thumbs.DB"),
+        ),
+        {},
+        "",
+    ),
+    "one other file": (_put_text("ant/a.heic"), {}, _LEFT_OUT.format("1 file", "ant/a.heic")),
+    "other files": (
+        _put_text("ant/b/notes.txt", "bee fly/film.mpg", "README", "ant/drawing.eps"),
+        {},
+        _LEFT_OUT.format("4 files", "README, ant/b/notes.txt, ant/drawing.eps, bee fly/film.mpg"),
+    ),
+    "an image beside the classes": (_put("cover.jpg"), {}, _LEFT_OUT.format("1 file", "cover.jpg")),
+    "many other files": (
+        _put_text(*(f"ant/{i:02}.txt" for i in range(12))),
+        {},
+        _LEFT_OUT.format("12 files", ", ".join(f"ant/{i:02}.txt" for i in range(10)) + ", …"),
+    ),
+    "NFC and NFD": (_new_class(_NFC, _NFD), {_NFC: 1}, ""),
+    "NFD and NFC": (_new_class(_NFD, _NFC), {_NFC: 1}, ""),
+    "NFC beside NFD": (_both_spellings, {_NFC: 2}, ""),
+    "not UTF-8": (_not_utf8, r"train/caf\xe9 is not UTF-8; rename it", ""),
+    "a name of two lines": (_new_class("a\nb", "a\nb"), r"train/a\nb has several lines", ""),
+    "an empty class": (
+        _put_text("wasp/a.heic"),
+        "train lists the class 'wasp', without images",
+        _LEFT_OUT.format("1 file", "wasp/a.heic"),
+    ),
+    "no image": (_put_text("ant/a.webp"), "train/ant/a.webp is not a readable image", ""),
+}
+
+
+@pytest.mark.parametrize(("change", "expected", "logged"), ODD_FILES.values(), ids=ODD_FILES)
+def test_odd_files_in_class_folders(dirs, caplog, change, expected, logged):
+    caplog.set_level(logging.WARNING)
+    class_folders(dirs["manual_dir"], "food101", "train", "test")
+    train, test = (dirs["manual_dir"] / "food101" / part for part in ("train", "test"))
+    change(train, test)
+    if isinstance(expected, str):
+        with pytest.raises(DamagedArchiveError, match=re.escape(expected)):
+            load_split("food101@16", "train", **dirs)
+    else:
+        loaded = load_split("food101@16", "train", **dirs)
+        found = dict(zip(loaded.class_names, np.bincount(loaded.labels).tolist(), strict=True))
+        counts = {"ant": 2, "bee fly": 2}
+        assert found == counts | {name: counts.get(name, 0) + n for name, n in expected.items()}
+        assert load_split("food101@16", "test", **dirs).class_names == loaded.class_names
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.removeprefix(f"{train.parent}/") for line in lines] == [logged] * bool(logged)
+
+
+def test_a_folder_of_another_encoding_is_a_line_and_not_a_traceback(dirs, capsys):
+    class_folders(dirs["manual_dir"], "food101", "train", "test")
+    _not_utf8(dirs["manual_dir"] / "food101/train", Path())
+    given = ["--data-dir", str(dirs["data_dir"]), "--manual-dir", str(dirs["manual_dir"])]
+    assert main(["prepare", "food101@16", *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the name of the folder ")
+    for argument in ("", "--data-dir"):
+        with pytest.raises(ConfigError, match=r"data\\xe9 is not UTF-8"):
+            storage_path(os.fsdecode(os.fsencode(dirs["data_dir"]) + b"\xe9"), argument)
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("food101@16", "2.0.0"), ("food101@16", "1.0.0"), ("imagenet200@16", "1.0.0")],
+)
+def test_what_another_version_prepared_is_refused(dirs, name, before):
+    class_folders(dirs["manual_dir"], name.partition("@")[0], "train", "val")
+    folder = dirs["data_dir"] / builders.builder_class(name).name / before
+    folder.mkdir(parents=True)
+    with pytest.raises(DamagedArchiveError, match=re.escape(f"{folder} was prepared by another")):
+        load_split(name, "train", **dirs)
+    assert "delete that folder" in builders.describe(name, **dirs).missing
