@@ -66,6 +66,7 @@ def check_loss(
     `masks`                  A row of `where=False` is as if it were not there,
     `padding_leaks`          even if it is NaN or infinite, or has a NaN weight or any label.
     `ignored_labels`         A negative label, or a row of unknown targets, is as `where=False`.
+    `hyperparameters`        That holds for the gradients of keyword-only floats that are traced.
     `none`                   `"none"` gives a loss for every row, 0 where a row does not count.
     `sums`                   These sum to `"sum"`, in value and gradient.
     `weights`                The mean is `Σ s_i ℓ_i / Σ s_i` over the rows that count.
