@@ -309,7 +309,9 @@ class CheckedLoss:
         """The gradient of the mean by the hyperparameters that can be traced, all at once."""
         if not self._are_traced:
             self.numbers = {
-                name: number for name, number in self.numbers.items() if self._can_trace(name, batch)
+                name: number
+                for name, number in self.numbers.items()
+                if self._can_trace(name, batch)
             }
             self._are_traced = True
         if not self.numbers:

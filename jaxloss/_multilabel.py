@@ -258,6 +258,8 @@ def _soft_gap(
     def soft_maximum(
         signed: Float[Array, "n C"], members: Bool[Array, "n C"], temperature: Number
     ) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
+        if isinstance(temperature, jax.Array):  # Its derivative must not see +inf elsewhere.
+            signed = jnp.where(members, signed, -jnp.inf)
         exponents = signed / unless_left_out(temperature, signed)
         exponents = finite_from_below(exponents + log_weights)
         soft = logsumexp(exponents, members, axis=axis, axis_name=axis_name)
@@ -555,7 +557,10 @@ def _ranked_hinges(
     # the largest negative, the sum does not cancel.
     peak = jnp.max(logits, axis=1, where=targets == 0, initial=-jnp.inf, keepdims=True)
     logits = logits - lax.stop_gradient(jnp.where(jnp.isneginf(peak), 0, peak))
-    return jnp.sum(positive_weights * (bound - logits) + negative_weights * logits, axis=1)
+    # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
+    gaps = jnp.where(positive_weights == 0, 0, bound - logits)
+    logits = jnp.where(negative_weights == 0, 0, logits)
+    return jnp.sum(positive_weights * gaps + negative_weights * logits, axis=1)
 
 
 def _rank_weights(

@@ -26,7 +26,7 @@ def rows_and_labels(rng, n):
     return rng.normal(size=(n, CLASSES)), rng.integers(0, CLASSES, n)
 
 
-ELSEWHERE_UNTESTED = ("jit", "masks", "second_derivatives", "vmap")
+ELSEWHERE_UNTESTED = ("jit", "masks", "hyperparameters", "second_derivatives", "vmap")
 
 
 @pytest.mark.long
