@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxloss
 from tests.jaxloss import harness
 from tests.jaxloss.harness import (
     QUICK,
@@ -44,6 +45,7 @@ from tests.jaxloss.loss_table import (
     CASES,
     CLASSES,
     DIM,
+    FUNCTIONS,
     LOSSES,
     ONE_OF_A_KIND,
     TILES_OF_A_KIND,
@@ -651,6 +653,29 @@ def test_hyperparameters_widen_nothing(row):
             return row.function(*args, **{**row.kwargs, **numbers})
 
         assert jax.eval_shape(run_traced, specs(row, 12), traced).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "shapes"),
+    [
+        *(
+            (row.function, name, [a.shape for a in row.make_inputs(np.random, 5, np.float32)])
+            for row in FUNCTIONS
+            for name in row.invalid
+        ),
+        (partial(jaxloss.update_class_means, labels=np.arange(5)), "decay", [(4, 3), (5, 4)]),
+        (jaxloss.spectral_overlap, "power", [(4, 3)]),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_hyperparameters_of_functions_widen_nothing(function, name, shapes):
+    def run(number, *arrays):
+        return function(*arrays, **{name: number})
+
+    with enable_x64(True), harness.unchecked():
+        arrays = [float_spec(*shape) for shape in shapes]
+        got = jax.eval_shape(run, jax.ShapeDtypeStruct((), np.float64), *arrays)
+    assert got.dtype == np.float32
 
 
 # Transformations ----
