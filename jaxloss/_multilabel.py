@@ -386,7 +386,8 @@ def asymmetric_loss(
     clip = _checks.in_range("clip", clip, logits.dtype, at_least=0, below=1)
     p, not_p, log_p, log_not_p = _sigmoids(logits)
     of_positives = log_p
-    if isinstance(positive_focus, jax.Array):  # Its derivative multiplies them by one another.
+    # Elsewhere, a derivative of 0 is multiplied by them, and they may be infinite.
+    if isinstance(positive_focus, jax.Array) or positive_focus > 0:
         of_positives = jnp.where(targets > 0, log_p, 0)
     positives = -_power(not_p, log_not_p, positive_focus) * of_positives
     # A negative at or below the clip adds nothing. The 1 keeps its logarithm finite.
@@ -396,7 +397,7 @@ def asymmetric_loss(
     has_clip = jnp.asarray(clip > 0)
     log_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, q, 1)), log_p)
     log_not_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, not_p + clip, 1)), log_not_p)
-    if isinstance(negative_focus, jax.Array):
+    if isinstance(clip, jax.Array) or clip == 0:
         log_not_q = jnp.where(targets == 0, log_not_q, 0)
     negatives = jnp.where(clipped, 0, -_power(q, log_q, negative_focus) * log_not_q)
     values = jnp.where(targets > 0, positives, jnp.where(targets == 0, negatives, 0))
