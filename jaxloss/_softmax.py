@@ -155,10 +155,16 @@ def margin_softmax_loss(
     is_target = is_own_class(labels, logits.shape[1])
     own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
-    if isinstance(lowered_by, jax.Array) and lowered_by.ndim == 1:
-        lowered_by = lowered_by[:, None]
+    is_traced = isinstance(scale, jax.Array)
+    if isinstance(lowered_by, jax.Array):
+        is_traced = is_traced or lowered_by.ndim == 0
+        lowered_by = lowered_by[:, None] if lowered_by.ndim == 1 else lowered_by
     lowered = jnp.where(is_target, logits - lowered_by, logits)
-    values = cross_entropy(*relative_to_peak(lowered, valid, scale), labels, valid)
+    if is_traced:
+        relative, log_total = relative_to_peak(lowered, valid, scale)
+    else:  # This keeps no array of the differences for the gradient.
+        relative, log_total = relative_to_peak(scale * lowered, valid)
+    values = cross_entropy(relative, log_total, labels, valid)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
@@ -172,7 +178,8 @@ def relative_to_peak(
     """
     peak = jnp.where(valid, jnp.max(lax.stop_gradient(logits), axis=1), 0)
     relative = jnp.where(valid[:, None], logits - peak[:, None], 0)
-    if scale is not None:  # Of differences, no product overflows, and none is of an invalid row.
+    # Its derivative sees no invalid row, and no product of large numbers.
+    if scale is not None:
         relative = unless_left_out(scale, relative) * relative
     return relative, jnp.log(jnp.sum(jnp.exp(relative), axis=1))
 
