@@ -56,6 +56,11 @@ Targets:
   Multi-label targets are bool, integers or floats `[n, C]`: above 0 positive, 0 negative, below 0
   unknown. An unknown class has no effect.
 
+Hyperparameters:
+  A temperature, a margin and the like are Python numbers or scalar arrays. A traced one has a
+  gradient, on which rows that do not count have no effect, and the dtype of the computation. Its
+  range is not checked.
+
 Dtypes:
   Features, logits and weights may have any float dtype. bfloat16 and float16 are computed in
   float32. Results are float32, or float64 for float64 inputs.

@@ -103,13 +103,21 @@ class CheckedLoss:
             in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         ]
         self.names = [names[k] if k < len(names) else f"argument {k}" for k in range(len(example))]
+        self.numbers = {
+            p.name: p.default
+            for p in parameters
+            if p.kind is inspect.Parameter.KEYWORD_ONLY and type(p.default) is float
+        }
+        """The hyperparameters. Those that cannot be traced are left out at the first use."""
+        self._are_traced = False
+        self._number_gradients = _jit(self._gradients_of_numbers)
         self._evaluate = _jit(self._values_and_gradients)
         self._mean = _jit(self._mean_and_gradients)
         self._mean_of_stack = _jit(
             jax.vmap(functools.partial(self._mean_and_gradients, saved=True))
         )
         self._second = _jit(self._second_derivatives)
-        self._spread: dict[bool, Any] = {}
+        self._spread: dict[Any, Any] = {}
 
     def batch(self, rng: np.random.Generator, n: int) -> Batch:
         """Random rows, all of which count, with weights of 1."""
@@ -196,6 +204,25 @@ class CheckedLoss:
         values = self.values_of(args)
         return jax.jvp(gradient, (values,), (direction,))[1], jax.grad(slope)(values)
 
+    def _gradients_of_numbers(
+        self,
+        numbers: Any,
+        args: Any,
+        where: Any,
+        sample_weights: Any,
+        axis_name: Any = None,
+        own_rows: Callable[[Any], Any] = lambda rows: rows,
+    ) -> Any:
+        """The gradient of the mean by the hyperparameters."""
+        axis = {} if axis_name is None else {"axis_name": axis_name}
+        args = [own_rows(a) if k in self.row_positions else a for k, a in enumerate(args)]
+
+        def mean(numbers):
+            return self.loss(*args, where=where, sample_weights=sample_weights, **axis, **numbers)
+
+        gradients = jax.grad(mean)(numbers)
+        return gradients if axis_name is None else lax.pmean(gradients, axis_name)
+
     def _on_devices(self, mesh: Any, check_vma: bool) -> Any:
         """`_values_and_gradients` of rows that are spread, with the results of every device.
 
@@ -204,10 +231,7 @@ class CheckedLoss:
         """
 
         def run(args, where, sample_weights, factors):
-            def own_rows(rows):
-                first = lax.axis_index(_AXIS) * len(where)
-                return lax.dynamic_slice_in_dim(rows, first, len(where))
-
+            own_rows = _rows_of_this_device(len(where))
             results, gradients = self._values_and_gradients(
                 args, where, sample_weights, factors, _AXIS, own_rows
             )
@@ -218,18 +242,30 @@ class CheckedLoss:
         def spec(reduction):
             return P(_AXIS) if reduction == "none" and self.terms == "rows" else P()
 
-        labels = P() if self.kind == "views" else P(_AXIS)
-        arguments = [labels if k == 1 else P() for k in range(len(self.names))]
         outputs: Any = ({reduction: spec(reduction) for reduction in self.reductions}, P())
         return _jit(
             jax.shard_map(
                 run,
                 mesh=mesh,
-                in_specs=(tuple(arguments), P(_AXIS), P(_AXIS), P()),
+                in_specs=(self._specs(), P(_AXIS), P(_AXIS), P()),
                 out_specs=outputs if check_vma else P(_AXIS),
                 check_vma=check_vma,
             )
         )
+
+    def _numbers_on_devices(self, mesh: Any) -> Any:
+        def run(numbers, args, where, sample_weights):
+            own_rows = _rows_of_this_device(len(where))
+            return self._gradients_of_numbers(numbers, args, where, sample_weights, _AXIS, own_rows)
+
+        specs = (P(), self._specs(), P(_AXIS), P(_AXIS))
+        # They are the same on all devices, and `check_vma` is a rule of its own.
+        return _jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
+
+    def _specs(self) -> tuple[Any, ...]:
+        """How the arguments are spread."""
+        labels = P() if self.kind == "views" else P(_AXIS)
+        return tuple(labels if k == 1 else P() for k in range(len(self.names)))
 
     # Calls with NumPy arrays ----
 
@@ -266,14 +302,40 @@ class CheckedLoss:
         with x64(True), _errors(batch):
             return jax.tree.map(np.asarray, self._second(batch.args, batch.where, tuple(direction)))
 
+    def number_gradients(self, batch: Batch, devices: bool = False) -> dict[str, np.ndarray]:
+        """The gradient of the mean by the hyperparameters that can be traced, all at once."""
+        if not self._are_traced:
+            self.numbers = {
+                name: number
+                for name, number in self.numbers.items()
+                if self._can_trace(name, batch)
+            }
+            self._are_traced = True
+        if not self.numbers:
+            return {}
+        if devices and "numbers" not in self._spread:
+            self._spread["numbers"] = self._numbers_on_devices(_mesh())
+        run = self._spread["numbers"] if devices else self._number_gradients
+        with x64(True), _errors(batch):
+            numbers = {name: np.float64(number) for name, number in self.numbers.items()}
+            return jax.tree.map(np.asarray, run(numbers, *batch))
+
+    def _can_trace(self, name: str, batch: Batch) -> bool:
+        """A loss may choose its formula by a Python number, or refuse an option."""
+        with x64(True):
+            try:
+                jax.eval_shape(
+                    self._gradients_of_numbers, {name: np.float64(self.numbers[name])}, *batch
+                )
+            except Exception:
+                return False
+        return True
+
     def on_devices(self, batch: Batch, check_vma: bool, **factors: Any) -> list[Result]:
         """The results of every device; a single one with `check_vma`, where they are the same."""
         size = num_devices()
         if check_vma not in self._spread:
-            mesh = jax.make_mesh(
-                (size,), (_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:size]
-            )
-            self._spread[check_vma] = self._on_devices(mesh, check_vma)
+            self._spread[check_vma] = self._on_devices(_mesh(), check_vma)
         weights = {reduction: np.float64(factor) for reduction, factor in factors.items()}
         with x64(True), _errors(batch):
             results = self._spread[check_vma](*batch, weights)
@@ -325,6 +387,20 @@ def _jit(function: Callable[..., Any]) -> Any:
 def num_devices() -> int:
     """The most devices over which the batches spread evenly."""
     return max(size for size in (1, 2, 3, 4) if size <= jax.device_count())
+
+
+def _mesh() -> Any:
+    size = num_devices()
+    return jax.make_mesh(
+        (size,), (_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:size]
+    )
+
+
+def _rows_of_this_device(number: int) -> Callable[[Any], Any]:
+    def own_rows(rows):
+        return lax.dynamic_slice_in_dim(rows, lax.axis_index(_AXIS) * number, number)
+
+    return own_rows
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Integer, Real, Shaped
 
 Number: TypeAlias = int | float | Float[Array, ""]
@@ -256,6 +257,7 @@ def no_terms(loss: str, value: Any) -> None:
 def in_range(
     name: str,
     value: Any,
+    dtype: DTypeLike,
     *,
     above: int | float | None = None,
     at_least: int | float | None = None,
@@ -263,10 +265,10 @@ def in_range(
 ) -> Number:
     """Returns the checked hyperparameter as a Python float, which promotes no array.
 
-    A traced scalar cannot be checked and is returned as it is.
+    A traced scalar cannot be checked. It is returned in `dtype`, that of the computation.
     """
     if isinstance(value, Tracer) and value.ndim == 0:
-        return value
+        return value.astype(dtype)
     conditions = ["finite"]
     conditions += [] if above is None else [f"above {above}"]
     conditions += [] if at_least is None else [f"at least {at_least}"]
@@ -291,18 +293,23 @@ def in_range(
 
 
 def number_or_per_class(
-    name: str, value: Any, num_classes: int, *, at_least: int | float | None = None
+    name: str,
+    value: Any,
+    num_classes: int,
+    dtype: DTypeLike,
+    *,
+    at_least: int | float | None = None,
 ) -> Number | Float[Array, " C"]:
     """Returns a hyperparameter as a number, checked as in `in_range`, or as an array `[C]`."""
     if not isinstance(value, jax.Array | np.ndarray) or value.ndim == 0:
-        return in_range(name, value, at_least=at_least)
+        return in_range(name, value, dtype, at_least=at_least)
     array = floating(name, value, "C")
     if array.shape[0] != num_classes:
         raise ValueError(
             f"`{name}` must be a number or have shape [C] with C = {num_classes}, the number of "
             f"classes, got {array.shape}"
         )
-    return array
+    return array.astype(dtype)
 
 
 def second_view(second: Any, first: Float[Array, "n d"]) -> Float[Array, "n d"]:

@@ -43,7 +43,7 @@ from jaxloss._linear import (
     product_with_columns,
     wide_dtype,
 )
-from jaxloss._logsumexp import Partial, logsumexp, softplus
+from jaxloss._logsumexp import Partial, logsumexp, softplus, unless_left_out
 from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._sharding import divided
 
@@ -146,8 +146,6 @@ def classifier_loss(
       Milakov and Gimelshein, Online Normalizer Calculation for Softmax, 2018.
     """
     _checks.choice("similarity", similarity, ("inner", "cosine"))
-    scale = _checks.in_range("scale", scale, above=0)
-    label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
     features, labels, valid = labelled_rows(features, labels, where)
@@ -158,6 +156,10 @@ def classifier_loss(
         )
 
     wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
+    scale = _checks.in_range("scale", scale, wide, above=0)
+    label_smoothing = _checks.in_range(
+        "label_smoothing", label_smoothing, wide, at_least=0, below=1
+    )
     margins = margins_of_samples(
         margin,
         angular_margin,
@@ -189,8 +191,10 @@ def classifier_loss(
     values = softplus(rest - target)
     num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
-        mean = (total - lowered_by) / num_classes
-        values = values + label_smoothing * (target - mean)
+        gaps = target - (total - lowered_by) / num_classes
+        if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
+            gaps = jnp.where((label_smoothing == 0) & (gaps == jnp.inf), 0, gaps)
+        values = values + label_smoothing * gaps
     values = nan_where_no_class(values, labels, valid, num_classes)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -227,7 +231,9 @@ def _over_classes(
         features = l2_normalize(features)
     # Scaled features and a scaled bias have scaled logits.
     features = scale * features
-    bias = None if bias is None else scale * bias.astype(wide)
+    if bias is not None:
+        bias = bias.astype(wide)
+        bias = unless_left_out(scale, bias) * bias
     num_classes = weights.shape[1]
     size = _default_block_size(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)

@@ -95,13 +95,13 @@ def supervised_contrastive_loss(
       Lin et al., An Effective Deployment of Contrastive Learning in Multi-label Text
       Classification, Findings of ACL 2023 (Jaccard overlaps).
     """
-    temperature = _checks.in_range("temperature", temperature, above=0)
     _checks.choice("denominator", denominator, ("all", "negatives"))
     features, labels, valid = checked_rows_of_any_labels(features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features, labels)
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
+    temperature = _checks.in_range("temperature", temperature, anchors.features.dtype, above=0)
     options: Any = {
         "params": jnp.asarray(temperature),
         "anchors": anchors,

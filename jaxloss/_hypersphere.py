@@ -79,13 +79,13 @@ def update_class_means(
       CVPR 2024, the authors' published code (moving averages; there of one sample of a class in a
       batch, added in place, so that its λ of 0.9 amounts to 0.95).
     """
-    decay = _checks.in_range("decay", decay, at_least=0, below=1)
     features, labels, valid = labelled_rows(features, labels, where)
     class_means = _checks.columns(
         "class_means", class_means, "d C", features.shape[1], f"`features` {features.shape}"
     )
     num_classes = class_means.shape[1]
     old, features = widen(class_means, features)
+    decay = _checks.in_range("decay", decay, old.dtype, at_least=0, below=1)
     sums = _class_sums(features, labels, valid, num_classes, axis_name)
     sizes = _class_sums(valid.astype(jnp.int32), labels, valid, num_classes, axis_name)
     # A mean and its sum have the same direction.

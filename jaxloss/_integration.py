@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
+import jax
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, labelled_rows
 from jaxloss._checks import Number
-from jaxloss._linear import linear_logits
+from jaxloss._linear import linear_logits, wide_dtype
 from jaxloss._metric import nca_loss
 from jaxloss._sharding import divided
 from jaxloss._softmax import softmax_loss
@@ -212,11 +213,12 @@ def _combined_loss(
     """
     features, labels, weights, bias = arrays
     classification_loss, metric_loss, metric_weight = losses
-    metric_weight = _checks.in_range("metric_weight", metric_weight)
     for name, loss in zip(("classification_loss", "metric_loss"), losses[:2], strict=True):
         _check_keywords(name, loss)
     features, labels, _ = labelled_rows(features, labels, common[0])
     weights, bias = _checks.classifier(features, weights, bias)
+    dtype = wide_dtype(*jax.tree.leaves((features, weights, bias)))
+    metric_weight = _checks.in_range("metric_weight", metric_weight, dtype)
     keywords = dict(zip(_COMMON, common, strict=True))
     metric_features = transform(features, weights)
     if _takes_classifier(classification_loss):

@@ -8,7 +8,7 @@ is above 1. Peaks have no gradient: the log-sum-exp does not depend on them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss._batch import AxisName, max_over, sum_over
+from jaxloss._checks import Number
 
 
 class Partial(NamedTuple):
@@ -96,6 +97,16 @@ def softplus_where(condition: Bool[Array, " n"], x: Float[Array, " n"]) -> Float
 def finite_from_below(values: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
     """Returns the values with the lowest float in place of -inf, which marks an empty part."""
     return jnp.maximum(values, jnp.finfo(values.dtype).min)
+
+
+def unless_left_out(number: Number, values: Float[Array, " *shape"]) -> Any:
+    """Returns a hyperparameter that is multiplied by each of the values, or divides it.
+
+    If it is traced, it has no derivative where the value is -inf, which adds nothing: 0 · ∞ is NaN.
+    """
+    if not isinstance(number, jax.Array):
+        return number
+    return jnp.where(values == -jnp.inf, lax.stop_gradient(number), number)
 
 
 def or_zero(peak: Float[Array, " *shape"]) -> Float[Array, " *shape"]:

@@ -48,9 +48,9 @@ def margins_of_samples(
     """
 
     def total(name: str, of_classes: Any, of_samples: Any, **limits: Any) -> Any:
-        value = _checks.number_or_per_class(name, of_classes, num_classes, **limits)
+        value = _checks.number_or_per_class(name, of_classes, num_classes, dtype, **limits)
         if jnp.ndim(value):
-            value = of_own_class(jnp.asarray(value, dtype), labels, class_axis_name)
+            value = of_own_class(jnp.asarray(value), labels, class_axis_name)
         if of_samples is not None:
             of_samples = _checks.floating(f"sample_{name}", of_samples, "n")
             _checks.same_rows(f"sample_{name}", of_samples, "labels", labels)

@@ -16,6 +16,7 @@ from jaxloss._batch import (
     reference_rows,
 )
 from jaxloss._checks import Number
+from jaxloss._linear import wide_dtype
 from jaxloss._logsumexp import softplus_where
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, MAX, ByClass, Rows, Statistic, over_temperature
@@ -72,10 +73,11 @@ def nca_loss(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (NCA).
       Goldberger et al., Neighbourhood Components Analysis, NeurIPS 2004.
     """
-    temperature = _checks.in_range("temperature", temperature, above=0)
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(features, labels, valid, given, axis_name)
+    dtype = wide_dtype(*(rows.features for rows in (anchors, compared or anchors)))
+    temperature = _checks.in_range("temperature", temperature, dtype, above=0)
     (sums,) = pair_statistics(
         (Statistic(LOGSUMEXP, over_temperature),),
         jnp.asarray(temperature),
@@ -157,17 +159,17 @@ def multi_similarity_loss(
       Wang et al., Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning,
       CVPR 2019.
     """
-    alpha = _checks.in_range("positive_scale", positive_scale, above=0)
-    beta = _checks.in_range("negative_scale", negative_scale, above=0)
-    threshold = _checks.in_range("threshold", threshold)
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
-    mask = None
+    dtype, mask = anchors.features.dtype, None
+    alpha = _checks.in_range("positive_scale", positive_scale, dtype, above=0)
+    beta = _checks.in_range("negative_scale", negative_scale, dtype, above=0)
+    threshold = _checks.in_range("threshold", threshold, dtype)
     if mining_margin is not None:
-        margin = _checks.in_range("mining_margin", mining_margin, at_least=0)
+        margin = _checks.in_range("mining_margin", mining_margin, dtype, at_least=0)
         limits = _mining_limits(anchors, compared, margin, block_size, axis_name)
         anchors, mask = anchors._replace(given=limits), _is_hard
     (sums,) = pair_statistics(
@@ -180,7 +182,6 @@ def multi_similarity_loss(
         axis_name=axis_name,
     )
     positive, negative = (softplus_where(total != -jnp.inf, total) for total in sums)
-    dtype = positive.dtype
     values = positive / jnp.asarray(alpha, dtype) + negative / jnp.asarray(beta, dtype)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -289,13 +290,13 @@ def circle_loss(
       Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR 2020,
       eq. (4) to (8).
     """
-    margin = _checks.in_range("margin", margin)
-    scale = _checks.in_range("scale", scale, above=0)
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
+    margin = _checks.in_range("margin", margin, anchors.features.dtype)
+    scale = _checks.in_range("scale", scale, anchors.features.dtype, above=0)
     (sums,) = pair_statistics(
         (Statistic(LOGSUMEXP, _circle_logit),),
         (jnp.asarray(margin), jnp.asarray(scale)),

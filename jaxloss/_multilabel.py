@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -13,7 +14,7 @@ from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, reduce
 from jaxloss._checks import Number
 from jaxloss._linear import widen
-from jaxloss._logsumexp import finite_from_below, logsumexp, softplus
+from jaxloss._logsumexp import finite_from_below, logsumexp, softplus, unless_left_out
 from jaxloss._sharding import divided
 
 
@@ -246,14 +247,21 @@ def _soft_gap(
     Returns:
       The losses, and whether there is a positive.
     """
-    positive_temperature = _checks.in_range("positive_temperature", positive_temperature, above=0)
-    negative_temperature = _checks.in_range("negative_temperature", negative_temperature, above=0)
-    margin = _checks.in_range("margin", margin)
+    positive_temperature = _checks.in_range(
+        "positive_temperature", positive_temperature, logits.dtype, above=0
+    )
+    negative_temperature = _checks.in_range(
+        "negative_temperature", negative_temperature, logits.dtype, above=0
+    )
+    margin = _checks.in_range("margin", margin, logits.dtype)
 
     def soft_maximum(
         signed: Float[Array, "n C"], members: Bool[Array, "n C"], temperature: Number
     ) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
-        exponents = finite_from_below(signed / temperature + log_weights)
+        if isinstance(temperature, jax.Array):  # Its derivative must not see +inf elsewhere.
+            signed = jnp.where(members, signed, -jnp.inf)
+        exponents = signed / unless_left_out(temperature, signed)
+        exponents = finite_from_below(exponents + log_weights)
         soft = logsumexp(exponents, members, axis=axis, axis_name=axis_name)
         not_empty = soft != -jnp.inf
         return temperature * jnp.where(not_empty, soft, 0), not_empty
@@ -372,12 +380,16 @@ def asymmetric_loss(
     References:
       Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021.
     """
-    positive_focus = _checks.in_range("positive_focus", positive_focus, at_least=0)
-    negative_focus = _checks.in_range("negative_focus", negative_focus, at_least=0)
-    clip = _checks.in_range("clip", clip, at_least=0, below=1)
     logits, targets = _prepare(logits, targets, where)
+    positive_focus = _checks.in_range("positive_focus", positive_focus, logits.dtype, at_least=0)
+    negative_focus = _checks.in_range("negative_focus", negative_focus, logits.dtype, at_least=0)
+    clip = _checks.in_range("clip", clip, logits.dtype, at_least=0, below=1)
     p, not_p, log_p, log_not_p = _sigmoids(logits)
-    positives = -_power(not_p, log_not_p, positive_focus) * log_p
+    of_positives = log_p
+    # Elsewhere, a derivative of 0 is multiplied by them, and they may be infinite.
+    if isinstance(positive_focus, jax.Array) or positive_focus > 0:
+        of_positives = jnp.where(targets > 0, log_p, 0)
+    positives = -_power(not_p, log_not_p, positive_focus) * of_positives
     # A negative at or below the clip adds nothing. The 1 keeps its logarithm finite.
     clipped = p <= clip
     q = jnp.where(clipped, 1, p - clip)
@@ -385,6 +397,8 @@ def asymmetric_loss(
     has_clip = jnp.asarray(clip > 0)
     log_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, q, 1)), log_p)
     log_not_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, not_p + clip, 1)), log_not_p)
+    if isinstance(clip, jax.Array) or clip == 0:
+        log_not_q = jnp.where(targets == 0, log_not_q, 0)
     negatives = jnp.where(clipped, 0, -_power(q, log_q, negative_focus) * log_not_q)
     values = jnp.where(targets > 0, positives, jnp.where(targets == 0, negatives, 0))
     defined = jnp.any(targets >= 0, axis=1)
@@ -413,6 +427,8 @@ def _power(
     """Returns `base^exponent`, by multiplication if the exponent is a whole number."""
     if isinstance(exponent, float) and exponent.is_integer():
         return base ** int(exponent)
+    if isinstance(exponent, jax.Array):  # 0 · ∞ is NaN.
+        log_base = finite_from_below(log_base)
     return jnp.exp(exponent * log_base)
 
 
@@ -513,10 +529,10 @@ def robust_multilabel_loss(
       CVPR Workshops 2019, in the form and with the constants of the authors' published code for
       labelled images; Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
     """
-    ramp = _checks.in_range("ramp", ramp, below=1)
-    leak = _checks.in_range("leak", leak, at_least=0)
-    binary_weight = _checks.in_range("binary_weight", binary_weight, at_least=0)
     logits, targets = _prepare(logits, targets, where)
+    ramp = _checks.in_range("ramp", ramp, logits.dtype, below=1)
+    leak = _checks.in_range("leak", leak, logits.dtype, at_least=0)
+    binary_weight = _checks.in_range("binary_weight", binary_weight, logits.dtype, at_least=0)
     margins = jnp.where(targets > 0, logits, -logits)
 
     def hinges(bound: Number) -> Float[Array, " n"]:
@@ -542,7 +558,10 @@ def _ranked_hinges(
     # the largest negative, the sum does not cancel.
     peak = jnp.max(logits, axis=1, where=targets == 0, initial=-jnp.inf, keepdims=True)
     logits = logits - lax.stop_gradient(jnp.where(jnp.isneginf(peak), 0, peak))
-    return jnp.sum(positive_weights * (bound - logits) + negative_weights * logits, axis=1)
+    # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
+    gaps = jnp.where(positive_weights == 0, 0, bound - logits)
+    logits = jnp.where(negative_weights == 0, 0, logits)
+    return jnp.sum(positive_weights * gaps + negative_weights * logits, axis=1)
 
 
 def _rank_weights(

@@ -121,8 +121,10 @@ def uniform_prototypes(
     """
     for name, count in (("num_prototypes", num_prototypes), ("dim", dim), ("num_steps", num_steps)):
         _checks.positive_count(name, count)
-    temperature = _checks.in_range("temperature", temperature, above=0)
-    final_temperature = _checks.in_range("final_temperature", final_temperature, above=0)
+    temperature = _checks.in_range("temperature", temperature, jnp.float32, above=0)
+    final_temperature = _checks.in_range(
+        "final_temperature", final_temperature, jnp.float32, above=0
+    )
     if dim == 1:  # The sphere is two points, so a gradient cannot move a prototype.
         first = jax.random.rademacher(key, (1, 1), jnp.float32)
         return jnp.where(jnp.arange(num_prototypes) % 2 == 0, 1, -1)[None, :] * first

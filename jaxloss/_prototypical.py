@@ -96,7 +96,6 @@ def prototypical_loss(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (i).
       Snell et al., Prototypical Networks for Few-shot Learning, NeurIPS 2017.
     """
-    temperature = _checks.in_range("temperature", temperature, above=0)
     for name, count in (("num_classes", num_classes), ("block_size", block_size)):
         if count is not None:
             _checks.positive_count(name, count)
@@ -147,6 +146,7 @@ def _class_logits(
     number = sum_over(jnp.sum(row_valid.astype(rows.dtype)), axis_name)
     center = sum_over(jnp.sum(rows, axis=0), axis_name) / jnp.maximum(number, 1)
     center = lax.stop_gradient(center)[None, :]
+    temperature = _checks.in_range("temperature", temperature, rows.dtype, above=0)
     scale = lax.rsqrt(jnp.asarray(temperature, rows.dtype))
     tiles, keys = _tiles(
         *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name

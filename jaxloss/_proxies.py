@@ -77,10 +77,10 @@ def proxy_anchor_loss(
     References:
       Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, eq. (4).
     """
-    margin = _checks.in_range("margin", margin)
-    scale = _checks.in_range("scale", scale, above=0)
     _checks.no_terms("proxy_anchor_loss", reduction)
     features, labels, proxies, valid = _prepare(features, labels, proxies, normalize, where)
+    margin = _checks.in_range("margin", margin, features.dtype)
+    scale = _checks.in_range("scale", scale, features.dtype, above=0)
     log_weights = jnp.zeros_like(features, shape=labels.shape)
     if sample_weights is not None:
         weights = _checks.floating("sample_weights", sample_weights, "n")
@@ -162,8 +162,8 @@ def proxy_nca_loss(
       Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017, eq. (7).
       Teh et al., ProxyNCA++, ECCV 2020 (the own class in the sum, T = 1/9).
     """
-    temperature = _checks.in_range("temperature", temperature, above=0)
     features, labels, proxies, valid = _prepare(features, labels, proxies, normalize, where)
+    temperature = _checks.in_range("temperature", temperature, features.dtype, above=0)
     num_classes = proxies.shape[1]
     if num_classes == 1 and not include_own:
         raise ValueError(

@@ -278,6 +278,28 @@ def _ignored_labels(checked: CheckedLoss, batch: Batch, rng: np.random.Generator
         _no_leak(checked, f"a row with the label {label}", changed, rows, expected)
 
 
+def _hyperparameters(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
+    rows = _some_rows(batch, rng)
+    batch = _with_positives(checked, batch)
+    masked = batch.with_mask(rows)._replace(sample_weights=rng.uniform(0.2, 2.0, batch.size))
+    expected = checked.number_gradients(masked)
+    for name, gradient in expected.items():
+        if not np.isfinite(gradient):
+            raise Broken(f"the gradient of `{name}` is {text(gradient)}", masked)
+    ignored = masked._replace(where=np.ones(batch.size, bool))
+    ignored = ignored.with_arg(1, rows, -1) if checked.can_ignore else None
+    for poison in (np.nan, np.inf, -np.inf) if expected else ():
+        for where, changed in (("masked", masked), ("negatively labelled", ignored)):
+            if changed is None:
+                continue
+            for k in checked.row_positions:
+                changed = changed.with_arg(k, rows, poison)
+            got = checked.number_gradients(changed)
+            for name, gradient in expected.items():
+                what = f"with {poison} in a {where} row the gradient of `{name}`"
+                close(what, got[name], gradient, changed)
+
+
 def _zeros_of_none(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if checked.terms == "other":
         loss = functools.partial(checked.loss, reduction="none")
@@ -554,6 +576,9 @@ def _device_gradients(checked: CheckedLoss, batch: Batch, rng: np.random.Generat
         got = checked.on_devices(batch, False, **factors)[0].gradients
         for k, a, b in zip(checked.differentiable, got, expected, strict=True):
             close(f'the gradient of the "{reduction}" for `{checked.names[k]}`', a, b, batch)
+    single = checked.number_gradients(batch)
+    for name, gradient in checked.number_gradients(batch, devices=True).items():
+        close(f"the gradient of `{name}`", gradient, single[name], batch)
 
 
 def _check_vma(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
@@ -653,6 +678,14 @@ RULES = (
         "a row of a negative label must be treated like a row of where=False",
         "start with `where = where & (labels >= 0)`: as an index, -1 is the last class",
         _ignored_labels,
+    ),
+    Rule(
+        "hyperparameters",
+        "the gradient of a traced hyperparameter must be finite, and must not depend on rows of "
+        "where=False or of a negative label, even if they are NaN",
+        "replace such rows before a hyperparameter multiplies or divides them: 0 times NaN is NaN "
+        "in its gradient, also where a mask follows",
+        _hyperparameters,
     ),
     Rule(
         "none",

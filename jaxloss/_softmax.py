@@ -20,7 +20,7 @@ from jaxloss._batch import (
 )
 from jaxloss._checks import Number
 from jaxloss._linear import widen
-from jaxloss._logsumexp import softplus
+from jaxloss._logsumexp import softplus, unless_left_out
 from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._sharding import divided
 
@@ -64,13 +64,17 @@ def softmax_loss(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (SCE).
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
     """
-    label_smoothing = _checks.in_range("label_smoothing", label_smoothing, at_least=0, below=1)
     logits, labels, valid = checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
+    label_smoothing = _checks.in_range(
+        "label_smoothing", label_smoothing, logits.dtype, at_least=0, below=1
+    )
     relative, log_total = relative_to_peak(logits, valid)
     values = cross_entropy(relative, log_total, labels, valid)
     if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
         uniform = log_total - jnp.mean(relative, axis=1)
+        if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
+            uniform = jnp.where((label_smoothing == 0) & (uniform == jnp.inf), values, uniform)
         values = (1 - label_smoothing) * values + label_smoothing * uniform
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -134,9 +138,9 @@ def margin_softmax_loss(
       Wang et al., CosFace, CVPR 2018. Deng et al., ArcFace, CVPR 2019, eq. (3).
       Kim et al., AdaFace, CVPR 2022. Meng et al., MagFace, CVPR 2021.
     """
-    scale = _checks.in_range("scale", scale, above=0)
     logits, labels, valid = checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
+    scale = _checks.in_range("scale", scale, logits.dtype, above=0)
     margins = margins_of_samples(
         margin,
         angular_margin,
@@ -150,22 +154,32 @@ def margin_softmax_loss(
     is_target = is_own_class(labels, logits.shape[1])
     own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
-    if isinstance(lowered_by, jax.Array) and lowered_by.ndim == 1:
-        lowered_by = lowered_by[:, None]
-    scaled = scale * jnp.where(is_target, logits - lowered_by, logits)
-    values = cross_entropy(*relative_to_peak(scaled, valid), labels, valid)
+    is_traced = isinstance(scale, jax.Array)
+    if isinstance(lowered_by, jax.Array):
+        is_traced = is_traced or lowered_by.ndim == 0
+        lowered_by = lowered_by[:, None] if lowered_by.ndim == 1 else lowered_by
+    lowered = jnp.where(is_target, logits - lowered_by, logits)
+    if is_traced:
+        relative, log_total = relative_to_peak(lowered, valid, scale)
+    else:  # This keeps no array of the differences for the gradient.
+        relative, log_total = relative_to_peak(scale * lowered, valid)
+    values = cross_entropy(relative, log_total, labels, valid)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def relative_to_peak(
-    logits: Float[Array, "n C"], valid: Bool[Array, " n"]
+    logits: Float[Array, "n C"], valid: Bool[Array, " n"], scale: Number | None = None
 ) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
-    """Returns `z − max z` and `log Σ e^{z − max z}` of each row; zeros and `log C` if not valid.
+    """Returns `a − max a` and `log Σ e^{a − max a}` of the logits or the scaled logits a.
 
-    The maximum reads the logits as they are. Zeros in the invalid rows would be another array.
+    They are zeros and `log C` in rows that are not valid. The maximum reads the logits as they are.
+    Zeros in the invalid rows would be another array.
     """
     peak = jnp.where(valid, jnp.max(lax.stop_gradient(logits), axis=1), 0)
     relative = jnp.where(valid[:, None], logits - peak[:, None], 0)
+    # Its derivative sees no invalid row, and no product of large numbers.
+    if scale is not None:
+        relative = unless_left_out(scale, relative) * relative
     return relative, jnp.log(jnp.sum(jnp.exp(relative), axis=1))
 
 

@@ -59,8 +59,8 @@ def project_classifier(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi). Its
       λ / (ε + λ) holds for the eigenvalues λ = σ² of WᵀW.
     """
-    epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
     features, weights = _checked(features, weights, stop_gradient)
+    epsilon = _checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     return _split(features, weights, epsilon)[0]
 
 
@@ -100,8 +100,8 @@ def project_complement(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi), (vii).
     """
-    epsilon = _checks.in_range("epsilon", epsilon, at_least=0)
     features, weights = _checked(features, weights, stop_gradient)
+    epsilon = _checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     return _split(features, weights, epsilon)[1]
 
 
@@ -303,8 +303,8 @@ def project_spectral_complement(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 3.4, supplement
       eq. (viii) to (xi).
     """
-    power = _checks.in_range("power", power, at_least=0)
     features, weights = _checked(features, weights, stop_gradient)
+    power = _checks.in_range("power", power, weights.dtype, at_least=0)
     if basis is None and not stop_gradient:
         return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
     basis = spectral_basis(weights) if basis is None else basis
@@ -340,9 +340,9 @@ def spectral_overlap(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (viii), (ix).
     """
-    power = _checks.in_range("power", power, at_least=0)
     weights = _checks.floating("weights", weights, "d C")
     (weights,) = widen(weights)
+    power = _checks.in_range("power", power, weights.dtype, at_least=0)
     if basis is None:
         values = jnp.linalg.svd(weights, compute_uv=False)
         values = _zero_if_null(values, weights.shape)

@@ -98,9 +98,9 @@ def info_nce_loss(
         eq. (4).
       He et al., Momentum Contrast, CVPR 2020, eq. (1) (without `symmetric`, with a queue).
     """
-    temperature = _checks.in_range("temperature", temperature, above=0)
     towers = _towers(queries, keys, ids, key_where, where, normalize, axis_name)
-    temperature = jnp.asarray(temperature, towers.similarities.dtype)
+    dtype = towers.similarities.dtype
+    temperature = jnp.asarray(_checks.in_range("temperature", temperature, dtype, above=0), dtype)
     own = towers.similarities / temperature
 
     negatives = Statistic(LOGSUMEXP, over_temperature, negatives_only=True)
@@ -174,10 +174,10 @@ def sigmoid_contrastive_loss(
     References:
       Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023, section 3.2.
     """
-    scale = _checks.in_range("scale", scale, above=0)
-    bias = _checks.in_range("bias", bias)
     towers = _towers(queries, keys, ids, key_where, where, normalize, axis_name)
     dtype = towers.similarities.dtype
+    scale = _checks.in_range("scale", scale, dtype, above=0)
+    bias = _checks.in_range("bias", bias, dtype)
     params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
     negatives = Statistic(SOFTPLUS, _on_line, negatives_only=True)
     rows = (towers.queries, towers.keys)

@@ -98,7 +98,6 @@ def triplet_loss(
       Hermans et al., In Defense of the Triplet Loss for Person Re-Identification, 2017 (`"hard"`
         and `"all"`; `soft` with a margin of 0).
     """
-    margin = _checks.in_range("margin", margin, at_least=0)
     _checks.choice("mining", mining, tuple(_MININGS))
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
@@ -107,8 +106,9 @@ def triplet_loss(
     )
     if mining == "hard" or not normalize:  # Unit vectors need no centre for their order.
         anchors, compared = centered(anchors, compared, axis_name)
+    dtype = anchors.features.dtype
     rule = _Rule(
-        jnp.asarray(margin, anchors.features.dtype),
+        jnp.asarray(_checks.in_range("margin", margin, dtype, at_least=0), dtype),
         softplus if soft else jax.nn.relu,
         squared,
     )

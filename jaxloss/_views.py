@@ -74,15 +74,16 @@ def vicreg_loss(
       Bardes et al., VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised
       Learning, ICLR 2022, eq. (1) to (6), Algorithm 1.
     """
-    invariance = _checks.in_range("invariance", invariance, at_least=0)
-    variance = _checks.in_range("variance", variance, at_least=0)
-    covariance = _checks.in_range("covariance", covariance, at_least=0)
-    epsilon = _checks.in_range("epsilon", epsilon, above=0)
     views = _two_views("vicreg_loss", first, second, where, sample_weights, reduction, axis_name)
+    dtype = views.first.dtype
+    invariance = _checks.in_range("invariance", invariance, dtype, at_least=0)
+    variance = _checks.in_range("variance", variance, dtype, at_least=0)
+    covariance = _checks.in_range("covariance", covariance, dtype, at_least=0)
+    epsilon = _checks.in_range("epsilon", epsilon, dtype, above=0)
     dim = views.first.shape[1]
     gaps = jnp.sum((views.first - views.second) ** 2, axis=1) / dim
     invariance, variance, covariance, epsilon = (
-        jnp.asarray(x, gaps.dtype) for x in (invariance, variance, covariance, epsilon)
+        jnp.asarray(x, dtype) for x in (invariance, variance, covariance, epsilon)
     )
     samples = views.samples
     total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
@@ -145,10 +146,11 @@ def barlow_twins_loss(
       Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, ICML 2021,
       eq. (1), (2).
     """
-    off_diagonal = _checks.in_range("off_diagonal", off_diagonal, at_least=0)
     views = _two_views(
         "barlow_twins_loss", first, second, where, sample_weights, reduction, axis_name
     )
+    dtype = views.first.dtype
+    off_diagonal = _checks.in_range("off_diagonal", off_diagonal, dtype, at_least=0)
 
     def inverse_root(squares: Float[Array, " d"]) -> Float[Array, " d"]:
         constant = squares == 0  # False for NaN, so that NaN stays visible.
@@ -159,7 +161,7 @@ def barlow_twins_loss(
     correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
     others = jnp.sum(_off_diagonal(correlations) ** 2)
-    others = jnp.asarray(off_diagonal, others.dtype) * others
+    others = jnp.asarray(off_diagonal, dtype) * others
     value = jnp.where(views.size == 0, 0, jnp.sum((1 - own) ** 2) + others)
     return value * views.size if reduction == "sum" else value
 

@@ -66,6 +66,7 @@ def check_loss(
     `masks`                  A row of `where=False` is as if it were not there,
     `padding_leaks`          even if it is NaN or infinite, or has a NaN weight or any label.
     `ignored_labels`         A negative label, or a row of unknown targets, is as `where=False`.
+    `hyperparameters`        Neither has an effect on the gradients of traced hyperparameters.
     `none`                   `"none"` gives a loss for every row, 0 where a row does not count.
     `sums`                   These sum to `"sum"`, in value and gradient.
     `weights`                The mean is `Σ s_i ℓ_i / Σ s_i` over the rows that count.
@@ -76,12 +77,14 @@ def check_loss(
     `vmap`                   `jax.vmap` and `jax.checkpoint` change nothing.
     `half_precision`         Lower precision gives float32, as exact as in float32.
     `devices`                With `axis_name`, every device has the value of the global batch,
-    `device_gradients`       and the `pmean` of the gradients is that of one device,
+    `device_gradients`       and the `pmean` of the gradients is that of one device, also that of
+                             hyperparameters,
     `check_vma`              under `jax.shard_map` without and with `check_vma`.
     ======================== =======================================================================
 
     Args:
-      loss: The function. Arguments with a default may be set by `functools.partial`.
+      loss: The function. Arguments with a default may be set by `functools.partial`. Keyword-only
+        ones whose default is a float are its hyperparameters, but for those that cannot be traced.
       make_inputs: `make_inputs(rng, n)` returns the positional arguments of the loss for n ≥ 1 rows
         as NumPy arrays, drawn from the `numpy.random.Generator`: the scored rows `[n, ...]`; labels
         `[n]` or targets `[n, C]`, integers or bool; further arrays such as class weights. Floats

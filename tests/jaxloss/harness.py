@@ -70,6 +70,28 @@ def over(
     )
 
 
+def default(row: LossRow, name: str):
+    return row.kwargs.get(name, inspect.signature(row.function).parameters[name].default)
+
+
+def numbers_of(row: LossRow) -> dict[str, np.ndarray]:
+    """The hyperparameters that may be traced: numbers, and margins of classes and of samples."""
+    parameters = inspect.signature(row.function).parameters
+    every = {name: default(row, name) for name in parameters}
+    numbers = {
+        name: np.asarray(value, np.float64)
+        for name, value in every.items()
+        if isinstance(value, float | jax.Array) and np.asarray(value).dtype.kind == "f"
+    }
+    if "sample_margin" in parameters and "sample_margins" not in row.name:  # Which has its own.
+        numbers["sample_margin"] = np.linspace(-0.2, 0.3, 12)
+    if np.all(numbers.get("angular_margin", 1) == 0):  # Where it ends.
+        numbers["angular_margin"] = np.asarray(0.3)
+    if row.kind == "classifier":  # For cosines only.
+        numbers.pop("angular_margin", None)
+    return numbers
+
+
 class Batch(NamedTuple):
     """The positional arguments of a loss, a mask and weights, in NumPy float64."""
 

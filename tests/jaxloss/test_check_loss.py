@@ -26,7 +26,7 @@ def rows_and_labels(rng, n):
     return rng.normal(size=(n, CLASSES)), rng.integers(0, CLASSES, n)
 
 
-ELSEWHERE_UNTESTED = ("jit", "masks", "second_derivatives", "vmap")
+ELSEWHERE_UNTESTED = ("jit", "masks", "hyperparameters", "second_derivatives", "vmap")
 
 
 @pytest.mark.long
@@ -166,6 +166,15 @@ def test_a_right_loss_passes(values):
     check_loss(own(values), rows_and_labels)
 
 
+@pytest.mark.slow
+def test_a_right_loss_with_hyperparameters_passes(monkeypatch):
+    """Also one whose hyperparameter cannot be traced."""
+    rules = ("jit", "hyperparameters", "device_gradients")
+    monkeypatch.setattr(testing, "RULES", [r for r in testing.RULES if r.name in rules])
+    for loss in (of_scaled_rows, of_numbers_that_cannot_be_traced):
+        check_loss(loss, rows_and_labels)
+
+
 # Faults ----
 
 
@@ -272,6 +281,19 @@ def of_unit_weights(rows, labels, weights, **common):
     return own()(rows @ (weights / jnp.linalg.norm(weights, axis=0)), labels, **common)
 
 
+def of_scaled_rows(rows, labels, *, scale=2.0, before=without_invalid, **common):
+    """`before` gets the rows before they are scaled."""
+    valid = valid_rows(labels, common.get("where"))
+    scaled = jnp.asarray(scale, rows.dtype) * before(rows, valid)
+    return own()(scaled, labels, **common)
+
+
+def of_numbers_that_cannot_be_traced(rows, labels, *, smoothing=0.0, power=2, **common):
+    if smoothing:
+        raise NotImplementedError
+    return own()(rows**power, labels, **common)
+
+
 def rows_and_targets(rng, n):
     return rng.normal(size=(n, CLASSES)), rng.integers(-1, 2, (n, CLASSES))
 
@@ -314,6 +336,21 @@ FAULTS = {
         own(partial(cross_entropies, index=lambda labels, valid: labels), valid=only_mask),
     ),
     "unknown targets": ("ignored_labels", own(binary_entropies, valid=only_mask)),
+    "scale of padding": (
+        "hyperparameters",
+        partial(of_scaled_rows, before=lambda rows, valid: rows),
+    ),
+    "scale of ignored rows": (
+        "hyperparameters",
+        lambda rows, labels, *, scale=2.0, where=None, **common: of_scaled_rows(
+            without_invalid(rows, only_mask(labels, where)),
+            labels,
+            scale=scale,
+            where=where,
+            before=lambda rows, valid: rows,
+            **common,
+        ),
+    ),
     "none not zeroed": (
         "none",
         own(reduce=when("none", lambda losses, _, weights, *others: losses * weights)),

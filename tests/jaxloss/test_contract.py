@@ -9,7 +9,8 @@ loss once, and over those that are computed in tiles.
 
 import inspect
 import re
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import chex
 import jax
@@ -17,18 +18,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxloss
 from tests.jaxloss import harness
 from tests.jaxloss.harness import (
     QUICK,
+    Batch,
     assert_close,
     cast,
     check_against_references,
+    default,
     enable_x64,
     evaluate,
     finite,
     magnitude,
     make_batch,
     merge,
+    numbers_of,
     over,
     reference_values,
     rounded,
@@ -40,6 +45,7 @@ from tests.jaxloss.loss_table import (
     CASES,
     CLASSES,
     DIM,
+    FUNCTIONS,
     LOSSES,
     ONE_OF_A_KIND,
     TILES_OF_A_KIND,
@@ -137,37 +143,110 @@ def test_float32_equals_references(row, dtype):
     check_against_references(row, batch, dtype, (4 * FLOAT32, FLOAT32), 4 * FLOAT32)
 
 
-# `make test` has a loss of each way to write derivatives by them.
-SLOPES_OFTEN = ("supervised_contrastive", "multi_similarity", "two_way", "asymmetric")
-# A margin of angles is for cosines; the weights of circle_loss are constants of its gradient.
-WITHOUT_SLOPE = {"classifier": {"angular_margin"}, "circle": {"margin"}}
+# `make test` has a loss of each way to write derivatives by hyperparameters.
+NUMBERS_OFTEN = tuple(
+    row
+    for row in LOSSES
+    if row.name
+    in ("margin_softmax", "supervised_contrastive", "multi_similarity", "two_way", "asymmetric")
+)
+
+
+WITH_NUMBERS = tuple(row for row in CASES if numbers_of(row))
+with_numbers = over(WITH_NUMBERS, often=NUMBERS_OFTEN)
+
+
+@cache
+def gradient_by_numbers(row: LossRow):
+    """The jitted `(numbers, args, where)` to the mean and its gradient by the numbers."""
+
+    def run(numbers, args, where):
+        def mean(numbers):
+            return row.function(*args, where=where, **{**row.kwargs, **numbers})
+
+        return jax.value_and_grad(mean)(numbers)
+
+    return jax.jit(run, compiler_options=QUICK)
+
+
+def by_numbers(row: LossRow, batch: Batch, numbers: dict[str, Any] | None = None) -> Any:
+    """The mean, and its gradient by all hyperparameters, which are traced."""
+    with enable_x64(True):
+        args = cast(batch.args, row.differentiable, np.float64)
+        run = gradient_by_numbers(row)
+        results = run(numbers_of(row) if numbers is None else numbers, args, batch.where)
+        return jax.tree.map(np.asarray, results)
 
 
 @pytest.mark.slow
-@over(LOSSES + TILES_OF_A_KIND, often=tuple(row for row in LOSSES if row.name in SLOPES_OFTEN))
+@over(LOSSES + TILES_OF_A_KIND, often=NUMBERS_OFTEN)
 def test_gradients_of_hyperparameters(row):
     """Those of every float option, traced, against the slope of the mean."""
-    parameters = inspect.signature(row.function).parameters
-    names = [n for n in parameters if isinstance(default(row, n), float)]
-    numbers = {n: np.float64(default(row, n)) for n in names}
-    for name in WITHOUT_SLOPE.get(row.name, ()):
-        del numbers[name]
-    if "angular_margin" in numbers:  # Not at 0, where it ends.
-        numbers["angular_margin"] = np.float64(0.3)
-    batch, step = make_batch(row, seed=3), 1e-6
-    with enable_x64(True):
-        args = cast(batch.args, row.differentiable, np.float64)
+    batch, numbers, step = make_batch(row, seed=3), numbers_of(row), 1e-6
+    got = by_numbers(row, batch)[1]
+    for name, number in numbers.items():
+        if row.name == "circle" and name == "margin":  # Its weights are constants of the gradient.
+            continue
+        moved = [by_numbers(row, batch, {**numbers, name: number + s * step})[0] for s in (1, -1)]
+        slope = (moved[0] - moved[1]) / (2 * step)
+        np.testing.assert_allclose(got[name].sum(), slope, rtol=1e-5, atol=1e-7, err_msg=name)
 
-        def mean(numbers):
-            options = {**row.kwargs, **numbers}
-            return row.function(*args, where=jnp.asarray(batch.where), **options)
 
-        run = jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)
-        got = run(numbers)[1] if numbers else {}
-        for name, number in numbers.items():
-            moved = [run({**numbers, name: number + sign * step})[0] for sign in (1, -1)]
-            slope = (moved[0] - moved[1]) / (2 * step)
-            np.testing.assert_allclose(got[name], slope, rtol=1e-5, atol=1e-7, err_msg=name)
+@pytest.mark.slow
+@with_numbers
+@pytest.mark.parametrize("how", ["where", "labels"])
+def test_rows_that_do_not_count_do_not_leak_into_hyperparameters(row, how):
+    batch, rows, _ = without_rows(make_batch(row, seed=9, masked=False), how)
+    numbers = numbers_of(row)
+    value, gradients = by_numbers(row, batch)
+    assert finite(gradients)
+    if "sample_margin" in numbers:
+        assert not gradients["sample_margin"][rows].any()
+        numbers["sample_margin"][rows] = np.nan
+    poisoned = batch._replace(args=with_scored(batch.args, rows, POISON))
+    chex.assert_trees_all_equal(by_numbers(row, poisoned, numbers), (value, gradients))
+
+
+@pytest.mark.slow
+@over(
+    tuple(
+        row
+        for row in WITH_NUMBERS
+        if (row.takes_logits or row.kind == "classifier")
+        # With smoothing, a class of -inf costs infinity; margins of features are no logits.
+        and not row.kwargs.get("label_smoothing")
+        and "sample_margins" not in row.name
+    ),
+    often=tuple(row for row in NUMBERS_OFTEN if row.takes_logits),
+)
+def test_hyperparameters_beside_infinite_and_largest_logits(row):
+    """A class that is left out, of -inf, is as one of a very low logit."""
+    batch = make_batch(row, seed=9, masked=False)
+    scored, labels, *rest = batch.args
+    largest = 0.9 * float(np.finfo(np.float64).max)
+    own = np.eye(CLASSES)[labels] if labels.ndim == 1 else labels
+    some = (np.arange(12) % 3 > 0) & np.any(own == 0, axis=1)
+
+    def args(low, high):
+        """The others' and the own logits of some rows, or the bias of the last class."""
+        if row.kind == "classifier":
+            last = CLASSES - 1
+            bias = np.where(np.arange(CLASSES) == last, low, rest[1])
+            return (scored, np.where(labels == last, 0, labels), rest[0], bias)
+        logits = np.where(some[:, None] & (own == 0), low, scored)
+        return (np.where(some[:, None] & (own > 0), high, logits), labels)
+
+    extremes = [(-np.inf, 1e4)]
+    extremes += [(-largest, largest)] if row.takes_logits else []
+    extremes += [(-np.inf, np.inf)] if row.multi_hot else []
+    value, expected = by_numbers(row, batch._replace(args=args(-1e4, 1e4)))
+    for low, high in extremes:
+        got_value, got = by_numbers(row, batch._replace(args=args(low, high)))
+        np.testing.assert_allclose(got_value, value, rtol=FLOAT64, atol=FLOAT64)
+        for name in {*got} - {"label_smoothing"}:
+            np.testing.assert_allclose(
+                got[name], expected[name], rtol=FLOAT64, atol=FLOAT64, err_msg=f"{name}, {low}"
+            )
 
 
 # Counting ----
@@ -248,9 +327,11 @@ def test_no_positives_leave_the_metric_undefined(row):
 # NaN and infinity ----
 
 
-@in_both_dtypes("where", "labels")
-def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
-    batch = make_batch(row, seed=9, masked=False)
+POISON = np.array([[np.nan], [np.inf], [-np.inf]])
+
+
+def without_rows(batch: Batch, how: str) -> tuple[Batch, list[int], tuple[int, ...]]:
+    """Three rows are padding or ignored. Returns them, and the shape of an array beside them."""
     # Norms of a batch with a zero row are computed with more care.
     batch = batch._replace(args=with_scored(batch.args, 2, 0))
     rows = [1, 4, 10]
@@ -258,16 +339,20 @@ def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
     if how == "where":
         where = batch.where.copy()
         where[rows] = False
-        batch = batch._replace(where=where)
-    else:
-        negative = np.array([-1, -2, -100]).reshape(of_rows)
-        batch = batch._replace(args=with_labels(batch.args, rows, negative))
+        return batch._replace(where=where), rows, of_rows
+    negative = np.array([-1, -2, -100]).reshape(of_rows)
+    return batch._replace(args=with_labels(batch.args, rows, negative)), rows, of_rows
+
+
+@in_both_dtypes("where", "labels")
+def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
+    batch, rows, of_rows = without_rows(make_batch(row, seed=9, masked=False), how)
     batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
     expected = evaluate(row, batch, dtype)
     assert finite(expected)
     assert not expected["mean_grad"][0][rows].any()
 
-    args = with_scored(batch.args, rows, np.array([[np.nan], [np.inf], [-np.inf]]))
+    args = with_scored(batch.args, rows, POISON)
     if how == "where":
         args = with_labels(args, rows, np.array([10**6, 1, 0]).reshape(of_rows))
     sample_weights = batch.sample_weights.copy()
@@ -557,17 +642,43 @@ def test_wrong_arguments_are_named(row):
         raises(row, error, mentions, args, **options)
 
 
-def default(row: LossRow, name: str):
-    return row.kwargs.get(name, inspect.signature(row.function).parameters[name].default)
-
-
-@every_loss
+@over(CASES, often=LOSSES)
 def test_hyperparameters_widen_nothing(row):
+    """Neither NumPy's numbers nor traced ones."""
     numbers = [name for name in row.invalid if isinstance(default(row, name), float)]
     with enable_x64(True):
         wide = {name: np.float64(default(row, name)) for name in numbers}
         run = partial(row.function, **{**row.kwargs, **wide})
         assert jax.eval_shape(run, *specs(row)).dtype == np.float32
+        traced = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in numbers_of(row).items()}
+
+        def run_traced(args, numbers):
+            return row.function(*args, **{**row.kwargs, **numbers})
+
+        assert jax.eval_shape(run_traced, specs(row, 12), traced).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "shapes"),
+    [
+        *(
+            (row.function, name, [a.shape for a in row.make_inputs(np.random, 5, np.float32)])
+            for row in FUNCTIONS
+            for name in row.invalid
+        ),
+        (partial(jaxloss.update_class_means, labels=jnp.arange(5)), "decay", [(4, 3), (5, 4)]),
+        (jaxloss.spectral_overlap, "power", [(4, 3)]),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_hyperparameters_of_functions_widen_nothing(function, name, shapes):
+    def run(number, *arrays):
+        return function(*arrays, **{name: number})
+
+    with enable_x64(True), harness.unchecked():
+        arrays = [float_spec(*shape) for shape in shapes]
+        got = jax.eval_shape(run, jax.ShapeDtypeStruct((), np.float64), *arrays)
+    assert got.dtype == np.float32
 
 
 # Transformations ----

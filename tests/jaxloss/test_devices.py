@@ -24,6 +24,7 @@ from tests.jaxloss.harness import (
     make_batch,
     merge,
     mesh,
+    numbers_of,
     over,
     precision,
     with_labels,
@@ -315,6 +316,45 @@ def test_value_and_gradients(way, row):
     with precision(np.float64):
         for result in way(row, *arguments(row, batch, np.float64)):
             check(row, jax.tree.map(np.asarray, result), batch)
+
+
+@pytest.mark.slow
+@over(
+    tuple(row for row in LOSSES + TILES_OF_A_KIND + VIEWS if numbers_of(row)),
+    often=tuple(row for row in LOSSES if row.name in ("margin_softmax", "two_way")),
+)
+def test_gradients_of_hyperparameters(row):
+    batch, numbers = make_problem(row), numbers_of(row)
+    numbers.pop("sample_margin", None)  # No parameter of all devices.
+
+    def gradients(numbers, shared, batch, axis_name, own):
+        scored, *rest, weights = shared
+        args = merge((None, batch["labels"], *rest), row.differentiable, (own(scored), *rest))
+        masks = {"where": batch["where"], "sample_weights": own(weights)}
+
+        def mean(numbers):
+            return row.function(*args, axis_name=axis_name, **masks, **{**row.kwargs, **numbers})
+
+        got = jax.grad(mean)(numbers)
+        return got if axis_name is None else jax.lax.pmean(got, axis_name)
+
+    def on_devices(numbers, shared, batch):
+        return gradients(numbers, shared, batch, "chip", rows_of_this_device("chip"))
+
+    spread = jax.shard_map(
+        on_devices, mesh=mesh((4,), ("chip",)), in_specs=(P(), P(), P("chip")), out_specs=P()
+    )
+    with precision(np.float64):
+        arrays = arguments(row, batch, np.float64)
+        alone = partial(gradients, axis_name=None, own=lambda rows: rows)
+        expected, got = (
+            jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(numbers, *arrays))
+            for run in (alone, spread)
+        )
+    for name in numbers:
+        np.testing.assert_allclose(
+            got[name], expected[name], rtol=FLOAT64, atol=FLOAT64, err_msg=name
+        )
 
 
 @pytest.mark.long

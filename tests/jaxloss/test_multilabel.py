@@ -222,6 +222,25 @@ def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
         np.testing.assert_allclose(got[beside], expected[beside], rtol=1e-3, atol=coarse)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        jaxloss.warp_loss,
+        jaxloss.robust_multilabel_loss,
+        partial(jaxloss.asymmetric_loss, positive_focus=1.0),
+        partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0),
+    ],
+    ids=["warp", "robust", "asymmetric", "asymmetric_unclipped"],
+)
+def test_infinite_logits_of_right_classes_are_as_large_ones(loss):
+    run = jax.jit(jax.value_and_grad(loss))
+
+    def at(size):
+        return run(jnp.array([[size, -size, 0.3, -0.2]]), jnp.array([[1, 0, 0, 1]]))
+
+    jax.tree.map(lambda a, b: close(np.asarray(a), np.asarray(b), FLOAT32), at(np.inf), at(1e4))
+
+
 def test_warp_does_not_cancel_far_from_zero():
     """Logits that are exact in float32 at 16384 and at 0, and a positive that ranks first."""
     x = np.round(np.random.default_rng(79).normal(size=(4, 30)) * 64) / 64
