@@ -64,7 +64,8 @@ def discriminability(
     weight = valid.astype(units.dtype)
     number = jnp.sum(weight)
     num_rows = units.shape[0]
-    _, group = jnp.unique(labels, size=num_rows, return_inverse=True)
+    # The first place of the class among the sorted labels. `jnp.unique` has no symbolic sizes.
+    group = jnp.searchsorted(jnp.sort(labels), labels, method="sort")
     sizes = jax.ops.segment_sum(weight, group, num_rows)
     sums = jax.ops.segment_sum(units, group, num_rows)
     means = sums / jnp.maximum(sizes, 1)[:, None]

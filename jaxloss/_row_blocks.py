@@ -68,8 +68,9 @@ def over_row_blocks(
     if sizes_are_known(number, num_references):
         most = (2**18 if on_cpu() else 2**24) // max(num_references, 1)
         size = max(min(most if block_size is None else block_size, number), 1)
-    else:
-        size = number
+        method = "scan"
+    else:  # As symbols of `jax.export`: the number of blocks must be known, and that of a search.
+        size, method = number, "sort"
 
     # Invalid references come last, so that padding does not lengthen a class.
     classes = jnp.where(others.valid, others.labels, jnp.iinfo(others.labels.dtype).max)
@@ -78,7 +79,7 @@ def over_row_blocks(
 
     def results(block: Rows) -> Results:
         first, past = (
-            jnp.searchsorted(classes, block.labels, side=side).astype(jnp.int32)
+            jnp.searchsorted(classes, block.labels, side=side, method=method).astype(jnp.int32)
             for side in ("left", "right")
         )
         positives, negatives, similarities = _pairs(block, others, similarity)
