@@ -64,8 +64,11 @@ def discriminability(
     weight = valid.astype(units.dtype)
     number = jnp.sum(weight)
     num_rows = units.shape[0]
-    # The first place of the class among the sorted labels. `jnp.unique` has no symbolic sizes.
-    group = jnp.searchsorted(jnp.sort(labels), labels, method="sort")
+    # Classes are numbered in their order. `jnp.unique` takes no symbolic size of `jax.export`.
+    order = jnp.argsort(labels)
+    ordered = labels[order]
+    starts = (ordered != jnp.roll(ordered, 1)).at[:1].set(False)
+    group = jnp.zeros_like(order).at[order].set(jnp.cumsum(starts, dtype=order.dtype))
     sizes = jax.ops.segment_sum(weight, group, num_rows)
     sums = jax.ops.segment_sum(units, group, num_rows)
     means = sums / jnp.maximum(sizes, 1)[:, None]
