@@ -110,6 +110,7 @@ CASES = [
     for rule, cases in RULES.items()
     for name, case in cases.items()
     for place in (None, in_scan)
+    if (rule, place) != ("_loop", in_scan)  # JAX refuses: "Reverse-mode differentiation does not".
 ]
 
 
