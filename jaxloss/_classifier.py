@@ -41,6 +41,7 @@ from jaxloss._linear import (
     l2_normalize,
     largest_of_class,
     product_with_columns,
+    sizes_are_known,
     wide_dtype,
 )
 from jaxloss._logsumexp import Partial, logsumexp, softplus, unless_left_out
@@ -258,9 +259,10 @@ def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d 
     (num_samples, dim), num_classes = features.shape, weights.shape[1]
     num_columns = weights.size // dim
     kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**25)
-    if num_columns <= 4 * dim or num_samples * num_columns <= kept:
+    known = sizes_are_known(num_samples)
+    if num_columns <= 4 * dim or (known and num_samples * num_columns <= kept):
         return num_classes
-    columns = max(512, visited // (num_samples + dim) // 128 * 128)
+    columns = max(512, visited // (num_samples + dim) // 128 * 128) if known else 512
     return max(1, columns * num_classes // num_columns)
 
 
@@ -351,6 +353,7 @@ def _visit_blocks_forward(
     # The products wait for the gradient in its own array: no memory, and one product less.
     keep = (
         arguments[2].perturbed
+        and sizes_are_known(features.shape[0])
         and features.shape[0] <= features.shape[1]
         and _empty_gradient(weights).dtype == features.dtype
     )

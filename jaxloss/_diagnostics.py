@@ -64,7 +64,11 @@ def discriminability(
     weight = valid.astype(units.dtype)
     number = jnp.sum(weight)
     num_rows = units.shape[0]
-    _, group = jnp.unique(labels, size=num_rows, return_inverse=True)
+    # Classes are numbered in their order. `jnp.unique` takes no symbolic size of `jax.export`.
+    order = jnp.argsort(labels)
+    ordered = labels[order]
+    starts = (ordered != jnp.roll(ordered, 1)).at[:1].set(False)
+    group = jnp.zeros_like(order).at[order].set(jnp.cumsum(starts, dtype=order.dtype))
     sizes = jax.ops.segment_sum(weight, group, num_rows)
     sums = jax.ops.segment_sum(units, group, num_rows)
     means = sums / jnp.maximum(sizes, 1)[:, None]

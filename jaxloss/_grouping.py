@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Key, UInt, UInt32
 
@@ -16,12 +15,14 @@ from jaxloss import _checks
 from jaxloss._batch import (
     AxisName,
     Reduction,
+    is_own_class,
     nan_where_no_class,
     reduce,
     valid_rows,
     zero_invalid,
 )
 from jaxloss._linear import exact_product, widen
+from jaxloss._logsumexp import finite_from_below, logsumexp, softplus
 from jaxloss._sharding import divided
 
 Bound: TypeAlias = Literal["tight", "loose"]
@@ -95,10 +96,13 @@ def group_softmax_loss(
 
     num_classes = weights.shape[1]
     logits = _group_logits(features, weights, bias, groups, num_groups)
-    in_range = jnp.broadcast_to(jnp.clip(labels, 0, num_classes - 1)[:, None], logits.shape[:2])
     scale = num_groups if bound == "tight" else 1
-    values = optax.softmax_cross_entropy_with_integer_labels(scale * logits, in_range)
-    values = jnp.sum(values, axis=1) / scale
+    logits = (scale * logits).reshape(-1, num_classes)  # A row for each group of each sample.
+    is_own = jnp.repeat(is_own_class(labels, num_classes), num_groups, axis=0)
+    target = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
+    rest = finite_from_below(logsumexp(logits, ~is_own, axis=1))
+    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
+    values = jnp.sum(softplus(rest - target).reshape(-1, num_groups), axis=1) / scale
     # A feature outside all groups must not be ignored: treat its sample as one without a class.
     outside = jnp.any((groups < 0) | (groups >= num_groups), axis=1)
     labels = jnp.where(outside, num_classes, labels)

@@ -27,6 +27,11 @@ def wide_dtype(*arrays: Float[Array, " ..."]) -> DTypeLike:
     return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
 
 
+def sizes_are_known(*sizes: Any) -> bool:
+    """Returns whether the sizes are numbers. In `jax.export`, they can be symbols."""
+    return all(isinstance(size, int) for size in sizes)
+
+
 def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Array, " *n m"]:
     """Returns `a @ b` in full precision. Accelerators round float32 factors by default."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
@@ -37,8 +42,7 @@ def product_with_columns(
 ) -> Float[Array, "n C"]:
     """Returns `rows @ columns`, with a fast gradient for few columns."""
     number, num_columns = rows.shape[0], columns.shape[1]
-    known = isinstance(number, int) and isinstance(num_columns, int)  # `jax.export` has symbols.
-    if on_cpu() and known and 4 * num_columns <= number:
+    if on_cpu() and sizes_are_known(number, num_columns) and 4 * num_columns <= number:
         # XLA for CPUs takes up to three times as long for `[d, C]` gradients as for `[C, d]` ones.
         columns = lax.optimization_barrier(columns.T).T
     return exact_product(rows, columns)
@@ -66,8 +70,10 @@ class InverseNorms(NamedTuple):
 def inverse_norms(
     x: Float[Array, "a b"], *, axis: int, skipped: Bool[Array, "c d"] | None = None
 ) -> InverseNorms:
-    """Returns the inverse norms along `axis`, without a gradient; 1 and 0 for skipped vectors."""
-    x, limits = lax.stop_gradient(x), jnp.finfo(x.dtype)
+    """Returns the inverse norms along `axis`; 1 and 0 for skipped vectors."""
+    limits = jnp.finfo(x.dtype)
+    if skipped is not None:  # The same numbers, without a gradient where they are not finite.
+        x = jnp.where(skipped, lax.stop_gradient(x), x)
     squared = jnp.sum(x * x, axis=axis, keepdims=True)
     # False if a square has overflowed or underflowed, for NaN, and for a zero vector.
     in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
@@ -118,7 +124,11 @@ def l2_normalize(
 def _units(
     x: Float[Array, "a b"], norms: InverseNorms, axis: int
 ) -> tuple[Float[Array, "a b"], Float[Array, "c d"]]:
-    """Returns unit vectors along `axis`, and the inverse norms."""
+    """Returns unit vectors along `axis`, and the inverse norms.
+
+    The rule below ignores the derivative of the norms, which it has in closed form. In a scan, JAX
+    may differentiate this body in its place, and needs it.
+    """
     units = jnp.where(norms.relative == 0, 0, x * norms.scale * norms.relative)
     return units, norms.scale * norms.relative
 

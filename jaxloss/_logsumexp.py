@@ -80,8 +80,10 @@ def logsumexp(
 @jax.custom_jvp
 def softplus(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
     """Returns `log(1 + e^x)`. Its derivative does not read it, so that XLA need not store it."""
-    # XLA for CPUs would write out an array of 0, which others share. Nothing else needs −0.
-    return jnp.maximum(x, -0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+    # XLA for CPUs would write out an array of 0, which others share. Nothing else needs −0. In a
+    # scan, JAX may differentiate this body: `jnp.maximum` and `jnp.abs` have a corner at 0.
+    positive = x > 0
+    return jnp.where(positive, x, -0.0) + jnp.log1p(jnp.exp(jnp.where(positive, -x, x)))
 
 
 @softplus.defjvp

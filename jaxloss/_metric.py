@@ -90,6 +90,9 @@ def nca_loss(
     has_positive, has_negative = sums.positive != -jnp.inf, sums.negative != -jnp.inf
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
     values = softplus_where(has_positive & has_negative, sums.negative - sums.positive)
+    # Without a negative, the loss is 0 or NaN: a NaN in a sample that counts is not hidden.
+    own = jnp.where(has_positive, sums.positive, 0)
+    values = values + jnp.where(has_negative, 0, own - own)
     return reduce(values, valid & has_positive, sample_weights, reduction, axis_name)
 
 

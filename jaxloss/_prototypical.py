@@ -26,7 +26,7 @@ from jaxloss._batch import (
     zero_invalid,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, widen
+from jaxloss._linear import exact_product, sizes_are_known, widen
 from jaxloss._logsumexp import Partial, softplus
 from jaxloss._sharding import divided
 
@@ -217,7 +217,9 @@ def _tiles(
         classes, count = jnp.arange(num_classes, dtype=labels.dtype), jnp.int32(num_classes)
         default = 512
     most = max(classes.shape[0], 1)
-    size = min(default if block_size is None else block_size, most)
+    size = most
+    if sizes_are_known(most):
+        size = min(default if block_size is None else block_size, most)
     limit = -(-most // size)
     classes = jnp.pad(classes, (0, size * limit - classes.shape[0]))
     keys = _Keys(labels, reference_labels, valid, classes, count)

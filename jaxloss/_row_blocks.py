@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss import _checks
 from jaxloss._batch import AxisName, gather
 from jaxloss._cpu import on_cpu
-from jaxloss._linear import negative_squared_distances
+from jaxloss._linear import negative_squared_distances, sizes_are_known
 from jaxloss._statistics import Rows
 from jaxloss._tiles import Similarity
 
@@ -65,8 +65,11 @@ def over_row_blocks(
         _checks.positive_count("block_size", block_size)
     others = jax.tree.map(partial(gather, axis_name=axis_name), references or anchors)
     number, num_references = anchors.labels.shape[0], others.labels.shape[0]
-    most = (2**18 if on_cpu() else 2**24) // max(num_references, 1)
-    size = max(min(most if block_size is None else block_size, number), 1)
+    if sizes_are_known(number, num_references):
+        most = (2**18 if on_cpu() else 2**24) // max(num_references, 1)
+        size = max(min(most if block_size is None else block_size, number), 1)
+    else:  # A symbol of `jax.export`: the number of blocks must be known.
+        size = number
 
     # Invalid references come last, so that padding does not lengthen a class.
     classes = jnp.where(others.valid, others.labels, jnp.iinfo(others.labels.dtype).max)
@@ -74,10 +77,17 @@ def over_row_blocks(
     classes = classes[by_class]
 
     def results(block: Rows) -> Results:
-        first, past = (
-            jnp.searchsorted(classes, block.labels, side=side).astype(jnp.int32)
-            for side in ("left", "right")
-        )
+        if sizes_are_known(num_references):
+            first, past = (
+                jnp.searchsorted(classes, block.labels, side=side).astype(jnp.int32)
+                for side in ("left", "right")
+            )
+        else:  # `jnp.searchsorted` takes no symbols.
+            ordered, own = classes[None, :], block.labels[:, None]
+            first, past = (
+                jnp.sum(before, axis=1, dtype=jnp.int32)
+                for before in (ordered < own, ordered <= own)
+            )
         positives, negatives, similarities = _pairs(block, others, similarity)
         return of_block(
             Pairs(block.features, similarities, positives, negatives, by_class, first, past)

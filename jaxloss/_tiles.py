@@ -113,6 +113,7 @@ from jaxloss._linear import (
     exact_product,
     l2_normalize,
     negative_squared_distances,
+    sizes_are_known,
     wide_dtype,
     widen,
 )
@@ -319,6 +320,8 @@ def anchors_and_references(
 
 def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
     """Returns the numbers of anchors and of references in a tile."""
+    if not sizes_are_known(num_anchors, num_references):  # The number of tiles must be known.
+        return max(num_anchors, 1), max(num_references, 1)
     if block_size is not None:
         return min(block_size, max(num_anchors, 1)), min(block_size, max(num_references, 1))
     # Small tiles stay in the caches of a CPU. Accelerators need large ones to be busy.

@@ -357,3 +357,13 @@ def test_random_groups_are_drawn_without_a_sort():
     text, _ = compiled(lambda: draw(jax.random.key(0)))
     assert not re.search(r"\bsort\b", text)
     assert re.search(r"\bsort\b", compiled(jnp.argsort, ((8, 64), np.float32))[0])
+
+
+@pytest.mark.parametrize("bound", ["loose", "tight"])
+def test_one_class_has_exactly_no_loss(bound):
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.normal(0, 40, (8, 16)), np.float32)
+    weights = jnp.asarray(rng.normal(0, 10, (16, 1)), np.float32)
+    labels = jnp.zeros(8, jnp.int32)
+    loss = jaxloss.group_softmax_loss(features, labels, weights, num_groups=3, bound=bound)
+    assert loss == 0

@@ -151,3 +151,9 @@ def test_labels_of_two_dtypes_do_not_wrap_around():
             for y in (others, jnp.where(others == 2**32, 9, others))
         ]
     np.testing.assert_allclose(*losses, rtol=1e-12)
+
+
+def test_nca_of_one_class_shows_a_nan_in_a_sample_that_counts():
+    features, labels = jnp.ones((4, 3)), jnp.zeros(4, jnp.int32)
+    assert jaxloss.nca_loss(features, labels) == 0
+    assert jnp.isnan(jaxloss.nca_loss(features.at[1, 0].set(jnp.nan), labels))

@@ -1,0 +1,60 @@
+"""Losses that `jax.export` writes for any number of rows."""
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+import jaxloss
+from tests.jaxloss.harness import unchecked
+from tests.jaxloss.loss_table import CASES
+from tests.tolerances import FLOAT32
+
+ROWS = [
+    pytest.param(row, id=row.name, marks=[] if row.name == "nca" else pytest.mark.long)
+    for row in CASES
+]
+
+
+def _of_rows(array, rows):
+    dtype = np.float32 if np.issubdtype(array.dtype, np.floating) else np.int32
+    shape = (rows, *array.shape[1:])
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_loss_of_any_number_of_rows(row):
+    (rows,) = export.symbolic_shape("b")
+
+    def loss(*args):
+        return row.function(*args, **row.kwargs)
+
+    def inputs(n):
+        made = row.make_inputs(np.random.default_rng(3), n, np.float32)
+        return [x.astype(_of_rows(x, n).dtype) for x in made]
+
+    args = inputs(5)
+    specs = [_of_rows(x, rows if k < 2 else len(x)) for k, x in enumerate(args)]
+    with unchecked():
+        exported = export.export(jax.jit(loss))(*specs)
+        for n in (5, 12):
+            args = inputs(n)
+            np.testing.assert_allclose(
+                exported.call(*args), loss(*args), rtol=16 * FLOAT32, atol=16 * FLOAT32
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", [jaxloss.retrieval_metrics, jaxloss.discriminability])
+def test_measures_of_any_number_of_rows(measure):
+    (rows,) = export.symbolic_shape("b")
+    specs = jax.ShapeDtypeStruct((rows, 4), np.float32), jax.ShapeDtypeStruct((rows,), np.int32)
+    rng = np.random.default_rng(4)
+    features = rng.normal(size=(9, 4)).astype(np.float32)
+    labels = rng.integers(0, 3, 9).astype(np.int32)
+    with unchecked():
+        exported = export.export(jax.jit(measure))(*specs)
+        got = jax.tree.leaves(exported.call(features, labels))
+        expected = jax.tree.leaves(measure(features, labels))
+        for ours, theirs in zip(got, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=4 * FLOAT32)
