@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from jaxloss import _checks
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, widen
+from jaxloss._linear import exact_product, sizes_are_known, widen
 from jaxloss._sharding import divided
 
 
@@ -406,7 +406,8 @@ def _through(
     With its gradient this takes 4 products of n·d·r, or 2 of n·d·d after one of d·d·r.
     """
     (num_samples, dim), rank = features.shape, left.shape[1]
-    if 2 * num_samples * dim + dim * rank < 4 * num_samples * rank:
+    known = sizes_are_known(num_samples)
+    if known and 2 * num_samples * dim + dim * rank < 4 * num_samples * rank:
         return exact_product(features, exact_product(left, right.T))
     return exact_product(exact_product(features, left), right.T)
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_rows
 from jaxloss._checks import Number
+from jaxloss._linear import sizes_are_known
 from jaxloss._logsumexp import softplus
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
@@ -274,8 +275,11 @@ _AT_ONCE = 16
 def _parts(rows: Array, fill: Number) -> list[Array]:
     """Returns 16 parts of the columns, `[a, 1, m / 16]`.
 
-    XLA for CPUs vectorises a sum over arrays, and not one along a row.
+    XLA for CPUs vectorises a sum over arrays, and not one along a row. A symbolic number of columns
+    is one part.
     """
+    if not sizes_are_known(rows.shape[1]):
+        return [rows[:, None, :]]
     rows = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % 16)), constant_values=fill)
     return [part[:, None, :] for part in jnp.split(rows, 16, axis=1)]
 

@@ -5,6 +5,7 @@ There it differentiates the body in place of the rule, which must then be right 
 
 import pkgutil
 from importlib import import_module
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,10 @@ from jaxloss._logsumexp import softplus
 from tests.jaxloss.harness import QUICK, enable_x64, unchecked
 
 _RNG = np.random.default_rng(0)
-POINT, OTHER, *DIRECTIONS = _RNG.normal(size=(5, 6, 4))
-WEIGHTS = _RNG.normal(size=(4, 5))
-LABELS = np.array([0, 1, 0, 1, 2, 2], np.int32)
+_DRAWN: Any = _RNG.normal(size=(5, 6, 4))
+POINT, OTHER, *DIRECTIONS = _DRAWN
+WEIGHTS: Any = _RNG.normal(size=(4, 5))
+LABELS: Any = np.array([0, 1, 0, 1, 2, 2], np.int32)
 VALID = np.arange(6) < 5
 
 
