@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -103,13 +103,6 @@ class CheckedLoss:
             in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         ]
         self.names = [names[k] if k < len(names) else f"argument {k}" for k in range(len(example))]
-        self.numbers = {
-            p.name: p.default
-            for p in parameters
-            if p.kind is inspect.Parameter.KEYWORD_ONLY and type(p.default) is float
-        }
-        """The hyperparameters. Those that cannot be traced are left out at the first use."""
-        self._are_traced = False
         self._number_gradients = _jit(self._gradients_of_numbers)
         self._evaluate = _jit(self._values_and_gradients)
         self._mean = _jit(self._mean_and_gradients)
@@ -117,7 +110,7 @@ class CheckedLoss:
             jax.vmap(functools.partial(self._mean_and_gradients, saved=True))
         )
         self._second = _jit(self._second_derivatives)
-        self._spread: dict[Any, Any] = {}
+        self._spread: dict[bool, Any] = {}
 
     def batch(self, rng: np.random.Generator, n: int) -> Batch:
         """Random rows, all of which count, with weights of 1."""
@@ -205,23 +198,14 @@ class CheckedLoss:
         return jax.jvp(gradient, (values,), (direction,))[1], jax.grad(slope)(values)
 
     def _gradients_of_numbers(
-        self,
-        numbers: Any,
-        args: Any,
-        where: Any,
-        sample_weights: Any,
-        axis_name: Any = None,
-        own_rows: Callable[[Any], Any] = lambda rows: rows,
+        self, numbers: Any, args: Any, where: Any, sample_weights: Any, **axis: Any
     ) -> Any:
         """The gradient of the mean by the hyperparameters."""
-        axis = {} if axis_name is None else {"axis_name": axis_name}
-        args = [own_rows(a) if k in self.row_positions else a for k, a in enumerate(args)]
 
         def mean(numbers):
             return self.loss(*args, where=where, sample_weights=sample_weights, **axis, **numbers)
 
-        gradients = jax.grad(mean)(numbers)
-        return gradients if axis_name is None else lax.pmean(gradients, axis_name)
+        return jax.grad(mean)(numbers)
 
     def _on_devices(self, mesh: Any, check_vma: bool) -> Any:
         """`_values_and_gradients` of rows that are spread, with the results of every device.
@@ -231,7 +215,10 @@ class CheckedLoss:
         """
 
         def run(args, where, sample_weights, factors):
-            own_rows = _rows_of_this_device(len(where))
+            def own_rows(rows):
+                first = lax.axis_index(_AXIS) * len(where)
+                return lax.dynamic_slice_in_dim(rows, first, len(where))
+
             results, gradients = self._values_and_gradients(
                 args, where, sample_weights, factors, _AXIS, own_rows
             )
@@ -242,30 +229,31 @@ class CheckedLoss:
         def spec(reduction):
             return P(_AXIS) if reduction == "none" and self.terms == "rows" else P()
 
+        labels = P() if self.kind == "views" else P(_AXIS)
+        arguments = [labels if k == 1 else P() for k in range(len(self.names))]
         outputs: Any = ({reduction: spec(reduction) for reduction in self.reductions}, P())
         return _jit(
             jax.shard_map(
                 run,
                 mesh=mesh,
-                in_specs=(self._specs(), P(_AXIS), P(_AXIS), P()),
+                in_specs=(tuple(arguments), P(_AXIS), P(_AXIS), P()),
                 out_specs=outputs if check_vma else P(_AXIS),
                 check_vma=check_vma,
             )
         )
 
-    def _numbers_on_devices(self, mesh: Any) -> Any:
-        def run(numbers, args, where, sample_weights):
-            own_rows = _rows_of_this_device(len(where))
-            return self._gradients_of_numbers(numbers, args, where, sample_weights, _AXIS, own_rows)
+    @functools.cached_property
+    def _numbers_on_devices(self) -> Any:
+        def run(*arguments):
+            return lax.pmean(self._gradients_of_numbers(*arguments, axis_name=_AXIS), _AXIS)
 
-        specs = (P(), self._specs(), P(_AXIS), P(_AXIS))
+        rows = {1, *self.row_positions}
+        args = tuple(P(_AXIS) if k in rows else P() for k in range(len(self.names)))
+        specs = (P(), args, P(_AXIS), P(_AXIS))
         # They are the same on all devices, and `check_vma` is a rule of its own.
-        return _jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
-
-    def _specs(self) -> tuple[Any, ...]:
-        """How the arguments are spread."""
-        labels = P() if self.kind == "views" else P(_AXIS)
-        return tuple(labels if k == 1 else P() for k in range(len(self.names)))
+        return _jit(
+            jax.shard_map(run, mesh=_mesh(), in_specs=specs, out_specs=P(), check_vma=False)
+        )
 
     # Calls with NumPy arrays ----
 
@@ -302,34 +290,28 @@ class CheckedLoss:
         with x64(True), _errors(batch):
             return jax.tree.map(np.asarray, self._second(batch.args, batch.where, tuple(direction)))
 
+    @functools.cached_property
+    def numbers(self) -> dict[str, np.float64]:
+        """The hyperparameters: keyword-only arguments with a float default that can be traced.
+
+        A loss may choose its formula by a Python number, or refuse an option.
+        """
+        batch, found = self.batch(np.random.default_rng(0), ROWS), {}
+        for p in inspect.signature(self.loss).parameters.values():
+            if p.kind is p.KEYWORD_ONLY and type(p.default) is float:
+                number = {p.name: np.float64(p.default)}
+                with x64(True), suppress(Exception):
+                    jax.eval_shape(self._gradients_of_numbers, number, *batch)
+                    found |= number
+        return found
+
     def number_gradients(self, batch: Batch, devices: bool = False) -> dict[str, np.ndarray]:
-        """The gradient of the mean by the hyperparameters that can be traced, all at once."""
-        if not self._are_traced:
-            self.numbers = {
-                name: number
-                for name, number in self.numbers.items()
-                if self._can_trace(name, batch)
-            }
-            self._are_traced = True
+        """The gradient of the mean by the hyperparameters, all at once."""
         if not self.numbers:
             return {}
-        if devices and "numbers" not in self._spread:
-            self._spread["numbers"] = self._numbers_on_devices(_mesh())
-        run = self._spread["numbers"] if devices else self._number_gradients
+        run = self._numbers_on_devices if devices else self._number_gradients
         with x64(True), _errors(batch):
-            numbers = {name: np.float64(number) for name, number in self.numbers.items()}
-            return jax.tree.map(np.asarray, run(numbers, *batch))
-
-    def _can_trace(self, name: str, batch: Batch) -> bool:
-        """A loss may choose its formula by a Python number, or refuse an option."""
-        with x64(True):
-            try:
-                jax.eval_shape(
-                    self._gradients_of_numbers, {name: np.float64(self.numbers[name])}, *batch
-                )
-            except Exception:
-                return False
-        return True
+            return jax.tree.map(np.asarray, run(self.numbers, *batch))
 
     def on_devices(self, batch: Batch, check_vma: bool, **factors: Any) -> list[Result]:
         """The results of every device; a single one with `check_vma`, where they are the same."""
@@ -394,13 +376,6 @@ def _mesh() -> Any:
     return jax.make_mesh(
         (size,), (_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:size]
     )
-
-
-def _rows_of_this_device(number: int) -> Callable[[Any], Any]:
-    def own_rows(rows):
-        return lax.dynamic_slice_in_dim(rows, lax.axis_index(_AXIS) * number, number)
-
-    return own_rows
 
 
 @contextmanager

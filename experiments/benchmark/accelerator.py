@@ -26,7 +26,7 @@ from jax import Array, lax
 import jaxloss
 from experiments.benchmark import dense_forms
 from experiments.benchmark.cases import CASES, GROUPS, Size
-from experiments.benchmark.measure import jax_program, jax_run, take_turns, torch_run
+from experiments.benchmark.measure import digits, jax_program, jax_run, take_turns, torch_run
 
 Dtype = Literal["bfloat16", "float32", "mixed"]
 """Of all float arrays; `mixed` is bfloat16 features and float32 weights."""
@@ -577,11 +577,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _digits(number: float | None) -> str:
-    """Three digits, without an exponent."""
-    if number is None:
-        return "–"
-    places = 0 if number >= 100 else 1 if number >= 10 else 2 if number >= 1 else 3
-    return f"{number:,.{places}f}"
+    return "–" if number is None else digits(number)
 
 
 def _error(errors: tuple[float, float] | None) -> str:

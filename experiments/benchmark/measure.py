@@ -224,3 +224,9 @@ def _timed(run: Callable[..., Any], calls: int = 1) -> float:
     started = time.perf_counter()
     run(calls) if calls > 1 else run()
     return (time.perf_counter() - started) / calls
+
+
+def digits(number: float) -> str:
+    """Three digits, without an exponent."""
+    places = 0 if number >= 100 else 1 if number >= 10 else 2 if number >= 1 else 3
+    return f"{number:,.{places}f}"

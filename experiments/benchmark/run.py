@@ -18,6 +18,7 @@ import pandas as pd
 from experiments.benchmark.measure import (
     Row,
     cores_of_others,
+    digits,
     jax_form,
     measure,
     torch_form,
@@ -141,7 +142,7 @@ def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
         if loss and name not in left_out and shape.n * shape.C <= _MOST_LOGITS:
             forms[name] = jax_form(loss, arrays, case.differentiable)
     memory = {
-        f"{name} (MB)": _digits(1e-6 * forms[name].temporary_bytes) if name in forms else None
+        f"{name} (MB)": digits(1e-6 * forms[name].temporary_bytes) if name in forms else None
         for name in ("jaxloss", "composition", "optax")
     }
     gradients = sum(array.nbytes for array in forms["jaxloss"].results[1:])
@@ -150,7 +151,7 @@ def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
         _TABLES[size],
         {"loss": case.name, "size": " × ".join(f"{number:,}" for number in shape if number)},
         measure(forms, tolerance=case.tolerance) | failures,
-        memory | {"gradients (MB)": _digits(1e-6 * gradients)},
+        memory | {"gradients (MB)": digits(1e-6 * gradients)},
     )
 
 
@@ -172,7 +173,7 @@ def time_table(rows: Sequence[Row]) -> list[str]:
         cells.append(
             {
                 **{name: _number(value) for name, value in row.problem.items()},
-                "jaxloss (ms)": f"{_digits(ours['median_ms'])} ± {_digits(ours['spread_ms'])}",
+                "jaxloss (ms)": f"{digits(ours['median_ms'])} ± {digits(ours['spread_ms'])}",
                 "best": best and bold(_ratio(best)),
                 **{name: _ratio(row.forms[name]) if name in row.forms else None for name in _FORMS},
                 **{name: _number(value) for name, value in row.result.items()},
@@ -187,12 +188,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3f}" if isinstance(value, float) else value
-
-
-def _digits(number: float) -> str:
-    """Three digits, without an exponent."""
-    places = 0 if number >= 100 else 1 if number >= 10 else 2 if number >= 1 else 3
-    return f"{number:,.{places}f}"
 
 
 def _ratio(form: dict[str, Any]) -> str:

@@ -115,7 +115,7 @@ def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
             refused += f"\n  {word}: {error}"
     if any(word.startswith(("--evaluation.", "--fine-tuning.")) for word in arguments):
         raise ConfigError(
-            f"options of an evaluation need the directory of a trained run, which none of the "
+            "options of an evaluation need the directory of a trained run, which none of the "
             f"arguments is: {' '.join(arguments)}{refused}"
         )
     return None

@@ -174,17 +174,17 @@ def notes_on_classes(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _note_on_classes(split: str, groups: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
     """A sentence on the results of a split, by the number of classes of their episodes."""
-    parts = []
+    parts, kind = [], f"{split} classes".lstrip()
     # The classes for more shots are among those for fewer: equal numbers are the same classes.
     for classes, of in sorted(groups.items(), reverse=True):
         shots = sorted({result["shots"] for result in of})
         names = " and ".join(f"{number}-shot" for number in shots)
         same, total = "the same " * (len(shots) > 1), of[0]["available"]
-        part = f"{names} episodes draw from {same}{classes} of {total} {split} classes"
+        part = f"{names} episodes draw from {same}{classes} of {total} {kind}"
         if classes < total:
             needed = shots[-1] + of[0]["queries"]
             part += f", those with at least {needed} images"
-        parts.append(part.replace("  ", " "))
+        parts.append(part)
     differ = " Their accuracies are over different classes." if len(groups) > 1 else ""
     return f"{'; '.join(parts)}.{differ}"
 
