@@ -11,10 +11,10 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
 from jaxloss import _checks
-from jaxloss._batch import AxisName, Reduction, reduce
+from jaxloss._batch import AxisName, Reduction, max_over, reduce, sum_over
 from jaxloss._checks import Number
 from jaxloss._linear import widen
-from jaxloss._logsumexp import finite_from_below, logsumexp, softplus, unless_left_out
+from jaxloss._logsumexp import finite_from_below, softplus
 from jaxloss._sharding import divided
 
 
@@ -254,17 +254,24 @@ def _soft_gap(
         "negative_temperature", negative_temperature, logits.dtype, above=0
     )
     margin = _checks.in_range("margin", margin, logits.dtype)
+    lowest = jnp.finfo(logits.dtype).min
 
     def soft_maximum(
         signed: Float[Array, "n C"], members: Bool[Array, "n C"], temperature: Number
     ) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
-        if isinstance(temperature, jax.Array):  # Its derivative must not see +inf elsewhere.
-            signed = jnp.where(members, signed, -jnp.inf)
-        exponents = signed / unless_left_out(temperature, signed)
-        exponents = finite_from_below(exponents + log_weights)
-        soft = logsumexp(exponents, members, axis=axis, axis_name=axis_name)
-        not_empty = soft != -jnp.inf
-        return temperature * jnp.where(not_empty, soft, 0), not_empty
+        # Members are above the lowest float, which marks an empty set.
+        signed = jnp.where(members, _at_least_half_of_lowest(signed), lowest)
+        peak = jnp.max(signed, axis, initial=lowest, keepdims=True)
+        peak = _or_zero(peak if axis_name is None else max_over(peak, axis_name))
+        # Relative to the peak, the derivative by the temperature does not cancel.
+        gaps = signed - peak
+        if isinstance(temperature, jax.Array):  # 0 · ∞ is NaN, and the exponential of this is 0.
+            gaps = jnp.maximum(gaps, -2000 * lax.stop_gradient(temperature))
+        shares = jnp.exp(gaps / temperature + log_weights)
+        total = sum_over(jnp.sum(shares, axis), axis_name)
+        not_empty = total != 0
+        log_total = jnp.log(jnp.where(not_empty, total, 1))
+        return jnp.squeeze(peak, axis) + temperature * log_total, not_empty
 
     negative, has_negative = soft_maximum(logits, targets == 0, negative_temperature)
     positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)
@@ -272,6 +279,19 @@ def _soft_gap(
     gap = jnp.where(has_negative, negative + positive + margin, 0)
     values = jnp.where(has_negative, softplus(gap), positive - positive)
     return values, has_positive
+
+
+@jax.custom_jvp
+def _at_least_half_of_lowest(x: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """Its derivative is 1, which a share of 0 multiplies: XLA need not store where x is smaller."""
+    return jnp.maximum(x, jnp.finfo(x.dtype).min / 2)
+
+
+@_at_least_half_of_lowest.defjvp
+def _at_least_half_of_lowest_jvp(
+    primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    return _at_least_half_of_lowest(*primals), *tangents
 
 
 def _log_weights(
@@ -326,9 +346,9 @@ def multilabel_softmax_loss(
     amounts = jnp.where(known, targets, 0)
     total_amount = jnp.sum(amounts, axis=1)
     defined = total_amount != 0  # True for NaN, so that NaN stays visible.
-    exponents = jnp.where(known, logits, -jnp.inf)
-    peak = jnp.max(lax.stop_gradient(exponents), axis=1)
-    peak = jnp.where(jnp.isneginf(peak), 0, peak)[:, None]
+    lowest = jnp.finfo(logits.dtype).min
+    exponents = jnp.where(known, logits, lowest)
+    peak = _or_zero(jnp.max(exponents, axis=1, keepdims=True))
     log_total = jnp.log(jnp.where(defined, jnp.sum(jnp.exp(exponents - peak), axis=1), 1))
     weighted = amounts * jnp.where(amounts == 0, 0, logits - peak)
     values = log_total - jnp.sum(weighted, axis=1) / jnp.where(defined, total_amount, 1)
@@ -546,6 +566,11 @@ def robust_multilabel_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
+def _or_zero(peak: Float[Array, "a b"]) -> Float[Array, "a b"]:
+    """Returns the largest logits of sets without a gradient; 0 for those that are empty."""
+    return lax.stop_gradient(jnp.where(peak == jnp.finfo(peak.dtype).min, 0, peak))
+
+
 def _ranked_hinges(
     logits: Float[Array, "n C"],
     targets: Float[Array, "n C"],
@@ -556,8 +581,9 @@ def _ranked_hinges(
     positive_weights, negative_weights = weights
     # Both weights have the same sum, so a shift of the logits does not change the loss. Relative to
     # the largest negative, the sum does not cancel.
-    peak = jnp.max(logits, axis=1, where=targets == 0, initial=-jnp.inf, keepdims=True)
-    logits = logits - lax.stop_gradient(jnp.where(jnp.isneginf(peak), 0, peak))
+    lowest = jnp.finfo(logits.dtype).min
+    peak = jnp.max(logits, axis=1, where=targets == 0, initial=lowest, keepdims=True)
+    logits = logits - _or_zero(peak)
     # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
     gaps = jnp.where(positive_weights == 0, 0, bound - logits)
     logits = jnp.where(negative_weights == 0, 0, logits)

@@ -156,7 +156,8 @@ def barlow_twins_loss(
         constant = squares == 0  # False for NaN, so that NaN stays visible.
         return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, squares)))
 
-    moments, *squares = _cross_moments(axis_name, views.first, views.second, views.samples)
+    first, second = (_scaled_columns(view, axis_name) for view in (views.first, views.second))
+    moments, *squares = _cross_moments(axis_name, first, second, views.samples)
     rows, columns = map(inverse_root, squares)
     correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
@@ -237,6 +238,16 @@ def _centred(
     shifted = jnp.where(valid, view - shift[None, :], 0)
     mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number
     return jnp.where(valid, shifted - mean[None, :], 0)
+
+
+def _scaled_columns(view: Float[Array, "n d"], axis_name: AxisName | None) -> Float[Array, "n d"]:
+    """Returns the columns times powers of two, by which no square overflows or underflows."""
+    largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
+    if axis_name is not None:
+        largest = max_over(largest, axis_name)
+    limit = jnp.finfo(view.dtype).maxexp - 2
+    exponent = jnp.clip(jnp.frexp(largest)[1], -limit, limit)
+    return view * jnp.ldexp(jnp.ones_like(largest), -exponent)
 
 
 def _weighted(rows: Float[Array, "n d"], samples: _Samples) -> Float[Array, "n d"]:

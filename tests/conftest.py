@@ -53,8 +53,9 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 # Lets jaxtyping check the annotations of jaxloss, public and private, on every call. The hook must
 # be here, because the tests of the experiments are collected first and import jaxloss. The checks
-# are on in the tests of the library only: experiments may pass NumPy arrays, as all users may, and
-# the annotations say JAX arrays. A machine with a GPU may not have beartype.
+# are on where a test asks for `checked_annotations`: once for each function, as they take time.
+# Users may pass NumPy arrays, and the annotations say JAX arrays. A machine with a GPU may not have
+# beartype.
 if find_spec("beartype"):
     import_module("tests.annotations")  # The string is evaluated after `import tests`.
     install_import_hook("jaxloss", "tests.annotations.checked")

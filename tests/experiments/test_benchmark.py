@@ -125,6 +125,7 @@ def tiny(name: str, dtype: accelerator.Dtype) -> accelerator.Problem:
     return accelerator.Problem(name, TINY.get(name, Size(32, 16, 4)), dtype, with_errors=True)
 
 
+@pytest.mark.long
 def test_rows_of_an_accelerator(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(accelerator, "_TURNS", 3)
     monkeypatch.setattr(accelerator, "TORCH", {"PyTorch eager": False})

@@ -63,9 +63,10 @@ def test_random_groups_change_with_step_and_seed_alone():
 
     def values(seed, steps=3):
         objective = group_softmax.objective(options, Problem(DIM, COUNTS, seed=seed))
+        run = jax.jit(objective.loss)
         state, found = objective.init_state(), []
         for _ in range(steps):
-            loss = objective.loss(*batch, state)
+            loss = run(*batch, state)
             state = loss.objective_state
             found.append(float(loss.value))
         return found

@@ -38,11 +38,12 @@ enable_x64 = x64.enable_x64
 @contextlib.contextmanager
 def unchecked():
     """Turns off the run-time checks of annotations (see conftest.py)."""
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxloss import testing
 from jaxloss.testing import ContractError, check_loss
-from tests.jaxloss.harness import over, unchecked
+from tests.jaxloss.harness import over
 from tests.jaxloss.loss_table import LOSSES, ONE_OF_A_KIND
 
 CLASSES = 3
@@ -41,8 +41,7 @@ def test_losses_of_the_library_keep_the_contract(row, monkeypatch):
         rows, labels, *shared = row.make_inputs(rng, n, np.float64)
         return rows, labels[:n], *shared  # A second view may have more rows.
 
-    with unchecked(), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        # Unchecked, as the annotations of a loss may leave out "none".
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         check_loss(
             partial(row.function, **row.kwargs),
             make_inputs,

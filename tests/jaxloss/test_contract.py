@@ -128,6 +128,7 @@ def value_and_grad(row: LossRow):
 
 @every_case
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.usefixtures("checked_annotations")
 def test_float64_equals_references(row, masked):
     for seed in (0, 1):
         batch = make_batch(row, seed, masked=masked)
@@ -675,7 +676,7 @@ def test_hyperparameters_of_functions_widen_nothing(function, name, shapes):
     def run(number, *arrays):
         return function(*arrays, **{name: number})
 
-    with enable_x64(True), harness.unchecked():
+    with enable_x64(True):
         arrays = [float_spec(*shape) for shape in shapes]
         got = jax.eval_shape(run, jax.ShapeDtypeStruct((), np.float64), *arrays)
     assert got.dtype == np.float32
@@ -710,8 +711,7 @@ def test_numpy_arrays_are_accepted(row):
         np.asarray(a, np.float32 if k in row.differentiable else np.int32)
         for k, a in enumerate(batch.args)
     ]
-    with harness.unchecked():  # The annotations say JAX arrays.
-        jax.eval_shape(lambda: row.function(*args, where=batch.where, **row.kwargs))
+    jax.eval_shape(lambda: row.function(*args, where=batch.where, **row.kwargs))
 
 
 @every_loss

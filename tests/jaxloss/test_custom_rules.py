@@ -16,7 +16,7 @@ from jax import lax
 import jaxloss
 from jaxloss._linear import cosine_gaps, l2_normalize, row_norms
 from jaxloss._logsumexp import softplus
-from tests.jaxloss.harness import QUICK, enable_x64, unchecked
+from tests.jaxloss.harness import QUICK, enable_x64
 
 _RNG = np.random.default_rng(0)
 _DRAWN: Any = _RNG.normal(size=(5, 6, 4))
@@ -121,7 +121,7 @@ def test_derivatives_to_the_third_order(case, place):
     """Against central differences of the derivative of one order less, along random directions."""
     function = case if place is None else place(case)
     step = 1e-5
-    with enable_x64(True), unchecked():
+    with enable_x64(True):
         point, *directions = map(jnp.asarray, (POINT, *DIRECTIONS))
         lower, lower_of_point = jax.jit(function, compiler_options=QUICK), function
         for direction in directions:

@@ -67,11 +67,6 @@ def four_devices():
     assert jax.device_count() == DEVICES
 
 
-@pytest.fixture(autouse=True)
-def checked_annotations():
-    """Annotations are checked on one device only, in `test_contract`."""
-
-
 def uneven(rows: int) -> np.ndarray:
     """A mask with all rows of a device, one row, no row, and most rows."""
     where = np.zeros((DEVICES, rows), bool)

@@ -11,6 +11,7 @@ from tests.jaxloss.harness import precision
 from tests.tolerances import FLOAT32, FLOAT64
 
 HALF = (jnp.bfloat16, jnp.float16)
+pytestmark = pytest.mark.usefixtures("checked_annotations")
 run = jax.jit(jaxloss.discriminability)
 
 

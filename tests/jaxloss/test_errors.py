@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import enable_x64, raises, unchecked
+from tests.jaxloss.harness import enable_x64, raises
 from tests.tolerances import FLOAT64
 
 
@@ -425,8 +425,7 @@ def test_arrays_that_jax_does_not_have_are_named(function, right):
 
 def test_integers_of_64_bits_are_taken_if_they_fit():
     def call(labels):
-        with unchecked():
-            return jax.eval_shape(lambda: nca_loss(FEATURES, labels))
+        return jax.eval_shape(lambda: nca_loss(FEATURES, labels))
 
     right = np.array([-(2**31), -1, 0, 5, 2**31 - 1])
     wrong = [right + 1, right - 1, np.array([0, 1, 2, 3, 2**32], np.uint64), right << 32]
@@ -449,7 +448,7 @@ def test_large_labels_with_x64():
     rows, labels = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 4
     names: dict[Any, str] = {jaxloss.nca_loss: "labels", jaxloss.prototypical_loss: "labels"}
     for loss, name in (names | {partial(info_nce_loss, rows[::-1].copy()): "ids"}).items():
-        with enable_x64(True), unchecked():
+        with enable_x64(True):
             got, expected = (jax.jit(loss)(rows, **{name: of}) for of in (labels * 2**32, labels))
         np.testing.assert_allclose(got, expected, rtol=FLOAT64)
 

@@ -12,6 +12,7 @@ from jaxloss import _logsumexp
 from tests.jaxloss.harness import enable_x64
 
 
+@jax.jit
 def merged(values, mask):
     """The log-sum-exps, from four parts of the columns."""
     cuts = pairwise((0, 2, 3, 7, 11))

@@ -25,7 +25,7 @@ from tests.jaxloss.harness import (
     torch_values,
     widen,
 )
-from tests.jaxloss.loss_table import CASES, logits_and_targets
+from tests.jaxloss.loss_table import CASES, LOSSES, logits_and_targets
 from tests.tolerances import FLOAT32
 
 every_loss = over([row for row in CASES if row.multi_hot and not row.kwargs])
@@ -159,6 +159,47 @@ def test_traced_temperatures_and_their_gradients(loss):
     step = 1e-6 * np.eye(3)
     moved = [[float(in_float64(run, values + sign * e)) for e in step] for sign in (1, -1)]
     close(got, (np.array(moved[0]) - moved[1]) / 2e-6, 1e-7)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e10, 1e15, 1e19, 1e36])
+def test_gradients_by_the_temperatures_of_large_logits(size):
+    """They are entropies, here of two equal negatives and of one positive: log 2 and 0."""
+    logits = jnp.array([[40.0, 40.0, -40.0, -80.0]], jnp.float32) * np.float32(size)
+    targets = jnp.array([[0, 0, 1, 1]])
+    for loss, *arrays in ((sample_wise, logits, targets), (class_wise, logits.T, targets.T)):
+
+        def value(negative_temperature, positive_temperature, loss=loss, arrays=arrays):
+            return loss(
+                *arrays,
+                negative_temperature=negative_temperature,
+                positive_temperature=positive_temperature,
+            )
+
+        got = jax.grad(value, argnums=(0, 1))(1.0, 1.0)
+        np.testing.assert_allclose(got, (np.log(2), 0), rtol=FLOAT32, atol=FLOAT32)
+
+
+@pytest.mark.parametrize("loss", [sample_wise, class_wise], ids=["sample_wise", "class_wise"])
+def test_a_set_of_infinite_logits_that_are_right_is_not_empty(loss):
+    """Positives of ∞ alone, beside negatives and without, and negatives of −∞."""
+    logits = jnp.array([[np.inf, np.inf], [np.inf, 0.0], [0.0, -np.inf]])
+    targets = jnp.array([[1, 1], [1, 0], [1, 0]])
+    arrays = (logits, targets) if loss is sample_wise else (logits.T, targets.T)
+    values = loss(*arrays, reduction="none")
+    np.testing.assert_array_equal(values, 0)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(loss(x, arrays[1], reduction="none"))))
+    np.testing.assert_array_equal(gradient(arrays[0]), 0)
+
+
+@pytest.mark.slow
+@over([row for row in LOSSES if row.kind == "targets"], often=[])
+def test_no_infinity_is_meant(row, problem):
+    """Op by op, under `jax.debug_infs`, in batches with a row or a class of a single kind."""
+    logits, targets = (jnp.asarray(array, jnp.float32) for array in problem)
+    for value in (0, 1, -1):
+        some = targets.at[2].set(value).at[:, 1].set(value)
+        with jax.debug_infs(True):
+            jax.grad(lambda x, y=some: row.function(x, y, **row.kwargs))(logits)
 
 
 # The baselines ----

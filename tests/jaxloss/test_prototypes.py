@@ -14,6 +14,7 @@ from tests.jaxloss.harness import P, enable_x64, mesh, precision
 from tests.tolerances import FLOAT32
 
 HALF = (jnp.bfloat16, jnp.float16)
+pytestmark = pytest.mark.usefixtures("checked_annotations")
 assign = jax.jit(jaxloss.assign_prototypes)
 separation = jax.jit(jaxloss.prototype_separation)
 

@@ -31,6 +31,7 @@ def arrays() -> tuple[jax.Array, jax.Array, jax.Array]:
 )
 def test_without_normalization(loss):
     """Normalised features and proxies give the same value, others another one."""
+    loss = jax.jit(loss, static_argnames="normalize")
     features, labels, proxies = arrays()
     units = features / jnp.linalg.norm(features, axis=1, keepdims=True)
     unit_proxies = proxies / jnp.linalg.norm(proxies, axis=0, keepdims=True)

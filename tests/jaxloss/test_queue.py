@@ -15,6 +15,7 @@ from tests.jaxloss.harness import P, enable_x64, mesh, raises, unchecked
 from tests.tolerances import FLOAT32
 
 SIZE, DIM, N = 7, 3, 4
+pytestmark = pytest.mark.usefixtures("checked_annotations")
 push: Any = jaxloss.push  # The tests compile functions that are looked up later.
 
 

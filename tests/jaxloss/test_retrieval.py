@@ -16,6 +16,7 @@ from tests.jaxloss.loss_table import make_features, make_labels
 from tests.tolerances import FLOAT32
 
 KS = (1, 3, 40)
+pytestmark = pytest.mark.usefixtures("checked_annotations")
 metrics = jax.jit(
     jaxloss.retrieval_metrics, static_argnames=("ks", "distance", "block_size", "axis_name")
 )

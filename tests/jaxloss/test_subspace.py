@@ -86,6 +86,7 @@ def torch_evaluate(row: FunctionRow, args, cotangent):
         for dtype in (np.float64, np.float32)
     ],
 )
+@pytest.mark.usefixtures("checked_annotations")
 def test_values_and_gradients_equal_references(row, dtype):
     rng = np.random.default_rng(70)
     args = [a.astype(dtype).astype(np.float64) for a in row.make_inputs(rng, 6, np.float64)]

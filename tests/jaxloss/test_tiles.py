@@ -153,11 +153,11 @@ def problem(seed, n=8, m=None, multi_hot=False) -> Any:
 
 
 OFTEN = (
-    ("negative_squared_distance", 7, 3, "plain"),
     ("product", None, 3, "stages"),
     ("product", 7, 3, "weights"),
 )
 SELDOM = (
+    ("negative_squared_distance", 7, 3, "plain"),
     ("product", None, 3, "plain"),
     ("product", None, None, "stages, multi-hot"),
     ("negative_squared_distance", None, None, "plain"),

@@ -10,7 +10,7 @@ import pytest
 
 import jaxloss
 from jaxloss.testing import check_loss
-from tests.jaxloss.harness import QUICK, P, assert_close, finite, mesh, raises, unchecked
+from tests.jaxloss.harness import QUICK, P, assert_close, finite, mesh, raises
 from tests.tolerances import FLOAT32
 
 N, DIM = 16, 5
@@ -63,8 +63,7 @@ def test_the_contract_is_kept(loss):
         shared = rng.normal(size=(n, DIM))
         return shared, shared + rng.normal(size=(n, DIM))
 
-    with unchecked():
-        check_loss(loss, make_views)
+    check_loss(loss, make_views)
 
 
 @every_loss
@@ -84,6 +83,17 @@ def test_far_from_the_origin(loss):
     first, second = arrays()
     shifted = results(loss, first + 1024.0, second + 1024.0)
     assert_close(shifted, results(loss, first, second), 2**9 * FLOAT32)
+
+
+def test_barlow_twins_ignores_the_scale_of_every_dimension():
+    """Also where a square overflows or underflows."""
+    first, second = arrays()
+    scales = jnp.array([[1e19, 1e30, 1.0, 1e-19, 1e-30]])
+    loss = LOSSES["barlow_twins"]
+    scaled, (of_first, of_second) = results(loss, first * scales, second * scales[:, ::-1])
+    expected, gradients = results(loss, first, second)
+    got = scaled, (of_first * scales, of_second * scales[:, ::-1])
+    assert_close(got, (expected, gradients), 4 * FLOAT32)
 
 
 @every_loss
