@@ -230,6 +230,7 @@ def test_by_default_a_quarter_of_the_memory_is_taken(cifar, monkeypatch, spared,
     assert type(load_split("cifar_fs", "base", **cifar).images) is kind
 
 
+@pytest.mark.long
 def test_processes_may_prepare_at_once(dirs):
     fake_archives.mini_imagenet_folder(dirs["manual_dir"])
     code = """
@@ -248,6 +249,7 @@ def test_processes_may_prepare_at_once(dirs):
     assert len(list((dirs["data_dir"] / "mini_imagenet").glob("*"))) == 2  # data and lock
 
 
+@pytest.mark.long
 def test_nothing_is_printed_and_nothing_fetched(tmp_path):
     """No TensorFlow, no network, no word on the terminal, in a process of its own."""
     code = """

@@ -138,7 +138,8 @@ def test_the_first_state_is_spread_with_the_optimizers_state_of_it(config):
     assert class_sharding(shapes.params["classifier"]["kernel"]) == expected
 
 
-@pytest.mark.parametrize("shape", ["2x2", pytest.param("1x4", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("shape", ["2x2", "1x4"])
 def test_no_device_gathers_the_classifier(config, shape):
     classes = 60_001
     whole, spread = (

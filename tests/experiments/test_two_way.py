@@ -54,6 +54,7 @@ def test_the_results_are_those_of_classification_and_of_multi_label_runs():
     assert protocol.validate(outputs) == pytest.approx(found["accuracy"])
 
 
+@pytest.mark.long
 def test_the_classes_of_one_split_are_trained_on(folders):
     """The same images are for training, validation and test as among all classes."""
     novel, every = (

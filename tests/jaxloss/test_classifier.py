@@ -106,8 +106,8 @@ def test_equals_the_loss_of_the_logits(name, dtype, block_size):
     assert_close(d_numbers, expected_d_numbers, 5 * tolerance)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("centres", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("centres", [1, 3])
 def test_products_that_wait_in_the_gradient(centres):
     """Of no more rows than features: the same derivatives, of two orders and of one argument."""
     with enable_x64(True):

@@ -24,6 +24,7 @@ POINT, OTHER, *DIRECTIONS = _DRAWN
 WEIGHTS: Any = _RNG.normal(size=(4, 5))
 LABELS: Any = np.array([0, 1, 0, 1, 2, 2], np.int32)
 VALID = np.arange(6) < 5
+TARGETS: Any = _RNG.integers(0, 2, (6, 4))
 
 
 def _waves(values):
@@ -71,6 +72,7 @@ RULES = {
             OTHER[:3], LABELS[:3], x.T, similarity="cosine", scale=4.0, block_size=2
         ),
     },
+    "_at_least_half_of_lowest": {"": lambda x: jaxloss.class_wise_loss(x, TARGETS)},
     "_moments": {"": lambda x: jaxloss.vicreg_loss(x, OTHER)},
     "_cross_moments": {"": lambda x: jaxloss.barlow_twins_loss(x, OTHER)},
     "_spectral_part": {
@@ -107,7 +109,7 @@ CASES = [
         case,
         place,
         id=f"{rule}-{name}-{place.__name__ if place else 'alone'}",
-        marks=pytest.mark.slow if (rule, name) in QUICK_CASES else pytest.mark.long,
+        marks=pytest.mark.long if place or (rule, name) not in QUICK_CASES else pytest.mark.slow,
     )
     for rule, cases in RULES.items()
     for name, case in cases.items()

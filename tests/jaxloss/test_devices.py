@@ -266,9 +266,11 @@ def by_sharded_loss(row: LossRow, shared: Any, batch: Any) -> Iterator[Any]:
 
 
 on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
-OTHER_ARGUMENTS = tuple(row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet"))
+OTHER_ARGUMENTS = tuple(
+    row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet", "class_wise")
+)
 VIEWS = tuple(row for row in VARIANTS if row.name.endswith("of_one_batch"))
-SOME = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "class_wise"))
+SOME = tuple(row for row in ONE_OF_A_KIND if row.name == "nca")
 ROW_BLOCKS = tuple(row for row in EXCHANGES if row.name == "triplet_all_in_blocks")
 FURTHER = tuple(
     row

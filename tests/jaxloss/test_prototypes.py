@@ -237,6 +237,7 @@ def test_assignment_under_vmap():
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
+@pytest.mark.long
 def test_assignment_of_half_precision(dtype):
     rng = np.random.default_rng(21)
     means, prototypes = sphere(rng, 4, 9).astype(dtype), sphere(rng, 4, 11).astype(dtype)

@@ -151,7 +151,7 @@ def test_any_dimension_may_be_sharded(case):
         assert gradient.sharding.is_equivalent_to(argument.sharding, argument.ndim)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_outside_of_jit_and_in_the_context_of_a_mesh():
     devices = mesh(kind=AxisType.Explicit)
     rows = NamedSharding(devices, P("batch"))
@@ -255,7 +255,7 @@ def test_references_that_fill_up_devices_do_not_count():
         np.testing.assert_allclose(value, expected, rtol=4 * FLOAT32)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_call_outside_of_jit_compiles_nothing():
     devices = mesh(kind=AxisType.Explicit)
     x, y = jax.device_put((X, Y), NamedSharding(devices, P("batch")))

@@ -546,7 +546,7 @@ def test_derivative_by_the_power(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(3, 5), (7, 4)])
+@pytest.mark.parametrize("shape", [pytest.param((3, 5), marks=pytest.mark.long), (7, 4)])
 @pytest.mark.parametrize(
     "project",
     [jaxloss.project_classifier, jaxloss.project_complement, jaxloss.project_spectral_complement],

@@ -217,8 +217,8 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
     check((head, ((of_queries, of_keys[places]), of_params)), expected, 1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 2])
 def test_unsigned_ids_are_no_markers(devices):
     """The largest one, which -1 is in this dtype, is an id like others, and not of further keys."""
     towers = make_towers(further=4)
