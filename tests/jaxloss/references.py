@@ -679,7 +679,7 @@ def of_views(values):
 
     def loss(first, second, *, where=None, sample_weights=None, reduction="mean", **options):
         weights = np.ones(len(first)) if sample_weights is None else sample_weights
-        rows = np.ones(len(first), bool) if where is None else where
+        rows = (weights > 0) & (True if where is None else where)  # Weight 0 removes a sample.
         value = 0.0
         if np.any(rows):
             value = values(first[rows], second[rows], weights[rows], **options)
