@@ -35,7 +35,7 @@ def from_torch(name: str, adapt: Callable[..., Any] | None = None, **fixed: Any)
 
         function = getattr(torch_references, name)
         function = function if adapt is None else adapt(function, torch)
-        return function(*args, **fixed, **options)
+        return function(*args, **{**fixed, **options})
 
     return call
 

@@ -17,7 +17,8 @@ A failed trial says how to repeat it:
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +58,8 @@ OF_ROWS = ("argument 0", "sample_weights", "sample_margin")
 SIZES = ((0, 5, 33), (1, 9, 40), (2, 17, 40))
 """Of the programs in float32, which differ from loss to loss. Masks leave any number of rows."""
 HALF_SIZES = (("bfloat16", 9), ("float16", 4))
+WITHOUT_WEIGHTS = (5, 9, 17)
+"""The sizes of the programs without the argument `sample_weights`."""
 TRIALS, HALF_TRIALS = 230, 70
 
 LARGEST = 1e9
@@ -145,10 +148,13 @@ def reductions_of(row: LossRow) -> tuple[str, ...]:
 
 
 @cache
+def traced(row: LossRow) -> tuple[str, ...]:
+    return tuple(numbers_of(row))
+
+
 def numbers_in(row: LossRow) -> dict[str, tuple[float, ...]]:
     """The values of the scalar hyperparameters that may be traced."""
-    names = [name for name in numbers_of(row) if name != "sample_margin"]
-    return {name: HYPERPARAMETERS[name] for name in names}
+    return {name: HYPERPARAMETERS[name] for name in traced(row) if name != "sample_margin"}
 
 
 def programs_of(row: LossRow) -> list[tuple[str, int]]:
@@ -169,13 +175,15 @@ def trials_of(row: LossRow, programs: list[tuple[str, int]]) -> st.SearchStrateg
         "weights": st.sampled_from(WEIGHTS),
         "poison": st.sampled_from((np.nan, np.inf, -np.inf)),
         "reduction": st.sampled_from(reductions_of(row)),
-        "along": st.integers(0, len(row.differentiable) + len(numbers_of(row))),
+        "along": st.integers(0, len(row.differentiable) + len(traced(row))),
         "numbers": st.fixed_dictionaries(numbers),
         "seed": st.integers(0, 2**16),
     }
 
     def trial(drawn: dict[str, Any]) -> Trial:
         dtype, size = drawn.pop("program")
+        if size in WITHOUT_WEIGHTS:
+            drawn["weights"] = "none"
         drawn["numbers"] = tuple(drawn["numbers"].items())
         return Trial(row.name, dtype, size, **drawn)
 
@@ -188,7 +196,7 @@ def trials_of(row: LossRow, programs: list[tuple[str, int]]) -> st.SearchStrateg
 class Inputs(NamedTuple):
     args: tuple[np.ndarray, ...]
     where: np.ndarray
-    sample_weights: np.ndarray
+    sample_weights: np.ndarray | None
     numbers: dict[str, np.ndarray]
     factors: dict[str, np.ndarray]
     """Of the reductions, in the sum that is differentiated."""
@@ -279,6 +287,7 @@ def where_of(trial: Trial, rng: np.random.Generator) -> np.ndarray:
 def weights_of(trial: Trial, rng: np.random.Generator) -> np.ndarray:
     random = rng.uniform(0.2, 2.0, trial.size).astype(np.float32).astype(np.float64)
     kinds = {
+        "none": 1 + 0 * random,
         "ones": 1 + 0 * random,
         "random": random,
         "some zeros": random * rng.choice([0, 1], trial.size),
@@ -303,7 +312,7 @@ def inputs_of(trial: Trial) -> Inputs:
     )
     numbers = dict(trial.numbers) or {k: values[0] for k, values in numbers_in(row).items()}
     arrays = {name: np.asarray(np.float32(x), np.float64) for name, x in numbers.items()}
-    if "sample_margin" in numbers_of(row):
+    if "sample_margin" in traced(row):
         arrays["sample_margin"] = np.float64(np.float32(rng.uniform(-0.2, 0.3, trial.size)))
     size = CLASSES if row.terms == "classes" else trial.size
     factors = {
@@ -323,6 +332,8 @@ def poisoned(trial: Trial, inputs: Inputs) -> Inputs:
         labels = np.where(inputs.where, labels, 10**6)
     numbers = {k: np.where(out, np.nan, x) if x.ndim else x for k, x in inputs.numbers.items()}
     weights = np.where(out, np.nan, inputs.sample_weights)
+    if trial.weights == "none":
+        weights = None
     return inputs._replace(args=(rows, labels, *others), sample_weights=weights, numbers=numbers)
 
 
@@ -355,7 +366,8 @@ class Result(NamedTuple):
 def leaves_of(row: LossRow, inputs: Inputs) -> dict[str, np.ndarray]:
     """All that is differentiated, by name."""
     args = {f"argument {k}": inputs.args[k] for k in row.differentiable}
-    return args | {"sample_weights": inputs.sample_weights} | inputs.numbers
+    weights = inputs.sample_weights
+    return args | ({} if weights is None else {"sample_weights": weights}) | inputs.numbers
 
 
 def with_leaves(row: LossRow, inputs: Inputs, leaves: dict[str, np.ndarray]) -> Inputs:
@@ -363,7 +375,7 @@ def with_leaves(row: LossRow, inputs: Inputs, leaves: dict[str, np.ndarray]) -> 
         inputs.args, row.differentiable, [leaves[f"argument {k}"] for k in row.differentiable]
     )
     numbers = {name: leaves[name] for name in inputs.numbers}
-    return inputs._replace(args=args, sample_weights=leaves["sample_weights"], numbers=numbers)
+    return inputs._replace(args=args, sample_weights=leaves.get("sample_weights"), numbers=numbers)
 
 
 @cache
@@ -401,7 +413,7 @@ def run(row: LossRow, inputs: Inputs, dtype: str) -> Result:
     leaves = {name: cast(name, leaf) for name, leaf in leaves_of(row, inputs).items()}
     shared = inputs._replace(
         args=tuple(a.astype(integer) for k, a in enumerate(inputs.args) if k == 1),
-        sample_weights=(),
+        sample_weights=None,
         numbers=dict.fromkeys(inputs.numbers, ()),
         factors={k: x.astype(wide) for k, x in inputs.factors.items()},
     )
@@ -569,14 +581,15 @@ def _check(trial: Trial) -> None:
     share = sizes[trial.reduction]
     if trial.reduction == "none":
         share = magnitude(clean.factors["none"] * (weights if of_rows else 1.0))
-    for name, gradient in full.gradients.items():
+    for name, of_trial in got.gradients.items():
+        gradient = full.gradients[name]
         dtype = trial.dtype if name.startswith("argument") else wider(trial.dtype)
         natural = natural_size(row, clean, name, share * (1 + logit))
         allowed = eps * enlarge * ((1 + logit) * magnitude(gradient) + natural)
         allowed = allowed + float(jnp.finfo(dtype).tiny)
         if dtype != wider(dtype):
             allowed = allowed + rounded_to(dtype) * magnitude(gradient)
-        check_gradient(name, got.gradients[name], gradient, allowed, dtype, near)
+        check_gradient(name, of_trial, gradient, allowed, dtype, near)
     check_slope(trial, clean, wide, full, steps, logit * share)
 
 
@@ -634,6 +647,23 @@ def check_gradient(
     )
 
 
+def torch_gradient(trial: Trial, inputs: Inputs, position: int) -> np.ndarray:
+    """Of an argument with a stop-gradient, which is no slope."""
+    from tests.jaxloss import torch_references
+
+    row, numbers = trial.row, {name: float(x) for name, x in inputs.numbers.items()}
+    results = torch_references.evaluate(
+        partial(row.torch_reference, **numbers),
+        inputs.args,
+        row.differentiable,
+        reductions=(trial.reduction,),
+        where=inputs.where,
+        sample_weights=inputs.sample_weights,
+        cotangent=inputs.factors["none"],
+    )
+    return results[f"{trial.reduction}_grad"][row.differentiable.index(position)]
+
+
 def check_slope(
     trial: Trial,
     inputs: Inputs,
@@ -646,6 +676,13 @@ def check_slope(
     row, names = trial.row, list(full.gradients)
     name = names[trial.along % len(names)]
     constant = [f"argument {k}" for k in row.constant]
+    if name in constant and trial.rows == "random" and find_spec("torch"):
+        natural = natural_size(row, inputs, name, size + 1)
+        by_torch = torch_gradient(trial, inputs, row.constant[constant.index(name)])
+        allowed = 1e-8 * (magnitude(by_torch) + natural)
+        assert np.all(np.abs(full.gradients[name] - by_torch) <= allowed), (
+            f"the gradient of {name} differs from PyTorch's:\n{full.gradients[name]}\n{by_torch}"
+        )
     if name in constant or (row.name == "circle" and name == "margin"):
         return
     counts = inputs.counts.reshape(-1, *[1] * (steps[name].ndim - 1))
