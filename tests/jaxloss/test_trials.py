@@ -58,6 +58,7 @@ OF_ROWS = ("argument 0", "sample_weights", "sample_margin")
 SIZES = ((0, 5, 33), (1, 9, 40), (2, 17, 40))
 """Of the programs in float32, which differ from loss to loss. Masks leave any number of rows."""
 HALF_SIZES = (("bfloat16", 9), ("float16", 4))
+"""Each loss has one of them."""
 WITHOUT_WEIGHTS = (5, 9, 17)
 """The sizes of the programs without the argument `sample_weights`."""
 TRIALS, HALF_TRIALS = 230, 70
@@ -160,6 +161,10 @@ def numbers_in(row: LossRow) -> dict[str, tuple[float, ...]]:
 def programs_of(row: LossRow) -> list[tuple[str, int]]:
     sizes = SIZES[ROWS.index(row) % len(SIZES)]
     return [*(("float32", size) for size in sizes[::-1]), ("float64", MOST)]
+
+
+def half_programs_of(row: LossRow) -> list[tuple[str, int]]:
+    return [HALF_SIZES[ROWS.index(row) % len(HALF_SIZES)]]
 
 
 def trials_of(row: LossRow, programs: list[tuple[str, int]]) -> st.SearchStrategy[Trial]:
@@ -509,8 +514,8 @@ def moves(row: LossRow, inputs: Inputs, trial: Trial) -> dict[str, np.ndarray]:
         if name.startswith("argument") and leaf.ndim == 2:
             axis = 1 if name == "argument 0" else 0
             size = np.sqrt(np.mean(leaf**2, axis=axis, keepdims=True))
-        else:
-            size = np.abs(leaf)
+        else:  # A hinge has a kink where the margin is 0.
+            size = np.maximum(np.abs(leaf), float(name.endswith("margin")))
         out[name] = np.asarray(normal * size)
     return out
 
@@ -574,9 +579,9 @@ def _check(trial: Trial) -> None:
     steps = moves(row, clean, trial)
 
     @cache
-    def near() -> Result:
-        there = moved(row, wide, padded_steps(steps, row, wide), STEP)
-        return cut(run(row, there, "float64"), row, n)
+    def near() -> list[Result]:
+        there = [moved(row, wide, padded_steps(steps, row, wide), s * STEP) for s in (1, -1)]
+        return [cut(run(row, inputs, "float64"), row, n) for inputs in there]
 
     share = sizes[trial.reduction]
     if trial.reduction == "none":
@@ -629,7 +634,7 @@ def check_gradient(
     expected: np.ndarray,
     allowed: Any,
     dtype: str,
-    near: Callable[[], Result],
+    near: Callable[[], list[Result]],
 ) -> None:
     """With the one in float64. Where that changes within some roundings, they differ by that."""
     limit = float(jnp.finfo(dtype).max)
@@ -640,7 +645,7 @@ def check_gradient(
 
     if not wrong(allowed):
         return
-    allowed = allowed + 4 * magnitude(near().gradients[name] - expected)
+    allowed = allowed + 4 * magnitude([there.gradients[name] - expected for there in near()])
     assert not wrong(allowed), (
         f"the gradient of {name} in {dtype} differs from the one in float64:\n{got}\n{expected}\n"
         f"allowed:\n{allowed}"
@@ -752,7 +757,7 @@ def test_trials(row):
 @pytest.mark.long
 @over(ROWS)
 def test_trials_in_half_precision(row):
-    try_all(row, list(HALF_SIZES), HALF_TRIALS)
+    try_all(row, half_programs_of(row), HALF_TRIALS)
 
 
 def planted(fault: str, **options: Any) -> Any:
@@ -763,7 +768,7 @@ def planted(fault: str, **options: Any) -> Any:
     if fault == "hyperparameter":
         options["label_smoothing"] = jax.lax.stop_gradient(options["label_smoothing"])
     if fault == "unit weights" and options["reduction"] == "mean":
-        options["sample_weights"] = jnp.ones_like(options["sample_weights"])
+        options["sample_weights"] = None
     value = jaxloss.softmax_loss(**options)
     if fault == "factor":
         return value * (1 + 1e-4)
