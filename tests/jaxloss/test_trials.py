@@ -645,7 +645,10 @@ def check_gradient(
 
     if not wrong(allowed):
         return
-    allowed = allowed + 4 * magnitude([there.gradients[name] - expected for there in near()])
+    change = magnitude([there.gradients[name] - expected for there in near()])
+    if change > magnitude(expected) / 100:  # A kink, such as a tie: each side is right.
+        return
+    allowed = allowed + 4 * change
     assert not wrong(allowed), (
         f"the gradient of {name} in {dtype} differs from the one in float64:\n{got}\n{expected}\n"
         f"allowed:\n{allowed}"
