@@ -236,7 +236,7 @@ def scored(trial: Trial, rng: np.random.Generator, rows: np.ndarray) -> np.ndarr
         "lengths": rows * 10.0 ** rng.uniform(-3, 3, (n, 1)),
     }
     largest = min(trial.scale, LARGEST, 1e4 if trial.dtype == "float16" else np.inf)
-    limit = 0.9 * min(float(jnp.finfo(trial.dtype).max), 1e30)
+    limit = 0.4 * min(float(jnp.finfo(trial.dtype).max), 1e30)
     return np.clip(largest * kinds[trial.rows], -limit, limit)
 
 
