@@ -26,7 +26,7 @@ test: lint
 
 # What `make test` leaves out: cases that differ from another one in an option, a dtype or a mesh; runs
 # of several processes that are killed, stopped or refused; distributions of random augmentations;
-# `check_loss` of every loss.
+# `check_loss` and random trials of every loss.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 

@@ -35,7 +35,7 @@ def from_torch(name: str, adapt: Callable[..., Any] | None = None, **fixed: Any)
 
         function = getattr(torch_references, name)
         function = function if adapt is None else adapt(function, torch)
-        return function(*args, **fixed, **options)
+        return function(*args, **{**fixed, **options})
 
     return call
 
@@ -232,12 +232,13 @@ def sample_margins(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any
 def views(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     """Of the features and a second view that is made of them. A negative label is padding.
 
-    The second view has the dimensions in the reverse order and in other units.
+    The second view has the dimensions in the reverse order and in other units, by numbers that
+    round no dtype.
     """
 
     @wraps(loss)
     def call(features, labels, *, where=None, **options):
-        scales = xp.asarray(np.linspace(0.5, 1.5, features.shape[1]), dtype=features.dtype)
+        scales = xp.asarray(2.0 ** (np.arange(features.shape[1]) % 3 - 1), dtype=features.dtype)
         where = labels >= 0 if where is None else where & (labels >= 0)
         return loss(features, xp.flip(features, (1,)) * scales[None, :], where=where, **options)
 

@@ -652,10 +652,11 @@ def proxy_anchor_loss(
     reduction="mean",
 ):
     """The two sums over the samples of each class, a sample of weight s counted s times."""
-    rows = kept_rows(labels, where)
+    weights = np.ones(len(labels)) if sample_weights is None else np.asarray(sample_weights)
+    rows = [i for i in kept_rows(labels, where) if weights[i] > 0]  # Weight 0 removes a sample.
     cosines = cosine_logits(features[rows], proxies)
     own = labels[rows, None] == np.arange(proxies.shape[1])
-    weights = np.ones(len(rows)) if sample_weights is None else sample_weights[rows]
+    weights = weights[rows]
     pulls = np.log1p(weights @ (own * np.exp(-scale * (cosines - margin))))[own.any(axis=0)]
     pushes = np.log1p(weights @ (~own * np.exp(scale * (cosines + margin))))
     if reduction == "sum":
@@ -679,7 +680,7 @@ def of_views(values):
 
     def loss(first, second, *, where=None, sample_weights=None, reduction="mean", **options):
         weights = np.ones(len(first)) if sample_weights is None else sample_weights
-        rows = np.ones(len(first), bool) if where is None else where
+        rows = (weights > 0) & (True if where is None else where)  # Weight 0 removes a sample.
         value = 0.0
         if np.any(rows):
             value = values(first[rows], second[rows], weights[rows], **options)
