@@ -356,9 +356,7 @@ _MERGED = (*_CAPITALS, *"abdefghnqrt")
 """Of 15 letters, the small and the capital form are one class."""
 
 
-def _emnist(
-    description: str, split: str, names: Sequence[str], *, first: int = 0
-) -> DatasetSpec:
+def _emnist(description: str, split: str, names: Sequence[str], *, first: int = 0) -> DatasetSpec:
     """The specification of one of the six splits that EMNIST is published in."""
     layout = _idx_files(
         f"emnist_{split}",
@@ -423,4 +421,3 @@ class EmnistMnist(ClassificationBuilder):
 
     name = "emnist_mnist"
     SPEC = _emnist("70,000 handwritten digits", "mnist", _DIGITS)
-
