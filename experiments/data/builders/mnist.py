@@ -39,19 +39,23 @@ _Arrays = Mapping[str, tuple[np.ndarray, np.ndarray, Path]]
 
 def _read_idx(path: Path, kind: str) -> np.ndarray:
     """The images or labels of an IDX file, which may be compressed whatever its name."""
-    content = path.read_bytes() if path.is_file() else b""
+    if path.is_dir():  # As some programs unpack the file.
+        raise DamagedArchiveError(f"{path} is a folder; put the file in its place")
+    content = path.read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(content)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DamagedArchiveError(f"{path} is a damaged gzip file: {error}") from error
-    axes = content[3] if len(content) > 3 else 0
-    start = 4 + 4 * axes
-    if content[:2] != b"\0\0" or not axes or len(content) < start:
+    if len(content) < 4 or content[:2] != b"\0\0" or not content[3]:
         raise DamagedArchiveError(
             f"{path} is not an IDX file: it starts with {content[:4].hex(' ') or 'nothing'}, where "
-            f"one of {kind} has 00 00 08 {_AXES[kind]:02}"
+            f"a file of {kind} has 00 00 08 {_AXES[kind]:02}"
         )
+    axes = content[3]
+    start = 4 + 4 * axes
+    if len(content) < start:
+        raise DamagedArchiveError(f"{path} ends within its header")
     if content[2] != 8:
         raise DamagedArchiveError(
             f"{path} has elements of the type {content[2]:#04x}, not unsigned bytes (0x08)"
