@@ -149,10 +149,12 @@ def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") 
     far as that run still exists; what a file of weights has seen is unknown.
     """
     trained_on = config.data.name
-    if trained_on.partition("@")[0] == data.partition("@")[0]:
+    plain = trained_on.partition("@")[0]
+    if plain == data.partition("@")[0]:
         all_are_base = vars(config.data).get("novel") or split in ("all", "base")
-        drawn = not holds_classes_out(trained_on)  # Its test images are not for training.
-        if all_are_base and not drawn and "base" in build_protocol(config).splits:
+        # Where classes are chosen, test images are not for training.
+        of_classes = "base" in build_protocol(config).splits and holds_classes_out(plain)
+        if all_are_base and of_classes:
             return f"base classes of {trained_on}, which include test images"
     elif share_images(trained_on, data):
         return f"{trained_on}, which shares images with {data}"

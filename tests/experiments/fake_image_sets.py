@@ -608,7 +608,7 @@ def npz_files(names: tuple[str, ...], file: str) -> Callable:
                 files.setdefault(path, {})[key] = array[split]
         for path, found in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(path, **found)
+            np.savez_compressed(path, **found)  # pyright: ignore[reportArgumentType]
         return expected
 
     write.__name__ = file
