@@ -87,7 +87,7 @@ def build(config: FewShotConfig) -> Protocol:
     data, loss, evaluation = config.data, config.loss, config.evaluation
     return Protocol(
         splits=SPLITS,
-        load=lambda folders, split: few_shot_data.parts(data, folders)[split].load(folders),
+        load=partial(few_shot_data.load, data),
         counts_by_split=lambda folders: {
             split: part.counts for split, part in few_shot_data.parts(data, folders).items()
         },

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,6 +94,14 @@ def check_base_classes(data: FewShotData, novel: str = "") -> None:
             f"data.base_classes = {number} must be from 2 to {available}"
             + (", or 0 for all" if novel or not drawn else "")
         )
+
+
+def load(data: FewShotData, folders: Folders, split: str, **options: Any) -> ImageSet:
+    """The images of a split; options are those of `parts`."""
+    found = parts(data, folders, **options)
+    if split not in found:
+        raise ConfigError(f"{data.name} has no {split} classes; it has {', '.join(found)}")
+    return found[split].load(folders)
 
 
 def parts(

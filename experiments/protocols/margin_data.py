@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def load(data: MarginData, folders: Folders, split: str) -> ImageSet:
         names, rows, labels = _other_images(data, folders)
         images = load_split(data.base_test, "test", rows=rows, **vars(folders))
         return dataclasses.replace(images, labels=labels, class_names=names)
-    return _parts(data, folders)[split].load(folders)
+    return few_shot_data.load(data, folders, split, **_options(data))
 
 
 def counts_by_split(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -61,8 +62,12 @@ def novel_name(data: MarginData) -> str:
     return data.novel or data.name
 
 
+def _options(data: MarginData) -> dict[str, Any]:
+    return {"holdout": data.holdout, "novel": data.novel}
+
+
 def _parts(data: MarginData, folders: Folders) -> dict[str, Part]:
-    return few_shot_data.parts(data, folders, holdout=data.holdout, novel=data.novel)
+    return few_shot_data.parts(data, folders, **_options(data))
 
 
 def _other_images(
@@ -137,4 +142,8 @@ def parts_of(data: MarginData, split: str) -> list[str]:
     of_novel = split_names(novel_name(data)) if holds_classes_out(novel_name(data)) else ("novel",)
     available = ("base", *of_novel)
     requested = ("novel", "validation", "base") if split == "novel" else (split,)
-    return [part for part in requested if part in available]
+    found = [part for part in requested if part in available]
+    if not found:
+        name = novel_name(data)
+        raise ConfigError(f"{name} has no {split} classes; it has {', '.join(available)}")
+    return found

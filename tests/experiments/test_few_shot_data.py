@@ -114,6 +114,16 @@ def test_classes_that_cannot_be_chosen_are_refused(fashion, preset, options, mes
         prepare_and_count(plan_run(config), fashion)
 
 
+def test_there_are_no_validation_classes_to_evaluate(fashion):
+    data = FewShotData(name="fashion_mnist", base_classes=5)
+    protocol = build_protocol(FewShotConfig(data=data))
+    message = "fashion_mnist has no validation classes; it has base, novel"
+    with pytest.raises(ConfigError, match=message):
+        protocol.load(fashion, "validation")
+    with pytest.raises(ConfigError, match=message):
+        margin_data.parts_of(DATA, "validation")
+
+
 def test_fewer_base_classes_of_a_set_that_holds_classes_out(folders):
     data = FewShotData(base_classes=7, subset_seed=1)
     protocol = build_protocol(FewShotConfig(data=data))
