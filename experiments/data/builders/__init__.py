@@ -108,8 +108,10 @@ _SHARE_IMAGES = (
     {"caltech101", "caltech256"},
     {"kanji", "kanji_radicals"},
     {"kmnist", "k49"},
-    {"mnist", *(f"emnist_{split}" for split in ("balanced", "byclass", "bymerge"))}
-    | {f"emnist_{split}" for split in ("digits", "letters", "mnist")},
+    {
+        *("mnist", "emnist_balanced", "emnist_byclass", "emnist_bymerge"),
+        *("emnist_digits", "emnist_letters", "emnist_mnist"),
+    },
 )
 """Groups of data sets that contain some of the same images, each with its own splits."""
 _SIZES = range(8, 2049)
