@@ -17,6 +17,7 @@ from experiments.errors import ConfigError, ExperimentError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, classification, config_from_dict
 from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
+from experiments.protocols.few_shot_data import holds_classes_out
 from experiments.reporting.grid import write_grid
 from experiments.reporting.markdown import format_value, table
 from experiments.reporting.results import Axis, Comparison, Run
@@ -148,9 +149,12 @@ def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") 
     far as that run still exists; what a file of weights has seen is unknown.
     """
     trained_on = config.data.name
-    if trained_on.partition("@")[0] == data.partition("@")[0]:
+    plain = trained_on.partition("@")[0]
+    if plain == data.partition("@")[0]:
         all_are_base = vars(config.data).get("novel") or split in ("all", "base")
-        if all_are_base and "base" in build_protocol(config).splits:
+        # Where classes are chosen, test images are not for training.
+        of_classes = "base" in build_protocol(config).splits and holds_classes_out(plain)
+        if all_are_base and of_classes:
             return f"base classes of {trained_on}, which include test images"
     elif share_images(trained_on, data):
         return f"{trained_on}, which shares images with {data}"

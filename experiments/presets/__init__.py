@@ -1,7 +1,7 @@
 """The papers' experiments as configurations, one file a protocol.
 
-Results on the icons and kanji are in experiments/RESULTS.md. The photographs do not ship with the
-project and have not been run here.
+Results on the icons and kanji are in experiments/RESULTS.md. Photographs do not ship with the
+project; of them, only Fashion-MNIST has been run here, for a short time.
 """
 
 from __future__ import annotations

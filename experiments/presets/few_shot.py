@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from experiments.config import DataConfig, ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import JITTERED, RESNET12
+from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.presets.photographs import FASHION, JITTERED, RESNET12
 from experiments.presets.preset import DIFFERS, MAIN_TEXT, OURS, Preset, by_option
 from experiments.protocols.few_shot import FewShotConfig
+from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.integration import IntegratedLoss
 
 # On the icons, 250 steps of a Conv4 with SCE+NCA have a validation 1-shot accuracy of 64 % with
@@ -68,7 +69,7 @@ def _photographs(
 ) -> Preset:
     """ResNet-12 on a data set of photographs, with so many images of the base classes."""
     config = FewShotConfig(
-        data=DataConfig(name=name, **JITTERED, pad=pad),
+        data=FewShotData(name=name, **JITTERED, pad=pad),
         sampling=SamplingConfig(batch_size=batch_size),
         model=RESNET12,
         loss=loss,
@@ -85,6 +86,18 @@ PRESETS = {
     "icons": Preset(
         "Few-shot transfer on the shipped icons (100 / 29 / 50 classes, 32×32 grey, Conv4).",
         FewShotConfig(model=ModelConfig(widths=(16, 32, 64, 64)), loss=_LOSS, steps=800),
+    ),
+    # No class is left for validation, so the last checkpoint is evaluated. Another split of the
+    # classes: --data.subset-seed. Samplings: random 5x25.
+    "fashion": Preset(
+        "Few-shot transfer on Fashion-MNIST (5 / – / 5 classes, 32×32 grey, Conv4).",
+        FewShotConfig(
+            data=FewShotData(**FASHION, base_classes=5),
+            model=ModelConfig(widths=(16, 32, 64, 64)),
+            loss=_LOSS,
+            steps=800,
+            validate_every=400,
+        ),
     ),
     # Tables A, B.
     "mini-imagenet": _photographs(

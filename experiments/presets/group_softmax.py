@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import (
+    FASHION,
+    FASHION_HOLDOUT,
     IMAGENET_CROP_NAMES,
     IMAGENET_CROPS,
     RESNET50,
@@ -94,6 +96,22 @@ PRESETS = {
             loss=GroupLoss(num_groups=2),
             optimizer=OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4),
             steps=800,
+        ),
+    ),
+    # Few images of a class, and 1,024 averaged features: 256 in each of 4 groups, far more than
+    # there are classes. Other numbers of images, several draws of them, and groups:
+    #     python -m experiments sweep fashion-groups --over loss.name=softmax,tight,loose
+    #         data.samples_per_class=20,100,1000 data.subset_seed=0,1,2
+    #         --pairs-over data.subset_seed --baseline loss.name=softmax
+    "fashion-groups": Preset(
+        "Group softmax on 100 images a class of Fashion-MNIST (32×32 grey, Conv4, D = 1,024).",
+        GroupSoftmaxConfig(
+            data=ClassificationData(**FASHION, samples_per_class=100, holdout=FASHION_HOLDOUT),
+            model=ModelConfig(widths=(16, 32, 64, 1024), pooling="mean"),
+            loss=GroupLoss(num_groups=4),
+            optimizer=OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4),
+            steps=800,
+            validate_every=200,
         ),
     ),
     # The validation images serve as test images; none are held out, so the last checkpoint is

@@ -19,6 +19,8 @@ from dataclasses import replace
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import (
+    FASHION,
+    FASHION_HOLDOUT,
     FLOAT16,
     IMAGENET_CROPS,
     IMAGENET_MEAN,
@@ -297,6 +299,25 @@ PRESETS = {
             data=replace(_ICONS.data, imbalance=0.05, mixup=1.0),
             optimizer=replace(_ICONS.optimizer, weight_decay=2e-4),
             loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),
+        ),
+    ),
+    # Section 7.2, with images that anyone can have: the class sizes are those of CIFAR-10-LT (5,000
+    # to 50), and validation and test images are balanced. In 9 dimensions or more, the prototypes
+    # of 10 classes are a simplex, of which every assignment is as good as any other; hence 5. The
+    # paper's imbalances and methods, and half the dimension:
+    #     python -m experiments sweep fashion-longtail --over data.imbalance=0.005,0.01,0.02
+    #         loss.name=dynamic,static,fixed-ce,softmax,cosine-softmax
+    #     python -m experiments sweep fashion-longtail --over model.dim=5,10
+    #         loss.name=dynamic,static,softmax --seeds 0 1 2
+    "fashion-longtail": Preset(
+        "Hyperspherical classification on a long tail of Fashion-MNIST, imbalance 0.01 (Conv4).",
+        replace(
+            _ICONS,
+            data=ClassificationData(**FASHION, holdout=FASHION_HOLDOUT, imbalance=0.01, mixup=1.0),
+            model=replace(_ICONS.model, dim=5),
+            optimizer=replace(_ICONS.optimizer, weight_decay=2e-4),
+            loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),
+            validate_every=400,
         ),
     ),
     # Section 7.2. The code's imbalances are 0.005, 0.01 and 0.02. Another --data.imbalance changes

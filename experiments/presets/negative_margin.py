@@ -42,6 +42,7 @@ from typing import Any, Literal, NamedTuple
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import (
+    FASHION,
     ORDER_OF_COLORS,
     RESNET12,
     RUNNING_VARIANCES,
@@ -259,6 +260,25 @@ PRESETS = {
             optimizer=dataclasses.replace(_ADAM, weight_decay=5e-4, warmup_steps=400),
             steps=1600,
             validate_every=200,
+        ),
+    ),
+    # No class is left for validation, so the last checkpoint is evaluated. Eight splits of the
+    # classes into five base and five novel ones (the seed 3 draws those of 0), and all ten as base
+    # classes for the icons:
+    #     python -m experiments sweep fashion-margin --over loss.margin=-0.1,0
+    #         data.subset_seed=0,1,2,4,5,6,7,8 --pairs-over data.subset_seed
+    #         --baseline loss.margin=0
+    #     python -m experiments train fashion-margin --data.base-classes 0 --data.novel icons
+    #         --steps 6000
+    "fashion-margin": Preset(
+        "Negative margin on Fashion-MNIST (5 / – / 5 classes by seed, 32×32 grey, Conv4).",
+        NegativeMarginConfig(
+            data=MarginData(**FASHION, base_classes=5),
+            sampling=SamplingConfig(batch_size=128),
+            model=ModelConfig(widths=(16, 32, 64, 64)),
+            optimizer=dataclasses.replace(_ADAM, weight_decay=1e-5, warmup_steps=400),
+            steps=1600,
+            validate_every=400,
         ),
     ),
 }

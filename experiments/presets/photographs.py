@@ -18,6 +18,17 @@ IMAGENET_CROPS: dict[str, Any] = {
 """Data options of ImageNet training: random resized crops of 224 pixels (protocols B, C and D)."""
 IMAGENET_CROP_NAMES = "data: mean std pad image_size resize crop_scale flip"
 """Their names and that of the flips that go with them, for the sources of a preset."""
+FASHION: dict[str, Any] = {
+    "name": "fashion_mnist",
+    "mean": (0.286,),
+    "std": (0.353,),
+    "image_size": 32,
+}
+"""Data options of Fashion-MNIST: its mean and deviation, and the size of the icons, which leaves a
+Conv4 2×2 positions; 28 pixels leave one."""
+FASHION_HOLDOUT = 1 / 6
+"""Share of its training images for validation: 1,000 of 6,000 a class, as many as there are for
+test. CIFAR-10 has the other 5,000, too."""
 JITTERED: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "color_jitter": 0.4}
 """Data options of few-shot training (protocol A)."""
 

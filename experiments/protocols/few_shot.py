@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import Count, Folders, TrainConfig, to_dict
+from experiments.config import Count, TrainConfig, to_dict
 from experiments.contracts import (
     Loss,
     Metric,
@@ -24,8 +24,6 @@ from experiments.contracts import (
     Protocol,
     measured,
 )
-from experiments.data.builders import split_names
-from experiments.data.pipeline import load_split, stored_counts
 from experiments.data.sampling import Episodes, episode_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
@@ -39,7 +37,8 @@ from experiments.evaluation.few_shot import (
 )
 from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace, split_by_span
 from experiments.processes import is_first
-from experiments.protocols import integration
+from experiments.protocols import few_shot_data, integration
+from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.integration import IntegratedLoss, terms
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
 from experiments.reporting.markdown import format_value
@@ -78,44 +77,38 @@ class FewShotConfig(TrainConfig):
 
     protocol: ClassVar[str] = "few-shot"
 
+    data: FewShotData = field(default_factory=FewShotData)
     loss: IntegratedLoss = field(default_factory=IntegratedLoss)
     evaluation: IntegrationEvaluation = field(default_factory=IntegrationEvaluation)
 
 
 def build(config: FewShotConfig) -> Protocol:
     """The protocol of a run."""
-    loss, evaluation, name = config.loss, config.evaluation, config.data.name
+    data, loss, evaluation = config.data, config.loss, config.evaluation
     return Protocol(
         splits=SPLITS,
-        load=lambda folders, split: load_split(name, split, **vars(folders)),
-        counts_by_split=partial(counts_by_split, name),
-        check_data=partial(check_data, name, loss, evaluation),
+        load=partial(few_shot_data.load, data),
+        counts_by_split=lambda folders: {
+            split: part.counts for split, part in few_shot_data.parts(data, folders).items()
+        },
+        check_data=partial(check_data, data.name, loss, evaluation),
         objective=partial(objective, loss),
         validation_metric=Metric("1-shot accuracy"),
         validate=partial(validate_prototypes, evaluation),
         metrics=accuracy_metrics(evaluation)
         + (_span_metrics(evaluation) if evaluation.span else []),
         evaluate=partial(evaluate, loss, evaluation, config.sampling.batch_size),
-        check_options=partial(check_options, loss),
+        check_options=partial(check_options, loss, data),
         description={
             "label": integration.label(loss.name),
             "evaluation": to_dict(evaluation),
+            "base_classes": data.base_classes,
+            "subset_seed": data.subset_seed,
         },
         report=report,
         compares_samples=terms(loss.name).metric is not None,
         diagnose=partial(diagnose, loss),
     )
-
-
-def counts_by_split(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The images of every class, by split, of a data set that must hold classes out."""
-    splits = split_names(name)
-    if not {"base", "novel"} <= set(splits):
-        raise ConfigError(
-            f"data.name = {name} has the splits {', '.join(splits)}, and few-shot evaluation "
-            "needs base and novel classes"
-        )
-    return stored_counts(name, **vars(folders))
 
 
 def check_episodes(
@@ -147,8 +140,9 @@ def check_data(
         )
 
 
-def check_options(options: IntegratedLoss, num_features: int) -> None:
-    """Checks that a queue has a loss that uses it."""
+def check_options(options: IntegratedLoss, data: FewShotData, num_features: int) -> None:
+    """Checks that a queue has a loss that uses it, and that there are enough classes."""
+    few_shot_data.check_base_classes(data)
     if options.queue and not integration.takes_queue(options.name):
         raise ConfigError(
             f"loss.queue = {options.queue} needs a metric loss that compares images, and "
@@ -347,6 +341,9 @@ def report(results: dict[str, Any]) -> list[str]:
         "",
         _retrieval_line(results["metrics"]),
     ]
+    if number := results.get("base_classes"):
+        seed = results["subset_seed"]
+        lines += ["", f"Base classes: {number} of {results['data']}, chosen by the seed {seed}."]
     if subspace := results.get("subspace"):
         shares = subspace["variance_share"], subspace["class_variance_share"]
         inside, classes = (format_value(share, "%") for share in shares)

@@ -21,6 +21,7 @@ from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Pr
 from experiments.data.pipeline import load_split
 from experiments.protocols import few_shot
 from experiments.protocols.few_shot import FewShotEvaluation
+from experiments.protocols.few_shot_data import held_out_counts
 from experiments.protocols.linear_head import build_classifier_loss, init_kernel
 
 
@@ -87,7 +88,7 @@ def load(name: str, folders: Folders, split: str) -> ImageSet:
 
 def counts_by_split(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     """One image of every base class; the number of images of every validation and novel class."""
-    stored = few_shot.counts_by_split(name, folders)
+    stored = held_out_counts(name, folders)
     return {**stored, "base": np.ones(stored["base"].sum(), np.int64)}
 
 

@@ -1,22 +1,22 @@
-"""The images of protocol E: those of a few-shot data set, a part of them, or two sets."""
+"""The images of protocol E: those of a data set, a part of them, or two sets."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 
-from experiments.config import DataConfig, Folders, Pixels, Seed, Share
+from experiments.config import Folders, Share
 from experiments.contracts import ImageSet
 from experiments.data.augment import seen_shape
-from experiments.data.builders import builder_class, image_shape, share_images, split_names
+from experiments.data.builders import image_shape, share_images, split_names
 from experiments.data.pipeline import class_names, load_split, stored_counts
-from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
-from experiments.protocols import few_shot
+from experiments.protocols import few_shot_data
+from experiments.protocols.few_shot_data import FewShotData, Part, holds_classes_out
 
 _OTHER_IMAGES = {"mini_imagenet": "imagenet", "tiered_imagenet": "imagenet"}
 """Few-shot sets made from training images alone of another set, whose test images are new to it."""
@@ -25,8 +25,8 @@ SELECTION = {"base": "train", "held-out": "validation"}
 
 
 @dataclass(frozen=True)
-class MarginData(DataConfig):
-    """Which images of a few-shot data set, and how they are augmented."""
+class MarginData(FewShotData):
+    """Which images of one data set or two, and how they are augmented."""
 
     holdout: Share = 0.0
     """Fraction of each base class's images that is held out for the episodes of base classes."""
@@ -34,24 +34,15 @@ class MarginData(DataConfig):
     """Data set with test images of the base classes; empty: held-out or training images."""
     novel: str = ""
     """Few-shot data set of the validation and novel classes, with all classes of NAME as base."""
-    base_classes: Pixels = 0
-    """Number of base classes, the same in every run; 0: all."""
-    subset_seed: Seed = 0
-    """Seed that chooses these classes; 0 if all are used."""
 
 
 def load(data: MarginData, folders: Folders, split: str) -> ImageSet:
     """The images of the base, validation or novel classes, or the untrained images of base ones."""
-    read = partial(load_split, **vars(folders))
-    if split not in SELECTION:
-        return read(novel_name(data), split)
     if split == "held-out" and data.base_test:
         names, rows, labels = _other_images(data, folders)
-        images = read(data.base_test, "test", rows=rows)
+        images = load_split(data.base_test, "test", rows=rows, **vars(folders))
         return dataclasses.replace(images, labels=labels, class_names=names)
-    chosen, _ = _select_base(data, folders)
-    rows = chosen.rows[SELECTION[split]] if data.holdout or data.base_classes else None
-    return chosen.renumber(read(data.name, _base_splits(data), rows=rows))
+    return few_shot_data.load(data, folders, split, **_options(data))
 
 
 def counts_by_split(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]:
@@ -59,11 +50,7 @@ def counts_by_split(data: MarginData, folders: Folders) -> Mapping[str, np.ndarr
 
     `held-out` has the images of base classes that are not for training, if there are any.
     """
-    counts = {**few_shot.counts_by_split(novel_name(data), folders)}
-    chosen, labels = _select_base(data, folders)
-    for split, part in SELECTION.items():
-        if part in chosen.rows:
-            counts[split] = chosen.counts(labels, part)
+    counts = {split: part.counts for split, part in _parts(data, folders).items()}
     if data.base_test:
         names, _, labels = _other_images(data, folders)
         counts["held-out"] = np.bincount(labels, minlength=len(names))
@@ -75,31 +62,21 @@ def novel_name(data: MarginData) -> str:
     return data.novel or data.name
 
 
-def _base_splits(data: MarginData) -> str:
-    return "+".join(split_names(data.name)) if data.novel else "base"
+def _options(data: MarginData) -> dict[str, Any]:
+    return {"holdout": data.holdout, "novel": data.novel}
 
 
-def _select_base(data: MarginData, folders: Folders) -> tuple[Selection, np.ndarray]:
-    """The chosen base classes, and the labels of all base images in the order of `load_split`."""
-    own = few_shot.counts_by_split(data.name, folders)
-    labels = labels_of(np.concatenate([own[split] for split in _base_splits(data).split("+")]))
-    chosen = select(
-        labels,
-        test_labels=np.zeros(0, labels.dtype),
-        classes=data.base_classes,
-        subset_seed=data.subset_seed,
-        holdout=data.holdout,
-        option="data.base_classes",
-    )
-    return chosen, labels
+def _parts(data: MarginData, folders: Folders) -> dict[str, Part]:
+    return few_shot_data.parts(data, folders, **_options(data))
 
 
 def _other_images(
     data: MarginData, folders: Folders
 ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """The names of the base classes; rows and labels of their test images in `data.base_test`."""
-    own = class_names(data.name, _base_splits(data), **vars(folders))
-    names = tuple(own[label] for label in _select_base(data, folders)[0].classes)
+    base = _parts(data, folders)["base"]
+    own = class_names(base.name, base.stored, **vars(folders))
+    names = tuple(own[label] for label in base.classes)
     stored = class_names(data.base_test, "test", **vars(folders))
     if missing := set(names) - set(stored):
         raise ConfigError(
@@ -135,13 +112,7 @@ def check_options(data: MarginData) -> None:
             f"data.base_test = {data.base_test} is not known to have images of the classes of "
             f"{data.name} that are not in it; set it to {instead}empty and use data.holdout"
         )
-    published = builder_class(data.name).SPEC.classes
-    # A set without base classes is refused where its splits are read.
-    available = sum(published.get(split, 0) for split in _base_splits(data).split("+"))
-    if data.base_classes == 1 or 0 < available < data.base_classes:
-        raise ConfigError(
-            f"data.base_classes = {data.base_classes} must be from 2 to {available}, or 0 for all"
-        )
+    few_shot_data.check_base_classes(data, data.novel)
 
 
 def check_shapes(data: MarginData) -> None:
@@ -163,11 +134,16 @@ def check_shapes(data: MarginData) -> None:
 
 def has_held_out(data: MarginData) -> bool:
     """Whether there are images of base classes that are not for training."""
-    return bool(data.holdout or data.base_test)
+    return bool(data.holdout or data.base_test or not holds_classes_out(data.name))
 
 
 def parts_of(data: MarginData, split: str) -> list[str]:
     """The splits that the evaluation of a split measures, where the data has them."""
-    available = ("base", *split_names(novel_name(data)))
+    of_novel = split_names(novel_name(data)) if holds_classes_out(novel_name(data)) else ("novel",)
+    available = ("base", *of_novel)
     requested = ("novel", "validation", "base") if split == "novel" else (split,)
-    return [part for part in requested if part in available]
+    found = [part for part in requested if part in available]
+    if not found:
+        name = novel_name(data)
+        raise ConfigError(f"{name} has no {split} classes; it has {', '.join(available)}")
+    return found

@@ -6,9 +6,12 @@ every class of a split.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import shutil
+import string
+import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -548,6 +551,108 @@ def nus_wide_table(manual_dir: Path) -> Expected:
     return _expect_nus()
 
 
+_DIGITS = tuple(string.digits)
+_CLOTHES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_KUZUSHIJI = (
+    *(
+        chr(code)
+        for code in range(0x3042, 0x3094)
+        if "SMALL" not in unicodedata.name(chr(code))
+        and unicodedata.normalize("NFD", chr(code)) == chr(code)
+    ),
+    "ゝ",
+)
+_MERGED = tuple(sorted(string.digits + string.ascii_uppercase + "abdefghnqrt"))
+
+
+def idx(array: np.ndarray) -> bytes:
+    """The content of an IDX file of bytes."""
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+def idx_files(names: tuple[str, ...], file: str, *, test: str = "t10k") -> Callable:
+    """A set of the MNIST family: `file` is a format of the split and of the `kind` of file.
+
+    As published, EMNIST has transposed images, and labels of letters that begin with 1.
+    """
+
+    def write(manual_dir: Path) -> Expected:
+        images, labels, expected = _greys(names, letters="letters" in file)
+        for split, part in {"train": "train", "test": test}.items():
+            for array, kind in ((images[split], "images"), (labels[split], "labels")):
+                path = manual_dir / file.format(part, kind=kind, axes=array.ndim)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if "emnist" in file and array.ndim == 3:
+                    array = array.swapaxes(1, 2)
+                content = idx(array)
+                path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
+        return expected
+
+    write.__name__ = file
+    return write
+
+
+def npz_files(names: tuple[str, ...], file: str) -> Callable:
+    """The same in files of NumPy, one for each array or, as Keras has it, one for all."""
+
+    def write(manual_dir: Path) -> Expected:
+        images, labels, expected = _greys(names)
+        files: dict[Path, dict[str, np.ndarray]] = {}
+        for split in expected:
+            for array, kind, axis in ((images, "imgs", "x"), (labels, "labels", "y")):
+                path = manual_dir / file.format(split, kind=kind)
+                key = "arr_0" if "{" in file else f"{axis}_{split}"
+                files.setdefault(path, {})[key] = array[split]
+        for path, found in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(path, **found)  # pyright: ignore[reportArgumentType]
+        return expected
+
+    write.__name__ = file
+    return write
+
+
+def _greys(
+    names: tuple[str, ...], *, letters: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], Expected]:
+    """Images uint8 [n, 28, 28] and labels uint8 [n] by split, and what a reader must find."""
+    classes = {
+        "train": {name: 1 + i % 2 for i, name in enumerate(names)},
+        "test": dict.fromkeys(names, 1),
+    }
+    images, labels, expected = {}, {}, {}
+    for split, (of, colours) in arrays(classes, 28).items():
+        numbers = np.array([names.index(name) for name in of], np.uint8)
+        images[split], labels[split] = colours[..., 0], numbers + letters
+        order = np.argsort(numbers, kind="stable")
+        greys = colours[order, 0, 0, :1]
+        expected[split] = ImageSet(greys, numbers[order].astype(np.int32), names)
+    return images, labels, expected
+
+
+_PUBLISHED = "/{}-{kind}-idx{axes}-ubyte"
+fashion_mnist = idx_files(_CLOTHES, f"fashion-mnist{_PUBLISHED}.gz")
+mnist_keras = npz_files(_DIGITS, "mnist/mnist.npz")
+k49 = npz_files(_KUZUSHIJI, "k49/k49-{}-{kind}.npz")
+_emnist_letters = idx_files(
+    tuple(string.ascii_lowercase), "gzip/emnist-letters-{}-{kind}-idx{axes}-ubyte.gz", test="test"
+)
+
+
+def emnist_letters(manual_dir: Path) -> Expected:
+    """`gzip.zip`, with all files of EMNIST."""
+    with packed(manual_dir / "gzip.zip") as folder:
+        write_lines(folder / "gzip/emnist-digits-train-labels-idx1-ubyte.gz", ["damaged"])
+        return _emnist_letters(folder)
+
+
+def _emnist(split: str, names: tuple[str, ...]) -> Callable:
+    return idx_files(names, f"emnist-{split}-{{}}-{{kind}}-idx{{axes}}-ubyte.gz", test="test")
+
+
 ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "imagenet": (
         imagenet_archives,
@@ -564,6 +669,19 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "svhn": (svhn,),
     "svhn_extra": (svhn_extra,),
     "stl10": (stl10,),
+    "fashion_mnist": (fashion_mnist, idx_files(_CLOTHES, f"fashion_mnist{_PUBLISHED}")),
+    "mnist": (idx_files(_DIGITS, "mnist/{}-{kind}.idx{axes}-ubyte"), mnist_keras),
+    "kmnist": (
+        idx_files(tuple("おきすつなはまやれを"), f"kmnist{_PUBLISHED}.gz"),
+        npz_files(tuple("おきすつなはまやれを"), "kmnist/kmnist-{}-{kind}.npz"),
+    ),
+    "k49": (k49, idx_files(_KUZUSHIJI, f"k49{_PUBLISHED}.gz")),
+    "emnist_balanced": (_emnist("balanced", _MERGED),),
+    "emnist_byclass": (_emnist("byclass", tuple(sorted(string.digits + string.ascii_letters))),),
+    "emnist_bymerge": (_emnist("bymerge", _MERGED),),
+    "emnist_digits": (_emnist("digits", _DIGITS),),
+    "emnist_letters": (emnist_letters,),
+    "emnist_mnist": (_emnist("mnist", _DIGITS),),
     "aircraft": (aircraft,),
     "caltech101": (caltech101, caltech101_folder),
     "cars": (cars, cars_in_one),

@@ -1,5 +1,6 @@
 """The data sets for classification, many labels and transfer."""
 
+import gzip
 import itertools
 import json
 import pickle
@@ -15,6 +16,7 @@ from scipy.io import savemat
 
 from experiments.config import Folders
 from experiments.data import builders
+from experiments.data.builders import mnist
 from experiments.data.builders.archives import (
     DamagedArchiveError,
     MissingArchiveError,
@@ -132,6 +134,36 @@ def test_rows_columns_and_colours_of_arrays(dirs, monkeypatch, name):
         np.testing.assert_array_equal(image, pattern("", image[0, 0, 2] // 10, len(image)))
 
 
+@pytest.mark.parametrize("write", [many.fashion_mnist, many.mnist_keras, many.emnist_letters])
+def test_rows_and_columns_of_the_mnist_family(dirs, monkeypatch, write):
+    def pattern(key, i, size):
+        rows, columns = np.mgrid[0:size, 0:size]
+        return (9 * rows[..., None] + columns[..., None] // 4 * [1, 0, 0]).astype(np.uint8)
+
+    monkeypatch.setattr(few, "pixels", pattern)
+    write(dirs["manual_dir"])
+    images = load_split(NAMES[write], "train", **dirs).images[:]
+    assert (images == pattern("", 0, 28)[..., :1]).all()
+
+
+def test_the_files_of_debians_package_are_found_where_it_has_them(dirs, monkeypatch, tmp_path):
+    said = builders.describe("fashion_mnist", **dirs).missing
+    assert "`apt-get install dataset-fashion-mnist`, found in /usr/share/datasets/fash" in said
+    assert "--manual-dir ~/.keras/datasets" in said
+    expected = many.fashion_mnist(tmp_path / "usr")
+    monkeypatch.setattr(mnist, "_DEBIAN", tmp_path / "usr/fashion-mnist")
+    found = builders.describe("fashion_mnist", **dirs).found
+    assert [path.parent for path in found] == [tmp_path / "usr/fashion-mnist"] * 4
+    _is_read(dirs, "fashion_mnist", expected)
+
+
+def test_compression_is_seen_in_the_file_and_not_in_its_name(dirs):
+    expected = many.fashion_mnist(dirs["manual_dir"])
+    for path in dirs["manual_dir"].rglob("*.gz"):
+        path.write_bytes(gzip.decompress(path.read_bytes()))
+    _is_read(dirs, "fashion_mnist", expected)
+
+
 @pytest.mark.parametrize(("name", "train"), [("svhn", 13), ("svhn_extra", 13 + 21)])
 def test_extra_digits_are_for_training_where_they_are_wanted(dirs, name, train):
     ONE_LABEL[name][0](dirs["manual_dir"])
@@ -197,6 +229,86 @@ def _cifar(shape, labels):
     return pickled({"data": np.zeros(shape, np.uint8), "fine_labels": labels})
 
 
+def idx(*shape, code=8, fill=0):
+    """An IDX file of one number, in place of another."""
+    written = many.idx(np.full(shape, fill, np.uint8))
+    return content(written[:2] + bytes([code]) + written[3:])
+
+
+def unpacked(change):
+    return lambda path: path.write_bytes(change(gzip.decompress(path.read_bytes())))
+
+
+def swapped(name):
+    def change(path):
+        other = path.with_name(name)
+        contents = path.read_bytes(), other.read_bytes()
+        other.write_bytes(contents[0])
+        path.write_bytes(contents[1])
+
+    return change
+
+
+def _train_for_test(path):
+    swapped(path.name.replace("t10k", "train"))(path)
+    swapped("t10k-images-idx3-ubyte.gz")(path.with_name("train-images-idx3-ubyte.gz"))
+
+
+def _labels_of_mnist(path):
+    path.write_bytes(many.idx(np.array([5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 0, 1, 2, 3, 4], np.uint8)))
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def _other_end(path):
+    path.write_bytes(path.read_bytes()[:-8] + b"12345678")
+
+
+def npz(**arrays):
+    return lambda path: np.savez(path, **arrays)
+
+
+DAMAGED_IDX = [
+    ("train-images-idx3", cut(9), "{} is a damaged gzip file: Compressed file ended before the"),
+    ("train-images-idx3", _other_end, "{} is a damaged gzip file: CRC check failed"),
+    ("train-images-idx3", content(b""), "{} is not an IDX file: it starts with nothing, where a"),
+    ("train-images-idx3", content(b"<html>"), "{} is not an IDX file: it starts with 3c 68 74 6d"),
+    ("t10k-labels-idx1", unpacked(lambda raw: raw[:6]), "{} ends within its header"),
+    ("train-images-idx3", folder, "{} is a folder; put the file in its place"),
+    ("train-images-idx3", idx(15, 28, 28, code=13), "{} has elements of the type 0x0d, not unsig"),
+    (
+        "t10k-images-idx3",
+        unpacked(lambda raw: raw[:-100]),
+        "{} should have 7840 bytes after its header, which says 10×28×28, and has 7740",
+    ),
+    ("train-labels-idx1", unpacked(lambda raw: raw + b"0"), "{} should have 15 bytes after its"),
+    (
+        "train-images-idx3",
+        idx(15, 32, 32),
+        "{}: images should be uint8 [n, 28, 28], not uint8 [15, 32",
+    ),
+    ("train-images-idx3", idx(0, 28, 28), "{} has no images"),
+    (
+        "train-images-idx3",
+        swapped("train-labels-idx1-ubyte.gz"),
+        "{} contains labels, but should contain images; are the two files swapped?",
+    ),
+    ("t10k-labels-idx1", copied("t10k-images-idx3-ubyte.gz"), "{} contains images, but should con"),
+    ("train-labels-idx1", copied("t10k-labels-idx1-ubyte.gz"), "{}: 15 images, but 10 labels"),
+    ("t10k-labels-idx1", _train_for_test, "has 10 labels, fewer than"),
+    (
+        "train-labels-idx1",
+        _labels_of_mnist,
+        "{} is the file of mnist, but is in a folder of fashion_",
+    ),
+    ("train-labels-idx1", idx(15, fill=10), "{}: a label is not one of the 10 classes"),
+    ("t10k-labels-idx1", idx(10), "{} lists the class 'Trouser', without images"),
+]
+"""A file of Fashion-MNIST, what is done to it, and what the error says."""
+
 _PNG = encode_png(np.zeros((84, 84, 3), np.uint8))
 _DIGITS = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])}
 
@@ -238,6 +350,12 @@ DAMAGE = [
     (many.cifar100, "train", content(b"cos\nsystem\n(S'true'\ntR."), "{} requests os.system"),
     (many.cifar100, "test", _cifar((2, 3072), [0, 1, 2]), "2 images, but 3 labels"),
     (many.cifar100, "test", _cifar((2, 32, 32, 3), [0, 1]), "[n, 3072]"),
+    *((many.fashion_mnist, f"{file}-ubyte.gz", *of) for file, *of in DAMAGED_IDX),
+    (many.mnist_keras, "mnist.npz", cut(), "{} is not an .npz file with a readable array x_train"),
+    (many.k49, "k49-test-labels.npz", npz(labels=np.zeros(49)), "with a readable array arr_0: Key"),
+    (many.k49, "k49-test-labels.npz", npz(arr_0=np.arange(49)), "{}: labels should be uint8 [n]"),
+    (many.k49, "k49-train-imgs.npz", copied("k49-train-labels.npz"), "{} contains labels, but"),
+    (many.emnist_letters, "gzip.zip", cut(), "{} is damaged, encrypted, or not a zip"),
     (many.coco_2017, "*_val2017.json", cut(20), "{} is not a JSON file"),
     (many.coco_2017, "*_val2017.json", _image_lost, "{}: an entry lacks a field, or refers to a"),
     (many.coco_2017, "*_val2017.json", replaced("person", "people"), "{} has other labels than"),

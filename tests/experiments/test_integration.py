@@ -16,7 +16,7 @@ import scipy.optimize
 
 import jaxloss
 from experiments.assembly import plan_run
-from experiments.config import DataConfig, SamplingConfig
+from experiments.config import SamplingConfig
 from experiments.contracts import Metric, Outputs, Problem, Protocol
 from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
@@ -29,6 +29,7 @@ from experiments.evaluation.few_shot import (
 from experiments.evaluation.subspace import classifier_subspace, split_by_span
 from experiments.protocols import few_shot, integration
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
+from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.integration import NAMES, IntegratedLoss, build_loss
 from experiments.training.parallel import device_mesh
 from tests.jaxloss import references
@@ -143,12 +144,12 @@ def test_with_stop_gradient_the_classifier_learns_from_the_classification_loss_a
 @pytest.mark.parametrize("option", ["mixup", "cutmix"])
 @pytest.mark.parametrize("name", ["nca", "sce+proto", "spectral:bce+nca"])
 def test_mixed_images_need_a_loss_of_single_samples(name, option):
-    data = dataclasses.replace(DataConfig(), **{option: 0.5})
+    data = dataclasses.replace(FewShotData(), **{option: 0.5})
     config = FewShotConfig(data=data, loss=IntegratedLoss(name))
     with pytest.raises(ConfigError, match=rf"data.{option} = 0\.5 needs a loss of single samples"):
         plan_run(config)
     plan_run(dataclasses.replace(config, loss=IntegratedLoss("sce")))
-    plan_run(dataclasses.replace(config, data=DataConfig()))
+    plan_run(dataclasses.replace(config, data=FewShotData()))
 
 
 @pytest.mark.parametrize("name", ["sce", "proxy-anchor"])

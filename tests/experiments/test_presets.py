@@ -123,6 +123,10 @@ FROZEN = {
     "icons-instances": ("icons", 800, 128, 0.003, 1e-05, 0),
     "icons-names": ("icons", 1200, 128, 0.003, 1e-05, 0),
     "icons-margin": ("icons", 800, 128, 0.003, 1e-05, 200),
+    "fashion": ("fashion_mnist", 800, 128, 0.1, 0.0005, 0),
+    "fashion-groups": ("fashion_mnist", 800, 128, 0.1, 0.0001, 0),
+    "fashion-longtail": ("fashion_mnist", 3200, 128, 1.0, 0.0002, 0),
+    "fashion-margin": ("fashion_mnist", 1600, 128, 0.003, 1e-05, 400),
     "kanji-margin": ("kanji_radicals@32", 1600, 128, 0.003, 0.0005, 400),
 }
 """What the recorded results of a preset depend on most; a change here is a new experiment."""

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from experiments.assembly import plan_run
-from experiments.config import DataConfig, ModelConfig, SamplingConfig
+from experiments.config import ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
 from experiments.protocols.few_shot import IntegrationEvaluation
+from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import read_episodes, report_text, write_report
 from experiments.runs import evaluate_run, restore_run, train_run
@@ -28,7 +29,7 @@ from tests.tolerances import FLOAT32
     [
         ({"sampling": SamplingConfig(strategy="64x64")}, "64x64"),
         ({"sampling": SamplingConfig(batch_size=6)}, "does not spread evenly"),
-        ({"data": DataConfig(name="cifar10")}, "cifar10 has the splits train, test"),
+        ({"data": FewShotData(name="cifar10")}, "cifar10 has the splits train, test"),
         ({"model": ModelConfig(weights="nowhere")}, "model.weights = nowhere does not exist"),
         ({"evaluation": IntegrationEvaluation(shots=(1, 5000))}, "novel classes of icons do not"),
         ({"evaluation": IntegrationEvaluation(ways=30, shots=(1,))}, "validation classes of icons"),

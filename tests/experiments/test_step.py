@@ -21,6 +21,7 @@ from experiments.config import DataConfig, ModelConfig, ParallelMode, TrainConfi
 from experiments.contracts import ImageSet, Loss, Objective
 from experiments.errors import DivergedError
 from experiments.protocols import build_protocol
+from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.integration import IntegratedLoss
 from experiments.training import parallel
 from experiments.training.step import (
@@ -112,7 +113,7 @@ def test_bfloat16_trains():
 
 @pytest.mark.long
 def test_options_of_augmentation_and_drop_block_reach_the_step():
-    plain = dataclasses.replace(TINY, data=DataConfig(pad=0, flip=False))
+    plain = dataclasses.replace(TINY, data=FewShotData(pad=0, flip=False))
     # The rate rises with the steps of the run.
     at_once = dataclasses.replace(DROPPING, model=dataclasses.replace(RESNET, drop_block_steps=0))
     for one, other in ((TINY, plain), (DROPPING, at_once)):

@@ -24,6 +24,18 @@ from experiments.data.builders.inat2017_fewshot import Inat2017Fewshot
 from experiments.data.builders.kanji import Kanji, KanjiRadicals
 from experiments.data.builders.listed import Aircraft, Dtd, Food101, Pets, Sun397
 from experiments.data.builders.mini_imagenet import MiniImagenet
+from experiments.data.builders.mnist import (
+    K49,
+    EmnistBalanced,
+    EmnistByclass,
+    EmnistBymerge,
+    EmnistDigits,
+    EmnistLetters,
+    EmnistMnist,
+    FashionMnist,
+    Kmnist,
+    Mnist,
+)
 from experiments.data.builders.nus_wide import NusWide
 from experiments.data.builders.tasks import MultiLabelBuilder
 from experiments.data.builders.tiered_imagenet import TieredImagenet
@@ -64,6 +76,16 @@ BUILDERS: dict[str, type[ImageBuilder]] = {
         Svhn,
         SvhnExtra,
         Stl10,
+        FashionMnist,
+        Mnist,
+        Kmnist,
+        K49,
+        EmnistBalanced,
+        EmnistByclass,
+        EmnistBymerge,
+        EmnistDigits,
+        EmnistLetters,
+        EmnistMnist,
         Aircraft,
         Caltech101,
         Cars,
@@ -85,6 +107,11 @@ _SHARE_IMAGES = (
     {"cub", "cub_fewshot"},
     {"caltech101", "caltech256"},
     {"kanji", "kanji_radicals"},
+    {"kmnist", "k49"},
+    {
+        *("mnist", "emnist_balanced", "emnist_byclass", "emnist_bymerge"),
+        *("emnist_digits", "emnist_letters", "emnist_mnist"),
+    },
 )
 """Groups of data sets that contain some of the same images, each with its own splits."""
 _SIZES = range(8, 2049)

@@ -16,7 +16,7 @@ from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
 from experiments.data.builders.tasks import ClassificationBuilder
 
 
-def _array_split(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
+def array_split(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
     """A split from images uint8 [n, h, w, 3] and labels [n], counted from 0."""
     labels = np.asarray(labels).ravel()
     if labels.dtype.kind not in "iu" or len(labels) != len(images):
@@ -87,7 +87,7 @@ def _read_batches(folder: Path, files: tuple[str, ...], key: str, names: list[st
         images.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels.append(np.asarray(content[key]).ravel())
     source = folder / files[0] if len(files) == 1 else folder
-    return _array_split(np.concatenate(images), np.concatenate(labels), names, source)
+    return array_split(np.concatenate(images), np.concatenate(labels), names, source)
 
 
 class Cifar10(ClassificationBuilder):
@@ -134,7 +134,7 @@ def _read_digits(files: tuple[str, ...], search_path: SearchPath) -> dict[str, C
         # The digit 0 has the label 10.
         labels = np.where(labels == 10, 0, labels.astype(np.int64))
         images = np.ascontiguousarray(np.moveaxis(images, -1, 0))
-        splits[split] = _array_split(images, labels, [str(digit) for digit in range(10)], path)
+        splits[split] = array_split(images, labels, [str(digit) for digit in range(10)], path)
     return splits
 
 
@@ -203,7 +203,7 @@ def _read_binary(search_path: SearchPath) -> dict[str, ClassSplit]:
         # Red, green and blue planes in column-major order.
         images = np.fromfile(path, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
         labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(np.int64) - 1
-        splits[split] = _array_split(images, labels, names, path)
+        splits[split] = array_split(images, labels, names, path)
     return splits
 
 

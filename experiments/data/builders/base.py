@@ -265,7 +265,12 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
             try:
                 manual_dir = Path(dl_manager.manual_dir)
             except AssertionError as error:
-                raise MissingArchiveError(str(error)) from None
+                # Absent or empty. The files may be where a package has put them.
+                manual_dir = self._scratch
+                try:
+                    self.check_source(self.search_path(manual_dir, self._scratch))
+                except MissingArchiveError:
+                    raise MissingArchiveError(str(error)) from None
         splits = self.read_splits(self.search_path(manual_dir, self._scratch))
         self.check_splits(splits)
         names = self.class_names(splits)
