@@ -29,9 +29,9 @@ _NUMBER_THEM = "number those of all data with np.unique(..., return_inverse=True
 
 def floating(name: str, value: Any, shape: str) -> Float[Array, " ..."]:
     """Returns `value` as a float array whose rank is the number of letters in `shape`."""
-    array = as_array(name, value)
+    array = as_array(name, value, integers=False)
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(f"`{name}` must have a float dtype, got {array.dtype}")
+        raise TypeError(f"`{name}` must have a float dtype, got {value.dtype}")
     _check_rank(name, array, shape)
     return array
 
@@ -166,9 +166,9 @@ def row_mask(
     """Returns `where` as a bool array, or None."""
     if where is None:
         return None
-    array = as_array(name, where)
+    array = as_array(name, where, integers=False)
     if array.dtype != jnp.bool_:
-        raise TypeError(f"`{name}` must have dtype bool, got {array.dtype}")
+        raise TypeError(f"`{name}` must have dtype bool, got {where.dtype}")
     _check_rank(name, array, shape)
     same_rows(name, array, scored_name, scored)
     return array
@@ -319,8 +319,8 @@ def second_view(second: Any, first: Float[Array, "n d"]) -> Float[Array, "n d"]:
     return array
 
 
-def as_array(name: str, value: Any) -> Shaped[Array, " ..."]:
-    """Returns a JAX or NumPy array as a JAX array of the same integers."""
+def as_array(name: str, value: Any, *, integers: bool = True) -> Shaped[Array, " ..."]:
+    """Returns a JAX or NumPy array as a JAX array, of the same integers if they are meant."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
         raise TypeError(
             f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}"
@@ -329,10 +329,10 @@ def as_array(name: str, value: Any) -> Shaped[Array, " ..."]:
     if isinstance(value, Tracer):
         return jnp.asarray(value)
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"`{name}` must be a plain array, got a masked one; fill it with {name}.filled(...), "
-            "and leave its masked rows out with where=False"
-        )
+        hint = f"fill it with {name}.filled(...), and leave its masked rows out with where=False"
+        if name in ("labels", "where"):
+            hint = f"convert it with {name}.filled({-1 if name == 'labels' else False})"
+        raise TypeError(f"`{name}` must be a plain array, got a masked one; {hint}")
     try:
         array = jnp.asarray(value)
     except TypeError as error:
@@ -340,7 +340,7 @@ def as_array(name: str, value: Any) -> Shaped[Array, " ..."]:
             f"`{name}` must have a dtype that JAX has, got {value.dtype}"
             f"{_hint_of_dtype(name, value)}"
         ) from error
-    if jnp.issubdtype(array.dtype, jnp.integer):
+    if integers and jnp.issubdtype(array.dtype, jnp.integer):
         narrow = jax.dtypes.canonicalize_dtype(array.dtype)
         if narrow != value.dtype:
             _check_values(name, np.asarray(value), narrow)
@@ -406,7 +406,7 @@ def _hint_of_other(name: str, value: Any) -> str:
 
 def _hint_of_param(name: str, value: Any) -> str:
     """What to do about an `nnx.Param`."""
-    is_param = hasattr(value, "__jax_array__")
+    is_param = hasattr(value, "__jax_array__") and not isinstance(value, jax.Array)
     return f"; pass the array of an nnx.Param as {name}[...]" if is_param else ""
 
 

@@ -258,40 +258,41 @@ def _soft_gap(
 
     def soft_maximum(
         signed: Float[Array, "n C"], members: Bool[Array, "n C"], temperature: Number
-    ) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
-        # Members are above the lowest float, which marks an empty set.
-        signed = jnp.where(members, _at_least_half_of_lowest(signed), lowest)
-        peak = jnp.max(signed, axis, initial=lowest, keepdims=True)
-        peak = _or_zero(peak if axis_name is None else max_over(peak, axis_name))
+    ) -> tuple[Float[Array, " k"], Float[Array, " k"], Bool[Array, " k"]]:
+        """Returns a peak, which has no gradient, what is added to it, and whether there is any."""
+        signed = _finite_from_below(signed)  # Members of −∞ alone are no empty set.
+        peak = jnp.max(jnp.where(members, signed, lowest), axis, initial=lowest, keepdims=True)
+        peak = lax.stop_gradient(peak if axis_name is None else max_over(peak, axis_name))
         # Relative to the peak, the derivative by the temperature does not cancel.
-        gaps = signed - peak
+        gaps = jnp.where(members, signed - peak, lowest)
         if isinstance(temperature, jax.Array):  # 0 · ∞ is NaN, and the exponential of this is 0.
             gaps = jnp.maximum(gaps, -2000 * lax.stop_gradient(temperature))
         shares = jnp.exp(gaps / temperature + log_weights)
         total = sum_over(jnp.sum(shares, axis), axis_name)
         not_empty = total != 0
         log_total = jnp.log(jnp.where(not_empty, total, 1))
-        return jnp.squeeze(peak, axis) + temperature * log_total, not_empty
+        return jnp.squeeze(peak, axis), temperature * log_total, not_empty
 
-    negative, has_negative = soft_maximum(logits, targets == 0, negative_temperature)
-    positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)
+    peak, negative, has_negative = soft_maximum(logits, targets == 0, negative_temperature)
+    low, positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)
     # Without a negative the gap is −∞ and its softplus 0. `positive − positive` is 0 or NaN.
-    gap = jnp.where(has_negative, negative + positive + margin, 0)
-    values = jnp.where(has_negative, softplus(gap), positive - positive)
+    gap = jnp.where(has_negative & has_positive, peak + low, 0) + (negative + positive) + margin
+    values = jnp.where(has_negative, softplus(jnp.where(has_negative, gap, 0)), positive - positive)
     return values, has_positive
 
 
 @jax.custom_jvp
-def _at_least_half_of_lowest(x: Float[Array, "n C"]) -> Float[Array, "n C"]:
-    """Its derivative is 1, which a share of 0 multiplies: XLA need not store where x is smaller."""
-    return jnp.maximum(x, jnp.finfo(x.dtype).min / 2)
+def _finite_from_below(x: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """Returns x with the lowest float in place of −∞.
+
+    Its derivative is 1, which a share of 0 multiplies: XLA need not store where x is −∞.
+    """
+    return finite_from_below(x)
 
 
-@_at_least_half_of_lowest.defjvp
-def _at_least_half_of_lowest_jvp(
-    primals: tuple[Array], tangents: tuple[Array]
-) -> tuple[Array, Array]:
-    return _at_least_half_of_lowest(*primals), *tangents
+@_finite_from_below.defjvp
+def _finite_from_below_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _finite_from_below(*primals), *tangents
 
 
 def _log_weights(
@@ -346,11 +347,14 @@ def multilabel_softmax_loss(
     amounts = jnp.where(known, targets, 0)
     total_amount = jnp.sum(amounts, axis=1)
     defined = total_amount != 0  # True for NaN, so that NaN stays visible.
+    known = known & defined[:, None]  # A sample that does not count has no gradient.
     lowest = jnp.finfo(logits.dtype).min
-    exponents = jnp.where(known, logits, lowest)
-    peak = _or_zero(jnp.max(exponents, axis=1, keepdims=True))
-    log_total = jnp.log(jnp.where(defined, jnp.sum(jnp.exp(exponents - peak), axis=1), 1))
-    weighted = amounts * jnp.where(amounts == 0, 0, logits - peak)
+    peak = lax.stop_gradient(
+        jnp.max(jnp.where(known, logits, lowest), axis=1, initial=lowest, keepdims=True)
+    )
+    relative = jnp.where(known, logits - peak, lowest)
+    log_total = jnp.log(jnp.where(defined, jnp.sum(jnp.exp(relative), axis=1), 1))
+    weighted = amounts * jnp.where(amounts == 0, 0, relative)
     values = log_total - jnp.sum(weighted, axis=1) / jnp.where(defined, total_amount, 1)
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
@@ -566,11 +570,6 @@ def robust_multilabel_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
-def _or_zero(peak: Float[Array, "a b"]) -> Float[Array, "a b"]:
-    """Returns the largest logits of sets without a gradient; 0 for those that are empty."""
-    return lax.stop_gradient(jnp.where(peak == jnp.finfo(peak.dtype).min, 0, peak))
-
-
 def _ranked_hinges(
     logits: Float[Array, "n C"],
     targets: Float[Array, "n C"],
@@ -583,7 +582,7 @@ def _ranked_hinges(
     # the largest negative, the sum does not cancel.
     lowest = jnp.finfo(logits.dtype).min
     peak = jnp.max(logits, axis=1, where=targets == 0, initial=lowest, keepdims=True)
-    logits = logits - _or_zero(peak)
+    logits = logits - lax.stop_gradient(jnp.where(peak == lowest, 0, peak))
     # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
     gaps = jnp.where(positive_weights == 0, 0, bound - logits)
     logits = jnp.where(negative_weights == 0, 0, logits)

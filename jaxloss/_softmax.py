@@ -261,8 +261,9 @@ def _of_targets(
     known = ~(targets < 0)  # True for NaN, so that NaN stays visible.
     known = known if mask is None else known & mask[:, None]
     logits, targets = jnp.where(known, logits, 0), jnp.clip(targets, 0, 1)
-    # Subtract before adding the small term, which would be lost in `softplus(z) − t z`.
-    values = jnp.where(logits >= 0, logits, 0) - targets * logits + _decay(logits)
+    # `max(z, 0) − t z`, before the small term is added, which would be lost. 0 · ∞ is NaN.
+    slopes = jnp.where(logits >= 0, 1 - targets, -targets)
+    values = jnp.where(slopes == 0, 0, slopes * logits) + _decay(logits)
     return jnp.sum(jnp.where(known, values, 0), axis=1), jnp.any(known, axis=1)
 
 

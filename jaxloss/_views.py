@@ -156,7 +156,9 @@ def barlow_twins_loss(
         constant = squares == 0  # False for NaN, so that NaN stays visible.
         return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, squares)))
 
-    first, second = (_scaled_columns(view, axis_name) for view in (views.first, views.second))
+    first, second = (
+        _scaled_columns(view, views.samples, axis_name) for view in (views.first, views.second)
+    )
     moments, *squares = _cross_moments(axis_name, first, second, views.samples)
     rows, columns = map(inverse_root, squares)
     correlations = rows[:, None] * moments * columns[None, :]
@@ -240,9 +242,14 @@ def _centred(
     return jnp.where(valid, shifted - mean[None, :], 0)
 
 
-def _scaled_columns(view: Float[Array, "n d"], axis_name: AxisName | None) -> Float[Array, "n d"]:
+def _scaled_columns(
+    view: Float[Array, "n d"], samples: _Samples, axis_name: AxisName | None
+) -> Float[Array, "n d"]:
     """Returns the columns times powers of two, by which no square overflows or underflows."""
-    largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
+    sizes = jnp.abs(lax.stop_gradient(view))
+    if samples.shares is not None:
+        sizes = jnp.where(samples.shares[:, None] == 0, 0, sizes)
+    largest = jnp.max(sizes, axis=0, initial=0, keepdims=True)
     if axis_name is not None:
         largest = max_over(largest, axis_name)
     limit = jnp.finfo(view.dtype).maxexp - 2

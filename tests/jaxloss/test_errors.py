@@ -348,7 +348,7 @@ ODD: dict[str, tuple[Callable[[np.ndarray], Any], type[Exception], str]] = {
         TypeError,
         r'\.astype\(.*\.dtype\.newbyteorder\("="\)\)',
     ),
-    "masked": (lambda a: np.ma.array(a), TypeError, "got a masked one; fill it with"),
+    "masked": (lambda a: np.ma.array(a), TypeError, "got a masked one; "),
     "structures": (lambda a: np.zeros(a.shape, [("a", "i4")]), TypeError, "`a`|got .*'a'"),
     "too large": (
         lambda a: a.astype(np.int64) + 2**40,
@@ -399,6 +399,18 @@ ALL_ARRAYS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (jaxloss.spectral_basis, {"weights": WEIGHTS}),
     (jaxloss.vicreg_loss, {"first": FEATURES, "second": FEATURES}),
 ]
+
+
+def test_what_is_advised_fits():
+    """A tracer is no `nnx.Param`, and large integers are not the fault of weights or masks."""
+    with raises(TypeError, match="`temperature` must be a scalar.*, got") as caught:
+        jax.eval_shape(lambda t: nca_loss(FEATURES, LABELS, temperature=t), jnp.ones(3))
+    assert "nnx.Param" not in str(caught.value)
+    large = np.arange(len(LABELS)) * 2**32
+    with raises(TypeError, match="`sample_weights` must have a float dtype, got int64"):
+        nca_loss(FEATURES, LABELS, sample_weights=large)
+    with raises(TypeError, match="`where` must have dtype bool, got int64"):
+        nca_loss(FEATURES, LABELS, where=large)
 
 
 @pytest.mark.parametrize(

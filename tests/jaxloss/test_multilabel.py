@@ -191,6 +191,25 @@ def test_a_set_of_infinite_logits_that_are_right_is_not_empty(loss):
     np.testing.assert_array_equal(gradient(arrays[0]), 0)
 
 
+def test_logits_at_the_lowest_float():
+    """With which people mask logits: a loss does not change if all of them are moved."""
+    for size in (-3e38, np.finfo(np.float32).min, 3e38):
+        logits = jnp.full((1, 5), size, jnp.float32)
+        targets = jnp.array([[1, 0, 0, 0, -1]])
+        for loss in (jaxloss.multilabel_softmax_loss, sample_wise):
+            got = jax.jit(jax.value_and_grad(loss))(logits, targets)
+            expected = jax.jit(jax.value_and_grad(loss))(0 * logits, targets)
+            assert_close(jax.tree.map(np.asarray, got), expected, FLOAT32)
+
+
+def test_a_sample_without_positives_has_no_gradient():
+    logits = jnp.array([[0.3, jnp.nan, 0.1], [1.0, 2.0, 0.0]])
+    targets = jnp.array([[0, 0, 0], [1, 0, 0]])
+    value, gradient = jax.value_and_grad(jaxloss.multilabel_softmax_loss)(logits, targets)
+    assert np.isfinite(value)
+    np.testing.assert_array_equal(gradient[0], 0)
+
+
 @pytest.mark.slow
 @over([row for row in LOSSES if row.kind == "targets"], often=[])
 def test_no_infinity_is_meant(row, problem):
@@ -268,10 +287,11 @@ def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
     [
         jaxloss.warp_loss,
         jaxloss.robust_multilabel_loss,
+        jaxloss.sigmoid_loss,
         partial(jaxloss.asymmetric_loss, positive_focus=1.0),
         partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0),
     ],
-    ids=["warp", "robust", "asymmetric", "asymmetric_unclipped"],
+    ids=["warp", "robust", "sigmoid", "asymmetric", "asymmetric_unclipped"],
 )
 def test_infinite_logits_of_right_classes_are_as_large_ones(loss):
     run = jax.jit(jax.value_and_grad(loss))

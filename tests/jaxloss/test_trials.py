@@ -197,7 +197,8 @@ def trials_of(row: LossRow, programs: list[tuple[str, int]]) -> st.SearchStrateg
 class Inputs(NamedTuple):
     args: tuple[np.ndarray, ...]
     where: np.ndarray
-    sample_weights: np.ndarray | None
+    sample_weights: Any
+    """An array; None in a program without weights."""
     numbers: dict[str, np.ndarray]
     factors: dict[str, np.ndarray]
     """Of the reductions, in the sum that is differentiated."""
@@ -312,11 +313,13 @@ def inputs_of(trial: Trial) -> Inputs:
         for k, a in enumerate(args)
     )
     numbers = dict(trial.numbers) or {k: values[0] for k, values in numbers_in(row).items()}
-    arrays = {name: np.asarray(np.float32(x), np.float64) for name, x in numbers.items()}
+    arrays: dict[str, Any] = {
+        name: np.asarray(np.float32(x), np.float64) for name, x in numbers.items()
+    }
     if "sample_margin" in traced(row):
         arrays["sample_margin"] = np.float64(np.float32(rng.uniform(-0.2, 0.3, trial.size)))
     size = CLASSES if row.terms == "classes" else trial.size
-    factors = {
+    factors: dict[str, Any] = {
         reduction: np.float64(reduction == trial.reduction) for reduction in reductions_of(row)
     }
     if "none" in factors:
@@ -453,7 +456,7 @@ def reference(row: LossRow, inputs: Inputs, reductions: Any) -> dict[str, np.nda
 # Tolerances ----
 
 
-def largest_logit(row: LossRow, inputs: Inputs) -> float:
+def largest_logit(row: LossRow, inputs: Inputs) -> Any:
     """The magnitude of the numbers that a loss subtracts from each other.
 
     Their roundings are what a value may differ by, and the relative error of an exponent.
@@ -736,7 +739,7 @@ def try_all(
         phases=phases,
         database=None,
         deadline=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType]
         print_blob=False,
         report_multiple_bugs=False,
     )

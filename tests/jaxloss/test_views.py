@@ -96,6 +96,15 @@ def test_barlow_twins_ignores_the_scale_of_every_dimension():
     assert_close(got, (expected, gradients), 4 * FLOAT32)
 
 
+def test_a_huge_sample_of_weight_zero_is_not_there():
+    first, second = arrays()
+    keep = np.arange(N) != 3
+    huge = first.at[3, 1].set(1e25)
+    loss = LOSSES["barlow_twins"]
+    got = results(loss, huge, second, weights=keep)
+    assert_close(got, results(loss, first, second, keep), FLOAT32)
+
+
 @every_loss
 def test_constant_dimensions(loss):
     """A dimension without spread has no correlation, and its gradient is zero or finite."""
