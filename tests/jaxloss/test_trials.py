@@ -67,8 +67,8 @@ LARGEST = 1e9
 """The largest scale of features and logits, in a dtype that has it."""
 SMALLEST = 1e-20
 SCALES = (1.0, 1.0, 1.0, 1e-3, SMALLEST, 1e4, LARGEST)
-NARROW = {"barlow_twins_of_one_batch": (1e-3, 1e4)}
-"""The scales between which the variances of a loss are numbers of float32."""
+NARROW = {"barlow_twins_of_one_batch": (1e-3, 1e4), "vicreg_of_one_batch": (0.0, 1e4)}
+"""The scales between which variances, or squared covariances, are numbers of float32."""
 
 HYPERPARAMETERS = {
     "temperature": (1.0, 0.07, 0.3, 5.0, 1e3, 0.01),
