@@ -66,6 +66,8 @@ LARGEST = 1e9
 """The largest scale of features and logits, in a dtype that has it."""
 SMALLEST = 1e-20
 SCALES = (1.0, 1.0, 1.0, 1e-3, SMALLEST, 1e4, LARGEST)
+LARGEST_OF = {"vicreg_of_one_batch": 1e4}
+"""The largest scale of which squared covariances are numbers of float32."""
 
 HYPERPARAMETERS = {
     "temperature": (1.0, 0.07, 0.3, 5.0, 1e3, 0.01),
@@ -172,7 +174,7 @@ def trials_of(row: LossRow, programs: list[tuple[str, int]]) -> st.SearchStrateg
         "labels": st.sampled_from(LABELS),
         "rows": st.sampled_from(ROW_KINDS),
         "others": st.sampled_from(OTHERS if len(row.differentiable) > 1 else OTHERS[:1]),
-        "scale": st.sampled_from(SCALES),
+        "scale": st.sampled_from([x for x in SCALES if x <= LARGEST_OF.get(row.name, LARGEST)]),
         "weights": st.sampled_from(WEIGHTS),
         "poison": st.sampled_from((np.nan, np.inf, -np.inf)),
         "reduction": st.sampled_from(reductions_of(row)),
@@ -195,12 +197,11 @@ def trials_of(row: LossRow, programs: list[tuple[str, int]]) -> st.SearchStrateg
 
 
 class Inputs(NamedTuple):
-    args: tuple[np.ndarray, ...]
+    args: Any
     where: np.ndarray
     sample_weights: Any
-    """An array; None in a program without weights."""
-    numbers: dict[str, np.ndarray]
-    factors: dict[str, np.ndarray]
+    numbers: dict[str, Any]
+    factors: dict[str, Any]
     """Of the reductions, in the sum that is differentiated."""
 
     @property
@@ -294,7 +295,8 @@ def weights_of(trial: Trial, rng: np.random.Generator) -> np.ndarray:
         "random": random,
         "some zeros": random * rng.choice([0, 1], trial.size),
         "tiny": random * 2.0**-30,
-        "large": random * 2.0**20,
+        # Gradients of sums must fit into the dtype.
+        "large": random * 2.0 ** (4 if trial.dtype == "float16" else 20),
         "zeros": 0 * random,
     }
     return kinds[trial.weights]
@@ -415,13 +417,13 @@ def run(row: LossRow, inputs: Inputs, dtype: str) -> Result:
         return leaf.astype(jnp.dtype(dtype) if name.startswith("argument") else wide)
 
     leaves = {name: cast(name, leaf) for name, leaf in leaves_of(row, inputs).items()}
+    # What is differentiated is not in it.
     shared = inputs._replace(
-        args=tuple(a.astype(integer) for k, a in enumerate(inputs.args) if k == 1),
+        args=tuple(a.astype(integer) if k == 1 else None for k, a in enumerate(inputs.args)),
         sample_weights=None,
-        numbers=dict.fromkeys(inputs.numbers, ()),
+        numbers=dict.fromkeys(inputs.numbers),
         factors={k: x.astype(wide) for k, x in inputs.factors.items()},
     )
-    shared = shared._replace(args=((), *shared.args, *[()] * (len(inputs.args) - 2)))
     with precision(dtype):
         return Result(*widen(program(row)(leaves, shared)))
 
@@ -500,7 +502,7 @@ def enlarged(row: LossRow, inputs: Inputs) -> float:
     """How much a formula enlarges roundings of its inputs."""
     if row.name == "direct_sum":
         weights = np.linalg.norm(inputs.args[2], 2) ** 2
-        return 4 * (1 + weights / float(inputs.numbers["epsilon"]))
+        return float(4 * (1 + weights / inputs.numbers["epsilon"]))
     return 16.0 if row.name == "spectral_sum" else 4.0
 
 
@@ -739,7 +741,7 @@ def try_all(
         phases=phases,
         database=None,
         deadline=None,
-        suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType]
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         print_blob=False,
         report_multiple_bugs=False,
     )
@@ -795,10 +797,10 @@ def test_planted_faults_are_found(monkeypatch, fault):
     row = replace(BY_NAME["softmax"], function=function)
     monkeypatch.setitem(BY_NAME, "softmax", row)
     if fault == "none":
-        try_all(row, [("float32", 5)], 20)
+        try_all(row, [("float32", 4)], 20)
         return
     with pytest.raises(AssertionError) as caught:
-        try_all(row, [("float32", 5)], 60, (Phase.generate,))
+        try_all(row, [("float32", 4)], 60, (Phase.generate,))
     # It says how to repeat it.
     call = re.search(r"`(check\(Trial\('softmax'.*\)\))`", caught.value.__notes__[0])
     assert call
