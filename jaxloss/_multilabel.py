@@ -260,11 +260,11 @@ def _soft_gap(
         signed: Float[Array, "n C"], members: Bool[Array, "n C"], temperature: Number
     ) -> tuple[Float[Array, " k"], Float[Array, " k"], Bool[Array, " k"]]:
         """Returns a peak, which has no gradient, what is added to it, and whether there is any."""
-        signed = _finite_from_below(signed)  # Members of −∞ alone are no empty set.
-        peak = jnp.max(jnp.where(members, signed, lowest), axis, initial=lowest, keepdims=True)
-        peak = lax.stop_gradient(peak if axis_name is None else max_over(peak, axis_name))
+        signed = jnp.where(members, signed, lowest)
+        peak = jnp.max(signed, axis, initial=lowest, keepdims=True)
+        peak = _or_zero(peak if axis_name is None else max_over(peak, axis_name))
         # Relative to the peak, the derivative by the temperature does not cancel.
-        gaps = jnp.where(members, signed - peak, lowest)
+        gaps = signed - peak
         if isinstance(temperature, jax.Array):  # 0 · ∞ is NaN, and the exponential of this is 0.
             gaps = jnp.maximum(gaps, -2000 * lax.stop_gradient(temperature))
         shares = jnp.exp(gaps / temperature + log_weights)
@@ -273,26 +273,33 @@ def _soft_gap(
         log_total = jnp.log(jnp.where(not_empty, total, 1))
         return jnp.squeeze(peak, axis), temperature * log_total, not_empty
 
+    logits = _above_lowest(logits)
     peak, negative, has_negative = soft_maximum(logits, targets == 0, negative_temperature)
     low, positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)
     # Without a negative the gap is −∞ and its softplus 0. `positive − positive` is 0 or NaN.
-    gap = jnp.where(has_negative & has_positive, peak + low, 0) + (negative + positive) + margin
-    values = jnp.where(has_negative, softplus(jnp.where(has_negative, gap, 0)), positive - positive)
+    gap = (peak + low) + (negative + positive) + margin
+    values = jnp.where(has_negative, softplus(gap), positive - positive)
     return values, has_positive
 
 
 @jax.custom_jvp
-def _finite_from_below(x: Float[Array, "n C"]) -> Float[Array, "n C"]:
-    """Returns x with the lowest float in place of −∞.
+def _above_lowest(x: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """Returns finite numbers in place of ±∞, above the lowest float, which marks an empty set.
 
-    Its derivative is 1, which a share of 0 multiplies: XLA need not store where x is −∞.
+    Its derivative is 1, which a share of 0 multiplies: XLA need not store where x is ±∞.
     """
-    return finite_from_below(x)
+    limits = jnp.finfo(x.dtype)
+    return jnp.clip(x, limits.min * (1 - limits.eps), limits.max * (1 - limits.eps))
 
 
-@_finite_from_below.defjvp
-def _finite_from_below_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _finite_from_below(*primals), *tangents
+@_above_lowest.defjvp
+def _above_lowest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _above_lowest(*primals), *tangents
+
+
+def _or_zero(peak: Float[Array, "a b"]) -> Float[Array, "a b"]:
+    """Returns the largest logits of sets without a gradient; 0 for those that are empty."""
+    return lax.stop_gradient(jnp.where(peak == jnp.finfo(peak.dtype).min, 0, peak))
 
 
 def _log_weights(
@@ -349,10 +356,8 @@ def multilabel_softmax_loss(
     defined = total_amount != 0  # True for NaN, so that NaN stays visible.
     known = known & defined[:, None]  # A sample that does not count has no gradient.
     lowest = jnp.finfo(logits.dtype).min
-    peak = lax.stop_gradient(
-        jnp.max(jnp.where(known, logits, lowest), axis=1, initial=lowest, keepdims=True)
-    )
-    relative = jnp.where(known, logits - peak, lowest)
+    logits = jnp.where(known, _above_lowest(logits), lowest)
+    relative = logits - _or_zero(jnp.max(logits, axis=1, initial=lowest, keepdims=True))
     log_total = jnp.log(jnp.where(defined, jnp.sum(jnp.exp(relative), axis=1), 1))
     weighted = amounts * jnp.where(amounts == 0, 0, relative)
     values = log_total - jnp.sum(weighted, axis=1) / jnp.where(defined, total_amount, 1)
@@ -582,7 +587,7 @@ def _ranked_hinges(
     # the largest negative, the sum does not cancel.
     lowest = jnp.finfo(logits.dtype).min
     peak = jnp.max(logits, axis=1, where=targets == 0, initial=lowest, keepdims=True)
-    logits = logits - lax.stop_gradient(jnp.where(peak == lowest, 0, peak))
+    logits = logits - _or_zero(peak)
     # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
     gaps = jnp.where(positive_weights == 0, 0, bound - logits)
     logits = jnp.where(negative_weights == 0, 0, logits)

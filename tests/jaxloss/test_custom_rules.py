@@ -72,7 +72,7 @@ RULES = {
             OTHER[:3], LABELS[:3], x.T, similarity="cosine", scale=4.0, block_size=2
         ),
     },
-    "_finite_from_below": {"": lambda x: jaxloss.class_wise_loss(x, TARGETS)},
+    "_above_lowest": {"": lambda x: jaxloss.class_wise_loss(x, TARGETS)},
     "_moments": {"": lambda x: jaxloss.vicreg_loss(x, OTHER)},
     "_cross_moments": {"": lambda x: jaxloss.barlow_twins_loss(x, OTHER)},
     "_spectral_part": {
