@@ -271,7 +271,12 @@ OTHER_ARGUMENTS = tuple(
 )
 VIEWS = tuple(row for row in VARIANTS if row.name.endswith("of_one_batch"))
 SOME = tuple(row for row in ONE_OF_A_KIND if row.name == "nca")
-ROW_BLOCKS = tuple(row for row in EXCHANGES if row.name == "triplet_all_in_blocks")
+IN_PMAP = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca", "class_wise"))
+TILES = tuple(
+    row
+    for row in EXCHANGES
+    if row.name in ("nca_in_tiles", "info_nce_in_tiles", "triplet_all_in_blocks")
+)
 FURTHER = tuple(
     row
     for row in WITH_FURTHER_ARRAYS
@@ -279,8 +284,8 @@ FURTHER = tuple(
 )
 WITH_PROTOTYPES = tuple(row for row in LOSSES if row.name in ("prototypical", "prototype"))
 WAYS = {
-    "pmap": (by_pmap, LOSSES, ONE_OF_A_KIND),
-    "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES_OF_A_KIND + ROW_BLOCKS),
+    "pmap": (by_pmap, LOSSES, IN_PMAP),
+    "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES),
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND, SOME),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND, SOME),
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND, SOME),
