@@ -157,7 +157,10 @@ def tuned_as_with_torch(features, labels, settings, *, classifier="cosine", atol
 
 
 @pytest.mark.parametrize("classifier", ["cosine", "linear"])
-@pytest.mark.parametrize(("shots", "d", "passes"), [(1, 64, 20), (5, 64, 100), (5, 12, 10)])
+@pytest.mark.parametrize(
+    ("shots", "d", "passes"),
+    [(1, 64, 20), pytest.param(5, 64, 100, marks=pytest.mark.long), (5, 12, 10)],
+)
 def test_weights_equal_those_of_pytorch(classifier, shots, d, passes):
     # Of 5 and 25 samples, batches of 4 leave one over; samples and weights span 10 or 30
     # dimensions, fewer or more than d.
@@ -187,7 +190,7 @@ def test_every_setting_means_what_it_means_in_pytorch(change):
 
 
 @pytest.mark.parametrize("classifier", ["cosine", "linear"])
-@pytest.mark.parametrize("shots", [1, 3])
+@pytest.mark.parametrize("shots", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_accuracies_equal_those_of_pytorch(classifier, shots):
     settings = FineTuning(passes=10)
     features, episodes = activations_of(), episodes_of(3, shots=shots, queries=6)

@@ -98,7 +98,13 @@ def test_random_groups_do_not_depend_on_the_devices():
 
 
 @pytest.mark.parametrize("name", ["softmax", "tight", "loose"])
-@pytest.mark.parametrize("grouping", ["discriminative", "contiguous", "random"])
+@pytest.mark.parametrize(
+    "grouping",
+    [
+        "discriminative",
+        *(pytest.param(it, marks=pytest.mark.long) for it in ("contiguous", "random")),
+    ],
+)
 def test_proposition_1_is_logged(name, grouping):
     options = {"name": name, "num_groups": 3, "grouping": grouping}
     batch = make_batch()

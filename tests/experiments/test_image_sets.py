@@ -67,7 +67,7 @@ def _is_read(dirs, name, expected):
             write,
             own,
             id=f"{write.__name__}-{own}",
-            marks=pytest.mark.long if own and name > "d" else [],
+            marks=pytest.mark.long if own and name > "c" else [],
         )
         for name, of in LAYOUTS.items()
         for write, own in [

@@ -105,6 +105,7 @@ def signalled(monkeypatch):
         signal.signal(number, handler)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_network")
 def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled):
     config, before = replace(TINY, steps=8, validate_every=8), signal.getsignal(signal.SIGTERM)

@@ -72,7 +72,7 @@ def images_of(n, image_shape=(32, 32, 3), seed=1):
         ("swin", (17, 16, 1), 1),
     ],
 )
-@pytest.mark.parametrize("pooling", ["flatten", "mean"])
+@pytest.mark.parametrize("pooling", ["flatten", pytest.param("mean", marks=pytest.mark.long)])
 def test_feature_shapes(backbone, image_shape, positions, pooling):
     config = replace(SMALL[backbone], pooling=pooling)
     model = nnx.eval_shape(lambda: build(config, image_shape))
@@ -250,9 +250,12 @@ def test_a_network_drops_in_training_only_and_needs_keys(config):
         model(images, train=True)
 
 
+OTHER_STEPS = ((0, 0.0), (20, 0.2), (90, 0.2))
+
+
 @pytest.mark.parametrize(
     ("step", "rate"),
-    [pytest.param(0, 0.0, marks=pytest.mark.long), (10, 0.1), (20, 0.2), (90, 0.2)],
+    [(10, 0.1), *(pytest.param(*case, marks=pytest.mark.long) for case in OTHER_STEPS)],
 )
 def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate):
     config = ModelConfig(dropout=0.3, drop_block=0.2, drop_block_size=3, drop_block_steps=20)

@@ -264,7 +264,7 @@ def test_transfers_of_a_program():
     }
 
 
-@pytest.mark.parametrize("mode", ["pmap", "jit"])
+@pytest.mark.parametrize("mode", [pytest.param("pmap", marks=pytest.mark.long), "jit"])
 def test_the_step_of_a_run(mode):
     preset = PRESETS["icons-sphere"].config
     softmax = dataclasses.replace(preset.loss, name="softmax")

@@ -72,7 +72,7 @@ MULTI_SIMILARITY = partial(jaxloss.multi_similarity_loss, mining_margin=0.2)
     ("loss", "multi_hot", "of_references"),
     [
         pytest.param(SUPCON, True, True, id="supcon of references"),
-        pytest.param(MULTI_SIMILARITY, False, False, id="multi-similarity"),
+        pytest.param(MULTI_SIMILARITY, False, False, marks=pytest.mark.long, id="multi-similarity"),
         pytest.param(SUPCON, True, False, marks=pytest.mark.long, id="supcon"),
         pytest.param(
             MULTI_SIMILARITY,

@@ -65,7 +65,7 @@ def test_below_zero_the_angle_is_zero():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [None, 2])
+@pytest.mark.parametrize("block_size", [pytest.param(None, marks=pytest.mark.long), 2])
 def test_gradients_at_cosines_of_one(block_size):
     """Features that are parallel to a weight vector, where θ has an infinite derivative."""
     weights = jnp.eye(3)

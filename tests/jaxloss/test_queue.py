@@ -68,7 +68,7 @@ def test_a_scan_equals_a_list():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("start", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_of_more_rows_than_places_the_last_stay(start):
     features, labels, _ = batches(1, 20)
     arrays = [x[0] for x in (features, jnp.abs(labels))]
@@ -203,7 +203,7 @@ def steps(queue, arrays, **names):
 @pytest.mark.parametrize(
     ("way", "dtype"),
     [
-        ("shard_map", jnp.bfloat16),
+        pytest.param("shard_map", jnp.bfloat16, marks=pytest.mark.long),
         pytest.param("shard_map without check_vma", np.float32, marks=pytest.mark.long),
         pytest.param("pmap", np.float32, marks=pytest.mark.long),
         ("Explicit mesh", np.float32),
