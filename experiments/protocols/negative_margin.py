@@ -397,7 +397,7 @@ def report(results: dict[str, Any]) -> list[str]:
     ]
     columns = ["classes", "D_intra", "D_inter", "D_inter / D_intra"]
     columns += [*_COUNTED.values(), *[_SHARE_OF_EQ_10] * bool(shares)]
-    given = f"; {_SHARE_OF_EQ_10}: that with which it gives the D_intra of the row" if shares else ""
+    inverted = f"; {_SHARE_OF_EQ_10}: the share with which it gives D_intra" if shares else ""
     lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, {tuning['passes']} "
         f"passes of fine-tuning a {evaluation['classifier']} classifier",
@@ -407,7 +407,7 @@ def report(results: dict[str, Any]) -> list[str]:
         *table(columns, rows),
         "",
         "P^s: share of the pairs of images of a class that the trained classifier gives to the "
-        f"same base class, averaged over classes; by chance: of all pairs of images{given}.",
+        f"same base class, averaged over classes; by chance: of all pairs of images{inverted}.",
         "",
         f"Images of the {number}{' ' if number else ''}base classes ({results['data']}): {base}.",
     ]
