@@ -357,9 +357,7 @@ def test_constant_weights_of_asymmetric(clip, focus, dtype):
         partial(jaxloss.asymmetric_loss, positive_focus=1.0),
         partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0),
         partial(jaxloss.asymmetric_loss, positive_focus=1.0, stop_focus_gradient=True),
-        partial(
-            jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0, stop_focus_gradient=True
-        ),
+        partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0, stop_focus_gradient=True),
     ],
     ids=[
         *("warp", "robust", "sigmoid", "asymmetric", "asymmetric_unclipped"),
