@@ -234,6 +234,13 @@ def static(name: str, value: Any, kind: str) -> None:
         )
 
 
+def flag(name: str, value: Any) -> None:
+    """Raises unless `value` is a bool. A string such as "False" would be true."""
+    static(name, value, "a Python bool")
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` must be a Python bool, got {value!r}")
+
+
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises unless `value` is one of the choices."""
     if value not in choices:

@@ -372,6 +372,7 @@ def asymmetric_loss(
     positive_focus: Number = 0.0,
     negative_focus: Number = 4.0,
     clip: Number = 0.05,
+    stop_focus_gradient: bool = False,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
@@ -383,12 +384,23 @@ def asymmetric_loss(
        - \sum_{c ∈ N_i} q_{ic}^{γ_-} \log(1 - q_{ic}),
        \quad p_{ic} = \frac{1}{1 + e^{-z_{ic}}}, \quad q_{ic} = \max(p_{ic} - m, 0)
 
+    With `stop_focus_gradient=True`, the value stays the same, and the gradient is that of weighted
+    cross-entropies:
+
+    .. math:: \frac{∂\ell_i}{∂z_{ic}} = -(1 - p_{ic})^{γ_+} (1 - p_{ic}) \;\; (c ∈ P_i),
+       \quad q_{ic}^{γ_-} \frac{p_{ic} (1 - p_{ic})}{1 - q_{ic}} \;\; (c ∈ N_i)
+
+    The authors of the loss train so (`disable_torch_grad_focal_loss=True` in their code). The full
+    gradient, the default here, is up to 1 + γ times as large.
+
     Args:
       logits: `[n, C]`.
       targets: `[n, C]`, multi-label targets.
       positive_focus: γ₊ ≥ 0.
       negative_focus: γ₋ ≥ 0.
       clip: m in [0, 1). A negative with a lower probability adds nothing.
+      stop_focus_gradient: Treat the focus weights, the powers by γ₊ and γ₋, as constants. Then the
+        gradient by γ₊ and by γ₋ is 0, and that by m is the one through log(1 − q).
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         whose targets are all unknown does not count.
 
@@ -407,18 +419,26 @@ def asymmetric_loss(
       [0.152  0.5591]
 
     References:
-      Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021.
+      Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021; for
+      `stop_focus_gradient`, the authors' published code.
     """
     logits, targets = _prepare(logits, targets, where)
     positive_focus = _checks.in_range("positive_focus", positive_focus, logits.dtype, at_least=0)
     negative_focus = _checks.in_range("negative_focus", negative_focus, logits.dtype, at_least=0)
     clip = _checks.in_range("clip", clip, logits.dtype, at_least=0, below=1)
+
+    def weight(
+        base: Float[Array, "n C"], log_base: Float[Array, "n C"], focus: Number
+    ) -> Float[Array, "n C"]:
+        power = _power(base, log_base, focus)
+        return lax.stop_gradient(power) if stop_focus_gradient else power
+
     p, not_p, log_p, log_not_p = _sigmoids(logits)
     of_positives = log_p
     # Elsewhere, a derivative of 0 is multiplied by them, and they may be infinite.
     if isinstance(positive_focus, jax.Array) or positive_focus > 0:
         of_positives = jnp.where(targets > 0, log_p, 0)
-    positives = -_power(not_p, log_not_p, positive_focus) * of_positives
+    positives = -weight(not_p, log_not_p, positive_focus) * of_positives
     # A negative at or below the clip adds nothing. The 1 keeps its logarithm finite.
     clipped = p <= clip
     q = jnp.where(clipped, 1, p - clip)
@@ -428,7 +448,7 @@ def asymmetric_loss(
     log_not_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, not_p + clip, 1)), log_not_p)
     if isinstance(clip, jax.Array) or clip == 0:
         log_not_q = jnp.where(targets == 0, log_not_q, 0)
-    negatives = jnp.where(clipped, 0, -_power(q, log_q, negative_focus) * log_not_q)
+    negatives = jnp.where(clipped, 0, -weight(q, log_q, negative_focus) * log_not_q)
     values = jnp.where(targets > 0, positives, jnp.where(targets == 0, negatives, 0))
     defined = jnp.any(targets >= 0, axis=1)
     return reduce(jnp.sum(values, axis=1), defined, sample_weights, reduction, axis_name)

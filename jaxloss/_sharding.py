@@ -82,7 +82,7 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
         @functools.wraps(function)
         def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
             for name in flags:
-                _checks.static(name, kwargs.get(name), "a Python bool")
+                _checks.flag(name, kwargs.get(name, False))
             mesh, is_sharded = _explicit_mesh((args, kwargs))
             if mesh is None or any(kwargs.get(name) is not None for name in _AXIS_NAMES):
                 return function(*args, **kwargs)

@@ -7,6 +7,8 @@ sample by how much they raise the logit of its class above the mean of the other
 into groups, and gives each group a softmax loss of its own. So weak features have to learn, too.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -80,4 +82,71 @@ axes[1].set_title("Mean, in training")
 axes[1].set(xlabel="step", ylabel="mean loss")
 figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 figure.suptitle("Softmax loss ≤ tight bound ≤ loose bound")
+plt.show()
+
+# %%
+# The gradient of softmax for the features of a sample is :math:`W (p - e_y)`, eq. (B.1) of the
+# paper's supplement. The paper counts min(C, D) directions. In fact there are min(C − 1, D), because
+# the numbers of :math:`p - e_y` sum to 0. Group softmax has such a gradient for each part of the
+# features, eq. (B.2), and with the same G groups for all samples min(G (C − 1), D) directions; the
+# paper has min(G C, D). These are the lines on the left. The markers are the rank of the gradient of
+# 512 samples. Groups that differ from sample to sample, as the discriminative ones do, are not bound
+# by the formula: over a batch, their gradient has all D directions.
+#
+# The rank does not say how much a direction is used. With small logits all groups predict the same,
+# and their gradient is that of softmax, whatever its rank. On the right is the share of the squared
+# gradient in directions that softmax lacks. It grows with the logits.
+
+num_classes, largest = 10, 64
+names = {
+    "softmax": (1, None),
+    "2 groups of neighbours": (2, jaxloss.contiguous_groups),
+    "4 groups of neighbours": (4, jaxloss.contiguous_groups),
+    "4 discriminative groups": (4, None),
+}
+labels = jnp.arange(512) % num_classes
+features = jnp.asarray(rng.normal(size=(512, largest)))
+directions = jnp.asarray(rng.normal(size=(largest, num_classes)))
+
+
+@jax.jit
+def gradients(features, weights):
+    """The gradient of the features for each loss."""
+    found = {}
+    for name, (num_groups, grouping) in names.items():
+        groups = grouping and grouping(*features.shape, num_groups)
+        loss = partial(jaxloss.group_softmax_loss, num_groups=num_groups, groups=groups)
+        found[name] = jax.grad(loss)(features, labels, weights)
+    return found
+
+
+dims = (4, 8, 12, 16, 24, 32, 48, largest)
+ranks = {name: [] for name in names}
+for dim in dims:
+    for name, gradient in gradients(features[:, :dim], directions[:dim] / dim**0.5).items():
+        ranks[name].append(np.linalg.matrix_rank(np.asarray(gradient)))
+
+sizes = np.geomspace(0.1, 10, 13)  # Standard deviations of the logits.
+lacking = np.linalg.svd(directions - directions.mean(axis=1, keepdims=True))[0][:, num_classes - 1 :]
+shares = {name: [] for name in names}
+for size in sizes:
+    for name, gradient in gradients(features, size * directions / largest**0.5).items():
+        outside = np.sum((np.asarray(gradient) @ lacking) ** 2) / np.sum(gradient**2)
+        shares[name].append(100 * outside)
+
+figure, axes = plt.subplots(1, 2, figsize=(7.5, 3.2))
+every = np.arange(1, largest + 1)
+for (name, (num_groups, _)), style in zip(names.items(), ("ko", "C0s", "C2^", "C1D"), strict=True):
+    bound = largest if name == "4 discriminative groups" else num_groups * (num_classes - 1)
+    axes[0].plot(every, np.minimum(every, bound), style[:-1], linewidth=1.2)
+    axes[0].plot(dims, ranks[name], style, markersize=5)
+    axes[1].plot(sizes, shares[name], style + "-", markersize=4, linewidth=1.2, label=name)
+axes[0].set_title("Rank of the gradient")
+axes[0].set(xlabel="number D of features", ylabel="directions", xticks=range(0, 65, 16))
+axes[0].set(yticks=[9, 18, 36, 64])
+axes[1].set_title("Gradient where softmax has none")
+axes[1].set(xlabel="standard deviation of the logits", ylabel="share of its square (%)")
+axes[1].set(xscale="log", xticks=(0.1, 1, 10), xticklabels=("0.1", "1", "10"))
+figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+figure.suptitle(f"Directions in which {num_classes} classes move the features")
 plt.show()

@@ -59,6 +59,34 @@ def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> n
     return _ratio(right, np.bincount(labels, minlength=num_classes))
 
 
+class SharedPredictions(NamedTuple):
+    """How often two samples are given to the same class; None where there is no pair."""
+
+    share: float | None
+    """Of the pairs of samples with one label: the mean over labels."""
+    chance: float | None
+    """Of all pairs of samples: the mean of the share over all permutations of the labels."""
+
+
+def shared_predictions(predictions: Values, labels: Values) -> SharedPredictions:
+    """The pairs of different samples that are given to the same class, whichever it is.
+
+    Predictions and labels are integers [n] from 0, and need not number the same classes. A label
+    with fewer than two samples has no pair, and is not in the mean.
+    """
+    predictions, labels = np.asarray(predictions), np.asarray(labels)
+    counts = np.zeros([values.max(initial=-1) + 1 for values in (labels, predictions)], np.int64)
+    np.add.at(counts, (labels, predictions), 1)
+
+    def share(counts: np.ndarray) -> float | None:
+        """Of the pairs within each row of counts [k, C], the mean over rows that have a pair."""
+        sizes = counts.sum(1)
+        counts, pairs = counts[sizes > 1], (sizes * (sizes - 1))[sizes > 1]
+        return float(np.mean((counts * (counts - 1)).sum(1) / pairs)) if len(pairs) else None
+
+    return SharedPredictions(share(counts), share(counts.sum(0, keepdims=True)))
+
+
 def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarray]:
     """Head, medium and tail: classes by how many training samples they have.
 

@@ -1,4 +1,7 @@
-"""The subspace that a linear classifier spans, and how much of the features' variance it holds."""
+"""The subspace that a linear classifier spans, and how much of the features' variance it holds.
+
+And the directions that the gradient of the features has, in the subspace and outside it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,35 @@ class ClassifierSubspace(NamedTuple):
     """Share of the variance between the means of the classes that lies in the span, in [0, 1]."""
 
 
+class GradientDirections(NamedTuple):
+    """The directions that the gradient of the features has in a batch."""
+
+    rank: int
+    """Number of directions; those below the usual rank tolerance of float32 do not count."""
+    effective_rank: float
+    """Participation ratio of the squared singular values: from 1 to the rank; 0 for zeros."""
+    outside_span: float
+    """Share of the squared gradient that softmax cannot have with the same classifier, in [0, 1]:
+    what is outside of the span of the differences of its weights."""
+
+
+def gradient_directions(gradients: np.ndarray, weights: np.ndarray) -> GradientDirections:
+    """The directions of gradients [n, d] of features, and those that softmax lacks.
+
+    The gradient of softmax is `W (p − e_y)` (Kobayashi, WACV 2021, supplement eq. (B.1)). Numbers
+    that sum to 0 multiply the weights [d, C], so that its rank is at most min(C − 1, d). That of
+    group softmax with the same groups for all samples is at most min(G·(C − 1), d) (eq. (B.2)).
+    """
+    gradients, weights = np.asarray(gradients, np.float64), np.asarray(weights, np.float64)
+    values = np.linalg.svd(gradients, compute_uv=False)
+    _, outside = split_by_span(gradients, weights - weights.mean(axis=1, keepdims=True))
+    return GradientDirections(
+        rank=int(np.sum(values > _tolerance(gradients, values))),
+        effective_rank=_effective_rank(values),
+        outside_span=float(np.sum(outside**2) / (np.sum(values**2) or 1)),
+    )
+
+
 def classifier_subspace(
     features: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> ClassifierSubspace:
@@ -31,7 +63,6 @@ def classifier_subspace(
     Their labels [n] are of any classes: those of the classifier or others.
     """
     basis, values = span(weights)
-    powers = values**2
     centred = _centred(features)
     present, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     sums = np.zeros((len(present), centred.shape[1]))
@@ -40,7 +71,7 @@ def classifier_subspace(
     means = sums / np.sqrt(counts)[:, None]
     return ClassifierSubspace(
         singular_values=values.tolist(),
-        effective_rank=float(powers.sum() ** 2 / np.sum(powers**2)) if values[0] else 0.0,
+        effective_rank=_effective_rank(values),
         variance_share=float(_shares(centred, basis).sum()),
         class_variance_share=float(_shares(means, basis).sum()),
     )
@@ -49,8 +80,7 @@ def classifier_subspace(
 def span(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """An orthonormal basis [d, r] of the span of weights [d, C], and all singular values."""
     basis, values, _ = np.linalg.svd(np.asarray(weights, np.float64), full_matrices=False)
-    tolerance = max(weights.shape) * np.finfo(np.float32).eps * values[0]
-    return basis[:, values > tolerance], values
+    return basis[:, values > _tolerance(weights, values)], values
 
 
 def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,6 +97,16 @@ def variance_shares(features: np.ndarray, axes: np.ndarray) -> np.ndarray:
     """
     # Centred before the product, whose rounding differs from row to row on some processors.
     return _shares(_centred(features), axes)
+
+
+def _tolerance(matrix: np.ndarray, values: np.ndarray) -> float:
+    """The singular values of a matrix that are not larger count as 0."""
+    return max(matrix.shape) * np.finfo(np.float32).eps * values[0]
+
+
+def _effective_rank(values: np.ndarray) -> float:
+    powers = values**2
+    return float(powers.sum() ** 2 / np.sum(powers**2)) if values[0] else 0.0
 
 
 def _centred(features: np.ndarray) -> np.ndarray:

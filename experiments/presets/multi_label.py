@@ -97,6 +97,7 @@ PRESETS = {
     # rate of its own, here the best of 0.003 to 0.3 after 250 steps: for the two-way loss 64 %
     # (mean of mAP@class and mAP@sample), with 51 and 43 at the rates beside it. RML, whose gradient
     # is larger: 42 % at 0.0001, 49 at 0.0003, 44 at 0.001, 34 at 0.003, 15 at 0.01 to 0.1.
+    # That of ASL was chosen with --loss.no-stop-focus-gradient, its full gradient.
     #     python -m experiments sweep kanji --seeds 0 1 2 --over
     #         loss.name/optimizer.learning_rate=two-way/0.03,sample-wise/0.03,class-wise/0.3,
     #         bce/0.01,softmax/0.03,asl/0.01,warp/0.01,rml/0.0003     (on one line)

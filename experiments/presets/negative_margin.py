@@ -238,9 +238,9 @@ PRESETS = {
             validate_every=200,
         ),
     ),
-    # Novel classes whose images fall apart, as the paper assumes: P^s of eq. (10) is about 0.5, on
-    # the icons about 1. Needs the extra `kanji`. A mirrored character is another one, hence no
-    # flips. Novel 1-shot / 5-shot 62.8 / 84.2 % and P^s 0.56 (experiments/RESULTS.md has more):
+    # Novel classes that are less compact than base ones: the share of eq. (10) is about 0.5, on the
+    # icons about 1. Needs the extra `kanji`. A mirrored character is another one, hence no flips.
+    # Novel 1-shot / 5-shot 62.8 / 84.2 %, share of eq. (10) 0.56 (experiments/RESULTS.md has more):
     #     python -m experiments train kanji-margin --loss.margin 0 --seed 1
     "kanji-margin": Preset(
         "Negative margin on kanji grouped by radical (33 / 14 / 20 classes, 32×32 grey, Conv4).",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 import jaxloss
 from experiments.config import Count, NamedLoss, TrainConfig
-from experiments.contracts import Loss, Objective, Problem, Protocol
+from experiments.contracts import Loss, Objective, Outputs, Problem, Protocol
 from experiments.data.augment import sample_keys
 from experiments.errors import ConfigError
+from experiments.evaluation.subspace import gradient_directions
 from experiments.protocols import classification
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
@@ -52,12 +55,18 @@ class GroupSoftmaxConfig(TrainConfig):
 
 def build(config: GroupSoftmaxConfig) -> Protocol:
     """The protocol of a run."""
-    return classification.build(
+    protocol = classification.build(
         config.data,
         label=label(config.loss),
         objective=partial(objective, config.loss),
         check_options=partial(check_options, config.loss),
     )
+
+    def value(features: Array, labels: Array, head: Any, step: Any) -> Array:
+        problem = Problem(features.shape[1], np.empty(0))  # The head is there.
+        return objective(config.loss, problem).loss(features, labels, head, step).value
+
+    return protocol._replace(diagnose=partial(diagnose, jax.jit(jax.grad(value))))
 
 
 def check_options(options: GroupLoss, num_features: int) -> None:
@@ -116,6 +125,16 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
         # The objective state is the step, so that every step draws other groups.
         return Objective(init_head, loss, head_logits, lambda: jnp.zeros((), jnp.int32))
     return Objective(init_head, loss, head_logits)
+
+
+def diagnose(gradient: Callable[..., Array], outputs: Outputs) -> dict[str, float]:
+    """The directions of the features' gradient, for at most twice as many images as features."""
+    num_samples, dim = outputs.features.shape
+    rows = np.linspace(0, num_samples - 1, min(num_samples, 2 * dim)).astype(int)
+    batch = outputs.features[rows], outputs.labels[rows]
+    gradients = np.asarray(gradient(*batch, outputs.head, outputs.objective_state))
+    found = gradient_directions(gradients, np.asarray(outputs.head["kernel"]))
+    return {f"gradient_{name}": float(value) for name, value in found._asdict().items()}
 
 
 def label(options: GroupLoss) -> str:

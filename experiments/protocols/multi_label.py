@@ -38,7 +38,10 @@ METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
 
 class _Method(NamedTuple):
-    """A loss of logits and targets [n, C], and the options that it takes, with their symbols."""
+    """A loss of logits and targets [n, C], and the options that it takes.
+
+    Tables show an option by its symbol, and a bool by words for the value that is no default.
+    """
 
     label: str
     loss: Callable[..., Array]
@@ -48,6 +51,7 @@ class _Method(NamedTuple):
 
 _SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
 _FOCUS = {"positive_focus": "γ₊", "negative_focus": "γ₋", "clip": "m"}
+_FOCUS["stop_focus_gradient"] = "full gradient"
 _RAMPS = {"ramp": "s", "leak": "λ", "binary_weight": "κ"}
 _METHODS = {
     "two-way": _Method("Two-way", jaxloss.two_way_loss, _SOFT_GAP, compares_samples=True),
@@ -83,6 +87,8 @@ class MultiLabelLoss(NamedLoss):
     """γ₋ of the asymmetric loss."""
     clip: Share = 0.05
     """Probability below which a negative does not contribute to the asymmetric loss."""
+    stop_focus_gradient: bool = True
+    """Focus weights of the asymmetric loss are constants for the gradient, as its authors train."""
     ramp: Annotated[float, Lt(1)] = -0.8
     """Margin s below 1 at which the ramps of the robust multi-label loss end."""
     leak: Weight = 0.1
@@ -269,9 +275,9 @@ def label(options: MultiLabelLoss) -> str:
     """The loss with those of its options that differ from the paper's, for tables."""
     method, default = _METHODS[options.name], MultiLabelLoss()
     changed = [
-        f", {symbol} = {vars(options)[option]:g}"
+        f", {symbol}" if isinstance(value, bool) else f", {symbol} = {value:g}"
         for option, symbol in method.options.items()
-        if vars(options)[option] != vars(default)[option]
+        if (value := vars(options)[option]) != vars(default)[option]
     ]
     if method.compares_samples and options.class_wise_over == "device":
         changed.append(", by device")

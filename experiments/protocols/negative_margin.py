@@ -23,6 +23,7 @@ from experiments.contracts import (
 )
 from experiments.data.sampling import Episodes
 from experiments.errors import ConfigError
+from experiments.evaluation.classification import predict_classes, shared_predictions
 from experiments.evaluation.feature_space import unit_features
 from experiments.evaluation.few_shot import (
     Distance,
@@ -216,18 +217,22 @@ def evaluate(
     split: str,
     outputs_of_split: Callable[[str], Outputs],
 ) -> dict[str, Any]:
-    """Accuracy of classifiers fine-tuned in episodes, and discriminability of the features.
+    """Accuracy of classifiers fine-tuned in episodes, discriminability of the features, and P^s.
+
+    P^s is counted: the share of the pairs of images of a class that the trained classifier gives to
+    the same base class. Its chance level is the share of all pairs of images of the split.
 
     The split `novel` stands for all classes: novel, validation and base. The images of the base
     classes are those that are not for training, if there are any. Where logits are inner products,
     a classifier is fine-tuned on normalised features, too.
     """
-    results, discriminability, episodes = [], {}, {}
+    results, discriminability, counted, episodes = [], {}, {}, {}
     values: dict[str, tuple[float | None, ...]] = {}
     parts = parts_of(data, split)
     for part in parts:
         held_out = part == "base" and has_held_out(data)
-        features, labels = outputs_of_split("held-out" if held_out else part)[:2]
+        outputs = outputs_of_split("held-out" if held_out else part)
+        features, labels = outputs.features, outputs.labels
         for form in _forms(classifier):
             for result, of_episodes in evaluate_fine_tuning(
                 unit_features(features) if form else features,
@@ -245,15 +250,19 @@ def evaluate(
         discriminability[part] = {field: float(value) for field, value in scatter.items()}
         for column, (title, _) in _SCATTER.items():
             values[f"{part} {title}"] = (discriminability[part][column],)
-    shares = same_class_shares(discriminability)
-    values |= {f"{part} P^s": (share,) for part, share in shares.items()}
+        counted[part] = shared_predictions(predict_classes(outputs.logits()), labels)._asdict()
+        for column, title in _COUNTED.items():
+            values[f"{part} {title}"] = (counted[part][column],)
+    shares = shares_of_eq_10(discriminability)
+    values |= {f"{part} {_SHARE_OF_EQ_10}": (share,) for part, share in shares.items()}
     named = {metric.name: metric for metric in metrics(parts, evaluation, classifier)}
     return {
         "evaluation": to_dict(evaluation) | {"classifier": classifier},
         "results": results,
         "notes": notes_on_classes(results),
         "discriminability": discriminability,
-        "same_class_share": shares,
+        "shared_predictions": counted,
+        "shares_of_eq_10": shares,
         "metrics": [metric.measured(*values[name]) for name, metric in named.items()],
         "episodes": episodes,
     }
@@ -273,22 +282,27 @@ _SCATTER = {
 }
 """Of every field of `jaxloss.discriminability`: its name, and whether higher is better."""
 
+_COUNTED = {"share": "P^s", "chance": "P^s by chance"}
+"""Of every field of `SharedPredictions`: its name."""
+_SHARE_OF_EQ_10 = "share of eq. (10)"
+
 _LEAST_GAP = 1e-6
-"""D_inter − D_intra of base classes from which on P^s is more than rounding."""
+"""D_inter − D_intra of base classes from which on a share of eq. (10) is more than rounding."""
 
 _Scatters = dict[str, dict[str, float]]
 """For each split, the fields of `jaxloss.discriminability`."""
 
 
-def same_class_shares(scatters: _Scatters) -> dict[str, float | None]:
-    r"""The P^s with which eq. (10) gives D_intra of each split other than base.
+def shares_of_eq_10(scatters: _Scatters) -> dict[str, float | None]:
+    r"""The share s with which eq. (10) gives the D_intra that each split other than base has.
 
-    .. math:: P^s = \frac{D_{inter}(base) - D_{intra}(split)}{D_{inter}(base) - D_{intra}(base)}
+    .. math:: s = \frac{D_{inter}(base) - D_{intra}(split)}{D_{inter}(base) - D_{intra}(base)}
 
-    The paper (Liu et al., ECCV 2020) assumes that this share of the pairs of a class are as close
-    as pairs of a base class, and the others as far apart as two base classes. It is above 1 where
-    the classes are more compact than base classes, lower where the images of base classes are those
-    of training, and None where base classes are not apart. Without `base` there is none.
+    In eq. (10) of the paper (Liu et al., ECCV 2020), a share P^s of the pairs of a class are as
+    close as pairs of a base class, and the others as far apart as two base classes. Where s differs
+    from the P^s that is counted, eq. (10) does not hold. s is above 1 where the classes are more
+    compact than base classes, lower where the images of base classes are those of training, and
+    None where base classes are not apart. Without `base` there is none.
     """
     if "base" not in scatters:
         return {}
@@ -336,13 +350,14 @@ def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dic
 
 
 def metrics(parts: list[str], evaluation: MarginEvaluation, classifier: Classifier) -> list[Metric]:
-    """Accuracy for each split and number of shots; discriminability, its parts, and P^s."""
+    """Accuracy for each split and number of shots; discriminability, its parts, P^s and shares."""
     forms, shots = _forms(classifier), evaluation.shots
     others = [part for part in parts if part != "base"] if "base" in parts else []
     return [
         *(_accuracy(part, k, form) for part in parts for form in forms for k in shots),
         *(Metric(f"{p} {title}", "", higher) for title, higher in _SCATTER.values() for p in parts),
-        *(Metric(f"{part} P^s", "") for part in others),
+        *(Metric(f"{p} {title}", "", None) for title in _COUNTED.values() for p in parts),
+        *(Metric(f"{part} {_SHARE_OF_EQ_10}", "") for part in others),
     ]
 
 
@@ -368,13 +383,21 @@ def report(results: dict[str, Any]) -> list[str]:
         base = "held out from training"
     if results["base_test"]:
         base = f"test images of {results['base_test']}"
-    shares, number = results["same_class_share"], results["base_classes"] or ""
+    counted, shares = results["shared_predictions"], results["shares_of_eq_10"]
+    number = results["base_classes"] or ""
+
+    def cells(split: str) -> list[str]:
+        values = [counted[split][field] for field in _COUNTED]
+        values += [shares.get(split)] * bool(shares)
+        return ["–" if value is None else f"{value:.3f}" for value in values]
+
     rows = [
-        [split, *(f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio"))]
-        + ["–" if shares.get(split) is None else f"{shares[split]:.3f}"] * bool(shares)
+        [split, *(f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio")), *cells(split)]
         for split, scatter in results["discriminability"].items()
     ]
-    columns = ["classes", "D_intra", "D_inter", "D_inter / D_intra", *["P^s"] * bool(shares)]
+    columns = ["classes", "D_intra", "D_inter", "D_inter / D_intra"]
+    columns += [*_COUNTED.values(), *[_SHARE_OF_EQ_10] * bool(shares)]
+    inverted = f"; {_SHARE_OF_EQ_10}: the share with which it gives D_intra" if shares else ""
     lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, {tuning['passes']} "
         f"passes of fine-tuning a {evaluation['classifier']} classifier",
@@ -382,6 +405,9 @@ def report(results: dict[str, Any]) -> list[str]:
         *episodes_table(results["results"]),
         "",
         *table(columns, rows),
+        "",
+        "P^s: share of the pairs of images of a class that the trained classifier gives to the "
+        f"same base class, averaged over classes; by chance: of all pairs of images{inverted}.",
         "",
         f"Images of the {number}{' ' if number else ''}base classes ({results['data']}): {base}.",
     ]

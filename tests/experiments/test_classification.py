@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import combinations, permutations
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +16,11 @@ from experiments.evaluation.classification import (
     frequency_groups,
     mean_accuracy,
     predict_classes,
+    shared_predictions,
     softmax_confidences,
 )
 from experiments.evaluation.multilabel import average_precisions, evaluate_scores
+from tests.tolerances import FLOAT64
 
 CLASSES = 7
 
@@ -53,6 +56,52 @@ def test_frequency_groups_follow_the_counts_and_not_the_order_of_classes():
             "tail": sorted(order[medium:]),
         }
     assert [len(classes) for classes in frequency_groups(cifar_100_lt).values()] == [36, 35, 29]
+
+
+def shares_pair_by_pair(predictions, labels):
+    """Of the pairs with one label, as the mean over labels, and of all pairs."""
+
+    def share(rows):
+        return np.mean([predictions[i] == predictions[j] for i, j in combinations(rows, 2)])
+
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    of_labels = [share(rows) for rows in members if len(rows) > 1]
+    of_all = share(range(len(labels))) if len(labels) > 1 else None
+    return np.mean(of_labels) if of_labels else None, of_all
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+    "sizes",
+    [(9, 2, 0, 30, 1, 4), (1, 20), (5,), (1, 1, 1), (1,), (0, 0), ()],
+    ids=lambda sizes: "-".join(map(str, sizes)) or "none",
+)
+def test_shared_predictions_are_those_of_a_count_pair_by_pair(sizes, array):
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(sizes)), np.array(sizes, int)).astype(np.int32)
+    labels = random.permutation(labels)
+    # Some are given to a class of their label, the others to any; class 7 is never predicted.
+    anywhere = random.choice([0, 1, 2, 3, 4, 5, 6, 8], len(labels))
+    predictions = np.where(random.random(len(labels)) < 0.5, labels % 3, anywhere)
+    found = shared_predictions(array(predictions), array(labels))
+    assert found == pytest.approx(shares_pair_by_pair(predictions, labels), rel=FLOAT64)
+    assert all(value is None or type(value) is float for value in found)
+
+
+def test_chance_is_the_mean_of_the_share_over_permutations_of_the_labels():
+    predictions, labels = np.array([0, 0, 2, 0, 2, 3]), np.array([0, 0, 1, 0, 1, 2])
+    every = [shared_predictions(predictions, np.array(p)) for p in permutations(labels)]
+    assert {chance for _, chance in every} == {4 / 15}
+    assert np.mean([share for share, _ in every]) == pytest.approx(4 / 15, rel=FLOAT64)
+    assert every[0].share == 1
+
+
+def test_shared_predictions_hold_no_matrix_of_pairs():
+    # The 300,000 samples have 9e10 pairs, more than memory and than int32 can hold.
+    labels = np.arange(300_000, dtype=np.int32) % 3
+    found = shared_predictions(np.where(labels == 2, labels, 0), labels)
+    pairs = [size * (size - 1) for size in (200_000, 100_000, 300_000)]
+    assert found == pytest.approx((1, (pairs[0] + pairs[1]) / pairs[2]), rel=FLOAT64)
 
 
 @pytest.mark.parametrize("bins", [1, 10, 15])

@@ -8,7 +8,12 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from experiments.evaluation import feature_space as space
-from experiments.evaluation.subspace import classifier_subspace, span, variance_shares
+from experiments.evaluation.subspace import (
+    classifier_subspace,
+    gradient_directions,
+    span,
+    variance_shares,
+)
 from tests.tolerances import FLOAT32
 
 RNG = np.random.default_rng(0)
@@ -118,6 +123,27 @@ def test_the_effective_rank_is_between_one_and_the_number_of_directions():
         assert found.singular_values == sorted(values, reverse=True)
     # Of weights without a direction, nothing is inside.
     assert found.variance_share == found.class_variance_share == 0
+
+
+def test_directions_of_a_gradient_are_counted_and_weighed():
+    rng = np.random.default_rng(8)
+    weights = rng.normal(size=(6, 3)) + 5  # Its own direction is not one of softmax's two.
+    errors = rng.normal(size=(9, 3))
+    gradients = (errors - errors.mean(axis=1, keepdims=True)) @ weights.T
+    inside = gradient_directions(gradients.astype(np.float32), weights.astype(np.float32))
+    values = np.linalg.svd(gradients, compute_uv=False)[:2]
+    assert inside.rank == 2
+    expected = np.sum(values**2) ** 2 / np.sum(values**4)
+    assert inside.effective_rank == pytest.approx(expected, rel=16 * FLOAT32)
+    assert inside.outside_span < FLOAT32
+    orthogonal = np.linalg.svd(weights)[0][:, 4]
+    both = gradients + 3 * rng.normal(size=(9, 1)) * orthogonal
+    share = np.sum((both @ orthogonal) ** 2) / np.sum(both**2)
+    found = gradient_directions(both, weights)
+    assert found.rank == 3
+    assert found.outside_span == pytest.approx(share)
+    assert gradient_directions(0 * both, weights) == (0, 0, 0)
+    assert gradient_directions(both, rng.normal(size=(6, 8))).outside_span < FLOAT32
 
 
 def test_directions_add_up_to_the_share_inside():

@@ -1,12 +1,15 @@
 """Protocol B: its objective, the start of its classifier, its labels and checks."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.contracts import Objective, Problem
+from experiments.contracts import Objective, Outputs, Problem
 from experiments.errors import ConfigError
+from experiments.evaluation.subspace import gradient_directions
 from experiments.protocols import group_softmax
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from tests.jaxloss import references
@@ -119,6 +122,34 @@ def test_proposition_1_is_logged(name, grouping):
     same = plain.loss(*batch, plain.init_state())
     assert float(same.value) == float(logged.value)
     assert same.means.keys() == {"train_accuracy"}
+
+
+def test_the_directions_of_the_gradient_are_logged():
+    """Those of the loss that is minimised: 3 differences of 4 weights for each contiguous group."""
+    dim = 20
+    rng = np.random.default_rng(2)
+    features, labels = rng.normal(size=(100, dim)), np.sort(rng.integers(0, len(COUNTS), 100))
+    head = {"kernel": rng.normal(size=(dim, len(COUNTS))), "bias": rng.normal(size=len(COUNTS))}
+
+    def logged(step: Any = (), **options):
+        outputs = Outputs(np.float32(features), labels, np.ndarray, COUNTS, step, head)
+        config = GroupSoftmaxConfig(loss=GroupLoss(num_groups=5, **options))
+        return group_softmax.build(config).diagnose(outputs)
+
+    softmax = logged(name="softmax")
+    logits = features @ head["kernel"] + head["bias"]
+    errors = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - np.eye(4)[labels]
+    rows = np.linspace(0, 99, 2 * dim).astype(int)
+    expected = gradient_directions((errors @ head["kernel"].T)[rows], head["kernel"])
+    assert softmax["gradient_rank"] == expected.rank == 3
+    effective = pytest.approx(expected.effective_rank, rel=16 * FLOAT32)
+    assert softmax["gradient_effective_rank"] == effective
+    assert softmax["gradient_outside_span"] < FLOAT32
+    fixed = logged(name="loose", grouping="contiguous")
+    assert fixed["gradient_rank"] == 15
+    assert fixed["gradient_outside_span"] > 0.05
+    for varied in (logged(name="tight"), logged(np.int32(3), name="tight", grouping="random")):
+        assert varied["gradient_rank"] == dim
 
 
 def test_the_classifier_starts_small():

@@ -98,6 +98,17 @@ def test_the_class_wise_half_compares_the_batch_or_a_devices_share(name, over):
     assert float(gradient.mean()) == pytest.approx(slope, rel=4 * FLOAT32)
 
 
+def test_the_asymmetric_loss_has_the_gradient_of_its_authors():
+    """Of a negative whose q is 0.2189, unless the full gradient is chosen; tables say which."""
+    found = {}
+    for options in (MultiLabelLoss("asl"), MultiLabelLoss("asl", stop_focus_gradient=False)):
+        loss = multi_label.build_loss(options, Problem(2, np.ones(2, int)))
+        gradient = jax.grad(loss)(jnp.array([[0.5, -1.0]]), jnp.array([[1, 0]]))
+        found[multi_label.label(options)] = gradient[0, 1].item()
+    right = {"ASL": 0.00057841, "ASL, full gradient": 0.00261797}
+    assert found == pytest.approx(right, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["bce", "asl"])
 def test_the_head_starts_near_the_loss_of_few_labels(name):
     """With zeros for a bias, the negatives alone would make the first loss C log 2 = 48.5."""

@@ -37,7 +37,7 @@ from experiments.runs import complete_run, evaluate_run, restore_run
 from experiments.training.step import build_outputs
 from tests.experiments import fake_archives
 from tests.jaxloss import references
-from tests.tolerances import FLOAT32
+from tests.tolerances import FLOAT32, FLOAT64
 
 EVALUATION = MarginEvaluation(
     ways=3,
@@ -108,18 +108,34 @@ def trained(tmp_path_factory, folders) -> Path:
     return directory
 
 
+def same_prediction_shares(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Pairs of different rows with one predicted class: of a label, averaged, and of all."""
+    predictions, number = logits.argmax(1), len(labels)
+    agree = predictions[:, None] == predictions
+    differ = ~np.eye(number, dtype=bool)
+    of_labels = [
+        agree[pairs].mean()
+        for label in range(labels.max() + 1)
+        if (pairs := np.outer(labels == label, labels == label) & differ).any()
+    ]
+    return float(np.mean(of_labels)), float(agree[differ].mean())
+
+
 @pytest.mark.long
 def test_a_run_is_evaluated_on_all_classes(trained, folders):
     report = json.loads((trained / "report.json").read_text())
     kinds = ("2-shot", "discriminability", "D_intra", "D_inter")
     splits = ("novel", "validation", "base")
     names = [f"{split} {kind}" for kind in kinds for split in splits]
-    names += ["novel P^s", "validation P^s"]
+    names += [f"{split} {kind}" for kind in ("P^s", "P^s by chance") for split in splits]
+    names += ["novel share of eq. (10)", "validation share of eq. (10)"]
     every = [*names, *(f"{name} (last)" for name in names)]
     assert [metric["name"] for metric in report["metrics"]] == every
     assert [metric.name for metric in plan_run(TINY).protocol.metrics] == every
-    lower = [m["name"] for m in report["metrics"][:14] if not m["higher_is_better"]]
+    first = report["metrics"][: len(names)]
+    lower = [m["name"] for m in first if m["higher_is_better"] is False]
     assert lower == [f"{split} D_intra" for split in splits]
+    assert {m["name"] for m in first if m["higher_is_better"] is None} == {*names[12:18]}
 
     run = restore_run(trained)
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
@@ -140,10 +156,21 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     assert scatter == pytest.approx({k: float(v) for k, v in expected._asdict().items()}, rel=1e-3)
     found = [values[f"base {kind}"] for kind in kinds[1:]]
     assert found == [scatter[name] for name in ("ratio", "intra", "inter")]
+    # P^s is a count over pairs of images, by the classifier of the run.
+    for part in splits:
+        images = margin_data.load(TINY.data, folders, "held-out" if part == "base" else part)
+        outputs = outputs_of(run.state, images)
+        cosines = references.cosine_logits(outputs.features, np.asarray(outputs.head["kernel"]))
+        logits = outputs.logits()
+        np.testing.assert_allclose(logits / 30, cosines, rtol=0, atol=16 * FLOAT32)
+        expected = same_prediction_shares(logits, outputs.labels)
+        found = [values[f"{part} {name}"] for name in ("P^s", "P^s by chance")]
+        assert found == pytest.approx(expected, rel=FLOAT64)
+        assert found == [report["shared_predictions"][part][name] for name in ("share", "chance")]
     # Eq. (10): its right-hand side, with the share that was found, is D_intra of the split.
     for part in ("novel", "validation"):
-        share = values[f"{part} P^s"]
-        assert report["same_class_share"][part] == share
+        share = values[f"{part} share of eq. (10)"]
+        assert report["shares_of_eq_10"][part] == share
         mixture = share * scatter["intra"] + (1 - share) * scatter["inter"]
         assert mixture == pytest.approx(report["discriminability"][part]["intra"])
 
@@ -152,7 +179,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
 def test_the_last_checkpoint_is_reported_too(trained, folders):
     report = json.loads((trained / "report.json").read_text())
     _, expected = evaluate_run(trained, folders, which="latest")
-    last = [metric["value"] for metric in report["metrics"][14:]]
+    last = [m["value"] for m in report["metrics"] if m["name"].endswith(" (last)")]
     assert last == [metric["value"] for metric in expected["metrics"]]
     assert report["last"]["step"] == expected["step"] == 4
     for best, sentence in ((2, "last checkpoint, that of step 4:"), (4, "best checkpoint is the")):
@@ -192,7 +219,7 @@ def test_a_share_and_its_bound_need_base_classes_that_are_apart():
     novel = {"intra": 0.2, "inter": 0.4}
     base = {"intra": 0.25, "inter": 0.5}
     apart = {"novel": novel, "base": base}
-    shares, bounds = negative_margin.same_class_shares, negative_margin.share_bounds
+    shares, bounds = negative_margin.shares_of_eq_10, negative_margin.share_bounds
     assert shares(apart) == {"novel": pytest.approx(1.2)}
     assert shares({"novel": novel}) == bounds({"novel": novel}, {"novel": novel}) == {}
     for inter in (0.25, 0.25 + 1e-8, 0.2):
@@ -234,6 +261,10 @@ def test_inner_products_are_evaluated_on_normalised_features_too(loss, classifie
     accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
     assert accuracies == expected
     assert found["episodes"].keys() == accuracies.keys()
+    values = {m["name"]: m["value"] for m in found["metrics"]}
+    counted = [values[f"validation {name}"] for name in ("P^s", "P^s by chance")]
+    assert counted == pytest.approx(same_prediction_shares(outputs.logits(), outputs.labels))
+    assert "validation share of eq. (10)" not in values
     declared = [m.name for m in protocol.metrics if m.name.startswith("validation") and m.unit]
     assert {name for name in declared if "(last)" not in name} == accuracies.keys()
     text = "\n".join(protocol.report(protocol.description | {"data": "icons"} | found))

@@ -622,6 +622,11 @@ def wrong_arguments(row: LossRow):
         yield TypeError, ["weights"], [scored, labels, int_spec(dim, classes), bias], {}
         yield TypeError, ["bias"], [scored, labels, weights, int_spec(classes)], {}
 
+    for option in inspect.signature(row.function).parameters:
+        if isinstance(default(row, option), bool):
+            for value in ("False", 1, None, np.ones(2, bool), jax.ShapeDtypeStruct((), np.bool_)):
+                yield TypeError, [option, "bool"], None, {option: value}
+
     for option, values in row.invalid.items():
         for value in values:
             yield ValueError, [option], None, {option: value}

@@ -34,6 +34,7 @@ from tests.jaxloss.loss_table import (
     make_features,
     make_weights,
 )
+from tests.tolerances import FLOAT64
 
 BOUNDS: tuple[Bound, ...] = ("tight", "loose")
 every_bound = pytest.mark.parametrize("bound", BOUNDS)
@@ -272,6 +273,55 @@ def test_lemma_1(bound, num_groups):
     assert np.all(reached >= objective.max(axis=1) - 1e-12)
     assert np.all(objective.min(axis=1) < reached - 1e-9)
     assert np.all(reached <= values + 1e-12)  # (A.18), without a bias.
+
+
+# Directions of the gradient ----
+
+
+@pytest.mark.parametrize(
+    ("classes", "dim", "num_groups", "bound"),
+    [
+        (4, 12, 1, "tight"),  # Softmax, eq. (B.1): 3 directions, and W has 4.
+        (7, 5, 1, "loose"),  # More classes than features.
+        (3, 12, 2, "tight"),  # CG < d: 4 directions, and W of the groups has 6.
+        (4, 8, 2, "loose"),  # (C − 1)G < CG = d.
+        (4, 7, 2, "tight"),  # (C − 1)G < d < CG; G does not divide d.
+        (5, 7, 3, "loose"),  # d < (C − 1)G.
+    ],
+)
+def test_the_gradient_has_the_directions_of_the_formula(classes, dim, num_groups, bound):
+    """Eq. (B.1), (B.2): blocks of W have rank min(CG, d), and gradients min((C − 1)G, d).
+
+    The numbers that multiply the blocks sum to 0 over classes. The formula counts the directions of
+    one grouping. Groupings that differ between samples give all d.
+    """
+    rng = np.random.default_rng(119)
+    n = 8 * dim
+    features, weights = rng.normal(size=(n, dim)), rng.normal(size=(dim, classes))
+    labels = rng.integers(0, classes, n)
+    scale = num_groups if bound == "tight" else 1
+
+    @jax.jit
+    def gradients(groups):
+        options = {"num_groups": num_groups, "bound": bound, "reduction": "sum"}
+        loss = partial(jaxloss.group_softmax_loss, **options)
+        return jax.grad(loss)(features, labels, weights, groups=groups)
+
+    with enable_x64(True):
+        fixed = jaxloss.contiguous_groups(n, dim, num_groups)
+        ranked = discriminative(features, labels, weights, num_groups)
+        got = {name: np.asarray(gradients(g)) for name, g in (("fixed", fixed), ("ranked", ranked))}
+    members = np.asarray(fixed)[0] == np.arange(num_groups)[:, None]
+    blocks = np.concatenate([weights * member[:, None] for member in members], axis=1)
+    logits = scale * (features @ blocks).reshape(n, num_groups, classes)
+    errors = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+    errors -= np.eye(classes)[labels][:, None, :]
+    expected = errors.reshape(n, -1) @ blocks.T
+    np.testing.assert_allclose(got["fixed"], expected, rtol=FLOAT64, atol=FLOAT64)
+    assert np.linalg.matrix_rank(blocks) == min(classes * num_groups, dim)
+    assert np.linalg.matrix_rank(got["fixed"]) == min((classes - 1) * num_groups, dim)
+    varied = dim if num_groups > 1 else min(classes - 1, dim)
+    assert np.linalg.matrix_rank(got["ranked"]) == varied
 
 
 # Groups that are given ----

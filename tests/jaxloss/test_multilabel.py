@@ -26,7 +26,7 @@ from tests.jaxloss.harness import (
     widen,
 )
 from tests.jaxloss.loss_table import CASES, LOSSES, logits_and_targets
-from tests.tolerances import FLOAT32
+from tests.tolerances import FLOAT32, FLOAT64
 
 every_loss = over([row for row in CASES if row.multi_hot and not row.kwargs])
 sample_wise: Any = jax.jit(jaxloss.sample_wise_loss, static_argnames="reduction")
@@ -282,6 +282,72 @@ def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
         np.testing.assert_allclose(got[beside], expected[beside], rtol=1e-3, atol=coarse)
 
 
+def test_asymmetric_by_hand():
+    """The gradient of a positive of 0.5 and a negative of -1, full and as the authors have it."""
+    logits, targets = np.array([[0.5, -1.0]]), np.array([[1, 0]])
+    p, q = 1 / (1 + np.exp(-logits[0])), 1 / (1 + np.e) - 0.05
+    pull = q**4 * p[1] * (1 - p[1]) / (1 - q)
+    by_focus = 4 * q**3 * p[1] * (1 - p[1]) * -np.log(1 - q)
+    for stop, of_negative in ((True, pull), (False, pull + by_focus)):
+        loss = partial(jaxloss.asymmetric_loss, stop_focus_gradient=stop)
+        value, gradient = in_float64(jax.jit(jax.value_and_grad(loss)), logits, targets)
+        close(value, -np.log(p[0]) - q**4 * np.log(1 - q))
+        close(gradient, np.array([[p[0] - 1, of_negative]]))
+        np.testing.assert_allclose(gradient[0, 1], 0.000578 if stop else 0.002618, atol=5e-7)
+
+
+@jax.jit
+def stopped_derivatives(logits, targets, focus, clip):
+    """The terms with constant weights, the gradient of their sum by all floats, the curvature."""
+    names = ("positive_focus", "negative_focus", "clip")
+    loss: Any = partial(jaxloss.asymmetric_loss, reduction="none", stop_focus_gradient=True)
+
+    def terms(z, numbers):
+        return loss(z, targets, **dict(zip(names, numbers, strict=True)))
+
+    def gradients(z):
+        return jax.grad(lambda z, x: jnp.sum(terms(z, x)), argnums=(0, 1))(z, (*focus, clip))
+
+    (by_logits, by_numbers), (curvature, _) = jax.jvp(gradients, (logits,), (0 * logits + 1,))
+    return terms(logits, (*focus, clip)), by_logits, curvature, jnp.stack(by_numbers)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05, 0.9])
+@pytest.mark.parametrize("focus", [(0.0, 0.0), (0.3, 1.0), (1.0, 0.5), (2.0, 4.0)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_constant_weights_of_asymmetric(clip, focus, dtype):
+    """The derivatives of weighted cross-entropies. Only the clip is in one beside a weight."""
+    x = np.array([-1e4, -110, -80, -17, -5, -2, 0.1, 1, 3, 5, 17, 80, 110, 1e4])
+    x = x.astype(dtype)[:, None]
+    wide = x.astype(np.float64)
+    p, not_p = np.exp(-np.logaddexp(0, -wide)), np.exp(-np.logaddexp(0, wide))
+    q, not_q = np.maximum(p - clip, 0), not_p + clip
+    # Of −log(1 − q), whose slope is p · not_p / not_q.
+    share, rest = (not_p / not_q, clip / not_q) if clip else (1, 0)
+    slopes = {1: -not_p, 0: p * share}
+    curvatures = {1: p * not_p, 0: p * share * (not_p - p * rest)}
+    weights = {1: not_p ** focus[0], 0: np.where(p > clip, q ** focus[1], 0)}
+    tolerance = FLOAT64 if dtype == np.float64 else 16 * FLOAT32  # Of powers of q.
+    for kind, weight in weights.items():
+        targets = np.full(x.shape, kind)
+        options = {"positive_focus": focus[0], "negative_focus": focus[1], "clip": clip}
+        terms = references.asymmetric_loss(wide, targets, reduction="none", **options)
+        # A clip moves log(1 − q) of the negatives above it.
+        of_clip = 0 if kind or not clip else -(weight / not_q).sum()
+        with enable_x64(dtype == np.float64):
+            numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), (focus, clip))
+            got = stopped_derivatives(jnp.asarray(x), jnp.asarray(targets), *numbers)
+            got = jax.tree.map(np.asarray, got)
+        assert all(result.dtype == dtype for result in got)
+        assert finite(got)
+        expected = (terms, weight * slopes[kind], weight * curvatures[kind])
+        for result, right in zip(got, expected, strict=False):
+            np.testing.assert_allclose(result, right, rtol=tolerance, atol=1e-37)
+        np.testing.assert_array_equal(got[3][:2], 0)
+        if kind or clip:
+            np.testing.assert_allclose(got[3][2], of_clip, rtol=tolerance)
+
+
 @pytest.mark.parametrize(
     "loss",
     [
@@ -290,8 +356,13 @@ def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
         jaxloss.sigmoid_loss,
         partial(jaxloss.asymmetric_loss, positive_focus=1.0),
         partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0),
+        partial(jaxloss.asymmetric_loss, positive_focus=1.0, stop_focus_gradient=True),
+        partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0, stop_focus_gradient=True),
     ],
-    ids=["warp", "robust", "sigmoid", "asymmetric", "asymmetric_unclipped"],
+    ids=[
+        *("warp", "robust", "sigmoid", "asymmetric", "asymmetric_unclipped"),
+        *("asymmetric_stopped", "asymmetric_unclipped_stopped"),
+    ],
 )
 def test_infinite_logits_of_right_classes_are_as_large_ones(loss):
     run = jax.jit(jax.value_and_grad(loss))

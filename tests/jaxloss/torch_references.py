@@ -417,12 +417,22 @@ def multilabel_softmax_loss(logits, targets):
 
 
 @over_rows
-def asymmetric_loss(logits, targets, *, positive_focus=0.0, negative_focus=4.0, clip=0.05):
+def asymmetric_loss(
+    logits,
+    targets,
+    *,
+    positive_focus=0.0,
+    negative_focus=4.0,
+    clip=0.05,
+    stop_focus_gradient=False,
+):
     """As in the authors' code, the clip is applied to the probability of not being negative."""
     p = logits.sigmoid()
     not_p = (1 - p + clip).clamp(max=1)
-    positives = (1 - p) ** positive_focus * p.log()
-    negatives = (1 - not_p) ** negative_focus * not_p.log()
+    weights = ((1 - p) ** positive_focus, (1 - not_p) ** negative_focus)
+    if stop_focus_gradient:
+        weights = tuple(weight.detach() for weight in weights)
+    positives, negatives = weights[0] * p.log(), weights[1] * not_p.log()
     return list(-(positives * (targets > 0) + negatives * (targets == 0)).sum(dim=1))
 
 
