@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ TINY = MultiLabelConfig(
 
 SOFT_GAP = {"positive_temperature": 2.0, "negative_temperature": 0.5, "margin": 0.7}
 RAMP = {"ramp": 0.2, "leak": 0.3, "binary_weight": 2.0}
-FOCUS = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0.1}
+FOCUS: dict[str, Any] = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0.1}
 
 
 @pytest.mark.parametrize(
