@@ -35,8 +35,8 @@ TINY = MultiLabelConfig(
 )
 
 
-SOFT_GAP = {"positive_temperature": 2.0, "negative_temperature": 0.5, "margin": 0.7}
-RAMP = {"ramp": 0.2, "leak": 0.3, "binary_weight": 2.0}
+SOFT_GAP: dict[str, Any] = {"positive_temperature": 2.0, "negative_temperature": 0.5, "margin": 0.7}
+RAMP: dict[str, Any] = {"ramp": 0.2, "leak": 0.3, "binary_weight": 2.0}
 FOCUS: dict[str, Any] = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0.1}
 
 
