@@ -86,64 +86,64 @@ plt.show()
 
 # %%
 # The gradient of softmax for the features of a sample is :math:`W (p - e_y)`, eq. (B.1) of the
-# paper's supplement. The paper counts min(C, D) directions. In fact there are min(C − 1, D), because
-# the numbers of :math:`p - e_y` sum to 0. Group softmax has such a gradient for each part of the
-# features, eq. (B.2), and with the same G groups for all samples min(G (C − 1), D) directions; the
-# paper has min(G C, D). These are the lines on the left. The markers are the rank of the gradient of
-# 512 samples. Groups that differ from sample to sample, as the discriminative ones do, are not bound
-# by the formula: over a batch, their gradient has all D directions.
+# paper's supplement, which bounds its directions by the rank of W, min(C, D). The numbers of
+# :math:`p - e_y` sum to 0, so that there are even fewer: min(C − 1, D). Group softmax has such a
+# gradient for each group of features, eq. (B.2). With the same G groups for all samples, these are
+# min(G (C − 1), D) directions, within the supplement's min(G C, D). On the left, lines are these
+# formulas, and markers the rank of the gradient of 512 samples. Discriminative groups differ from
+# sample to sample: the formula holds for the grouping of one sample, and over a batch the gradient
+# has all D directions.
 #
 # The rank does not say how much a direction is used. With small logits all groups predict the same,
-# and their gradient is that of softmax, whatever its rank. On the right is the share of the squared
-# gradient in directions that softmax lacks. It grows with the logits.
+# and their gradient is nearly that of softmax. On the right is the share of the squared gradient in
+# directions that softmax lacks. It grows with the logits.
 
 num_classes, largest = 10, 64
-names = {
-    "softmax": (1, None),
-    "2 groups of neighbours": (2, jaxloss.contiguous_groups),
-    "4 groups of neighbours": (4, jaxloss.contiguous_groups),
-    "4 discriminative groups": (4, None),
-}
 labels = jnp.arange(512) % num_classes
 features = jnp.asarray(rng.normal(size=(512, largest)))
-directions = jnp.asarray(rng.normal(size=(largest, num_classes)))
+weights = jnp.asarray(rng.normal(size=(largest, num_classes)))
+discriminative_groups = jax.jit(jaxloss.discriminative_groups, static_argnums=3)
+names = ["softmax", "2 groups of neighbours", "4 groups of neighbours", "4 discriminative groups"]
 
 
 @jax.jit
+def gradient(features, weights, groups):
+    """The gradient of the features. Of four groups, those without features have none."""
+    loss = partial(jaxloss.group_softmax_loss, num_groups=4)
+    return jax.grad(loss)(features, labels, weights, groups=groups)
+
+
 def gradients(features, weights):
-    """The gradient of the features for each loss."""
-    found = {}
-    for name, (num_groups, grouping) in names.items():
-        groups = grouping and grouping(*features.shape, num_groups)
-        loss = partial(jaxloss.group_softmax_loss, num_groups=num_groups, groups=groups)
-        found[name] = jax.grad(loss)(features, labels, weights)
-    return found
+    """The gradients of the four losses, [4, n, D]."""
+    groups = [jaxloss.contiguous_groups(512, features.shape[1], number) for number in (1, 2, 4)]
+    groups.append(discriminative_groups(features, labels, weights, 4))
+    return np.stack([gradient(features, weights, each) for each in groups])
 
 
-dims = (4, 8, 12, 16, 24, 32, 48, largest)
-ranks = {name: [] for name in names}
-for dim in dims:
-    for name, gradient in gradients(features[:, :dim], directions[:dim] / dim**0.5).items():
-        ranks[name].append(np.linalg.matrix_rank(np.asarray(gradient)))
-
+dims = (8, 16, 32, 48, largest)
+ranks = [
+    np.linalg.matrix_rank(gradients(features[:, :dim], weights[:dim] / dim**0.5)) for dim in dims
+]
 sizes = np.geomspace(0.1, 10, 13)  # Standard deviations of the logits.
-lacking = np.linalg.svd(directions - directions.mean(axis=1, keepdims=True))[0][:, num_classes - 1 :]
-shares = {name: [] for name in names}
+differences = weights - weights.mean(axis=1, keepdims=True)
+lacking = np.linalg.svd(differences)[0][:, num_classes - 1 :]
+shares = []
 for size in sizes:
-    for name, gradient in gradients(features, size * directions / largest**0.5).items():
-        outside = np.sum((np.asarray(gradient) @ lacking) ** 2) / np.sum(gradient**2)
-        shares[name].append(100 * outside)
+    found = gradients(features, size * weights / largest**0.5)
+    outside = np.sum((found @ lacking) ** 2, axis=(1, 2))
+    shares.append(100 * outside / np.sum(found**2, axis=(1, 2)))
 
 figure, axes = plt.subplots(1, 2, figsize=(7.5, 3.2))
-every = np.arange(1, largest + 1)
-for (name, (num_groups, _)), style in zip(names.items(), ("ko", "C0s", "C2^", "C1D"), strict=True):
-    bound = largest if name == "4 discriminative groups" else num_groups * (num_classes - 1)
-    axes[0].plot(every, np.minimum(every, bound), style[:-1], linewidth=1.2)
-    axes[0].plot(dims, ranks[name], style, markersize=5)
-    axes[1].plot(sizes, shares[name], style + "-", markersize=4, linewidth=1.2, label=name)
+every, most = np.arange(1, largest + 1), [9, 18, 36, largest]
+for k, style in enumerate(("ko", "C0s", "C2^", "C1D")):
+    axes[0].plot(every, np.minimum(every, most[k]), style[:-1], linewidth=1.2)
+    axes[0].plot(dims, [rank[k] for rank in ranks], style, markersize=5)
+    share = [each[k] for each in shares]
+    axes[1].plot(sizes, share, style + "-", markersize=4, linewidth=1.2, label=names[k])
 axes[0].set_title("Rank of the gradient")
-axes[0].set(xlabel="number D of features", ylabel="directions", xticks=range(0, 65, 16))
-axes[0].set(yticks=[9, 18, 36, 64])
+axes[0].set(
+    xlabel="number D of features", ylabel="directions", xticks=range(0, 65, 16), yticks=most
+)
 axes[1].set_title("Gradient where softmax has none")
 axes[1].set(xlabel="standard deviation of the logits", ylabel="share of its square (%)")
 axes[1].set(xscale="log", xticks=(0.1, 1, 10), xticklabels=("0.1", "1", "10"))

@@ -220,7 +220,8 @@ def evaluate(
     """Accuracy of classifiers fine-tuned in episodes, discriminability of the features, and P^s.
 
     P^s is counted: the share of the pairs of images of a class that the trained classifier gives to
-    the same base class. Its chance level is the share of all pairs of images of the split.
+    the same base class. Its chance level is the share of all pairs of images of the split, which is
+    the mean of P^s over permutations of the labels.
 
     The split `novel` stands for all classes: novel, validation and base. The images of the base
     classes are those that are not for training, if there are any. Where logits are inner products,

@@ -92,7 +92,8 @@ def test_chance_is_the_mean_of_the_share_over_permutations_of_the_labels():
     predictions, labels = np.array([0, 0, 2, 0, 2, 3]), np.array([0, 0, 1, 0, 1, 2])
     every = [shared_predictions(predictions, np.array(p)) for p in permutations(labels)]
     assert {chance for _, chance in every} == {4 / 15}
-    assert np.mean([share for share, _ in every]) == pytest.approx(4 / 15, rel=FLOAT64)
+    shares = np.array([share for share, _ in every], np.float64)
+    assert shares.mean() == pytest.approx(4 / 15, rel=FLOAT64)
     assert every[0].share == 1
 
 

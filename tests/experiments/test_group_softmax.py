@@ -124,32 +124,43 @@ def test_proposition_1_is_logged(name, grouping):
     assert same.means.keys() == {"train_accuracy"}
 
 
-def test_the_directions_of_the_gradient_are_logged():
-    """Those of the loss that is minimised: 3 differences of 4 weights for each contiguous group."""
+def logged_directions(step: Any = (), **options):
+    """The directions of the gradient of 100 samples of 20 features, and what softmax has."""
     dim = 20
     rng = np.random.default_rng(2)
     features, labels = rng.normal(size=(100, dim)), np.sort(rng.integers(0, len(COUNTS), 100))
     head = {"kernel": rng.normal(size=(dim, len(COUNTS))), "bias": rng.normal(size=len(COUNTS))}
-
-    def logged(step: Any = (), **options):
-        outputs = Outputs(np.float32(features), labels, np.ndarray, COUNTS, step, head)
-        config = GroupSoftmaxConfig(loss=GroupLoss(num_groups=5, **options))
-        return group_softmax.build(config).diagnose(outputs)
-
-    softmax = logged(name="softmax")
+    outputs = Outputs(features.astype(np.float32), labels, lambda: np.zeros(0), COUNTS, step, head)
+    config = GroupSoftmaxConfig(loss=GroupLoss(num_groups=5, **options))
     logits = features @ head["kernel"] + head["bias"]
     errors = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - np.eye(4)[labels]
     rows = np.linspace(0, 99, 2 * dim).astype(int)
     expected = gradient_directions((errors @ head["kernel"].T)[rows], head["kernel"])
-    assert softmax["gradient_rank"] == expected.rank == 3
+    return group_softmax.build(config).diagnose(outputs), expected
+
+
+def test_the_directions_of_the_gradient_of_softmax_are_logged():
+    found, expected = logged_directions(name="softmax")
+    assert found["gradient_rank"] == expected.rank == 3
     effective = pytest.approx(expected.effective_rank, rel=16 * FLOAT32)
-    assert softmax["gradient_effective_rank"] == effective
-    assert softmax["gradient_outside_span"] < FLOAT32
-    fixed = logged(name="loose", grouping="contiguous")
-    assert fixed["gradient_rank"] == 15
-    assert fixed["gradient_outside_span"] > 0.05
-    for varied in (logged(name="tight"), logged(np.int32(3), name="tight", grouping="random")):
-        assert varied["gradient_rank"] == dim
+    assert found["gradient_effective_rank"] == effective
+    assert found["gradient_outside_span"] < FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("options", "rank"),
+    [
+        ({"name": "loose", "grouping": "contiguous"}, 15),  # 3 differences for each group.
+        pytest.param({"name": "tight"}, 20, marks=pytest.mark.long),
+        pytest.param(
+            {"name": "tight", "grouping": "random", "step": np.int32(3)}, 20, marks=pytest.mark.long
+        ),
+    ],
+)
+def test_the_directions_of_the_gradient_of_groups_are_logged(options, rank):
+    found = logged_directions(**options)[0]
+    assert found["gradient_rank"] == rank
+    assert found["gradient_outside_span"] > 0.05
 
 
 def test_the_classifier_starts_small():

@@ -282,10 +282,11 @@ def test_lemma_1(bound, num_groups):
     ("classes", "dim", "num_groups", "bound"),
     [
         (4, 12, 1, "tight"),  # Softmax, eq. (B.1): 3 directions, and W has 4.
-        (7, 5, 1, "loose"),  # More classes than features.
+        pytest.param(7, 5, 1, "loose", marks=pytest.mark.long),  # More classes than features.
         (3, 12, 2, "tight"),  # CG < d: 4 directions, and W of the groups has 6.
         (4, 8, 2, "loose"),  # (C − 1)G < CG = d.
-        (4, 7, 2, "tight"),  # (C − 1)G < d < CG; G does not divide d.
+        # (C − 1)G < d < CG; G does not divide d.
+        pytest.param(4, 7, 2, "tight", marks=pytest.mark.long),
         (5, 7, 3, "loose"),  # d < (C − 1)G.
     ],
 )
