@@ -24,6 +24,12 @@ REDUCTIONS = ("mean", "sum", "none")
 
 _NUMBERED = ("labels", "reference_labels", "ids", "queue.labels")
 """Arguments `[n]` or `[m]` of which it only matters which numbers are equal."""
+_MASKS = {
+    "where": ("features", "logits", "queries", "first", "second", "sample_weights"),
+    "reference_where": ("references",),
+    "key_where": ("keys",),
+}
+"""Masks, and the arrays of which they leave out rows."""
 _NUMBER_THEM = "number those of all data with np.unique(..., return_inverse=True)[1]"
 
 
@@ -336,10 +342,9 @@ def as_array(name: str, value: Any, *, integers: bool = True) -> Shaped[Array, "
     if isinstance(value, Tracer):
         return jnp.asarray(value)
     if isinstance(value, np.ma.MaskedArray):
-        hint = f"fill it with {name}.filled(...), and leave its masked rows out with where=False"
-        if name in ("labels", "where"):
-            hint = f"convert it with {name}.filled({-1 if name == 'labels' else False})"
-        raise TypeError(f"`{name}` must be a plain array, got a masked one; {hint}")
+        raise TypeError(
+            f"`{name}` must be a plain array, got a masked one; {_hint_of_masked(name, value)}"
+        )
     try:
         array = jnp.asarray(value)
     except TypeError as error:
@@ -387,6 +392,18 @@ def _hint_of_dtype(name: str, value: Any) -> str:
     return ""
 
 
+def _hint_of_masked(name: str, value: np.ma.MaskedArray) -> str:
+    if name in _MASKS:
+        return f"convert it with {name}.filled(False)"
+    if name in (*_NUMBERED, "targets"):  # A negative number leaves out a row or a target.
+        signed = np.issubdtype(value.dtype, np.signedinteger | np.floating)
+        return f"convert it with {name}{'' if signed else '.astype(np.int32)'}.filled(-1)"
+    for mask, rows in _MASKS.items():
+        if name in rows:
+            return f"fill it with {name}.filled(0), and leave its masked rows out with {mask}=False"
+    return f"fill it with {name}.filled(...)"
+
+
 def _hint_of_other(name: str, value: Any) -> str:
     """What to do about a value that is no array."""
     if isinstance(value, tuple) and hasattr(value, "features"):
@@ -401,7 +418,8 @@ def _hint_of_other(name: str, value: Any) -> str:
             "reference_labels=queue.labels"
         )
     if hasattr(value, "detach"):
-        return f"; convert it with {name}.detach().cpu().numpy()"
+        widened = ".float()" if "bfloat16" in str(getattr(value, "dtype", "")) else ""
+        return f"; convert it with {name}.detach(){widened}.cpu().numpy()"
     if hint := _hint_of_param(name, value):
         return hint
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):

@@ -265,7 +265,8 @@ def _soft_gap(
         peak = _or_zero(peak if axis_name is None else max_over(peak, axis_name))
         # Relative to the peak, the derivative by the temperature does not cancel.
         gaps = signed - peak
-        if isinstance(temperature, jax.Array):  # 0 · ∞ is NaN, and the exponential of this is 0.
+        # The exponential of this is 0. Infinity would be NaN times 0, and a lower T gives it.
+        if isinstance(temperature, jax.Array) or temperature < 1:
             gaps = jnp.maximum(gaps, -2000 * lax.stop_gradient(temperature))
         shares = jnp.exp(gaps / temperature + log_weights)
         total = sum_over(jnp.sum(shares, axis), axis_name)
@@ -273,6 +274,11 @@ def _soft_gap(
         log_total = jnp.log(jnp.where(not_empty, total, 1))
         return jnp.squeeze(peak, axis), temperature * log_total, not_empty
 
+    # A NaN of a set without a positive, which does not count, reaches no gradient.
+    counts = jnp.any(targets > 0, axis, keepdims=True)
+    if axis_name is not None:
+        counts = max_over(counts.astype(logits.dtype), axis_name) > 0
+    targets = jnp.where(counts, targets, -1)
     logits = _above_lowest(logits)
     peak, negative, has_negative = soft_maximum(logits, targets == 0, negative_temperature)
     low, positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)

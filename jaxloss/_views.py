@@ -246,10 +246,9 @@ def _scaled_columns(
     view: Float[Array, "n d"], samples: _Samples, axis_name: AxisName | None
 ) -> Float[Array, "n d"]:
     """Returns the columns times powers of two, by which no square overflows or underflows."""
-    sizes = jnp.abs(lax.stop_gradient(view))
-    if samples.shares is not None:
-        sizes = jnp.where(samples.shares[:, None] == 0, 0, sizes)
-    largest = jnp.max(sizes, axis=0, initial=0, keepdims=True)
+    if samples.shares is not None:  # A row without a weight scales nothing, and may overflow.
+        view = jnp.where((samples.shares[:, None] == 0) & jnp.isfinite(view), 0, view)
+    largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
     if axis_name is not None:
         largest = max_over(largest, axis_name)
     limit = jnp.finfo(view.dtype).maxexp - 2

@@ -277,6 +277,12 @@ DAMAGED_IDX = [
     ("train-images-idx3", content(b""), "{} is not an IDX file: it starts with nothing, where a"),
     ("train-images-idx3", content(b"<html>"), "{} is not an IDX file: it starts with 3c 68 74 6d"),
     ("t10k-labels-idx1", unpacked(lambda raw: raw[:6]), "{} ends within its header"),
+    ("t10k-labels-idx1", content(b"\0\0\x08\xff" + bytes(1020)), "{} has a damaged header: "),
+    (
+        "train-images-idx3",
+        content(b"\0\0\x08\3" + bytes(4) + b"\xff" * 8),
+        "{} has a damaged header: ",
+    ),
     ("train-images-idx3", folder, "{} is a folder; put the file in its place"),
     ("train-images-idx3", idx(15, 28, 28, code=13), "{} has elements of the type 0x0d, not unsig"),
     (

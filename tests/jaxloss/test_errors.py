@@ -414,6 +414,40 @@ def test_what_is_advised_fits():
 
 
 @pytest.mark.parametrize(
+    ("function", "arguments", "advice"),
+    [
+        (
+            nca_loss,
+            ALL_ARRAYS[0][1],
+            {
+                "features": r"features.filled\(0\), and .* with where=False",
+                "labels": r"labels.filled\(-1\)",
+                "where": r"where.filled\(False\)",
+                "references": r"references.filled\(0\), and .* with reference_where=False",
+                "reference_labels": r"reference_labels.filled\(-1\)",
+                "reference_where": r"reference_where.filled\(False\)",
+            },
+        ),
+        (
+            info_nce_loss,
+            OF_TOWERS | {"ids": LABELS.astype(np.uint8)},
+            {
+                "ids": r"ids.astype\(np.int32\).filled\(-1\)",
+                "keys": "with key_where=False",
+                "key_where": r"key_where.filled\(False\)",
+            },
+        ),
+    ],
+    ids=["nca", "info_nce"],
+)
+def test_what_is_advised_leaves_masked_rows_out(function, arguments, advice):
+    for name, match in advice.items():
+        masked = np.ma.array(np.asarray(arguments[name]))
+        with raises(TypeError, match=f"got a masked one; .*{match}"):
+            function(**{**arguments, name: masked})
+
+
+@pytest.mark.parametrize(
     ("function", "right"),
     ALL_ARRAYS,
     ids=lambda x: getattr(getattr(x, "func", x), "__name__", "") if callable(x) else "",

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ from tests.jaxloss.harness import (
     finite,
     magnitude,
     mesh,
+    numbers_of,
     over,
     torch_values,
     widen,
@@ -205,9 +207,25 @@ def test_logits_at_the_lowest_float():
 def test_a_sample_without_positives_has_no_gradient():
     logits = jnp.array([[0.3, jnp.nan, 0.1], [1.0, 2.0, 0.0]])
     targets = jnp.array([[0, 0, 0], [1, 0, 0]])
-    value, gradient = jax.value_and_grad(jaxloss.multilabel_softmax_loss)(logits, targets)
-    assert np.isfinite(value)
-    np.testing.assert_array_equal(gradient[0], 0)
+    for loss in (jaxloss.multilabel_softmax_loss, sample_wise):
+        value, gradient = jax.value_and_grad(loss)(logits, targets)
+        assert np.isfinite(value)
+        np.testing.assert_array_equal(gradient[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "turn"), [(sample_wise, jnp.asarray), (class_wise, jnp.transpose)]
+)
+def test_a_nan_that_does_not_count_reaches_no_temperature(loss, turn):
+    def mean(logits, temperature):
+        options = {"positive_temperature": temperature, "negative_temperature": temperature}
+        return loss(turn(logits), turn(targets), **options)
+
+    logits = jnp.array([[0.3, 0.2, 0.1], [1.0, 2.0, 0.0], [0.5, -1.0, 0.4]])
+    targets = jnp.array([[0, 0, 0], [1, 0, 0], [0, 1, 1]])
+    gradient = jax.jit(jax.value_and_grad(mean, (0, 1)))
+    expected = gradient(logits, 2.0)
+    chex.assert_trees_all_equal(gradient(logits.at[0, 1].set(jnp.nan), 2.0), expected)
 
 
 @pytest.mark.slow
@@ -219,6 +237,11 @@ def test_no_infinity_is_meant(row, problem):
         some = targets.at[2].set(value).at[:, 1].set(value)
         with jax.debug_infs(True):
             jax.grad(lambda x, y=some: row.function(x, y, **row.kwargs))(logits)
+    if "negative_temperature" in numbers_of(row):
+        jax.clear_caches()  # A compiled division would not look again.
+        low = {"negative_temperature": 0.5, "positive_temperature": 0.1}
+        with jax.debug_infs(True):
+            jax.grad(lambda x: row.function(x, targets, **low))(logits)
 
 
 # The baselines ----

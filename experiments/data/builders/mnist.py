@@ -66,7 +66,11 @@ def _read_idx(path: Path, kind: str) -> np.ndarray:
             f"{path} should have {math.prod(shape)} bytes after its header, which says "
             f"{_of(shape)}, and has {len(content) - start}"
         )
-    return _checked(np.frombuffer(content, np.uint8, offset=start).reshape(shape), path, kind)
+    try:
+        array = np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    except ValueError as error:  # Of sizes of which one is 0, or too many.
+        raise DamagedArchiveError(f"{path} has a damaged header: {error}") from error
+    return _checked(array, path, kind)
 
 
 def _read_npz(path: Path, kind: str, key: str) -> np.ndarray:
