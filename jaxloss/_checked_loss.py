@@ -292,13 +292,13 @@ class CheckedLoss:
 
     @functools.cached_property
     def numbers(self) -> dict[str, np.float64]:
-        """The hyperparameters: keyword-only arguments with a default number that can be traced.
+        """The hyperparameters: keyword-only arguments with a float default that can be traced.
 
         A loss may choose its formula by a Python number, or refuse an option.
         """
         batch, found = self.batch(np.random.default_rng(0), ROWS), {}
         for p in inspect.signature(self.loss).parameters.values():
-            if p.kind is p.KEYWORD_ONLY and type(p.default) in (int, float):
+            if p.kind is p.KEYWORD_ONLY and type(p.default) is float:
                 number = {p.name: np.float64(p.default)}
                 with x64(True), suppress(Exception):
                     jax.eval_shape(self._gradients_of_numbers, number, *batch)

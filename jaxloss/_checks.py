@@ -396,7 +396,7 @@ def _hint_of_masked(name: str, value: np.ma.MaskedArray) -> str:
     if name in _MASKS:
         return f"convert it with {name}.filled(False)"
     if name in (*_NUMBERED, "targets"):  # A negative number leaves out a row or a target.
-        signed = np.issubdtype(value.dtype, np.signedinteger | np.floating)
+        signed = value.dtype.kind in "if"
         return f"convert it with {name}{'' if signed else '.astype(np.int32)'}.filled(-1)"
     for mask, rows in _MASKS.items():
         if name in rows:
