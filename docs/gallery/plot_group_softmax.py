@@ -86,8 +86,8 @@ plt.show()
 
 # %%
 # The gradient of softmax for the features of a sample is :math:`W (p - e_y)`, eq. (B.1) of the
-# paper's supplement, which bounds its directions by the rank of W, min(C, D). The numbers of
-# :math:`p - e_y` sum to 0, so that there are even fewer: min(C − 1, D). Group softmax has such a
+# paper's supplement, which bounds its rank by that of W, min(C, D). The numbers of
+# :math:`p - e_y` sum to 0, so that it is at most min(C − 1, D). Group softmax has such a
 # gradient for each group of features, eq. (B.2). With the same G groups for all samples, these are
 # min(G (C − 1), D) directions, within the supplement's min(G C, D). On the left, lines are these
 # formulas, and markers the rank of the gradient of 512 samples. Discriminative groups differ from
