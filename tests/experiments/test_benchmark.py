@@ -147,10 +147,9 @@ def test_rows_of_an_accelerator(monkeypatch, capsys, tmp_path):
     ("name", "dtype"),
     [
         pytest.param(name, dtype, marks=[] if often else pytest.mark.long)
-        for k, name in enumerate(dense_forms.FORMS)
+        for name in dense_forms.FORMS
         for dtype in ("float32", "bfloat16")
         for often in [(name, dtype) == ("nca", "float32")]
-        if often or dtype == ("float32", "bfloat16")[k % 2]
     ],
 )
 def test_forms_of_an_accelerator_are_right(name, dtype, monkeypatch):

@@ -6,14 +6,12 @@ import pytest
 from jax import export
 
 import jaxloss
-from tests.jaxloss.loss_table import CASES, LOSSES
+from tests.jaxloss.loss_table import CASES
 from tests.tolerances import FLOAT32
 
-# Sizes matter to tiles and references; other options leave them alone.
 ROWS = [
     pytest.param(row, id=row.name, marks=[] if row.name == "nca" else pytest.mark.long)
     for row in CASES
-    if row in LOSSES or row.has_tiles or "references" in row.kwargs
 ]
 
 
@@ -30,14 +28,19 @@ def test_loss_of_any_number_of_rows(row):
     def loss(*args):
         return row.function(*args, **row.kwargs)
 
-    made = row.make_inputs(np.random.default_rng(3), 11, np.float32)
-    args = [x.astype(_of_rows(x, 11).dtype) for x in made]
+    def inputs(n):
+        made = row.make_inputs(np.random.default_rng(3), n, np.float32)
+        return [x.astype(_of_rows(x, n).dtype) for x in made]
+
+    args = inputs(5)
     specs = [_of_rows(x, rows if k < 2 else len(x)) for k, x in enumerate(args)]
     run = jax.jit(loss)
     exported = export.export(run)(*specs)
-    np.testing.assert_allclose(
-        exported.call(*args), run(*args), rtol=16 * FLOAT32, atol=16 * FLOAT32
-    )
+    for n in (5, 12):
+        args = inputs(n)
+        np.testing.assert_allclose(
+            exported.call(*args), run(*args), rtol=16 * FLOAT32, atol=16 * FLOAT32
+        )
 
 
 @pytest.mark.slow

@@ -160,7 +160,11 @@ SELDOM = (
     ("negative_squared_distance", 7, 3, "plain"),
     ("product", None, 3, "plain"),
     ("product", None, None, "stages, multi-hot"),
+    ("negative_squared_distance", None, None, "plain"),
+    ("product", 7, None, "plain"),
+    ("product", None, None, "given"),
     ("product", None, 3, "given, multi-hot"),
+    ("negative_squared_distance", 7, 3, "given, multi-hot"),
     ("negative_squared_distance", 7, 3, "stages"),
     ("negative_squared_distance", 7, None, "weights"),
 )
