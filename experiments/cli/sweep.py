@@ -157,6 +157,7 @@ def run_and_print(
     if paths:
         print_written(paths)
     if diverged:
-        message = f"{len(diverged)} diverged (delete the folder of a run to train it again):"
+        runs = "1 run" if len(diverged) == 1 else f"{len(diverged)} runs"
+        message = f"{runs} diverged (delete the folder of one to train it again):"
         print(message, *diverged, sep="\n  ")
     return 3 if diverged else 0

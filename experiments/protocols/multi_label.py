@@ -50,8 +50,12 @@ class _Method(NamedTuple):
 
 
 _SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
-_FOCUS = {"positive_focus": "γ₊", "negative_focus": "γ₋", "clip": "m"}
-_FOCUS["stop_focus_gradient"] = "full gradient"
+_FOCUS = {
+    "positive_focus": "γ₊",
+    "negative_focus": "γ₋",
+    "clip": "m",
+    "stop_focus_gradient": "full gradient",
+}
 _RAMPS = {"ramp": "s", "leak": "λ", "binary_weight": "κ"}
 _METHODS = {
     "two-way": _Method("Two-way", jaxloss.two_way_loss, _SOFT_GAP, compares_samples=True),

@@ -297,7 +297,7 @@ def test_compare_writes_its_runs_and_their_table(grid):
 def test_a_run_that_diverges_does_not_stop_the_others(grid):
     assert grid.status == 3
     assert re.search(r"\| SCE +\| +diverged +\|", grid.output)
-    assert "1 diverged (delete" in grid.output
+    assert "1 run diverged (delete" in grid.output
     run = cell(grid, "sce", "8x2")
     report = json.loads((run / "report.json").read_text())
     assert report["diverged"] == "diverged: loss is nan at step 2"
