@@ -257,7 +257,10 @@ def _soft_gap(
     lowest = jnp.finfo(logits.dtype).min
 
     def soft_maximum(
-        signed: Float[Array, "n C"], members: Bool[Array, "n C"], temperature: Number
+        signed: Float[Array, "n C"],
+        members: Bool[Array, "n C"],
+        temperature: Number,
+        counts: Bool[Array, " k"] | None = None,
     ) -> tuple[Float[Array, " k"], Float[Array, " k"], Bool[Array, " k"]]:
         """Returns a peak, which has no gradient, what is added to it, and whether there is any."""
         signed = jnp.where(members, signed, lowest)
@@ -265,8 +268,12 @@ def _soft_gap(
         peak = _or_zero(peak if axis_name is None else max_over(peak, axis_name))
         # Relative to the peak, the derivative by the temperature does not cancel.
         gaps = signed - peak
+        traced = isinstance(temperature, jax.Array)
+        if counts is not None:  # Elsewhere, none has a gradient, and a traced T meets no NaN.
+            elsewhere = 0 if traced else lax.stop_gradient(gaps)
+            gaps = jnp.where(jnp.expand_dims(counts, axis), gaps, elsewhere)
         # The exponential of this is 0. Infinity would be NaN times 0, and a lower T gives it.
-        if isinstance(temperature, jax.Array) or temperature < 1:
+        if traced or temperature < 1:
             gaps = jnp.maximum(gaps, -2000 * lax.stop_gradient(temperature))
         shares = jnp.exp(gaps / temperature + log_weights)
         total = sum_over(jnp.sum(shares, axis), axis_name)
@@ -274,16 +281,14 @@ def _soft_gap(
         log_total = jnp.log(jnp.where(not_empty, total, 1))
         return jnp.squeeze(peak, axis), temperature * log_total, not_empty
 
-    # A NaN of a set without a positive, which does not count, reaches no gradient.
-    counts = jnp.any(targets > 0, axis, keepdims=True)
-    if axis_name is not None:
-        counts = max_over(counts.astype(logits.dtype), axis_name) > 0
-    targets = jnp.where(counts, targets, -1)
     logits = _above_lowest(logits)
-    peak, negative, has_negative = soft_maximum(logits, targets == 0, negative_temperature)
     low, positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)
+    # Without a positive, a NaN among the negatives reaches no gradient.
+    peak, negative, has_negative = soft_maximum(
+        logits, targets == 0, negative_temperature, has_positive
+    )
     # Without a negative the gap is −∞ and its softplus 0. `positive − positive` is 0 or NaN.
-    gap = (peak + low) + (negative + positive) + margin
+    gap = jnp.where(has_positive, (peak + low) + (negative + positive) + margin, 0)
     values = jnp.where(has_negative, softplus(gap), positive - positive)
     return values, has_positive
 
