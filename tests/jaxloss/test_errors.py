@@ -536,6 +536,10 @@ def test_tensors_and_parameters_of_other_libraries():
     call: Any = jaxloss.classifier_loss
     with raises(TypeError, r"`features` .* got Tensor; .*features.detach\(\).cpu\(\).numpy\(\)"):
         call(torch.ones((5, 4), requires_grad=True), LABELS, WEIGHTS)
+    half = torch.ones((5, 4), dtype=torch.bfloat16)
+    with raises(TypeError, r"features.detach\(\).float\(\).cpu\(\).numpy\(\)"):
+        call(half, LABELS, WEIGHTS)
+    assert half.detach().float().cpu().numpy().dtype == np.float32
     weights = nnx.Param(WEIGHTS)
     with raises(TypeError, r"`weights` .* got Param; .* as weights\[...\]"):
         call(FEATURES, LABELS, weights)
