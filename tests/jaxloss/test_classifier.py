@@ -215,7 +215,7 @@ mesh = partial(harness.mesh, names=("batch", "classes"))
 @pytest.mark.parametrize(
     ("off", "options", "tolerance"),
     [
-        pytest.param(-np.inf, {}, FLOAT32, marks=pytest.mark.long),
+        (-np.inf, {}, FLOAT32),
         (-1e4, {"similarity": "cosine", "scale": 6.0, "margin": 0.2}, 4 * FLOAT32),
     ],
     ids=["inner", "cosine"],

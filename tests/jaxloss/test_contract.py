@@ -71,7 +71,7 @@ def on_accelerators(row: LossRow, dtype: str) -> list[pytest.MarkDecorator]:
 
 def in_dtypes(**rows: tuple[LossRow, ...]):
     """Each row in its dtypes. Half precision is not in `make quick`."""
-    often = {"float64": CASES, "float32": OFTEN, "bfloat16": ONE_OF_A_KIND, "float16": HALF_OFTEN}
+    often = {"float64": CASES, "float32": OFTEN, "bfloat16": LOSSES, "float16": HALF_OFTEN}
     return [
         pytest.param(
             row,
