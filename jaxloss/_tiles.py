@@ -118,7 +118,7 @@ from jaxloss._linear import (
     widen,
 )
 from jaxloss._logsumexp import Partial, or_zero
-from jaxloss._statistics import ByClass, Params, Rows, Statistic
+from jaxloss._statistics import MAX, ByClass, Params, Rows, Statistic
 
 Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
 GATHERED_BYTES = 2**24
@@ -901,13 +901,19 @@ def _add_gradients(
 ) -> _Gradients:
     """Adds the gradients through the similarities of a tile."""
     (of_anchors, of_references), (own, others) = factors, gradients
+    # A tile on the diagonal holds each pair twice. The two may differ in their last bits, and a
+    # largest value is where it was found.
+    apart = part == "diagonal" and any(of.reduction is MAX for of in plan.statistics)
     sides = [(_at(of_anchors, i), 1)]
-    if part != "rectangle":
-        sides.append((_at(of_anchors, j), 0))
-    elif of_references is not None:
+    if part == "rectangle" and of_references is not None:
         sides.append((_at(of_references, j), 0))
+    elif part != "rectangle" and not apart:
+        sides.append((_at(of_anchors, j), 0))
     d_tile, d_params, d_given = _tile_gradient(plan, params, tile, sides)
-    if part == "diagonal":  # Which holds each pair twice.
+    if apart and own.rows.products.shape[0] == 1:
+        # Of one tile, the sum with its transpose is faster than a second product.
+        d_tile, apart = d_tile + d_tile.T, False
+    elif part == "diagonal" and not apart:
         d_params = jax.tree.map(lambda gradient: gradient / 2, d_params)
     d_params = jax.tree.map(jnp.add, others.params, d_params)
     given = _add_at(own.given, i, d_given[0])
@@ -920,9 +926,9 @@ def _add_gradients(
 
     d_anchors = add(own.rows, i, exact_product(d_tile, tile.references), 1)
     d_references = others.references
-    if part != "diagonal":
+    if part != "diagonal" or apart:
         products = _product_of_transpose(d_tile, tile.anchors)
-        if part == "lower":
+        if part != "rectangle":
             d_anchors = add(d_anchors, j, products, 0)
         elif d_references is not None:
             d_references = add(d_references, j, products, 0)
