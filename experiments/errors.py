@@ -29,11 +29,14 @@ class DivergedError(ExperimentError):
 def full_disk(error: BaseException | None) -> str:
     """The operating system's words for a full disk or quota, where that caused an error; else "".
 
-    TensorStore and array_record raise a ValueError and a RuntimeError with these words.
+    TensorStore and array_record raise a ValueError and a RuntimeError with these words. TFDS, which
+    looks before it writes, has its own.
     """
     while error is not None:
         for code in (ENOSPC, EDQUOT, EFBIG):
             if os.strerror(code) in str(error):
                 return os.strerror(code)
+        if "Not enough disk space" in str(error):
+            return os.strerror(ENOSPC)
         error = error.__cause__ or error.__context__
     return ""

@@ -159,6 +159,13 @@ def test_preparation_names_the_folder_that_has_no_space(
     assert capsys.readouterr().err == line
 
 
+def test_preparation_on_a_disk_without_a_byte_names_the_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Mock(free=0))
+    assert main(["prepare", "icons", "--data-dir", str(tmp_path)]) == 2
+    line = f"error: cannot write {tmp_path}/icons: No space left on device\n"
+    assert capsys.readouterr().err == line
+
+
 def test_metrics_and_reports_name_the_file_that_has_no_space(tmp_path, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     log = MetricsLog(tmp_path, resume_step=0)
