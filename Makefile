@@ -23,7 +23,6 @@ train: $(VENV)/.experiments
 	@echo "of runs with 640 features, SCE⊕NCA was above SCE+NCA by 0.1 ± 0.2 points (1-shot) after 800"
 	@echo "steps, and by 0.6 ± 0.3 after 3,200; both were above SCE by 3.6 to 4.8 points: experiments/RESULTS.md, protocol A."
 
-# `make test MARKERS=` runs all tests.
 test library: MARKERS := not long
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "$(MARKERS)"

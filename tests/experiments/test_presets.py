@@ -158,9 +158,9 @@ BLOCKS = {"resnet32": (1, 1, 1), "resnet18": (1,) * 4, "resnet50": (1,) * 4, "sw
 
 
 def network(name: str) -> tuple[Any, ...]:
-    """The options of a preset's model, and the shape of the images that it receives."""
+    """The backbone of a preset, and the shape of the images that it receives."""
     config = PRESETS[name].config
-    return config.model, seen_shape(image_shape(config.data.name), config.data)
+    return config.model.backbone, seen_shape(image_shape(config.data.name), config.data)
 
 
 REPRESENTATIVES = {network(name): name for name in PRESETS}.values()

@@ -68,11 +68,12 @@ def run_steps(config: TrainConfig, mode: ParallelMode = "jit"):
 
 
 DROPPING = dataclasses.replace(TINY, model=RESNET, loss=IntegratedLoss("sce"))
+DROPS = [pytest.mark.long, pytest.mark.xdist_group("dropping")]  # They share a program.
 
 
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(DROPPING, id="dropping", marks=pytest.mark.long), pytest.param(TINY, id="sum")],
+    [pytest.param(DROPPING, id="dropping", marks=DROPS), pytest.param(TINY, id="sum")],
 )
 def test_pmap_and_sharded_jit_give_the_same_numbers(config):
     assert jax.device_count() == 4
@@ -112,6 +113,7 @@ def test_bfloat16_trains():
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("dropping")
 def test_options_of_augmentation_and_drop_block_reach_the_step():
     plain = dataclasses.replace(TINY, data=FewShotData(pad=0, flip=False))
     # The rate rises with the steps of the run.

@@ -284,7 +284,7 @@ FURTHER = tuple(
 )
 WITH_PROTOTYPES = tuple(row for row in LOSSES if row.name in ("prototypical", "prototype"))
 WAYS = {
-    "pmap": (by_pmap, LOSSES, IN_PMAP),
+    "pmap": (by_pmap, ONE_OF_A_KIND, IN_PMAP),
     "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES),
     "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND, SOME),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND, SOME),
