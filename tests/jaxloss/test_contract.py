@@ -88,7 +88,7 @@ def in_dtypes(**rows: tuple[LossRow, ...]):
 
 
 SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILED)
-HALF = in_dtypes(bfloat16=LOSSES + TILED, float16=ONE_OF_A_KIND)
+HALF = in_dtypes(bfloat16=LOSSES + TILES_OF_A_KIND, float16=ONE_OF_A_KIND)
 
 
 def in_both_dtypes(first: str, *others: str):

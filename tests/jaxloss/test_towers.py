@@ -162,7 +162,7 @@ SPREAD = [
 ]
 """Ways to spread towers, numbers of devices, and of keys beyond the queries."""
 OFTEN = {
-    "info_nce": (("axis_name", 2, 5),),
+    "info_nce": (("axis_name", 2, 5), ("sharded_loss", 4, 5)),
     "sigmoid_contrastive": (("ring", 4, 5),),
 }
 
