@@ -23,9 +23,8 @@ train: $(VENV)/.experiments
 	@echo "of runs with 640 features, SCE⊕NCA was above SCE+NCA by 0.1 ± 0.2 points (1-shot) after 800"
 	@echo "steps, and by 0.6 ± 0.3 after 3,200; both were above SCE by 3.6 to 4.8 points: experiments/RESULTS.md, protocol A."
 
-test library: MARKERS := not long
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "$(MARKERS)"
+	$(BIN)/python -m pytest -n 2 -m "not long"
 
 # What `make test` leaves out: cases that differ from another one in an option, a dtype or a mesh; runs
 # of several processes that are killed, stopped or refused; distributions of random augmentations;
@@ -37,6 +36,7 @@ long: $(VENV)/.test
 # dependencies. `quick` leaves out the slow ones, and `usual` runs what `quick` does with the compiler
 # as users have it.
 usual: export JAX_DISABLE_MOST_OPTIMIZATIONS = 0
+library: MARKERS := not long
 quick usual: MARKERS := not slow
 library quick usual: $(QUICK)/.quick
 	$(QUICK)/bin/python -m pytest -n 2 -m "$(MARKERS)" tests/jaxloss jaxloss
