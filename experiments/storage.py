@@ -99,12 +99,15 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
         path.write_bytes(content)
         return path
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with writing(path):
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    try:
+        with writing(path):
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # It is there if it could not be written.
     return path
 
 

@@ -181,6 +181,7 @@ def test_metrics_and_reports_name_the_file_that_has_no_space(tmp_path, monkeypat
     ):
         with pytest.raises(ExperimentError, match=f"^cannot write {path}{name}: No space left on"):
             call()
+    assert not [*tmp_path.glob(".report.json*")]
 
 
 def test_datasets_lists_the_set_of_every_preset(folders, capsys):
