@@ -901,8 +901,8 @@ def _add_gradients(
 ) -> _Gradients:
     """Adds the gradients through the similarities of a tile."""
     (of_anchors, of_references), (own, others) = factors, gradients
-    # A tile on the diagonal holds each pair twice. The two may differ in their last bits, and a
-    # largest value is where it was found.
+    # A tile on the diagonal holds each pair twice, and the two may differ in their last bits. So a
+    # largest value is looked for in the row in which it was found, and not in the column.
     apart = part == "diagonal" and any(of.reduction is MAX for of in plan.statistics)
     sides = [(_at(of_anchors, i), 1)]
     if part == "rectangle" and of_references is not None:

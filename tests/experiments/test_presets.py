@@ -164,7 +164,7 @@ def network(name: str) -> tuple[Any, ...]:
 
 
 REPRESENTATIVES = {network(name): name for name in PRESETS}.values()
-"""A preset for every network. The others are traced with `Pooled`."""
+"""A preset for every backbone and shape of images. The others are traced with `Pooled`."""
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_the_recipe_survives_every_fault_and_ends_as_if_undisturbed(
           {shlex.join(QUICK_PYTHON)} "$@"; set -- $?; echo "ended with $1"; return $1
         }}
         {loop}"""
-    faults = [((1,), signal.SIGTERM), ((0,), signal.SIGKILL)]
+    faults = [((1,), signal.SIGTERM), ((0,), signal.SIGKILL), ((0, 1), signal.SIGKILL)]
     with start([[script]] * 2, compilation_cache, program=("bash", "-c")) as shells:
         for ranks, number in faults:
             wait_for_step(directory, logged(directory) + 5, shells[0])
