@@ -19,8 +19,8 @@ from jaxloss._checks import Number
 from jaxloss._linear import wide_dtype
 from jaxloss._logsumexp import softplus_where
 from jaxloss._sharding import divided
-from jaxloss._statistics import LOGSUMEXP, MAX, ByClass, Rows, Statistic, over_temperature
-from jaxloss._tiles import anchors_and_references, pair_statistics
+from jaxloss._statistics import LOGSUMEXP, ByClass, Rows, Statistic, over_temperature
+from jaxloss._tiles import anchors_and_references, largest, pair_statistics
 
 
 @divided()
@@ -207,18 +207,16 @@ def _mining_limits(
     axis_name: AxisName | None,
 ) -> ByClass:
     """Returns the similarities below which positives and above which negatives are hard."""
-    anchors, references = lax.stop_gradient((anchors, references))
-    (largest,) = pair_statistics(
-        (Statistic(MAX, _hardness),),
-        (),
+    hardest = largest(
+        _hardness,
         anchors,
         references,
         similarity="product",
         block_size=block_size,
         axis_name=axis_name,
     )
-    margin = jnp.asarray(margin, largest.positive.dtype)
-    return ByClass(largest.negative + margin, -largest.positive - margin)
+    margin = jnp.asarray(margin, anchors.features.dtype)
+    return ByClass(hardest.negative.peak + margin, -hardest.positive.peak - margin)
 
 
 def _hardness(

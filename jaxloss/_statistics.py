@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
@@ -28,7 +29,8 @@ class Rows(NamedTuple):
     """Class indices, or multi-hot targets of 1, of 0, and of -1 for an unknown class."""
     valid: Bool[Array, " n"]
     positions: Int32[Array, " n"]
-    """A reference at the position of the anchor is the anchor itself, and left out."""
+    """From 0 on, over all devices. Those of references that are no anchors are -1, -2, and so on: a
+    reference at the position of the anchor is the anchor itself, and left out."""
     given: Any = None
     """A pytree of float arrays `[n]` that the values of an anchor's pairs depend on. They get
     gradients. References have none."""
@@ -47,16 +49,17 @@ class Reduction(NamedTuple):
     A part of the pairs is reduced to a peak and a total.
     """
 
-    reduce: Callable[[Array, tuple[Array, ...], int], tuple[Partial, ...]]
-    """`(values, masks, axis)` of a tile to the peaks and totals of each mask along an axis."""
+    reduce: Callable[[Array, tuple[Array, ...], int, Array], tuple[Partial, ...]]
+    """`(values, masks, axis, positions)` of a tile to the peaks and totals of each mask along an
+    axis; `positions` are those of its rows."""
     merge: Callable[[Partial, Partial], Partial]
     result: Callable[[Partial], Array]
     share: Callable[[Array, Array], Array]
     """`(values, peaks)` to the derivatives of the results, times the totals."""
     divides: bool
     """Whether derivatives are divided by the totals."""
-    empty: float
-    """The peak of no pair."""
+    empty: Callable[[Array], Partial]
+    """Zeros to the peaks and totals of no pair."""
 
 
 class Statistic(NamedTuple):
@@ -80,31 +83,45 @@ class Statistic(NamedTuple):
 # Reductions ----
 
 
-def _reduce_logsumexp(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
+def _reduce_logsumexp(
+    values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
+) -> tuple[Partial, ...]:
     values = finite_from_below(values)
     if len(masks) == 1:
         return (_logsumexp.part(values, *masks, axis),)
     return _logsumexp.two_parts(values, masks, axis)  # pyright: ignore[reportArgumentType]
 
 
-def _reduce_max(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
+def _reduce_max(
+    values: Array, masks: tuple[Array, ...], axis: int, positions: Array
+) -> tuple[Partial, ...]:
     values = finite_from_below(values)
+    # From 0 on, in both kinds of rows.
+    positions = jnp.expand_dims(jnp.where(positions < 0, ~positions, positions), 1 - axis)
 
     def reduce(mask: Array) -> Partial:
         peak = jnp.max(values, axis, where=mask, initial=-jnp.inf)
-        ties = mask & (values == jnp.expand_dims(peak, axis))
-        return Partial(peak, jnp.sum(ties, axis).astype(values.dtype))
+        largest = mask & ((values == jnp.expand_dims(peak, axis)) | jnp.isnan(values))
+        return Partial(peak, jnp.min(jnp.where(largest, positions, _NOWHERE), axis))
 
     return tuple(map(reduce, masks))
 
 
 def _merge_max(a: Partial, b: Partial) -> Partial:
     peak = jnp.maximum(a.peak, b.peak)
-    ties = jnp.where(a.peak == peak, a.total, 0) + jnp.where(b.peak == peak, b.total, 0)
-    return Partial(peak, ties)
+    first, second = (
+        jnp.where((part.peak == peak) | jnp.isnan(part.peak), part.total, _NOWHERE)
+        for part in (a, b)
+    )
+    return Partial(peak, jnp.minimum(first, second))
 
 
-def _reduce_sum(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
+_NOWHERE = np.iinfo(np.int32).max
+
+
+def _reduce_sum(
+    values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
+) -> tuple[Partial, ...]:
     def reduce(mask: Array) -> Partial:
         total = jnp.sum(jnp.where(mask, values, 0), axis=axis)
         return Partial(jnp.zeros_like(total), total)
@@ -112,7 +129,9 @@ def _reduce_sum(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Par
     return tuple(map(reduce, masks))
 
 
-def _reduce_softplus(values: Array, masks: tuple[Array, ...], axis: int) -> tuple[Partial, ...]:
+def _reduce_softplus(
+    values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
+) -> tuple[Partial, ...]:
     def reduce(mask: Array) -> Partial:
         total = jnp.sum(softplus(jnp.where(mask, values, -jnp.inf)), axis=axis)
         return Partial(jnp.zeros_like(total), total)
@@ -126,26 +145,25 @@ LOGSUMEXP = Reduction(
     _logsumexp.result,
     lambda values, peaks: jnp.exp(values - peaks),
     divides=True,
-    empty=-jnp.inf,
+    empty=lambda zeros: Partial(zeros - jnp.inf, zeros),
 )
 """`log Σ e^v`; -inf for no pair."""
 MAX = Reduction(
     _reduce_max,
     _merge_max,
-    lambda state: state.peak,
-    # This takes it that the gradient computes the same bits as the value did.
-    lambda values, peaks: (values == peaks).astype(values.dtype),
-    divides=True,
-    empty=-jnp.inf,
+    lambda state: state,
+    lambda values, peaks: jnp.zeros_like(values),
+    divides=False,
+    empty=lambda zeros: Partial(zeros - jnp.inf, zeros.astype(jnp.int32) + _NOWHERE),
 )
-"""The largest value; -inf for no pair. Equal largest values share the gradient."""
+"""The largest value, -inf for no pair, and its position, the first of equal ones. No gradient."""
 SUM = Reduction(
     _reduce_sum,
     lambda a, b: Partial(a.peak, a.total + b.total),
     lambda state: state.total,
     lambda values, peaks: jnp.ones_like(values),
     divides=False,
-    empty=0.0,
+    empty=lambda zeros: Partial(zeros, zeros),
 )
 """`Σ v`; 0 for no pair."""
 
@@ -155,7 +173,7 @@ SOFTPLUS = Reduction(
     SUM.result,
     lambda values, peaks: lax.logistic(values),
     divides=False,
-    empty=0.0,
+    empty=SUM.empty,
 )
 """`Σ log(1 + e^v)`; 0 for no pair."""
 

@@ -23,7 +23,7 @@ pairs that depends on them. With the log-sum-exp c of the negatives, for example
 reduction     p            t                 merged
 ============  ===========  ================  =====================================
 `LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`
-`MAX`         `max_j v`    number of ties    larger p; the sum of t where p is that
+`MAX`         `max_j v`    its position      larger p; its t, or the smaller of both
 `SUM`         0            `Σ_j v`           the sum of t
 `SOFTPLUS`    0            `Σ log(1 + e^v)`  the sum of t
 ============  ===========  ================  =====================================
@@ -40,11 +40,10 @@ I, and along its columns for block J.
 come from the same tiles, reduced along their columns, and are merged into the p and t of block J.
 
 **Backward.** Let g_i be the cotangent of a statistic. The derivative of the statistic by `v_ij` is
-a share of the pair, divided by t for the first two reductions:
+a share of the pair, divided by t for the first reduction:
 
 ============  ==========================
 `LOGSUMEXP`   `e^(v_ij − p_i) / t_i`
-`MAX`         `[v_ij = p_i] / t_i`
 `SUM`         1
 `SOFTPLUS`    `1 / (1 + e^(−v_ij))`
 ============  ==========================
@@ -77,6 +76,9 @@ in place of 8n²d.
 
 **Second derivatives.** All passes are plain JAX with loops of a fixed length, so JAX can
 differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
+
+**Largest values** have no gradient here. Who needs one takes the rows at their positions, with
+`rows_at`, and computes the value from them: n·d operations.
 
 **Devices.** Each device has its own anchors. References of all devices are gathered up to
 `GATHERED_BYTES`. Above that, or if they have statistics, they go around a ring: a device visits its
@@ -166,6 +168,54 @@ def pair_statistics(
     return _directions(statistics, params, anchors, references, *options)[0]
 
 
+def largest(
+    value: Callable[..., Float[Array, "a b"]],
+    anchors: Rows,
+    references: Rows | None = None,
+    *,
+    similarity: Similarity,
+    block_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> ByClass:
+    """Returns the largest `value(similarities, overlaps, ())` of each anchor, without a gradient.
+
+    Returns:
+      For the own class and for the other classes a peak `[n]`, -inf for no pair, and the position
+      `[n]` of the reference, for `rows_at`. Of equal values it is the first.
+    """
+    anchors, references = lax.stop_gradient((anchors, references))
+    options = (similarity, block_size, axis_name)
+    return _directions((Statistic(MAX, value),), (), anchors, references, *options)[0][0]
+
+
+def rows_at(
+    positions: Int32[Array, " n"], features: Float[Array, "m d"], axis_name: AxisName | None
+) -> Float[Array, "n d"]:
+    """Returns the rows at these positions among those of all devices, which get gradients."""
+    if not features.shape[0]:
+        return jnp.zeros_like(features, shape=(positions.shape[0], features.shape[1]))
+    if _is_gathered(features, axis_name):
+        return jnp.take(gather(features, axis_name), positions, axis=0, mode="clip")
+
+    def step(carry: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], None]:
+        found, block, first = carry
+        places = positions - first
+        here = (places >= 0) & (places < features.shape[0])
+        rows = jnp.take(block, places, axis=0, mode="clip")
+        return (jnp.where(here[:, None], rows, found), *pass_on((block, first), axis_name)), None
+
+    first = own_positions(features.shape[0], axis_name)[0]
+    found = jnp.zeros_like(features, shape=(positions.shape[0], features.shape[1]))
+    carry = vary_alike((found, features, first))
+    return lax.scan(step, carry, length=axis_size(axis_name))[0][0]
+
+
+def _is_gathered(features: Float[Array, "m d"], axis_name: AxisName | None) -> bool:
+    """Returns whether these rows of all devices fit on each of them."""
+    num_bytes = features.size * features.dtype.itemsize
+    return axis_name is None or num_bytes * axis_size(axis_name) <= GATHERED_BYTES
+
+
 def statistics_in_both_directions(
     statistics: tuple[Statistic, ...],
     params: Params,
@@ -253,8 +303,7 @@ def _directions(
     ring = None
     if axis_name is not None:
         references = anchors._replace(given=None) if references is None else references
-        num_bytes = references.features.size * references.features.dtype.itemsize
-        if num_bytes * axis_size(axis_name) <= GATHERED_BYTES and not of_references:
+        if _is_gathered(references.features, axis_name) and not of_references:
             references = jax.tree.map(partial(gather, axis_name=axis_name), references)
         else:
             ring = axis_name
@@ -303,7 +352,7 @@ def anchors_and_references(
     if references is not None:
         others, other_labels, other_valid = references
         labels, other_labels = comparable(labels, other_labels)
-        elsewhere = jnp.full_like(other_valid, -1, jnp.int32)
+        elsewhere = ~own_positions(others.shape[0], axis_name)
         sides = [
             Rows(features, labels, valid, positions),
             Rows(others, other_labels, other_valid, elsewhere),
@@ -627,6 +676,7 @@ class _Tile(NamedTuple):
     similarities: Float[Array, "a b"]
     used: Bool[Array, "a b"]
     overlaps: Bool[Array, "a b"] | Float[Array, "a b"]
+    positions: tuple[Int32[Array, " a"], Int32[Array, " b"]]
     given: tuple[Any, Any]
     """Of the references and of the anchors: the numbers of the rows that do not change along an
     axis are at its place."""
@@ -758,7 +808,8 @@ def _tile(
     if similarities is None:
         similarities = _similarities(own, other, squares_a, squares_b)
     overlaps = _overlaps(a.labels, b.labels, similarities.dtype)
-    return _Tile(own, other, similarities, used, overlaps, (b.given, a.given))
+    positions = a.positions, b.positions
+    return _Tile(own, other, similarities, used, overlaps, positions, (b.given, a.given))
 
 
 def _overlaps(
@@ -809,14 +860,14 @@ def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[A
 
 def _nothing(plan: _Plan, rows: Rows) -> _State:
     """Returns the statistics over no pair."""
-    zero = jnp.zeros_like(rows.valid, plan.dtype)
-    empty = [_no_pair(statistic, zero) for statistic in plan.statistics]
+    zeros = jnp.zeros_like(rows.valid, plan.dtype)
+    empty = [statistic.reduction.empty(zeros) for statistic in plan.statistics]
     return tuple(ByClass(part, part) for part in empty)
 
 
 def _reduce(plan: _Plan, params: Params, tile: _Tile, axis: int) -> _State:
     """Reduces a tile along an axis; the anchors are along the other one."""
-    given = tile.given[axis]
+    positions, given = tile.positions[axis], tile.given[axis]
 
     def reduce(statistic: Statistic) -> ByClass:
         values = statistic.value(
@@ -824,17 +875,12 @@ def _reduce(plan: _Plan, params: Params, tile: _Tile, axis: int) -> _State:
         )
         used = _used(statistic, tile, axis, params)
         if statistic.negatives_only:
-            (negative,) = statistic.reduction.reduce(values, (used,), axis)
-            return ByClass(_no_pair(statistic, negative.total), negative)
+            (negative,) = statistic.reduction.reduce(values, (used,), axis, positions)
+            return ByClass(statistic.reduction.empty(jnp.zeros_like(negative.total)), negative)
         masks = used & tile.positives, used & ~tile.positives
-        return ByClass(*statistic.reduction.reduce(values, masks, axis))
+        return ByClass(*statistic.reduction.reduce(values, masks, axis, positions))
 
     return tuple(map(reduce, plan.statistics))
-
-
-def _no_pair(statistic: Statistic, like: Array) -> Partial:
-    zero = jnp.zeros_like(like)
-    return Partial(zero + statistic.reduction.empty, zero)
 
 
 def _arguments(
@@ -901,19 +947,13 @@ def _add_gradients(
 ) -> _Gradients:
     """Adds the gradients through the similarities of a tile."""
     (of_anchors, of_references), (own, others) = factors, gradients
-    # A tile on the diagonal holds each pair twice, and the two may differ in their last bits. So a
-    # largest value is looked for in the row in which it was found, and not in the column.
-    apart = part == "diagonal" and any(of.reduction is MAX for of in plan.statistics)
     sides = [(_at(of_anchors, i), 1)]
     if part == "rectangle" and of_references is not None:
         sides.append((_at(of_references, j), 0))
-    elif part != "rectangle" and not apart:
+    elif part != "rectangle":
         sides.append((_at(of_anchors, j), 0))
     d_tile, d_params, d_given = _tile_gradient(plan, params, tile, sides)
-    if apart and own.rows.products.shape[0] == 1:
-        # Of one tile, the sum with its transpose is faster than a second product.
-        d_tile, apart = d_tile + d_tile.T, False
-    elif part == "diagonal" and not apart:
+    if part == "diagonal":  # Each pair was seen from both sides.
         d_params = jax.tree.map(lambda gradient: gradient / 2, d_params)
     d_params = jax.tree.map(jnp.add, others.params, d_params)
     given = _add_at(own.given, i, d_given[0])
@@ -926,7 +966,7 @@ def _add_gradients(
 
     d_anchors = add(own.rows, i, exact_product(d_tile, tile.references), 1)
     d_references = others.references
-    if part != "diagonal" or apart:
+    if part != "diagonal":
         products = _product_of_transpose(d_tile, tile.anchors)
         if part != "rectangle":
             d_anchors = add(d_anchors, j, products, 0)

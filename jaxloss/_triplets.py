@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _checks
 from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_rows
@@ -17,8 +17,8 @@ from jaxloss._linear import sizes_are_known
 from jaxloss._logsumexp import softplus
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
-from jaxloss._statistics import MAX, Rows, Statistic
-from jaxloss._tiles import anchors_and_references, centered, pair_statistics
+from jaxloss._statistics import Rows
+from jaxloss._tiles import anchors_and_references, centered, largest, rows_at
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 
@@ -60,9 +60,6 @@ def triplet_loss(
     one block of anchors with all references at a time. With `axis_name`, those two gather all
     references on every device. With `soft`, `"all"` computes every triplet: n·m steps for each
     positive of an anchor.
-
-    With `"hard"`, there is no forward mode: `jax.jvp` of the loss raises a `TypeError`. `jax.jvp`
-    and `jax.grad` of its gradient work.
 
     Args:
       features: `[n, d]`.
@@ -180,23 +177,24 @@ def _hard(
     block_size: int | None,
     axis_name: AxisName | None,
 ) -> _Triplets:
-    """The farthest positive and the nearest negative are maxima, which tiles have."""
-    (farthest,) = pair_statistics(
-        (Statistic(MAX, _farthest_positive_and_nearest_negative),),
-        (),
+    """Tiles tell which are the farthest positive and the nearest negative."""
+    hardest = largest(
+        _farthest_positive_and_nearest_negative,
         anchors,
         references,
         similarity="negative_squared_distance",
         block_size=block_size,
         axis_name=axis_name,
     )
-    defined = (farthest.positive != -jnp.inf) & (farthest.negative != -jnp.inf)
+    defined = (hardest.positive.peak != -jnp.inf) & (hardest.negative.peak != -jnp.inf)
     norms = jnp.sum(anchors.features**2, axis=1)
 
-    def distance(squares: Float[Array, " n"]) -> Float[Array, " n"]:
-        return _distances(jnp.where(defined, squares, 0), norms, rule.squared)
+    def distance(positions: Int32[Array, " n"]) -> Float[Array, " n"]:
+        rows = rows_at(positions, (references or anchors).features, axis_name)
+        steps = jnp.where(defined[:, None], anchors.features - rows, 0)
+        return _distances(jnp.sum(steps**2, axis=1), norms, rule.squared)
 
-    gaps = distance(farthest.positive) - distance(-farthest.negative)
+    gaps = distance(hardest.positive.total) - distance(hardest.negative.total)
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
 
 

@@ -22,8 +22,7 @@ from experiments.cli.main import command_type
 from experiments.compilation import num_classes
 from experiments.config import TrainConfig, get_option, option_types
 from experiments.contracts import Photographs
-from experiments.data.augment import seen_shape
-from experiments.data.builders import builder_class, image_shape, is_multi_label
+from experiments.data.builders import builder_class, is_multi_label
 from experiments.presets import (
     MODULES,
     PRESETS,
@@ -157,14 +156,8 @@ BLOCKS = {"resnet32": (1, 1, 1), "resnet18": (1,) * 4, "resnet50": (1,) * 4, "sw
 """The fewest that have all that is in a network. More of them take seconds, and say no more."""
 
 
-def network(name: str) -> tuple[Any, ...]:
-    """The backbone of a preset, and the shape of the images that it receives."""
-    config = PRESETS[name].config
-    return config.model.backbone, seen_shape(image_shape(config.data.name), config.data)
-
-
-REPRESENTATIVES = {network(name): name for name in PRESETS}.values()
-"""A preset for every backbone and shape of images. The others are traced with `Pooled`."""
+REPRESENTATIVES = {PRESETS[name].config.model.backbone: name for name in PRESETS}.values()
+"""A preset for every backbone. The others are traced with `Pooled`."""
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ There it differentiates the body in place of the rule, which must then be right 
 """
 
 import pkgutil
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -120,20 +121,28 @@ CASES = [
 
 @pytest.mark.parametrize(("case", "place"), CASES)
 def test_derivatives_to_the_third_order(case, place):
-    """Against central differences of the derivative of one order less, along random directions."""
+    """Against central differences of the derivative of one order less, along random directions.
+
+    The first two are by reverse mode, and the third by forward mode of the second.
+    """
     function = case if place is None else place(case)
     step = 1e-5
+
+    def along(of, direction):
+        return lambda x: jnp.vdot(jax.grad(of)(x), direction)
+
     with enable_x64(True):
         point, *directions = map(jnp.asarray, (POINT, *DIRECTIONS))
-        lower, lower_of_point = jax.jit(function, compiler_options=QUICK), function
-        for direction in directions:
+        first = along(function, directions[0])
+        second = along(first, directions[1])
 
-            def along(x, of=lower_of_point, direction=direction):
-                return jnp.vdot(jax.grad(of)(x), direction)
+        @partial(jax.jit, compiler_options=QUICK)
+        def derivatives(x):
+            highest, third = jax.jvp(second, (x,), (directions[2],))
+            return function(x), first(x), highest, third
 
-            derivative = jax.jit(along, compiler_options=QUICK)
-            difference = lower(point + step * direction) - lower(point - step * direction)
-            np.testing.assert_allclose(
-                derivative(point), difference / (2 * step), rtol=1e-5, atol=1e-6
-            )
-            lower, lower_of_point = derivative, along
+        found = derivatives(point)
+        for order, direction in enumerate(directions):
+            after, before = (derivatives(point + sign * step * direction) for sign in (1, -1))
+            difference = (after[order] - before[order]) / (2 * step)
+            np.testing.assert_allclose(found[order + 1], difference, rtol=1e-5, atol=1e-6)

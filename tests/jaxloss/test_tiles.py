@@ -11,15 +11,17 @@ import pytest
 
 import jaxloss
 from jaxloss import _tiles
-from jaxloss._statistics import LOGSUMEXP, MAX, SUM, ByClass, Rows, Statistic
+from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Rows, Statistic
 from jaxloss._tiles import (
+    anchors_and_references,
+    largest,
     pair_statistics,
+    rows_at,
     statistics_in_both_directions,
     statistics_in_two_stages,
     weighted_sum,
 )
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
-from tests.tolerances import FLOAT32
 
 DEVICES = 4
 
@@ -55,9 +57,11 @@ def relative(similarities, overlaps, params, given):
     return against(similarities, overlaps, params, {"level": given, "slope": jnp.tanh(given)})
 
 
-STATISTICS = (Statistic(LOGSUMEXP, curved), Statistic(SUM, curved), Statistic(MAX, scaled))
+STATISTICS = (Statistic(LOGSUMEXP, curved), Statistic(SUM, curved))
 STAGES = (Statistic(LOGSUMEXP, curved), Statistic(SUM, scaled)), level, (Statistic(SUM, relative),)
 OF_GIVEN = (Statistic(LOGSUMEXP, against, above), Statistic(SUM, against))
+MOST = 3
+"""Statistics of a case."""
 NEGATIVES = (Statistic(SUM, curved, negatives_only=True),)
 BY_KIND = {"plain": STATISTICS, "given": OF_GIVEN, "stages": STATISTICS, "weights": NEGATIVES}
 
@@ -99,7 +103,6 @@ def plain(statistics, params, anchors, references, similarity):
     reductions = {
         LOGSUMEXP: lambda v, m: jax.nn.logsumexp(v, axis=1, where=m),
         SUM: lambda v, m: jnp.sum(v, axis=1, where=m),
-        MAX: lambda v, m: jnp.max(v, axis=1, where=m, initial=-jnp.inf),
     }
     results = []
     given = () if anchors.given is None else (jax.tree.map(lambda x: x[:, None], anchors.given),)
@@ -147,7 +150,7 @@ def problem(seed, n=8, m=None, multi_hot=False) -> Any:
     anchors = make_rows(rng, n, multi_hot=multi_hot)
     elsewhere = np.full(m or 0, -1, np.int32)
     references = None if m is None else make_rows(rng, m, 5, elsewhere, multi_hot)
-    weights = rng.normal(size=(len(STATISTICS), 2, n))
+    weights = rng.normal(size=(MOST, 2, n))
     given = {name: rng.normal(0.2, 0.8, n) for name in ("level", "slope")}
     return anchors, references, weights, given
 
@@ -160,7 +163,6 @@ SELDOM = (
     ("negative_squared_distance", 7, 3, "plain"),
     ("product", None, None, "stages, multi-hot"),
     ("negative_squared_distance", None, None, "plain"),
-    ("product", None, None, "given"),
     ("product", None, 3, "given, multi-hot"),
     ("negative_squared_distance", 7, 3, "given, multi-hot"),
     ("negative_squared_distance", 7, 3, "stages"),
@@ -180,7 +182,7 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
     anchors, references, weights, given = problem(80, m=m, multi_hot="multi-hot" in kind)
     with enable_x64(True):
         anchors, references = arrays(anchors), arrays(references)
-        weights = jnp.asarray(weights[: len(statistics)])
+        weights = jnp.asarray(weights[: MOST if "stages" in kind else len(statistics)])
         params = jax.tree.map(jnp.asarray, PARAMS)
         factors = jnp.asarray(given["level"]) if kind == "weights" else None
         given = jax.tree.map(jnp.asarray, given) if "given" in kind else factors
@@ -241,6 +243,7 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
 def test_statistics_in_both_directions(similarity, block_size, axis_name):
     """They are those of anchors and references, and of references and anchors."""
     anchors, references, weights, _ = problem(82, n=8, m=12)
+    weights = weights[: len(STATISTICS)]
     of_references = np.random.default_rng(83).normal(size=(len(STATISTICS), 2, 12))
     options = {"similarity": similarity, "block_size": block_size}
     with enable_x64(True):
@@ -283,47 +286,51 @@ def test_statistics_in_both_directions(similarity, block_size, axis_name):
     chex.assert_trees_all_close(got, expected, rtol=1e-8, atol=1e-10)
 
 
-def test_equal_largest_values_share_the_gradient():
-    features = jnp.array([[0.0], [1.0], [-1.0], [1.0], [3.0]])
-    rows = Rows(features, jnp.zeros(5, int), jnp.ones(5, bool), jnp.arange(5))
-    statistic = Statistic(MAX, lambda s, _positives, _params: s)
-
-    def nearest(x, block_size):
-        (values,) = pair_statistics(
-            (statistic,),
-            (),
-            rows._replace(features=x),
-            similarity="negative_squared_distance",
-            block_size=block_size,
-        )
-        return values.positive[0]  # The rows 1, 2 and 3 are equally far from row 0.
-
-    for block_size in (None, 2):
-        run = jax.jit(jax.value_and_grad(partial(nearest, block_size=block_size)))
-        value, gradient = run(features)
-        assert value == -1
-        np.testing.assert_allclose(gradient[:, 0], np.array([2, -2, 2, -2, 0]) / 3, rtol=FLOAT32)
+@pytest.mark.parametrize("block_size", [None, 2, 3])
+def test_the_first_of_the_largest_values(block_size):
+    """By class, among the anchors themselves; the rows 1, 2 and 3 are equally far from row 0."""
+    features = jnp.array([[0.0], [1.0], [-1.0], [1.0], [3.0], [jnp.nan], [5.0]])
+    labels, valid = jnp.array([0, 0, 0, 0, 1, 0, 2]), jnp.arange(7) != 5
+    rows = Rows(jnp.nan_to_num(features), labels, valid, jnp.arange(7))
+    find = partial(largest, similarity="negative_squared_distance", block_size=block_size)
+    found = jax.jit(lambda rows: find(lambda s, own, _: jnp.where(own, s, -s), rows))(rows)
+    assert found.positive.peak.tolist() == [-1, 0, -1, 0, *3 * [-np.inf]]
+    assert found.positive.total[:4].tolist() == [1, 3, 0, 1]
+    assert found.negative.peak[::2].tolist() == [25, 36, 16, 36]
+    assert found.negative.total[::2].tolist() == [6, 6, 2, 2]
 
 
-def test_products_may_depend_on_the_order_of_their_factors(monkeypatch):
-    """Some compilers add up `x · y` and `y · x` differently, by which a largest value is missed."""
+@pytest.mark.parametrize("way", ["gathered", "ring"])
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_largest_values_over_devices(way, block_size, monkeypatch):
+    """NaN is the largest. The rows of references are found, and get their gradients."""
+    monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
+    rng = np.random.default_rng(84)
+    x, r = (jnp.asarray(rng.integers(-2, 3, (n, 2)), jnp.float32) for n in (8, 12))
+    r = r.at[7].set(jnp.nan)
+    y, of_references = jnp.arange(8) % 3, jnp.arange(12) % 3
 
-    def product(a, b):
-        products = plain(a, b)
-        above = jnp.triu(jnp.ones(products.shape, bool))
-        return jnp.where(above, products * (1 + 2 * jnp.finfo(products.dtype).eps), products)
+    def run(x, y, r, of_references, axis_name=None):
+        given = r, of_references, jnp.ones(len(r), bool)
+        valid = jnp.ones(len(x), bool)
+        anchors, references = anchors_and_references(x, y, valid, given, axis_name, load=True)
+        options = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
+        found = largest(lambda s, _own, _: s, anchors, references, **options)
+        return found, rows_at(found.positive.total, r, axis_name)
 
-    def gradient(block_size):
-        loss = partial(jaxloss.triplet_loss, labels=jnp.arange(12) % 3, block_size=block_size)
-        return jax.jit(jax.grad(lambda x: loss(x)))(features)
-
-    plain = _tiles.exact_product
-    features = jnp.asarray(np.random.default_rng(7).normal(size=(12, 5)), jnp.float32)
-    for block_size in (None, 5):
-        expected = gradient(block_size)
-        with monkeypatch.context() as patch:
-            patch.setattr(_tiles, "exact_product", product)
-            chex.assert_trees_all_close(gradient(block_size), expected, atol=8 * FLOAT32)
+    spread = jax.shard_map(
+        partial(run, axis_name="b"),
+        mesh=mesh(names=("b",)),
+        in_specs=P("b"),
+        out_specs=P("b"),
+    )
+    (found, rows), (expected, _) = (jax.jit(f)(x, y, r, of_references) for f in (spread, run))
+    chex.assert_trees_all_equal(found, expected)
+    assert (found.positive.total == 7).tolist() == (y == 1).tolist()
+    np.testing.assert_array_equal(rows, r[found.positive.total])
+    pull = jax.jit(jax.grad(lambda r: jnp.sum(jnp.sin(spread(x, y, r, of_references)[1]))))
+    counts = jnp.bincount(found.positive.total, length=12)[:, None].astype(r.dtype)
+    np.testing.assert_allclose(pull(r), jnp.where(counts > 0, counts * jnp.cos(r), 0), rtol=1e-6)
 
 
 # Devices ----
