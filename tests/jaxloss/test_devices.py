@@ -42,7 +42,20 @@ DEVICES = 4
 
 # Other losses and variants exchange the same numbers as one of these, or none. A loss in tiles
 # exchanges all that it does without them.
-EXCHANGES = (*ONE_OF_A_KIND, *(row for row in VARIANTS if row.kind == "features" and row.has_tiles))
+EXCHANGES = (
+    *ONE_OF_A_KIND,
+    *(
+        row
+        for row in VARIANTS
+        if row.name
+        in (
+            *("nca_in_tiles", "nca_references_in_tiles", "prototypical_in_tiles"),
+            *("supervised_contrastive_multi_hot_negatives_in_tiles", "info_nce_in_tiles"),
+            *("multi_similarity_mined_in_tiles", "sigmoid_contrastive_in_tiles"),
+            *("triplet_in_tiles", "triplet_references_in_tiles", "triplet_all_in_blocks"),
+        )
+    ),
+)
 # On an Explicit mesh, a loss is called as by `shard_map`, with its arguments spread by their names.
 WITH_FURTHER_ARRAYS = tuple(
     row
@@ -53,7 +66,6 @@ WITH_FURTHER_ARRAYS = tuple(
         or not all(isinstance(value, bool | int | float | str) for value in row.kwargs.values())
     )
 )
-ON_EXPLICIT_MESH = (*LOSSES, *WITH_FURTHER_ARRAYS)
 # These reduce in ways of their own, or as all others do.
 EVERY_REDUCTION = {*(row.name for row in ONE_OF_A_KIND), "triplet", "two_way", "proxy_anchor"}
 
@@ -282,20 +294,21 @@ FURTHER = tuple(
     for row in WITH_FURTHER_ARRAYS
     if row.name in ("nca_references", "spectral_sum_of_a_basis", "margin_softmax_sample_margins")
 )
+NOT_SUMS = tuple(row for row in ONE_OF_A_KIND if row.name not in ("direct_sum", "prototypical"))
 WITH_PROTOTYPES = tuple(row for row in LOSSES if row.name in ("prototypical", "prototype"))
 WAYS = {
     "pmap": (by_pmap, ONE_OF_A_KIND, IN_PMAP),
     "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES),
-    "shard_map without check_vma": (partial(by_shard_map, check_vma=False), ONE_OF_A_KIND, SOME),
-    "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), ONE_OF_A_KIND, SOME),
-    "Auto mesh": (partial(by_jit, kind=AxisType.Auto), ONE_OF_A_KIND, SOME),
+    "shard_map without check_vma": (partial(by_shard_map, check_vma=False), NOT_SUMS, SOME),
+    "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), NOT_SUMS, SOME),
+    "Auto mesh": (partial(by_jit, kind=AxisType.Auto), NOT_SUMS, SOME),
     "Explicit mesh": (
         on_explicit_mesh,
-        ON_EXPLICIT_MESH,
+        (*LOSSES, *FURTHER, *VIEWS),
         (*SOME, *OTHER_ARGUMENTS, *FURTHER, *WITH_PROTOTYPES, *VIEWS),
     ),
-    "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), ONE_OF_A_KIND, SOME),
-    "sharded_loss": (by_sharded_loss, ONE_OF_A_KIND, SOME),
+    "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), NOT_SUMS, SOME),
+    "sharded_loss": (by_sharded_loss, NOT_SUMS, SOME),
 }
 """Each way, the losses that it is tested with, and those that `make test` runs; `make long` runs
 the others. They exchange different numbers, or are one of each kind where the way is the same for
@@ -395,7 +408,7 @@ def test_check_vma_accepts(row, masked):
 
 
 @pytest.mark.long
-@over(others(VARIANTS, ON_EXPLICIT_MESH))
+@over(others(VARIANTS, FURTHER + VIEWS))
 def test_explicit_mesh_accepts(row):
     devices = mesh(kind=AxisType.Explicit)
     with precision(np.float64):
@@ -405,7 +418,7 @@ def test_explicit_mesh_accepts(row):
 
 
 @pytest.mark.slow
-@over(LOSSES + VIEWS, often=ONE_OF_A_KIND)
+@over(ONE_OF_A_KIND + VIEWS, often=ONE_OF_A_KIND)
 def test_nothing_counts_anywhere(row):
     """With no row, and with rows that all have the weight 0."""
     batch = make_problem(row)

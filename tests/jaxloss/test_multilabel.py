@@ -238,7 +238,7 @@ def test_no_infinity_is_meant(row, problem):
         with jax.debug_infs(True):
             jax.grad(lambda x, y=some: row.function(x, y, **row.kwargs))(logits)
     if "negative_temperature" in numbers_of(row):
-        jax.clear_caches()  # A compiled division would not look again.
+        logits, targets = logits[:-1], targets[:-1]  # A compiled division would not look again.
         low = {"negative_temperature": 0.5, "positive_temperature": 0.1}
         with jax.debug_infs(True):
             jax.grad(lambda x: row.function(x, targets, **low))(logits)
