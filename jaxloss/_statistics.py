@@ -53,7 +53,7 @@ class Reduction(NamedTuple):
     """`(values, masks, axis, positions)` of a tile to the peaks and totals of each mask along an
     axis; `positions` are those of its rows."""
     merge: Callable[[Partial, Partial], Partial]
-    result: Callable[[Partial], Array]
+    result: Callable[[Partial], Any]
     share: Callable[[Array, Array], Array]
     """`(values, peaks)` to the derivatives of the results, times the totals."""
     divides: bool
