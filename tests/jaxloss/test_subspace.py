@@ -213,15 +213,15 @@ def case_inputs(case):
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        # Every second shape, in one of the dtypes; `make long` has the rest.
+        # A shape in one of the dtypes; `make long` has every second one.
         pytest.param(
             case,
             dtype,
             id=f"{np.dtype(dtype)}-{case}",
-            marks=[] if first % 2 and first // 2 % 2 == second else pytest.mark.long,
+            marks=[] if number % 2 else pytest.mark.long,
         )
-        for first, case in enumerate(SHAPES)
-        for second, dtype in enumerate((np.float64, np.float32))
+        for number, case in enumerate(SHAPES)
+        for dtype in [(np.float64, np.float32)[number // 2 % 2]]
     ],
 )
 def test_projections_filter_the_singular_values(case, dtype):
