@@ -102,8 +102,7 @@ def triplet_loss(
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
-    if mining == "hard" or not normalize:  # Unit vectors need no centre for their order.
-        anchors, compared = centered(anchors, compared, axis_name)
+    anchors, compared = centered(anchors, compared, axis_name)
     dtype = anchors.features.dtype
     rule = _Rule(
         jnp.asarray(_checks.in_range("margin", margin, dtype, at_least=0), dtype),

@@ -52,6 +52,15 @@ def test_nan_in_a_row_without_positives_shows(mining):
     assert np.isnan(loss(features, labels))
 
 
+def test_nan_reaches_no_other_row_where_no_sample_counts():
+    """In a batch of one class, whose anchors have no negative."""
+    features, labels = make_rows(8)
+    features = features.at[-1].set(jnp.nan)
+    value, gradient = jax.jit(jax.value_and_grad(jaxloss.triplet_loss))(features, 0 * labels)
+    assert value == 0
+    np.testing.assert_array_equal(gradient[:-1], 0)
+
+
 @every_mining
 def test_no_references(mining):
     features, labels = make_rows(9)
