@@ -146,7 +146,7 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
 def test_sigkill_and_sigterm_change_nothing(
     tmp_path, folders, compilation_cache, signalled, capsys
 ):
-    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "direct:sce+nca", "--log-every", "1"]
+    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce", "--log-every", "1"]
     command += ["--steps", "16", "--validate-every", "4", "--data-dir", str(folders.data_dir)]
     whole, cut = ([*command, "--directory", str(tmp_path / name)] for name in ("whole", "cut"))
     assert main(whole) == 0

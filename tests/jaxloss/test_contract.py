@@ -87,7 +87,7 @@ def in_dtypes(**rows: tuple[LossRow, ...]):
     ]
 
 
-SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILED)
+SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILES_OF_A_KIND)
 HALF = in_dtypes(bfloat16=LOSSES + TILES_OF_A_KIND, float16=ONE_OF_A_KIND)
 
 
@@ -136,7 +136,7 @@ def test_float64_equals_references(row, masked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "dtype"), in_dtypes(float32=LOSSES + TILED))
+@pytest.mark.parametrize(("row", "dtype"), in_dtypes(float32=LOSSES + TILES_OF_A_KIND))
 def test_float32_equals_references(row, dtype):
     batch = make_batch(row, seed=2)
     batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))

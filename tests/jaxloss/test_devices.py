@@ -294,21 +294,21 @@ FURTHER = tuple(
     for row in WITH_FURTHER_ARRAYS
     if row.name in ("nca_references", "spectral_sum_of_a_basis", "margin_softmax_sample_margins")
 )
-NOT_SUMS = tuple(row for row in ONE_OF_A_KIND if row.name not in ("direct_sum", "prototypical"))
+A_FEW = tuple(row for row in ONE_OF_A_KIND if row.name in ("nca", "prototype", "class_wise"))
 WITH_PROTOTYPES = tuple(row for row in LOSSES if row.name in ("prototypical", "prototype"))
 WAYS = {
     "pmap": (by_pmap, ONE_OF_A_KIND, IN_PMAP),
     "shard_map": (by_shard_map, EXCHANGES, ONE_OF_A_KIND + TILES),
-    "shard_map without check_vma": (partial(by_shard_map, check_vma=False), NOT_SUMS, SOME),
-    "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), NOT_SUMS, SOME),
-    "Auto mesh": (partial(by_jit, kind=AxisType.Auto), NOT_SUMS, SOME),
+    "shard_map without check_vma": (partial(by_shard_map, check_vma=False), A_FEW, SOME),
+    "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), A_FEW, SOME),
+    "Auto mesh": (partial(by_jit, kind=AxisType.Auto), A_FEW, SOME),
     "Explicit mesh": (
         on_explicit_mesh,
         (*LOSSES, *FURTHER, *VIEWS),
         (*SOME, *OTHER_ARGUMENTS, *FURTHER, *WITH_PROTOTYPES, *VIEWS),
     ),
-    "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), NOT_SUMS, SOME),
-    "sharded_loss": (by_sharded_loss, NOT_SUMS, SOME),
+    "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), A_FEW, SOME),
+    "sharded_loss": (by_sharded_loss, A_FEW, SOME),
 }
 """Each way, the losses that it is tested with, and those that `make test` runs; `make long` runs
 the others. They exchange different numbers, or are one of each kind where the way is the same for
